@@ -6,7 +6,7 @@ Train tickets obey the policy:
 * frontier(width): frontier-group dispatch (FGD, RolloutPipe section 3.3, eq. 5-6; docs/frontier.md). F is the
   `width` lowest orders among the groups that are not serving-complete, and a request is admitted if and only if its
   group is in F. A slot frees when all requests of a group have ended, whether or not its rewards are known. Several
-  actors serve one frontier: the store hands out what is in it (`bridge/store/frontier.py`);
+  actors serve one frontier: the store hands out what is in it (`bridge/store/claim.py`);
 * window(sequences): in-flight generation (PipelineRL Algorithm 2). So many sequences in progress, as one ends the next
   begins; of several actors each has its part of them (`part_of`). A ticket more is kept in hand, so that no place waits
   for a claim; but not under a bound on the lag, where tickets are few and one in hand is another engine's idle place.
@@ -30,7 +30,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from bridge.types import Ticket, Version
+from bridge.rollout_types import Ticket, Version
 from configs.schema import Config
 
 Policy = Literal["fifo", "frontier", "window"]

@@ -1,31 +1,49 @@
-"""The actor's loop: claim tickets, admit them, sample K responses each, judge them, emit the group.
+"""`Actor`: shared state, the claim and admission loop, limits.
 
 What an actor does beside it (in-flight weight updates, leases, heartbeats, ...) are duties, handed to `Actor.run`:
-coroutines that read the actor's state and change it by its methods alone (`actor.duties`).
+coroutines that read the actor's state and change it by its methods alone (`actor`).
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from actor.admission import Admission
-from actor.bell import Bell
-from actor.engine.protocol import Engine, Sample
+from actor.engine_protocol import Engine, Sample
 from actor.environments.episode import Episodes
-from actor.fence import Fence
-from actor.holdings import Holdings
-from actor.limits import Limits
-from actor.rewards.scheduler import Rewards
+from actor.leases import Fence, Holdings
+from actor.notifier import Bell
+from actor.rewards.scorer import Rewards
+from actor.rewards.types import Response
 from actor.sampling import Sampler
 from actor.serving import Serving
-from actor.verifiers.judged import Response
 from actor.weights.client import WeightClient
+from bridge.rollout_types import Ticket
 from bridge.store.protocol import TOPICS, ActorStore, FencedError, StoreLostError, Topic
 from bridge.timeline import Timeline
-from bridge.types import Ticket
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long things may take, in seconds, and how often they are tried."""
+
+    lease_s: float
+    max_attempts: int = 3
+    """How often a ticket is tried whose responses can't be judged."""
+    heartbeat_s: float = 2.0
+    swap_s: float = 120.0
+    """A weight update that takes longer has hung."""
+    stall_s: float = 120.0
+    """An engine with requests that samples no token for so long, weight updates aside, has hung."""
+    max_unstored_groups: int = 64
+    """Groups that are sampled and that the store doesn't have yet, from which on nothing is begun: it is away, or slow,
+    or verifiers are."""
+
 
 CLAIM_S = 1.0
 """How often the store is asked for tickets though nobody said that there are any: a lease may have ended."""
+
 
 Duty = Callable[["Actor"], Coroutine[Any, Any, None]]
 """What an actor does beside its loop, for as long as it serves; what it raises ends the actor."""

@@ -6,11 +6,11 @@ import re
 import numpy as np
 import tokenizers
 
-from actor.engine.protocol import Sample
-from actor.engine.turn_text import turn_reader
-from actor.verifiers.judged import Response
+from actor.engine_protocol import Sample
+from actor.rewards.types import Response
+from actor.turn_text import turn_reader
 from bridge.chat_template import ChatTemplate
-from bridge.types import Ticket
+from bridge.rollout_types import Ticket
 
 
 class ResponseReader:

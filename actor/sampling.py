@@ -7,12 +7,12 @@ import json
 from collections.abc import Coroutine
 from typing import Any
 
-from actor.engine.protocol import Engine, Episode, Sample
+from actor.engine_protocol import Engine, Episode, Sample
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.turns import EpisodeRequest
+from actor.environments.transcript import EpisodeRequest
+from bridge.rollout_types import Ticket
 from bridge.timeline import Timeline
-from bridge.types import Ticket
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -1,29 +1,239 @@
-"""One ticket, from its requests in the engine to its group in the store."""
+"""One ticket: redundant sampling, scoring, building the group, circuit breaker, trace rows.
+
+A ticket may ask for more requests than its group has samples, eta_R K for K. The first K of them to end win and make
+the group; by the K-th end the others have lost and are aborted, so a group never waits for its longest responses. One
+that fails can't win, and the race goes on while K others still can.
+With as many requests as samples nobody loses: then it is no race, and the same rules hold.
+"""
 
 import asyncio
 import dataclasses
+import heapq
+import itertools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from absl import logging
 
 from actor.admission import Admission
-from actor.bell import Bell
-from actor.engine.protocol import Sample
+from actor.engine_protocol import Episode, Sample
 from actor.environments.protocol import EpisodeError
-from actor.fence import Fence
-from actor.group_builder import GroupBuilder
-from actor.holdings import Holdings
-from actor.lanes import Lanes, begin, cut_off, record
-from actor.outage import Outage
-from actor.race import Race
-from actor.rewards.scheduler import Rewards
+from actor.leases import Fence, Holdings
+from actor.notifier import Bell
+from actor.rewards.scorer import Judgement, Rewards
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import VerifierError
+from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
 from bridge.store.protocol import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
-from bridge.types import Group, Ticket
+
+
+class GroupBuilder:
+    """One attempt at one ticket."""
+
+    def __init__(self, ticket: Ticket, *, actor: str, started_s: float) -> None:
+        """Starts empty; `started_s` is the Unix time at which the first request entered the engine."""
+        self._ticket = ticket
+        self._actor = actor
+        self._started_s = started_s
+        self._members: dict[int, tuple[Sample, Judgement, Response | None]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether K samples have their rewards."""
+        return len(self._members) == self._ticket.num_samples
+
+    def add(self, index: int, sample: Sample, judged: Judgement, response: Response | None = None) -> None:
+        """Books the sample of request `index`, and how much of it the response that it is says is thinking.
+
+        Raises:
+          ValueError: no such index, twice the same, or a reward that is no number.
+        """
+        if not 0 <= index < self._ticket.num_requests or index in self._members or self.is_complete:
+            raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range, here already or one too many")
+        if not math.isfinite(judged.reward):
+            raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {judged.reward}")
+        self._members[index] = (sample, judged, response)
+
+    def build(self, *, finished_s: float) -> Group:
+        """The complete group, its rollouts in order of request.
+
+        Raises:
+          ValueError: it is not complete.
+        """
+        if not self.is_complete:
+            raise ValueError(f"ticket {self._ticket.id} has {len(self._members)} of {self._ticket.num_samples} samples")
+        members = [self._members[i] for i in sorted(self._members)]
+        *older, newest = newest_of_each(v for sample, _, _ in members for v in _ends_of_incarnations(sample))
+        return Group(
+            ticket_id=self._ticket.id,
+            kind=self._ticket.kind,
+            round=self._ticket.round,
+            order=self._ticket.order,
+            prompt_tokens=self._ticket.prompt_tokens,
+            rollouts=tuple(_rollout(*member) for member in members),
+            incarnation=newest.incarnation,
+            older_versions=tuple(older),
+            actor=self._actor,
+            started_s=self._started_s,
+            finished_s=finished_s,
+        )
+
+
+def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
+    """Returns versions of a sample, among them the last of each incarnation; they never go back within a sample."""
+    versions = sample.token_versions
+    is_mixed = versions[0].incarnation != versions[-1].incarnation
+    return versions if is_mixed else versions[-1:]
+
+
+def _rollout(sample: Sample, judged: Judgement, response: Response | None) -> Rollout:
+    episode = sample.episode or Episode(
+        sampled=np.ones(sample.tokens.size, np.bool_), turn_rewards=np.zeros(0, np.float32)
+    )
+    return Rollout(
+        tokens=sample.tokens,
+        loss_mask=episode.sampled,
+        behavior_logprobs=sample.logprobs,
+        token_versions=np.asarray([v.step for v in sample.token_versions], np.int32),
+        finish=sample.finish,
+        reward=judged.reward + float(episode.turn_rewards.sum(dtype=np.float64)),
+        scores=judged.scores,
+        turn_rewards=episode.turn_rewards,
+        num_thinking_tokens=response.num_thinking_tokens if response is not None else 0,
+        is_thinking_finished=response is None or response.is_thinking_finished,
+    )
+
+
+class Lanes:
+    """Numbers of rows from 1 (0 is the process's own), as low as possible, and as many as are asked for."""
+
+    def __init__(self) -> None:
+        """All are free."""
+        self._free: list[int] = []
+        self._unused = itertools.count(1)
+
+    def take(self) -> int:
+        """The lowest free one."""
+        return heapq.heappop(self._free) if self._free else next(self._unused)
+
+    def give_back(self, lane: int) -> None:
+        """Frees one that was taken."""
+        heapq.heappush(self._free, lane)
+
+
+def begin(timeline: Timeline, ticket: Ticket, *, lane: int, time_s: float) -> None:
+    """Records that a ticket is begun (Unix seconds): a span is written when it ends, which a hang never does."""
+    about = {"ticket": ticket.id, "kind": ticket.kind, "round": ticket.round, "order": ticket.order}
+    timeline.instant("begin", time_s=time_s, lane=lane, **about)
+
+
+def cut_off(timeline: Timeline, ticket: Ticket, *, lane: int) -> None:
+    """Records that a ticket that was begun is served no more, and has no group of this process."""
+    timeline.instant("cut off", lane=lane, ticket=ticket.id)
+
+
+def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> None:
+    """Records a group's rollout, up to `served_s` (Unix seconds; its last sample ended), and its reward."""
+    about = {"ticket": group.ticket_id, "kind": group.kind, "round": group.round, "order": group.order}
+    timeline.span(
+        "rollout",
+        group.started_s,
+        served_s,
+        lane=lane,
+        tokens=sum(r.tokens.size for r in group.rollouts),
+        min_step=group.min_step,
+        max_step=group.max_step,
+        **about,
+    )
+    mean = float(np.mean([r.reward for r in group.rollouts]))
+    timeline.span("reward", served_s, group.finished_s, lane=lane, reward=mean, **about)
+
+
+MIN_ROWS = 32
+"""Rows of which a group was dropped without one success between them; one bad row, however often offered, is one."""
+MIN_S = 60.0
+"""And so long after the first of them: what is away for a moment drops whatever is in flight."""
+MANY_S = 600.0
+"""After so long it is broken whatever the rows: there may be fewer of them."""
+
+
+class Outage:
+    """Groups that were dropped since the last success."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """None so far."""
+        self._clock = clock
+        self._rows: set[int] = set()
+        self._num_dropped = 0
+        self._since_s = 0.0
+
+    def ended(self) -> None:
+        """A group was judged."""
+        self._rows.clear()
+        self._num_dropped = 0
+
+    def is_for_good(self, ticket: Ticket) -> bool:
+        """Whether, now that this one's group was dropped too, waiting is in vain."""
+        now_s = self._clock()
+        if not self._num_dropped:
+            self._since_s = now_s
+        self._num_dropped += 1
+        self._rows.add(hash((ticket.prompt_tokens.tobytes(), ticket.task.answer, ticket.task.metadata)))
+        lasted_s = now_s - self._since_s
+        return self._num_dropped >= MIN_ROWS and (
+            lasted_s >= MANY_S or (lasted_s >= MIN_S and len(self._rows) >= MIN_ROWS)
+        )
+
+    def __str__(self) -> str:
+        """For people."""
+        lasted_s = self._clock() - self._since_s
+        return f"{self._num_dropped} groups of {len(self._rows)} rows in a row, for {lasted_s:.0f} s,"
+
+
+class Race:
+    """Which of a ticket's requests still run."""
+
+    def __init__(self, *, num_samples: int, num_requests: int) -> None:
+        """All requests, told by index from 0, run.
+
+        Args:
+          num_samples: K, how many win.
+          num_requests: eta_R K, how many run.
+
+        Raises:
+          ValueError: fewer run than should win.
+        """
+        if not 1 <= num_samples <= num_requests:
+            raise ValueError(f"want 1 <= num_samples <= num_requests, got {num_samples} and {num_requests}")
+        self._num_to_win = num_samples
+        self._running = set(range(num_requests))
+
+    def end(self, index: int) -> list[int]:
+        """Books a request that ended; it wins. Returns those that lose by it: all that still ran, at the K-th end.
+
+        Raises:
+          KeyError: it does not run: it ended before, or it lost.
+        """
+        self._running.remove(index)
+        self._num_to_win -= 1
+        if self._num_to_win:
+            return []
+        losers = sorted(self._running)
+        self._running.clear()
+        return losers
+
+    def fail(self, index: int) -> bool:
+        """Books a request that failed; whether K can still win without it.
+
+        Raises:
+          KeyError: it does not run.
+        """
+        self._running.remove(index)
+        return len(self._running) >= self._num_to_win
 
 
 @dataclasses.dataclass(slots=True)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from bridge.checks import is_array
-from bridge.published import Announcement, RunCard, WeightManifest
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.rollout_types import Group, Heartbeat, Ticket
+from bridge.validation import is_array
+from bridge.weight_types import Announcement, RunCard, WeightManifest
 
 FORMAT = 10
 """Number of the form of everything that outlives a process: messages, stores, and checkpoints.

@@ -1,14 +1,21 @@
-"""Locks that die with their holder, files that others see whole or not at all, and what is this user's alone."""
+"""Atomic writes, file locks, the run lock, the digest of weights.
+
+A lock says nothing to other machines; there the store's lead does, held by a place (`place_of`).
+"""
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pathlib
+import platform
 import stat
 import time
 import uuid
 from collections.abc import Iterable
+
+from blake3 import blake3
 
 _PART = ".sluice-part"
 _PROBE_BYTES = 4096
@@ -125,3 +132,64 @@ def _sweep(folder: pathlib.Path) -> None:
         with contextlib.suppress(OSError):  # somebody else swept it, or it is another user's
             if time.time() - part.stat().st_mtime > _ABANDONED_S:
                 part.unlink()
+
+
+class RunLock:
+    """Held from when it is made until it is released, or its process ends."""
+
+    def __init__(self, file: pathlib.Path, role: str) -> None:
+        """Takes the lock.
+
+        Raises:
+          ValueError: a live process holds it.
+        """
+        self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not try_flock(self._fd, fcntl.LOCK_EX):
+            os.close(self._fd)
+            raise ValueError(
+                f"a live {role} runs in {file.parent}; wait for its end, or choose another --config.run.dir"
+            )
+
+    def release(self) -> None:
+        """Lets the next one in."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def place_of(folder: pathlib.Path) -> str:
+    """Where a run's folder lies in the world: two places differ where a lock in one is no lock in the other.
+
+    Rather too many differ than too few: containers of one image share the machine's id, clones of a machine both name
+    and id, so the folder's own number on its disk is in it too.
+    """
+    machine = pathlib.Path("/etc/machine-id")
+    machine_id = machine.read_text().strip() if machine.is_file() else ""
+    folder = folder.resolve()
+    return f"{platform.node()}/{machine_id}:{folder}#{folder.stat().st_ino}"
+
+
+BASE_FILE = "lora_base.json"
+"""In a run's card: the digest of the weights that published adapters belong to."""
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def weights_digest(folder: pathlib.Path) -> str:
+    """BLAKE3, in hex, of the names and contents of the folder's safetensors files; reads all of them.
+
+    Raises:
+      ValueError: a file is missing.
+    """
+    digest = blake3()
+    for path in weight_files(folder):
+        if path.parent != folder or not path.is_file():
+            raise ValueError(f"{folder} has no weights: {path.name} is missing")
+        digest.update(f"{path.name} {blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folder's safetensors files, one or those that its index names; they need not be there."""
+    index = folder / _INDEX
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_SINGLE]
+    return [folder / name for name in names]

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from bridge.types import MAX_ABS_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
+from bridge.rollout_types import MAX_ABS_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 _LARGEST = 2.0**53
 """The largest bound of a range that names none: every whole number up to it is a float64."""

@@ -1,10 +1,15 @@
-"""Published models, as the fields of their config.json: shapes to compile, count and test with.
+"""Published model shapes; the quickstart's tiny model.
 
 Only what decides the shape and the numbers of a model is here: no token ids, dtypes or file versions. The
 Qwen2.5 entries are the base models, the Qwen3 entries the post-trained ones (same shapes as their base models). Of a
 Gemma 3 with images the entry is the text model alone, its `text_config` as a config.json of its own.
+
+It really learns the task from fresh problems. In a short last phase the answers of the supervised corpus
+have typos on purpose (each character is a random one with some chance), so the model knows the right
+answer but samples it in a minority of cases, and reinforcement learning has something to sharpen.
 """
 
+import dataclasses
 from typing import Any
 
 _QWEN2_5: dict[str, Any] = {
@@ -180,3 +185,37 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     | {"head_dim": 128, "query_pre_attn_scalar": 168},
 }
 """Name on the Hugging Face hub (without the organisation) -> config.json fields."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TinyModelRecipe:
+    """Everything the checkpoint depends on, besides the task (`config.prompts`)."""
+
+    revision: int = 1
+    """Goes up when the code that makes it changes its outcome."""
+    hidden_size: int = 64
+    intermediate_size: int = 192
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    max_position_embeddings: int = 512
+    tie_word_embeddings: bool = True
+    embedding_std: float = 0.1
+    kernel_gain: float = 0.7
+    """Kernels start at N(0, (gain / sqrt(fan_in))^2)."""
+    seed: int = 0
+    batch_size: int = 128
+    num_clean_steps: int = 450
+    learning_rate: float = 4e-3
+    """Of the clean steps: 50 of linear rise, then a cosine to 0."""
+    num_typo_steps: int = 60
+    typo_learning_rate: float = 1e-3
+    """Of the last steps, falling linearly to 0."""
+    typo_rate: float = 0.3
+    """Chance that a character of an answer, or its end, is another one."""
+    thinks: bool = False
+    """True: the chat template opens `<think>`, and examples of sums show partial sums before `</think>` and the answer.
+    False: no chat template."""
+    program_typo_rate: float = 0.04
+    """The same, where answers are programs: of some thirty characters that must all be right."""

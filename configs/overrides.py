@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import msgspec
 
-from configs import extension
+from configs import custom_functions
 from configs.extras import PROJECT
 from configs.other_names import OTHER_NAMES
 from configs.schema import Config
@@ -67,7 +67,7 @@ def load_preset(path: str) -> Config:
         raise ValueError(f"no config file {name!r}; {_presets()}")
     if file.suffix == ".json":
         return _load_json(file)
-    with extension.importable(file.resolve().parent):
+    with custom_functions.importable(file.resolve().parent):
         try:
             module = _import_file(file)
         except (Exception, SystemExit) as e:  # it is the user's code

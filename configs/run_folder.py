@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def evaluated(self) -> pathlib.Path:
-        """What `launch.evaluate` found of its checkpoints: a file an evaluation, STEP-TIME.json."""
+        """What `launch.tools.evaluate` found of its checkpoints: a file an evaluation, STEP-TIME.json."""
         return self.path / "evaluated"
 
     @property
@@ -106,7 +106,7 @@ class RunFolder:
 
     @property
     def report(self) -> pathlib.Path:
-        """What `launch.report` makes of all this: one HTML file."""
+        """What `launch.tools.report` makes of all this: one HTML file."""
         return self.path / "report.html"
 
     @property

@@ -1,4 +1,4 @@
-"""The configuration: frozen, validated dataclasses, one section a part of the system.
+"""`Config`: the sections and the checks across them.
 
 A preset (`configs/<name>.py`) is a function `get_config()` that returns a `Config`. Every field can
 be overridden on the command line as `--config.section.field=value` (`configs/overrides.py`).
@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from configs import extension
+from configs import custom_functions
 from configs.sections import (
     ActorConfig,
     AdmissionConfig,
@@ -36,7 +36,7 @@ from configs.sections import (
 )
 from configs.sections.evaluation import EvaluationSet
 from configs.sections.loss import DECOUPLED_LOSSES, PROXIMAL_LOSSES
-from configs.sections.prompt_source import PromptSource
+from configs.sections.prompts import PromptSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,12 +347,12 @@ class Config:
     @property
     def own_environments(self) -> tuple[str, ...]:
         """Those of them of the user's own."""
-        return tuple(filter(extension.is_own, self.environments_played))
+        return tuple(filter(custom_functions.is_own, self.environments_played))
 
     @property
     def own_verifiers(self) -> tuple[str, ...]:
         """Those of the user's own; a row can't name others."""
-        return tuple(name for name in self.parts if extension.is_own(name))
+        return tuple(name for name in self.parts if custom_functions.is_own(name))
 
     @property
     def run_dir(self) -> str:
@@ -363,3 +363,61 @@ class Config:
     def parity_bound(self) -> float:
         """Largest |dlogprob| a probe may show, with the default filled in."""
         return self.publish.parity_bound or (1e-4 if self.model.served_dtype == "float32" else 0.25)
+
+
+def num_racing(config: Config) -> int | None:
+    """Requests that race and are in service at once, a short round's or a window's; None where none does.
+
+    Samples alone race within a group, whose requests begin together in a window.
+    """
+    rounds = config.rounds
+    if config.publish.when == "every":
+        return config.sequences if rounds.overprovision_prompts > 1 else None
+    if max(rounds.overprovision_prompts, rounds.overprovision_samples) == 1:
+        return None
+    return rounds.groups_issued * rounds.requests_per_group
+
+
+def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_places: int | None = None) -> str | None:
+    """What to know if not all requests that race can run at once; None if they can, or none race.
+
+    A race finds who is slow only among those that began: of what waits for a place the last to start lose.
+
+    Args:
+      config: the run's.
+      num_engines: 0 where nobody knows yet: it is told how many a run wants.
+      max_num_seqs: what an engine runs at once.
+      num_places: the same of all together, where they differ.
+    """
+    num_requests = num_racing(config)
+    num_places = num_engines * max_num_seqs if num_places is None else num_places
+    if num_requests is None or num_requests <= num_places:
+        return None
+    what = "a round" if config.publish.when == "round_end" else "a window"
+    wanted = f"{math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} sequences"
+    if num_engines == 0:
+        return (
+            f"the {num_requests} requests of {what} race, so all must run at once: it wants {wanted} "
+            "(actor.max_num_seqs)"
+        )
+    engines = "one engine" if num_engines == 1 else f"{num_engines} engines"
+    return (
+        f"with {engines} the {num_requests} requests of {what} race for {num_places} places, and those that start "
+        f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
+    )
+
+
+def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
+    """Returns a message if the frontier leaves places of engines of unknown speed empty; None if it fills them."""
+    num_requests = config.admission_width * config.rounds.requests_per_group
+    num_places = max(num_engines, 1) * config.actor.max_num_seqs
+    groups = config.rounds.groups_issued
+    num_useful = min(num_places, groups * config.rounds.requests_per_group)
+    if config.admission.policy != "frontier" or num_requests >= num_useful:
+        return None
+    width = -(-num_useful // config.rounds.requests_per_group)
+    return (
+        f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
+        f"{num_places} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
+        f"faster than serial. Set admission.width to at most {width}: launch.tools.plan with a profile says which"
+    )

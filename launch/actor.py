@@ -20,38 +20,34 @@ from typing import TYPE_CHECKING
 from absl import flags, logging
 
 from actor.admission import Admission
-from actor.duties import STANDARD_DUTIES
-from actor.duties.ending import RunFinished, follow_end
-from actor.duties.resizing import ResizeRequest, follow_limits
-from actor.engine.elastic import Bounds, ElasticShare
-from actor.engine.limits import EngineLimits, LimitsFile
-from actor.engine.protocol import EngineSize
-from actor.environments.pool import check_environments
-from actor.limits import Limits
-from actor.loop import Actor
+from actor.background import RunFinished, follow_end
+from actor.elastic import Bounds, ElasticShare
+from actor.elastic_control import EngineLimits, LimitsFile, ResizeRequest, follow_limits
+from actor.engine_protocol import EngineSize
+from actor.environments.environment_pool import check_environments
+from actor.loop import Actor, Limits
 from actor.responses import ResponseReader
-from actor.rewards.adaptive import Anchors
-from actor.verifiers.judge import Judge
-from actor.verifiers.pool import check_cores, check_own
+from actor.rewards.adaptive_timeout import Anchors
+from actor.rewards.verifier_pool import check_cores, check_own
+from actor.rewards.verifiers.judge import Judge
 from actor.vllm.compiler import check_library
-from actor.vllm.processes import collect_seldom
+from actor.vllm.engine_setup import collect_seldom
+from actor.weight_updates import STANDARD_DUTIES
 from actor.weights.client import WeightClient
 from bridge.chat_template import read_chat_template
-from bridge.phases import end_phase, say_phase
-from bridge.pulse import BEAT_S, Doing, Pulse
+from bridge.liveness import BEAT_S, Doing, Pulse, end_phase, say_phase
 from bridge.store.open import FinishedRunError
 from bridge.store.protocol import ActorStore, StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
-from launch import command_line
-from launch.engine_start import deadline, heartbeats, say_refused
-from launch.joining import Joined, join_folder, join_store
-from launch.leaving import serve_until_told
-from launch.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
-from launch.processes.lifeline import die_with_parent
-from launch.processes.stopped import end_stopped_processes
-from launch.sandbox_check import check_sandbox
+from launch import cli
+from launch.startup.actor_lifecycle import deadline, heartbeats, say_refused, serve_until_told
 from launch.startup.build_actor import build_episodes, build_scorer, open_judge, verifier_cores
+from launch.startup.check_sandbox import check_sandbox
+from launch.startup.join_run import Joined, join_folder, join_store
+from launch.supervision.hang_detector import end_stopped_processes
+from launch.supervision.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
+from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -110,12 +106,12 @@ def main() -> int:
     die_with_parent()
     pulse = Pulse.of_this_process()
     pulse.start()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
     say_phase("joining the run")
     with contextlib.ExitStack() as parts:
-        with command_line.start_errors():
+        with cli.start_errors():
             try:
                 # Who waits for a learner, for hours perhaps, gets on with its start.
                 joined = _join(lambda: pulse.work(Doing.STARTING))
@@ -147,12 +143,12 @@ def main() -> int:
             asyncio.run(_serve(joined, engine, timeline, limits_file, pulse, judge))
         except ResizeRequest as e:
             logging.info("actor ends to be resized: %s", e)
-            return command_line.RESIZE
+            return cli.RESIZE
         except RunFinished as e:
             logging.info("actor ends, its run is finished: %s", e)
         except StoreLostError as e:
-            print(f"error: {command_line.one_line(e)}; start again when it can be reached", file=sys.stderr)
-            return command_line.BUSY
+            print(f"error: {cli.one_line(e)}; start again when it can be reached", file=sys.stderr)
+            return cli.BUSY
         except Exception as e:
             logging.info("actor failed", exc_info=True)
             print(f"error: {'; '.join([*stopped, str(e)])}", file=sys.stderr)
@@ -177,7 +173,7 @@ def _join(waits: Callable[[], None]) -> Joined:
         for name, value in (("run", _RUN.value), ("work_dir", _WORK_DIR.value), ("allow_module", _ALLOW_MODULE.value)):
             if value:
                 raise ValueError(f"--{name} goes with --store")
-        if command_line.given_overrides():
+        if cli.given_overrides():
             raise ValueError("--config.* goes with --store here; a run folder's config is fixed")
         return join_folder(
             flags.FLAGS.run_dir,
@@ -192,7 +188,7 @@ def _join(waits: Callable[[], None]) -> Joined:
         _STORE.value,
         _RUN.value,
         _NAME.value,
-        given=command_line.given_overrides(),
+        given=cli.given_overrides(),
         allowed_modules=_ALLOW_MODULE.value,
         work_dir=_WORK_DIR.value,
         memory=_SNAPSHOT_DIR.value,
@@ -375,4 +371,4 @@ def _elastic_share(config: Config, size: EngineSize, file: LimitsFile) -> Elasti
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    cli.run(main)

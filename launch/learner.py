@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
-from bridge.phases import say_phase
-from bridge.pulse import Pulse
-from launch import command_line
-from launch.gpu_memory import reserve
-from launch.processes.lifeline import die_with_parent
+from bridge.liveness import Pulse, say_phase
+from launch import cli
+from launch.startup import prepare_run
+from launch.startup.gpu_memory import reserve
+from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
-    from learner.hosts.hosts import Hosts
-    from learner.lead import Lead
-    from learner.publish.outlet import Outlet
+    from learner.distributed.channel import Hosts
+    from learner.publish.destinations import Outlet
+    from learner.replicate import Lead
 
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "host:port of the learner's process 0, where it listens for the others; if there are several."
@@ -39,16 +39,16 @@ def main() -> int:
     die_with_parent()
     pulse = Pulse.of_this_process()
     pulse.start()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     say_phase("looking at the run")
-    with command_line.start_errors():
+    with cli.start_errors():
         prepared, hosts = _join()
     os.environ.update(reserve(prepared.config))  # before JAX is loaded
     if not hosts.is_leader:
         return _follow(prepared, hosts, pulse)
-    from learner.commands import End
-    from learner.hosts.connect import disconnect
-    from learner.lead import Lead
+    from learner.distributed.initialize import disconnect
+    from learner.policy_trainer import End
+    from learner.replicate import Lead
 
     lead = Lead(hosts)
     code = 1
@@ -65,7 +65,7 @@ def main() -> int:
     return code
 
 
-def _join() -> "tuple[command_line.Prepared, Hosts]":
+def _join() -> "tuple[prepare_run.Prepared, Hosts]":
     """The run, set up by the first process of the learner, and all of them.
 
     Raises:
@@ -73,10 +73,10 @@ def _join() -> "tuple[command_line.Prepared, Hosts]":
       SystemExit: the first process could not set it up.
       TimeoutError: not all came in time.
     """
-    from learner.hosts.hosts import OneHost
-    from learner.hosts.identity import ALONE, identify
+    from learner.distributed.channel import OneHost
+    from learner.distributed.initialize import ALONE, identify
 
-    config = command_line.given_config()
+    config = prepare_run.given_config()
     identity = identify(
         coordinator=_COORDINATOR.value,
         num_processes=_NUM_PROCESSES.value,
@@ -84,8 +84,8 @@ def _join() -> "tuple[command_line.Prepared, Hosts]":
         join_s=config.learner.join_s,
     )
     if identity == ALONE:
-        return command_line.prepare(("learner",), num_hosts=1), OneHost()
-    from learner.hosts.connect import connect, disconnect
+        return prepare_run.prepare(("learner",), num_hosts=1), OneHost()
+    from learner.distributed.initialize import connect, disconnect
 
     # First: reading the prompts may take longer than a process waits for the others to come.
     hosts = connect(identity, join_s=config.learner.join_s, silence_s=config.learner.silence_s)
@@ -96,7 +96,7 @@ def _join() -> "tuple[command_line.Prepared, Hosts]":
         raise
 
 
-def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
+def _set_up(hosts: "Hosts", *, start_s: float) -> prepare_run.Prepared:
     """The run, by the leader, and then as the others find it.
 
     Raises:
@@ -107,35 +107,35 @@ def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
     start = hosts.channel(_START)
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
-            command_line.end("the learner's process 0 could not set the run up; it says why", code)
-        return command_line.prepare(("learner",), num_hosts=hosts.count)
+            cli.end("the learner's process 0 could not set the run up; it says why", code)
+        return prepare_run.prepare(("learner",), num_hosts=hosts.count)
     try:
-        prepared = command_line.prepare(("learner",), num_hosts=hosts.count)
+        prepared = prepare_run.prepare(("learner",), num_hosts=hosts.count)
     except BaseException as e:
-        start.broadcast(b"%d" % command_line.start_code(e), timeout_s=start_s)
+        start.broadcast(b"%d" % cli.start_code(e), timeout_s=start_s)
         raise
     start.broadcast(b"0", timeout_s=start_s)
     return prepared
 
 
-def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
+def _lead(prepared: prepare_run.Prepared, lead: "Lead", pulse: Pulse) -> int:
     """The first process's part; the exit code that all are to have."""
     say_phase("importing JAX")
     import jax
 
-    from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
+    from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
     from bridge.store.protocol import SupersededLearnerError
-    from launch.tracker_service import TrackerService
+    from launch.services.tracker_service import TrackerService
     from learner.checkpoint import CheckpointError
-    from learner.heart import Stopped
-    from learner.loop import train
-    from learner.start import open_run
+    from learner.heartbeat import Stopped
+    from learner.metrics.trackers import KINDS
+    from learner.run import open_run
     from learner.step_books import NotFiniteError
-    from learner.trackers.shelf import KINDS
+    from learner.train import train
 
     parts = contextlib.ExitStack()
     try:
-        with command_line.start_errors():
+        with cli.start_errors():
             outlets = _outlets(prepared, parts, lead.hosts)
             run = open_run(
                 prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets, lead=lead
@@ -147,39 +147,39 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
             train(run)
     except Stopped:
         logging.info("stopped step=%d; start again to go on from step %d", run.step, run.checkpoints.latest or 0)
-        return command_line.STOPPED
+        return cli.STOPPED
     except SupersededLearnerError as e:
-        print(f"error: {command_line.one_line(e)}; this one's checkpoints stay in its folder", file=sys.stderr)
-        return command_line.SUPERSEDED
+        print(f"error: {cli.one_line(e)}; this one's checkpoints stay in its folder", file=sys.stderr)
+        return cli.SUPERSEDED
     except NotFiniteError as e:
         return _failed(e, "the run's folder and its last checkpoint are kept")
     except (TimeoutError, SnapshotBusyError) as e:
         _failed(e, _GO_ON)
-        return command_line.BUSY
+        return cli.BUSY
     except (SnapshotError, CheckpointError, sqlite3.OperationalError, OSError) as e:
         return _failed(e, _MEND)
     except jax.errors.JaxRuntimeError as e:
         if lead.hosts.count == 1:
             raise
         _failed(TimeoutError(f"the learner's hosts lost each other: {str(e).splitlines()[0][:300]}"), _GO_ON)
-        return command_line.BUSY
+        return cli.BUSY
     finally:
         parts.close()
     return 0
 
 
-def _follow(prepared: command_line.Prepared, hosts: "Hosts", pulse: Pulse) -> int:
+def _follow(prepared: prepare_run.Prepared, hosts: "Hosts", pulse: Pulse) -> int:
     """The part of any other process; the exit code that the first one says."""
     say_phase("importing JAX")
     import jax
 
     from learner.checkpoint import CheckpointError
-    from learner.hosts.connect import disconnect
-    from learner.join import join_run
+    from learner.distributed.initialize import disconnect
+    from learner.follower import join_run
 
     parts = contextlib.ExitStack()
     try:
-        with command_line.start_errors():
+        with cli.start_errors():
             outlets = _outlets(prepared, parts, hosts)
             follower = join_run(
                 prepared.config, prepared.folder, prepared.model_folder, hosts=hosts, pulse=pulse, outlets=outlets
@@ -190,7 +190,7 @@ def _follow(prepared: command_line.Prepared, hosts: "Hosts", pulse: Pulse) -> in
         return code
     except (TimeoutError, jax.errors.JaxRuntimeError) as e:
         _failed(e if isinstance(e, TimeoutError) else TimeoutError(str(e).splitlines()[0][:300]), _GO_ON)
-        return command_line.BUSY
+        return cli.BUSY
     except CheckpointError as e:  # of all of them; the leader ends as well
         code = _failed(e, _MEND)
         disconnect(hosts)
@@ -199,11 +199,11 @@ def _follow(prepared: command_line.Prepared, hosts: "Hosts", pulse: Pulse) -> in
         parts.close()
 
 
-def _outlets(prepared: command_line.Prepared, parts: contextlib.ExitStack, hosts: "Hosts") -> "list[Outlet]":
+def _outlets(prepared: prepare_run.Prepared, parts: contextlib.ExitStack, hosts: "Hosts") -> "list[Outlet]":
     """How this process's weights go to other machines from here; what serves them ends with `parts`."""
     if prepared.config.publish.serve == "none":
         return []
-    from launch.snapshot_service import SnapshotService
+    from launch.services.snapshot_service import SnapshotService
 
     service = SnapshotService(prepared.config, prepared.folder, host=hosts.index, num_hosts=hosts.count)
     parts.callback(service.close)
@@ -215,9 +215,9 @@ _MEND = f"make room, or mend what it names, and {_GO_ON}"
 
 
 def _failed(error: Exception, what_to_do: str) -> int:
-    print(f"error: {command_line.one_line(error)}; {what_to_do}", file=sys.stderr)
+    print(f"error: {cli.one_line(error)}; {what_to_do}", file=sys.stderr)
     return 1
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    cli.run(main)

@@ -7,18 +7,19 @@ whatever ends it.
 import contextlib
 import sys
 
-from launch import command_line
-from launch.report.afterwards import conclude
-from launch.set_up import SetUp
-from launch.supervisor import Ending, Supervisor
+from launch import cli
+from launch.console.finalize import conclude
+from launch.console.live_view import SetUp
+from launch.startup import prepare_run
+from launch.supervision.supervisor import Ending, Supervisor
 
-CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: command_line.USAGE_ERROR}
+CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: cli.USAGE_ERROR}
 
 
 def main() -> int:
     """Runs to the end; 0 when the run is complete, 130 if it was interrupted, 1 if it failed, 2 if it can't start."""
-    with command_line.usage_errors(), contextlib.closing(SetUp()) as at:
-        prepared = command_line.prepare(("learner", "actor"), at)
+    with cli.usage_errors(), contextlib.closing(SetUp()) as at:
+        prepared = prepare_run.prepare(("learner", "actor"), at)
         at("starting the learner and the actors")
         supervisor = Supervisor(prepared)
     ending = supervisor.run()
@@ -29,4 +30,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    cli.run(main)

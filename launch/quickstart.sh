@@ -50,7 +50,7 @@ esac
 check() {
   [ -x .venv/bin/python ] || return 0
   local said code=0
-  said="$(.venv/bin/python -m launch.check_config --config="$config" ${given[@]+"${given[@]}"} 2>&1 >/dev/null)" || code=$?
+  said="$(.venv/bin/python -m launch.tools.check_config --config="$config" ${given[@]+"${given[@]}"} 2>&1 >/dev/null)" || code=$?
   if [ "$code" = 2 ]; then
     echo "$said" >&2
     exit 2
@@ -62,8 +62,8 @@ bash launch/setup.sh
 check
 
 if [ "$model" = smollm2 ]; then
-  .venv/bin/python -m launch.get_model smollm2 --out=models/smollm2
-  .venv/bin/python -m launch.write_tasks arithmetic --out=data/arithmetic
+  .venv/bin/python -m launch.tools.get_model smollm2 --out=models/smollm2
+  .venv/bin/python -m launch.tools.write_tasks arithmetic --out=data/arithmetic
 fi
 
 .venv/bin/python -m launch.local --config="$config" ${given[@]+"${given[@]}"}
@@ -76,7 +76,7 @@ cat <<'HINTS'
 
 To look closer (the summary names the run folder):
   report     open its report.html in a browser: curves, the timeline of rounds, samples, faults, config
-  samples    .venv/bin/python -m launch.samples --run_dir=runs/NAME --grep=TEXT
+  samples    .venv/bin/python -m launch.tools.samples --run_dir=runs/NAME --grep=TEXT
   curves     .venv/bin/tensorboard --logdir runs
   timeline   open the run's trace.json at https://ui.perfetto.dev
   again      remove the run folder, or name another: --config.run.name=NAME

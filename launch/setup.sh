@@ -297,7 +297,7 @@ for line in [line for lock in locks for line in lock.read_text().split()]:
         wrong.append(f"{name}: wanted {want}, got {got}")
 wrong += [f"{module}: not importable" for module in ("bridge", "configs") if importlib.util.find_spec(module) is None]
 plugins = {e.name: e.value for e in metadata.entry_points(group="vllm.general_plugins")}
-if plugins.get("sluice") != "actor.vllm.weights:register":
+if plugins.get("sluice") != "actor.vllm.worker:register":
     wrong.append(f"entry point vllm.general_plugins/sluice: got {plugins.get('sluice')}")
 if importlib.util.find_spec("torchvision") is not None:
     try:

@@ -29,7 +29,7 @@ on_all_cores=(-n "$(($(nproc) + 2))" --maxprocesses=8 --dist=worksteal)
 # Tests in process wait for nothing, and each pytest process spends seconds on collecting.
 a_process_per_core=(-n "$(nproc)" --maxprocesses=8 --dist=worksteal)
 fast_folders=(tests/actor tests/bridge tests/configs tests/docs tests/launch tests/learner tests/test_*.py)
-engine_folders=(tests/integration tests/launch/profile_machine)
+engine_folders=(tests/integration tests/launch/tools/profile_machine)
 skips=()
 engines=(-n "$(nproc)" --maxprocesses=4 --dist=loadscope --engines-apart)
 quickly_compiled=(env JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="${XLA_FLAGS:-} --xla_cpu_use_fusion_emitters=false")

@@ -1,4 +1,4 @@
-"""Checkpoints: Orbax for the arrays, with a hash manifest of our own.
+"""Checkpoints: Orbax and a manifest of hashes.
 
 One step holds all a restarted learner needs: params and optimizer state (arrays), and the host's books
 (prompt iterator, open tickets, ledger; JSON). Orbax's commit is atomic, but it restores flipped bits
@@ -16,6 +16,7 @@ later checkpoint has them, and only several such in a row end the run.
 
 import concurrent.futures
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -30,9 +31,43 @@ from blake3 import blake3
 from orbax.checkpoint._src.futures.synchronization import OperationIdGenerator
 
 from bridge.files import replace_file
-from learner.checkpoint_errors import cause, reason, system_errors
-from learner.hosts.hosts import HostLostError, Hosts, OneHost
-from learner.hosts.meeting import Meeting, MeetingOverError
+from learner.distributed.channel import HostLostError, Hosts, Meeting, MeetingOverError, OneHost
+
+_OF_SYSTEM = " [os_error_code="
+"""What TensorStore, by which Orbax reads and writes, says of an error of the system."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def system_errors(step: pathlib.Path) -> Generator[None]:
+    """What Orbax's storage could not read comes as a ValueError, as if something wrong had been given.
+
+    Raises:
+      OSError: it is the system's.
+    """
+    try:
+        yield
+    except ValueError as e:
+        said, is_of_system, _ = str(e).partition(_OF_SYSTEM)
+        if not is_of_system:
+            raise
+        raise OSError(f"the checkpoint {step} can't be read: {said}") from e
+
+
+def reason(error: Exception) -> str:
+    """Why a save failed, in one line; Orbax's own errors tell of the files inside, and come as other errors."""
+    text = str(error)
+    if "No space left on device" in text or (isinstance(error, OSError) and error.errno in _FULL):
+        return "its disk is full"
+    return " ".join(text.split())[:300] or type(error).__name__
+
+
+def cause(error: Exception) -> Exception:
+    """What a host failed with, before it heard at the next meeting that it failed alone."""
+    while isinstance(error, MeetingOverError) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    return error
+
 
 _HALF = "*.orbax-checkpoint-tmp*"
 """What Orbax writes a step into before it is whole."""

@@ -7,15 +7,15 @@ import jax
 
 from bridge.store.protocol import LearnerStore
 from configs.sections import LoraConfig, OptimizerConfig
-from learner.costs.flops import adapter_params, model_flops, peak_flops
-from learner.heart import live_actors
-from learner.metrics import LAST_PASS, SHOWN_OF_LAST_PASS
-from learner.model.config import Architecture
-from learner.schedule import group_check
-from learner.schedule.stream import Stream
+from learner.heartbeat import live_actors
+from learner.metrics.flops import adapter_params, model_flops, peak_flops
+from learner.metrics.metric_names import LAST_PASS, SHOWN_OF_LAST_PASS
+from learner.model.architecture import Architecture
+from learner.schedule import group_validation
+from learner.schedule.rollout_stream import Stream
 from learner.update.packing import MicroBatch
 
-_SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_check.REASONS)
+_SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_validation.REASONS)
 """Why groups were kept out, of those that have a metric of their own."""
 
 

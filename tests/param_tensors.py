@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.names import ParamNames
+from bridge.param_names import ParamNames
 
 
 def iter_tensors(names: ParamNames, leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -16,9 +16,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from bridge.store.postgres.schema import make_schema
-from launch.store_server.binaries import programs
-from launch.store_server.cluster import SUPERUSER, Cluster
+from bridge.store.postgres.tables_and_roles import make_schema
+from launch.tools.postgres_server import SUPERUSER, Cluster, programs
 
 LEARNER, ACTOR = "test_learner", "test_actor"
 """Roles that log in, in the stores that `create_store` makes."""

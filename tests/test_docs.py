@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.schema import Config
-from learner.metrics import meaning
+from learner.metrics.metric_names import meaning
 
 REPO = Path(__file__).resolve().parents[1]
 FOLDERS = ("actor", "bridge", "configs", "docs", "launch", "learner", "tests")
@@ -254,17 +254,20 @@ def test_no_file_refers_to_pages_that_the_project_does_not_have():
 @pytest.mark.parametrize(
     ("span", "says"),
     [
-        ("learner/metrics.py:METRICS", None),
-        ("learner/metrics.py:MetricsWriter.write", None),
-        ("bridge/types.py:Ticket.order", None),
+        ("learner/metrics/metric_names.py:METRICS", None),
+        ("learner/metrics/metrics_writer.py:MetricsWriter.write", None),
+        ("bridge/rollout_types.py:Ticket.order", None),
         ("learner/schedule/group_queue.py:GroupQueueIterator.wait_s", None),
         ("configs/rolloutpipe.py:tiny", None),
         ("configs/NAME.py", None),
         ("rounds.ess_floor", None),
         ("publish.when=every", None),
         ("learner/metric.py:METRICS", "learner/metric.py does not exist"),
-        ("learner/metrics.py:METRIC", "learner/metrics.py defines no METRIC"),
-        ("learner/metrics.py:MetricsWriter.wrote", "learner/metrics.py: MetricsWriter has no wrote"),
+        ("learner/metrics/metric_names.py:METRIC", "learner/metrics/metric_names.py defines no METRIC"),
+        (
+            "learner/metrics/metrics_writer.py:MetricsWriter.wrote",
+            "learner/metrics/metrics_writer.py: MetricsWriter has no wrote",
+        ),
         ("docs/nosuch.md", "docs/nosuch.md does not exist"),
         ("rounds.ess_flor", "configs has no field rounds.ess_flor"),
         ("publish.when=never", "publish.when can't be 'never'"),
@@ -277,10 +280,10 @@ def test_problems_of_a_name(span, says):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("| a | 1 | `learner/metrics.py:METRICS` | `ess`, `rounds.ess_floor` |", None),
+        ("| a | 1 | `learner/metrics/metric_names.py:METRICS` | `ess`, `rounds.ess_floor` |", None),
         ("| a | 1 | not built: later | |", None),
         ("| a | 1 | somewhere | |", "a: names no file:symbol and doesn't say that it is not built"),
-        ("| a | 1 | `learner/metrics.py:METRICS` | `es` |", "a: es is neither a field nor a metric"),
+        ("| a | 1 | `learner/metrics/metric_names.py:METRICS` | `es` |", "a: es is neither a field nor a metric"),
         ("| a | 1 | not built | `ess` |", "a: is not built, but has a field or metric"),
     ],
 )

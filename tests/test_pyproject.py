@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from bridge import versions
+from bridge import weight_types
 
 REPO = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
@@ -81,7 +81,7 @@ def test_gpu_extra_is_learner_and_actor_with_cuda_jax():
 
 
 def test_vllm_plugin_entry_point_is_declared():
-    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"sluice": "actor.vllm.weights:register"}
+    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"sluice": "actor.vllm.worker:register"}
 
 
 def test_every_package_says_that_it_is_typed():
@@ -149,6 +149,6 @@ def test_lock_brings_node_for_pyright():
 
 
 def test_versions_that_machines_compare_are_the_projects():
-    assert PROJECT["version"] == versions.SLUICE
+    assert PROJECT["version"] == weight_types.SLUICE
     pinned = {str(r.specifier) for extra in ("actor", "cpu") for r in requirements(extra) if r.name.startswith("vllm")}
-    assert pinned == {f"=={versions.VLLM}"}
+    assert pinned == {f"=={weight_types.VLLM}"}

@@ -5,23 +5,23 @@ import ast
 from tests.integration.support.processes import REPO
 
 STAMPS = {
-    "actor/duties/signs.py": "heartbeats; the store writes its own time over it",
+    "actor/background.py": "heartbeats; the store writes its own time over it",
     "actor/serving.py": "when a group was begun; its length is monotonic",
     "actor/weights/client.py": "how old published weights are, by the publisher's stamp",
     "bridge/files.py": "how old a file is, by the file system's stamp",
-    "bridge/snapshots/writer.py": "when a version was made",
+    "bridge/snapshots/snapshot_writer.py": "when a version was made",
     "bridge/store/sqlite_clock.py": "where the store's clock continues after a reboot",
     "bridge/store/sqlite_database.py": "the store's clock",
     "bridge/timeline.py": "when an event was",
-    "launch/evaluate/results.py": "when results were written",
-    "launch/evaluate/runner.py": "when a group was begun; its length is monotonic",
-    "launch/own_folders.py": "how old a folder is, by the file system's stamp",
-    "launch/profile_machine/store_client.py": "heartbeats; the store writes its own time over it",
-    "learner/heart.py": "heartbeats; the store writes its own time over it",
-    "learner/metrics.py": "when a row was written",
-    "learner/publish/evaluations.py": "when an evaluation was written",
-    "learner/trackers/tensorboard.py": "when a row was written; a file's name",
-    "learner/trackers/tracker.py": "when a row was written",
+    "launch/tools/evaluate/results.py": "when results were written",
+    "launch/tools/evaluate/eval_runner.py": "when a group was begun; its length is monotonic",
+    "launch/startup/locked_folders.py": "how old a folder is, by the file system's stamp",
+    "launch/tools/profile_machine/store_client.py": "heartbeats; the store writes its own time over it",
+    "learner/heartbeat.py": "heartbeats; the store writes its own time over it",
+    "learner/metrics/metrics_writer.py": "when a row was written",
+    "learner/evaluation/evaluator.py": "when an evaluation was written",
+    "learner/metrics/tensorboard.py": "when a row was written; a file's name",
+    "learner/metrics/trackers.py": "when a row was written",
 }
 """Files that may read the wall clock, and what for."""
 

@@ -13,16 +13,15 @@ import msgspec
 import numpy as np
 from absl import logging
 
-from actor.engine.protocol import Engine
+from actor.engine_protocol import Engine
 from actor.environments import wire
-from actor.environments.pool import EnvironmentPool, EpisodeProcess
+from actor.environments.chat_render import Rendering
+from actor.environments.environment_pool import EnvironmentPool, EpisodeProcess
 from actor.environments.protocol import EpisodeError
-from actor.environments.rendering import Rendering
 from actor.environments.token_endpoint import Conversation, TokenEndpoint
-from actor.environments.transcript import Played
-from actor.environments.turns import EpisodeRequest, Turns
-from bridge.types import MAX_ABS_REWARD
-from configs.sections.environments import EnvironmentsConfig
+from actor.environments.transcript import EpisodeRequest, Played, Turns
+from bridge.rollout_types import MAX_ABS_REWARD
+from configs.sections.actor import EnvironmentsConfig
 
 
 class Episodes:

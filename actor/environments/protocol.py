@@ -1,11 +1,13 @@
-"""What an environment is, and what it says."""
+"""`Environment`, `Step`, errors, environments by name."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+import importlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from bridge.chat_template import Message
+from configs import custom_functions
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,3 +61,42 @@ class EpisodeError(RuntimeError):
         """With `is_final` another attempt at it would fail alike."""
         super().__init__(message)
         self.is_final = is_final
+
+
+CLASSES = {
+    "guess": "actor.environments.builtin.toy:Guess",
+    "calculator": "actor.environments.builtin.toy:Calculator",
+    "textarena": "actor.environments.builtin.textarena:TextArena",
+    "verifiers": "actor.environments.builtin.verifiers_library:Verifiers",
+}
+
+
+OWN_ENVIRONMENT = custom_functions.Signature(
+    takes=(), returns="an environment with reset, step and close", may_be_class=True
+)
+
+
+def may_be_apart(name: str) -> bool:
+    """Whether an environment may need libraries that don't go together with the engine's (`environments.python`)."""
+    return custom_functions.is_own(name) or name == "verifiers"
+
+
+def load(name: str) -> Callable[[], Environment]:
+    """The class of an environment, or the user's own, named `module:Class`.
+
+    Raises:
+      ValueError: no such environment; or (in one line) why it can't be used.
+    """
+    if custom_functions.is_own(name):
+        made = custom_functions.load("environment", name, OWN_ENVIRONMENT)
+        missing = [m for m in ("reset", "step", "close") if isinstance(made, type) and not hasattr(made, m)]
+        if missing:
+            raise ValueError(f"environment={name} has no {' and no '.join(missing)} (actor/environments/protocol.py)")
+        return made
+    if name not in CLASSES:
+        raise ValueError(f"no environment {name!r}; there are {', '.join(sorted(CLASSES))}")
+    module, _, attribute = CLASSES[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as e:
+        raise ValueError(f"environment={name} does not import: {custom_functions.one_line(e)}") from e

@@ -16,12 +16,11 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from actor.engine.protocol import Sample
+from actor.engine_protocol import Sample
 from actor.environments import wire
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import Played
-from actor.environments.turns import Turns
-from bridge.types import MAX_STOP_TOKENS
+from actor.environments.transcript import Played, Turns
+from bridge.rollout_types import MAX_STOP_TOKENS
 
 MAX_REQUEST_BYTES = 32 * 2**20
 

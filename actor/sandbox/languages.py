@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from actor.sandbox.command import HARNESS
+from actor.sandbox.bwrap import HARNESS
 from actor.sandbox.program import LanguageError, Program
 from bridge.code_tests import language_of
 

@@ -9,10 +9,9 @@ from typing import Self
 
 from absl import logging
 
-from actor.sandbox.command import HARNESS, HostView
-from actor.sandbox.limits import SandboxLimits
+from actor.sandbox.bwrap import HARNESS, HostView
 from actor.sandbox.process import BrokenError, SandboxProcess, UsedUpError
-from actor.sandbox.program import Case, CompileError, LanguageError, Outcome, Program, SandboxError
+from actor.sandbox.program import Case, CompileError, LanguageError, Outcome, Program, SandboxError, SandboxLimits
 
 MAX_STARTS = 3
 """In a row that fail, or sandboxes that break before they have a program or under one case, until it is an error."""

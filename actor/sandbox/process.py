@@ -14,12 +14,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actor.sandbox import command, seccomp
-from actor.sandbox.command import HostView
+from actor.sandbox import bwrap
+from actor.sandbox.bwrap import HostView
 from actor.sandbox.inside import frames
 from actor.sandbox.languages import TOOLS
-from actor.sandbox.limits import SandboxLimits
-from actor.sandbox.program import Case, Outcome, Program
+from actor.sandbox.program import Case, Outcome, Program, SandboxLimits
 
 START_TIMEOUT_S = 20.0
 HAND_OVER_TIMEOUT_S = 20.0
@@ -64,15 +63,15 @@ class SandboxProcess:
           ValueError: no Python for it, or no filter for this machine.
         """
         self._limits, self._view = limits, view
-        self._mode = command.mode()
+        self._mode = bwrap.mode()
         self._channel, theirs = socket.socketpair()
         self._said = os.memfd_create("bwrap-stderr")
         self._info, info = os.pipe()
-        fds = {name: _memory_file((_SOURCES / f"{name}.py").read_bytes()) for name in command.MODULES}
-        filter_fd = _memory_file(seccomp.program())
+        fds = {name: _memory_file((_SOURCES / f"{name}.py").read_bytes()) for name in bwrap.MODULES}
+        filter_fd = _memory_file(bwrap.program())
         self._inner = -1
         try:
-            argv = command.command_line(
+            argv = bwrap.command_line(
                 view=view,
                 mode=self._mode,
                 limits=limits,
@@ -165,7 +164,7 @@ class SandboxProcess:
         """
         order = {
             "argv": list(argv),
-            "environment": {**command.environment(self._view), **program.environment},
+            "environment": {**bwrap.environment(self._view), **program.environment},
             "timeout_s": case.timeout_s,
             "calls": case.call is not None,
             "reserves": program.reserves_memory,

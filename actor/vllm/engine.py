@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine.partial import Part, join, rest
-from actor.engine.protocol import (
+from actor.engine_protocol import (
     AbortedError,
     EngineDeadError,
     EngineSize,
     EngineStats,
+    Part,
     Sample,
     SwapTimings,
+    join,
+    rest,
 )
-from actor.vllm.adapters import Adapter, Adapters
-from actor.vllm.environment import set_environment
-from actor.vllm.stats import StatLogger
-from actor.vllm.types import kv_sizes, read_part, seed_of, to_params
+from actor.vllm.convert import StatLogger, kv_sizes, read_part, seed_of, to_params
+from actor.vllm.engine_setup import set_environment
+from actor.vllm.lora_serving import Adapter, Adapters
 from actor.vllm.updates import Updates
-from bridge.phases import say_phase
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import TensorTable
-from bridge.types import Finish, Sampling, Version
+from bridge.liveness import say_phase
+from bridge.rollout_types import Finish, Sampling, Version
+from bridge.snapshots.snapshot_format import TensorTable
+from bridge.weight_types import WeightManifest
 from configs.schema import Config
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 class VllmEngine:
-    """An `actor.engine.protocol.Engine` on vLLM."""
+    """An `actor.engine_protocol.Engine` on vLLM."""
 
     def __init__(
         self,
@@ -99,11 +100,10 @@ class VllmEngine:
         """
         set_environment(config)
         say_phase("importing vLLM")
-        from actor.vllm import weights
-        from actor.vllm.arguments import engine_arguments
-        from actor.vllm.processes import start_processes
+        from actor.vllm import worker
+        from actor.vllm.engine_setup import engine_arguments, start_processes
 
-        weights.register()
+        worker.register()
         counter = StatLogger()
         arguments = engine_arguments(model_folder, config, has_own_weights=has_own_weights, is_seeded=seed is not None)
         llm = start_processes(arguments, counter)

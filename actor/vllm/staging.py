@@ -28,7 +28,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _get_original_load
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
-from actor.vllm.proof import expert_prefixes, has_experts
+from actor.vllm.verify_weights import expert_prefixes, has_experts
 
 _KERNEL = "cpu_linear"
 """The attribute under which vLLM keeps a layer's kernel, with the packed matrix inside."""

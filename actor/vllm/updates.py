@@ -1,6 +1,6 @@
 """In-flight updates of all weights, as the front end makes them: checked and staged past vLLM's steps, then a pause.
 
-What the engine's processes do of it is `actor.vllm.weights`.
+What the engine's processes do of it is `actor.vllm.worker`.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from actor.engine.protocol import EngineDeadError, SwapTimings, WeightLoadError
-from actor.vllm.control import Control, ControlLostError
-from actor.vllm.stats import StatLogger
+from actor.engine_protocol import EngineDeadError, SwapTimings, WeightLoadError
+from actor.vllm.convert import StatLogger
+from actor.vllm.worker_channel import Control, ControlLostError
 from bridge import codec
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
+from bridge.snapshots.snapshot_format import SnapshotError, TensorTable, check_table
+from bridge.weight_types import WeightManifest
 from configs.schema import Config
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Updates:
         """Nothing is asked of the engine yet.
 
         Args:
-          llm: started with `actor.vllm.arguments`.
+          llm: started with `actor.vllm.engine_setup`.
           config: the run's.
           expected: the tensors that every snapshot must match.
           counter: the engine's.

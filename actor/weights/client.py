@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 from absl import logging
 
-from actor.engine.protocol import Engine, WeightLoadError
+from actor.engine_protocol import Engine, WeightLoadError
 from actor.weights.source import WeightSource
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, UnreachableError
 from bridge.timeline import Timeline
-from bridge.types import Version
+from bridge.weight_types import WeightManifest
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 _TELL_S = 60.0

@@ -1,4 +1,4 @@
-"""What the actor reads from a Hugging Face folder itself: the tensors' names and shapes, the tokenizer."""
+"""The served model's folder: config, tokenizer, base weights for adapters."""
 
 import dataclasses
 import json
@@ -13,8 +13,11 @@ from blake3 import blake3
 from jaxtyping import Int32
 
 from bridge.chat_template import read_chat_template
-from bridge.snapshots.layout import TensorTable
+from bridge.files import BASE_FILE, weights_digest
+from bridge.param_names import adapter_table
+from bridge.snapshots.snapshot_format import TensorTable
 from bridge.text_tokens import read_tokenizer
+from configs.schema import Config
 
 _MAX_HEADER_BYTES = 100 * 2**20  # the safetensors format's own limit
 
@@ -116,3 +119,39 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise ValueError(f"{file} cannot be read as JSON: {e}") from e
+
+
+_CONFIG = "config.json"
+
+
+def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
+    """A folder with all weights, as an actor serves it: what is published is the adapters.
+
+    Raises:
+      ValueError: the model lacks a matrix that is to have one.
+    """
+    if not config.publishes_adapters:
+        return model
+    tensors = adapter_table(model.tensors, modules=config.lora.modules, rank=config.lora.rank)
+    return dataclasses.replace(model, tensors=tensors, base=model.tensors)
+
+
+def with_base(model: ModelFolder, config: Config) -> ModelFolder:
+    """A card's model with the base's weights of this machine, if adapters are published.
+
+    Raises:
+      ValueError: they are not there, or not the learner's; one line says which folder, and what to do.
+    """
+    if not config.publishes_adapters:
+        return model
+    folder = pathlib.Path(config.actor.base_path or config.model.path).expanduser()
+    what_to_do = (
+        "give --config.actor.base_path=FOLDER with the learner's base, or let it publish with publish.lora=merged"
+    )
+    if not (config.actor.base_path or config.model.path) or not (folder / _CONFIG).is_file():
+        raise ValueError(f"the run publishes adapters alone, and their base is not in {folder} here: {what_to_do}")
+    wanted = json.loads((model.path / BASE_FILE).read_text())["blake3"]
+    if (folder / _CONFIG).read_bytes() != (model.path / _CONFIG).read_bytes() or weights_digest(folder) != wanted:
+        raise ValueError(f"the weights in {folder} are not the base of the run's adapters: {what_to_do}")
+    base = tensor_table(folder, dtype=config.model.served_dtype)
+    return dataclasses.replace(model, base=base, weights=folder)

@@ -1,8 +1,10 @@
-"""Where an actor's weights come from: the learner's own memory, or another machine's."""
+"""`LocalSource` (shared memory) and `RemoteSource` (servers, bucket) of announced snapshots."""
 
 import asyncio
+import fcntl
 import os
 import pathlib
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +12,11 @@ from typing import Protocol
 
 from absl import logging
 
-from bridge.published import Announcement, WeightManifest
-from bridge.snapshots.fetching.download import StoppedError
-from bridge.snapshots.fetching.shared import SharedCopy
-from bridge.snapshots.layout import (
+from bridge.files import is_own_folder, make_private_folder, open_own, try_flock
+from bridge.rollout_types import Version
+from bridge.snapshots.remote.download import StoppedError
+from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.snapshot_format import (
     MANIFEST,
     SnapshotError,
     SupersededError,
@@ -21,9 +24,74 @@ from bridge.snapshots.layout import (
     UnreachableError,
     latest,
 )
-from bridge.snapshots.mirror import SnapshotMirror
+from bridge.snapshots.verified_copy import SnapshotMirror
 from bridge.store.protocol import ActorStore
-from bridge.types import Version
+from bridge.weight_types import Announcement, WeightManifest
+
+_OWNER = "owner"
+
+
+class LocalCopy:
+    """Where one actor mirrors snapshots; the kernel keeps it ours for as long as this process lives."""
+
+    def __init__(self, snapshots: pathlib.Path, actor: str) -> None:
+        """Makes the folder, and removes those that killed actors of this run left behind.
+
+        Raises:
+          ValueError: another live process is this actor, or another user's folder is in its place.
+        """
+        sweep(snapshots)
+        self._folder = _folder(snapshots, actor)
+        while True:
+            try:
+                make_private_folder(self._folder)
+                self._fd = _lock(self._folder)
+            except FileNotFoundError:
+                continue  # swept away in between
+            if self._fd is None:
+                raise ValueError(f"another live process is {actor}: it holds {self._folder}; give another --name")
+            if (self._folder / _OWNER).exists():
+                return
+            os.close(self._fd)
+
+    @property
+    def file(self) -> pathlib.Path:
+        """The mirror's file."""
+        return self._folder / "weights"
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def sweep(snapshots: pathlib.Path) -> None:
+    """Removes the copies of actors that no longer live."""
+    for folder in snapshots.parent.glob(f"{_folder(snapshots, '').name}*"):
+        if not is_own_folder(folder):
+            continue
+        try:
+            fd = _lock(folder)
+        except (FileNotFoundError, ValueError):
+            continue
+        if fd is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
+
+
+def _folder(snapshots: pathlib.Path, actor: str) -> pathlib.Path:
+    return snapshots.with_name(f"{snapshots.name}.copy-{actor}")
+
+
+def _lock(folder: pathlib.Path) -> int | None:
+    fd = open_own(folder / _OWNER, os.O_RDWR | os.O_CREAT)
+    if try_flock(fd, fcntl.LOCK_EX):
+        return fd
+    os.close(fd)
+    return None
+
 
 LOOK_S = 2.0
 """A download of which nothing has arrived for so long is held against what is announced now."""

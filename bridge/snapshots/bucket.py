@@ -28,11 +28,11 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
 from bridge import codec
-from bridge.buckets import BUCKET_SCHEMES, open_place
 from bridge.files import first_line, open_own, try_flock
-from bridge.published import PieceEntry, WeightManifest
-from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, latest, place_of
-from bridge.types import Version
+from bridge.object_store import BUCKET_SCHEMES, open_place
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import MANIFEST, SnapshotError, SupersededError, latest, place_of
+from bridge.weight_types import PieceEntry, WeightManifest
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

@@ -18,10 +18,10 @@ import collections
 import numpy as np
 import zstandard
 
-from bridge.published import DeltaEntry, WeightManifest
-from bridge.snapshots.chunks import each_on_all_cores
-from bridge.snapshots.layout import SnapshotError
-from bridge.snapshots.tensors import DTYPES
+from bridge.snapshots.shard_map import DTYPES
+from bridge.snapshots.shared_memory import each_on_all_cores
+from bridge.snapshots.snapshot_format import SnapshotError
+from bridge.weight_types import DeltaEntry, WeightManifest
 
 CODEC = "xor-sparse-zstd"
 _LEVEL = 1

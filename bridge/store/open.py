@@ -1,14 +1,101 @@
-"""Opening the store that a URL names, whatever is behind it."""
+"""Store of a URL; creates and finds runs.
+
+A claimed ticket is leased, and the lease is only a promise not to offer it to others for a while:
+whoever hands in the first complete group wins, lease or no lease.
+"""
 
 import contextlib
+import os
 import pathlib
+from collections.abc import Callable
 
 from bridge import codec
-from bridge.store.group_objects import GroupObjects
-from bridge.store.postgres.schema import FoundRun
-from bridge.store.postgres.store import PostgresStore, find_runs, make_run
-from bridge.store.sql.store import SqlStore
-from bridge.store.sqlite import SqliteStore
+from bridge.store.group_blobs import GroupObjects
+from bridge.store.postgres import tables_and_roles
+from bridge.store.postgres.postgres_database import PostgresDatabase
+from bridge.store.postgres.tables_and_roles import FoundRun
+from bridge.store.sql.sql_store import SqlStore
+from bridge.store.sqlite_database import RUN, SqliteDatabase
+
+
+class PostgresStore(SqlStore):
+    """One run of a database; safe to use from several threads, closed before a fork."""
+
+    def __init__(self, url: str, *, run: str, retry_s: float = 600.0, max_message_bytes: int = codec.MAX_BYTES) -> None:
+        """Opens a run that is there (`make_run`).
+
+        Args:
+          url: postgresql://user@host/database?sslmode=verify-full.
+          run: its id.
+          retry_s: how long a server that can't be reached is tried again, now and in every call.
+          max_message_bytes: size of the largest message.
+
+        Raises:
+          ValueError: the server refuses us, or has no such run for this role, or tables of another format.
+          StoreLostError: it could not be reached.
+        """
+        database = PostgresDatabase(url, retry_s=retry_s)
+        super().__init__(database, run=run, max_message_bytes=max_message_bytes)
+        try:
+            database.insist(tables_and_roles.check_schema)
+            if not database.insist(lambda db: tables_and_roles.find_runs(db, run)):
+                raise ValueError(f"the store has no run {run}, or this role may not serve it")
+        except BaseException:
+            database.close()
+            raise
+
+
+def make_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:
+    """Makes the run, and the tables where there are none; what is there stays.
+
+    Raises:
+      ValueError: the server refuses us, or this role may not.
+      StoreLostError: it could not be reached.
+    """
+    database = PostgresDatabase(url, retry_s=retry_s)
+    try:
+        database.insist(tables_and_roles.make_schema)
+        database.insist(lambda db: tables_and_roles.make_run(db, run, name=name, actor_role=actor_role))
+    finally:
+        database.close()
+
+
+def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[tables_and_roles.FoundRun]:
+    """The runs of that name or id that the URL's role may serve or lead, the newest first.
+
+    Raises:
+      ValueError: the server refuses us, or has no store.
+      StoreLostError: it could not be reached.
+    """
+    database = PostgresDatabase(url, retry_s=retry_s)
+    try:
+        database.insist(tables_and_roles.check_schema)
+        return database.insist(lambda db: tables_and_roles.find_runs(db, name_or_id))
+    finally:
+        database.close()
+
+
+class SqliteStore(SqlStore):
+    """One file, for any number of processes; safe to use from several threads, closed before a fork."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout_s: float = 30.0,
+        clock: Callable[[], float] | None = None,
+        max_message_bytes: int = codec.MAX_BYTES,
+    ) -> None:
+        """Opens the file, or makes it and its folder; `clock` as in `SqliteClock`.
+
+        Any call raises `sqlite_database.StoreBusyError` when another process keeps the file locked
+        for longer than `busy_timeout_s`.
+
+        Raises:
+          ValueError: the file is no Sluice store, or is one of another `codec.FORMAT`.
+        """
+        database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s, clock=clock)
+        super().__init__(database, run=RUN, max_message_bytes=max_message_bytes)
 
 
 class NoRunError(ValueError):
@@ -105,7 +192,7 @@ def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
     if len(going_on) > 1:
         raise ValueError(
             f"{len(going_on)} runs are called {name_or_id!r}; give one's id, the newest first: {', '.join(going_on)}; "
-            "or have whoever leads them drop the others (python -m launch.runs)"
+            "or have whoever leads them drop the others (python -m launch.tools.runs)"
         )
     return going_on[0]
 

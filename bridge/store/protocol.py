@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
-from bridge.published import Announcement, RunCard
-from bridge.types import Group, Heartbeat, Ticket, Version
+from bridge.rollout_types import Group, Heartbeat, Ticket, Version
+from bridge.weight_types import Announcement, RunCard
 
 Topic = Literal["groups", "tickets", "claims", "weights", "run"]
 """What a process may wait for: complete groups; tickets offered, withdrawn or taken over; training tickets claimed;

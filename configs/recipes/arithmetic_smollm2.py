@@ -3,15 +3,15 @@
 It begins with hardly any right, since it explains where a number alone is asked for and adds badly; how far it gets,
 with the three kinds of question that it never trained on (`configs/tasks/arithmetic.py`), the bench says. First
 
-    python -m launch.get_model smollm2 --out=models/smollm2
-    python -m launch.write_tasks arithmetic --out=data/arithmetic
+    python -m launch.tools.get_model smollm2 --out=models/smollm2
+    python -m launch.tools.write_tasks arithmetic --out=data/arithmetic
 
 and then `--config=configs/recipes/arithmetic_smollm2.py`, or with another schedule, as in `...py:rolloutpipe`.
 """
 
 import dataclasses
 
-from configs.recipes.schedules import schedule
+from configs.presets import schedule
 from configs.schema import Config
 from configs.sections import (
     ActorConfig,

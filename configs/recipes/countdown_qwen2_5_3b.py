@@ -3,7 +3,7 @@
 Sized for a TPU v5e slice of 4x4 as the learner, with GPU actors. Problems are made by index (reasoning-gym's family),
 so there is no data to fetch; one in ten is held out. The model, a base model that has not learned to reason:
 
-    python -m launch.get_model Qwen/Qwen2.5-3B --out=models/Qwen2.5-3B
+    python -m launch.tools.get_model Qwen/Qwen2.5-3B --out=models/Qwen2.5-3B
 
 Compiled for that slice, not run on it: 10.8 of 15.75 GiB a chip, an update of the longest sequences in 11.9 s by
 estimate, at an MFU of 39% (`tests/bench/results/tpu.md`).
@@ -11,7 +11,7 @@ estimate, at an MFU of 39% (`tests/bench/results/tpu.md`).
 
 import dataclasses
 
-from configs.recipes.schedules import schedule
+from configs.presets import schedule
 from configs.schema import Config
 from configs.sections import (
     ActorConfig,

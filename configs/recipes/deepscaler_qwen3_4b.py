@@ -4,7 +4,7 @@ Sized for a TPU v5p slice of 2x4x4 as the learner, with GPU actors. The rows are
 40,000, from AIME, AMC, Omni-MATH and STILL) on the Hugging Face Hub; held out are the 30 of AIME 2024, 16 samples
 of each. The model:
 
-    python -m launch.get_model Qwen/Qwen3-4B --out=models/Qwen3-4B
+    python -m launch.tools.get_model Qwen/Qwen3-4B --out=models/Qwen3-4B
 
 Compiled for that slice, not run on it: 53.6 of 95.74 GiB a chip, an update of the longest sequences in 53.9 s by
 estimate, at an MFU of 38% (`tests/bench/results/tpu.md`): attention is counted over whole rows, which hold two of the
@@ -16,7 +16,7 @@ with --config.model.max_tokens and --config.packing.row_tokens to match.
 
 import dataclasses
 
-from configs.recipes.schedules import schedule
+from configs.presets import schedule
 from configs.schema import Config
 from configs.sections import (
     ActorConfig,

@@ -3,7 +3,7 @@
 The rows are those of openai/gsm8k on the Hugging Face Hub, whose answers end in `#### N`; its test split is held out. A
 folder of the same rows does as well: --config.prompts.path=hf:/data/gsm8k. The model:
 
-    python -m launch.get_model Qwen/Qwen2.5-1.5B-Instruct --out=models/Qwen2.5-1.5B-Instruct
+    python -m launch.tools.get_model Qwen/Qwen2.5-1.5B-Instruct --out=models/Qwen2.5-1.5B-Instruct
 
 Compiled for that slice, not run on it: 7.2 of 15.75 GiB a chip, an update of the longest sequences in 6.7 s by
 estimate, at an MFU of 37% (`tests/bench/results/tpu.md`). On other devices give --config.mesh.* and
@@ -12,7 +12,7 @@ estimate, at an MFU of 37% (`tests/bench/results/tpu.md`). On other devices give
 
 import dataclasses
 
-from configs.recipes.schedules import schedule
+from configs.presets import schedule
 from configs.schema import Config
 from configs.sections import (
     ActorConfig,

@@ -3,15 +3,15 @@
 Chains of one to three changes, as in GSM8K but with small numbers (`configs/tasks/word_problems.py`), and the
 templates of GSM-Symbolic, of which it solves few at first: the curriculum asks most where half is solved. First
 
-    python -m launch.get_model smollm2 --out=models/smollm2
-    python -m launch.write_tasks word_problems --out=data/word_problems
+    python -m launch.tools.get_model smollm2 --out=models/smollm2
+    python -m launch.tools.write_tasks word_problems --out=data/word_problems
 
 and then `--config=configs/recipes/gsm_smollm2.py`, or with another schedule, as in `...py:rolloutpipe`.
 """
 
 import dataclasses
 
-from configs.recipes.schedules import schedule
+from configs.presets import schedule
 from configs.schema import Config
 from configs.sections import (
     ActorConfig,
@@ -24,7 +24,7 @@ from configs.sections import (
     RunConfig,
     SamplingConfig,
 )
-from configs.sections.prompt_source import PromptSource
+from configs.sections.prompts import PromptSource
 
 DATA = "data/word_problems"
 

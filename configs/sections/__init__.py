@@ -1,27 +1,13 @@
 """The sections of a `Config`, one file each; a check of one section lives with it."""
 
-from configs.sections.actor import ActorConfig
-from configs.sections.admission import AdmissionConfig
-from configs.sections.checkpoint import CheckpointConfig
-from configs.sections.environments import EnvironmentsConfig
+from configs.sections.actor import ActorConfig, EnvironmentsConfig, SamplingConfig
 from configs.sections.evaluation import EvaluationConfig, EvaluationSet
-from configs.sections.judge import JudgeConfig
-from configs.sections.learner import LearnerConfig
-from configs.sections.lora import LoraConfig
 from configs.sections.loss import LossConfig
-from configs.sections.mesh import MeshConfig
-from configs.sections.model import ModelConfig
-from configs.sections.optimizer import OptimizerConfig
-from configs.sections.packing import PackingConfig
+from configs.sections.model import LearnerConfig, LoraConfig, MeshConfig, ModelConfig, OptimizerConfig, PackingConfig
 from configs.sections.prompts import PromptsConfig
-from configs.sections.publish import PublishConfig
-from configs.sections.rewards import RewardsConfig
-from configs.sections.rounds import RoundsConfig
-from configs.sections.run import RunConfig
-from configs.sections.samples import SamplesConfig
-from configs.sections.sampling import SamplingConfig
-from configs.sections.store import StoreConfig
-from configs.sections.supervision import SupervisionConfig
+from configs.sections.rewards import JudgeConfig, RewardsConfig
+from configs.sections.run import CheckpointConfig, RunConfig, SamplesConfig, StoreConfig, SupervisionConfig
+from configs.sections.schedule import AdmissionConfig, PublishConfig, RoundsConfig
 
 __all__ = [
     "ActorConfig",

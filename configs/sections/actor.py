@@ -1,10 +1,22 @@
-"""The engine and the loop around it."""
+"""Engine, leases, sampling, environments."""
 
 import collections
 import dataclasses
 
-from configs.checks import Count, CountOrZero, Fraction, Seconds, SecondsOrZero, check_ranges, is_core_list
-from configs.paths import ActorPath
+from configs.checks import (
+    Count,
+    CountOrZero,
+    Finite,
+    Fraction,
+    Positive,
+    Reward,
+    Seconds,
+    SecondsOrZero,
+    check_ranges,
+    is_core_list,
+    temperature,
+)
+from configs.paths import ActorCommand, ActorPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,12 +29,12 @@ class ActorConfig:
     """Engines that launch.local starts on its machine, each in an actor of its own; others may join from anywhere."""
     devices: str = ""
     """Which devices those engines take, as CUDA_VISIBLE_DEVICES names them: a group for each engine, ";" between groups
-    ("2;3;4,5"). Empty: they share out what mesh.devices leaves (`launch/placement.py` says how)."""
+    ("2;3;4,5"). Empty: they share out what mesh.devices leaves (`launch/supervision/placement.py` says how)."""
     tensor_parallel_size: Count = 1
     """Devices that one engine is spread over; on a CPU, processes."""
     elastic: bool = False
     """Adapts how many sequences run at once, and restarts an engine at another tensor parallel size when preemptions,
-    or responses that nearly fill its KV cache, ask for it (RollPacker section 4.2; `actor/engine/elastic.py`)."""
+    or responses that nearly fill its KV cache, ask for it (RollPacker section 4.2; `actor/elastic.py`)."""
     max_tensor_parallel_size: CountOrZero = 0
     """With elastic: devices that one engine may take, all reserved for it from its start on, whatever it takes just
     then; 0 means tensor_parallel_size."""
@@ -128,3 +140,62 @@ class ActorConfig:
                     f'actor.cpu_cores={self.cpu_cores!r}: {group!r} is no list of cores ("0", "0-3" or "0,2") for each '
                     f'of {size} processes (actor.tensor_parallel_size), "|" between processes'
                 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentsConfig:
+    """How episodes are played; what is played is said by `prompts`. A single-turn task reads none of it."""
+
+    max_turns: Count = 8
+    """Turns of the policy in an episode; one that isn't done by then is truncated."""
+    max_turn_tokens: CountOrZero = 0
+    """Tokens of one turn; one that this cuts off is no action, and ends the episode. 0: what the episode has left. An
+    episode has sampling.max_response_tokens, sampled and observed, and no more than the model's context."""
+    truncated_reward: Reward = 0.0
+    """Added to what the last turn earned, where a budget of turns or tokens ended the episode: below what losing earns,
+    so that stalling is no way out of it. prompts.truncated is about verifiers alone."""
+    reset_timeout_s: Seconds = 60.0
+    """Seconds until a new episode's first observation; importing the environment's library comes before."""
+    step_timeout_s: Seconds = 60.0
+    """Seconds an environment may take to answer an action. What takes longer is killed; that earns nothing and costs
+    nothing: the episode is tried again."""
+    episode_timeout_s: Seconds = 3600.0
+    """The same for the one step of an environment that plays itself: a whole episode, the engine's time included."""
+    retries: CountOrZero = 2
+    """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
+    max_processes: Count = 256
+    """Episodes of one actor at once, each of them a process; others wait their turn. In a mixture each environment is
+    sure of its part (`actor/environments/environment_pool.py`), so that one that hangs leaves the others theirs."""
+    max_in_flight: CountOrZero = 0
+    """Episodes that an actor has begun and not ended at once, those in their environments included, where that is to be
+    more than actor.max_num_seqs: an episode that waits for its environment is not in the engine, and another can be.
+    About max_num_seqs * (1 + the environment's time / the engine's), a turn; those that are ready at once wait inside
+    the engine. admission.sequences bounds a window as ever, and max_processes should be as large. 0: max_num_seqs."""
+    max_memory_gib: Positive = 4.0
+    """Address space of one episode's process."""
+    python: ActorCommand = ""
+    """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
+    one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
+
+    def __post_init__(self) -> None:
+        check_ranges("environments", self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How the actors sample."""
+
+    max_response_tokens: Count = 16
+    """Tokens that a response, or a turn of an episode, may have."""
+    temperature: Finite = 1.0
+    top_p: Fraction = 1.0
+    top_k: CountOrZero = 0
+
+    def __post_init__(self) -> None:
+        check_ranges("sampling", self)
+        temperature("sampling", self.temperature)  # 0 too is refused: a greedy choice has no ratio
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                "sampling.top_p and sampling.top_k must stay 1.0 and 0: importance ratios need the learner's "
+                f"distribution truncated alike, got top_p={self.top_p} top_k={self.top_k}"
+            )

@@ -5,7 +5,7 @@ import re
 from typing import Literal
 
 from configs.checks import Count, CountOrZero, Finite, Fraction, NotNegative, check_ranges, temperature
-from configs.sections.prompt_source import PromptSource
+from configs.sections.prompts import PromptSource
 
 HELD_OUT = "heldout"
 """Name of the set of the held-out problems, which is there whenever there are any."""

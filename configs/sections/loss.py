@@ -1,7 +1,7 @@
 """The objective's section of the configuration: which loss, its constants, and what else is in the objective.
 
-The equations are in learner/objective/losses.py, learner/objective/kl.py, learner/objective/advantages.py,
-learner/objective/turns.py and learner/objective/shaping.py.
+The equations are in learner/objective/losses.py, learner/objective/losses.py, learner/objective/advantages.py,
+learner/objective/advantages.py and learner/objective/reward_shaping.py.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
-from configs import extension
+from configs import custom_functions
 from configs.checks import CountOrZero, Fraction, FractionOrZero, NotNegative, Positive, check_ranges
 from configs.paths import LocalPath, expand_home
 
@@ -46,7 +46,7 @@ ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo")
 _STANDARDIZED = ("grpo", "turn_grpo")
 """Those that divide by a standard deviation."""
 
-OWN_LOSS = extension.Signature(
+OWN_LOSS = custom_functions.Signature(
     takes=("logprobs", "inputs"),
     constants=("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"),
     returns="(loss, clipped)",
@@ -126,8 +126,8 @@ class LossConfig:
     def __post_init__(self) -> None:
         expand_home(self)
         check_ranges("loss", self)
-        extension.check_name("loss.name", self.name, LOSS_CONSTANTS)
-        extension.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
+        custom_functions.check_name("loss.name", self.name, LOSS_CONSTANTS)
+        custom_functions.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
         if self.proximal not in (policies := get_args(Proximal)):
             raise ValueError(f"loss.proximal wants one of {', '.join(policies)}, got {self.proximal!r}")
         self._refuse_unread()
@@ -136,7 +136,7 @@ class LossConfig:
 
     def _check_constants(self) -> None:
         # Which of them a user's own loss reads is known once it is imported; here it is not.
-        constants = self._given if extension.is_own(self.name) else self.constants
+        constants = self._given if custom_functions.is_own(self.name) else self.constants
         if constants.get("dual_clip", 2.0) <= 1:
             raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
         least, most = constants.get("min_weight", 0.0), constants.get("max_weight", math.inf)
@@ -175,7 +175,7 @@ class LossConfig:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
         # What a user's own loss reads is known once it is imported (`optional_inputs`).
-        may_be_proximal = self.name in PROXIMAL_LOSSES or extension.is_own(self.name)
+        may_be_proximal = self.name in PROXIMAL_LOSSES or custom_functions.is_own(self.name)
         for name, is_read, reader in (
             ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
             ("advantage_eps", self.advantage in _STANDARDIZED, standardized),
@@ -215,10 +215,10 @@ class LossConfig:
         Raises:
           ValueError: a user's own loss can't be loaded or names another input, or loss.proximal is set and not read.
         """
-        if not extension.is_own(self.name):
+        if not custom_functions.is_own(self.name):
             read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}
             return frozenset(name for name, is_read in read.items() if is_read)
-        named: object = getattr(extension.load("loss.name", self.name, OWN_LOSS), "needs", ())
+        named: object = getattr(custom_functions.load("loss.name", self.name, OWN_LOSS), "needs", ())
         names = cast("Sequence[object]", named) if isinstance(named, tuple | list) else (named,)
         read = frozenset(name for name in OPTIONAL_INPUTS if name in names)
         if len(read) != len(names):
@@ -246,8 +246,8 @@ class LossConfig:
     @property
     def _read(self) -> dict[str, Any]:
         """By constant: its default."""
-        if extension.is_own(self.name):
-            return extension.constant_defaults(extension.load("loss.name", self.name, OWN_LOSS), OWN_LOSS)
+        if custom_functions.is_own(self.name):
+            return custom_functions.constant_defaults(custom_functions.load("loss.name", self.name, OWN_LOSS), OWN_LOSS)
         return LOSS_CONSTANTS[self.name]
 
     @property

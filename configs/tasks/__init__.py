@@ -1,1 +1,1 @@
-"""Rows of small tasks, made by index: what `launch.write_tasks` writes as files of prompts."""
+"""Rows of small tasks, made by index: what `launch.tools.write_tasks` writes as files of prompts."""

@@ -25,7 +25,7 @@ COPY configs ./configs
 COPY launch ./launch
 COPY learner ./learner
 RUN python -m compileall -q actor bridge configs launch learner \
-    && python -c "import importlib.util as u, launch.actor, launch.probe; assert not u.find_spec('jax')"
+    && python -c "import importlib.util as u, launch.actor, launch.supervision.kubernetes_probe; assert not u.find_spec('jax')"
 
 USER 10001:10001
 ENTRYPOINT ["tini", "--", "python"]

@@ -20,7 +20,7 @@ COPY configs ./configs
 COPY launch ./launch
 COPY learner ./learner
 RUN python -m compileall -q actor bridge configs launch learner \
-    && python -c "import importlib.util as u, launch.learner, launch.probe; assert not u.find_spec('torch')"
+    && python -c "import importlib.util as u, launch.learner, launch.supervision.kubernetes_probe; assert not u.find_spec('torch')"
 
 USER 10001:10001
 ENTRYPOINT ["tini", "--", "python"]

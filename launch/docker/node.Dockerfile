@@ -1,4 +1,4 @@
-# The image of one machine with learner and engines, for `python -m launch.deploy --one_node`. From the project's folder:
+# The image of one machine with learner and engines, for `python -m launch.tools.deploy --one_node`. From the project's folder:
 #   docker build -f launch/docker/node.Dockerfile -t REGISTRY/sluice-node:TAG .
 FROM python:3.11-slim-bookworm
 ARG EXTRA=gpu

@@ -1,6 +1,6 @@
 """`python -m launch.ray`."""
 
-from launch import command_line
-from launch.ray.command import main
+from launch import cli
+from launch.ray.cli import main
 
-command_line.run(main)
+cli.run(main)

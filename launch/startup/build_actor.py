@@ -4,17 +4,17 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Generator, Sequence
 
-from actor.engine.protocol import Engine
+from actor.engine_protocol import Engine
+from actor.environments.chat_render import read_rendering
+from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
-from actor.environments.pool import EnvironmentPool
-from actor.environments.rendering import read_rendering
-from actor.rewards.adaptive import Anchors
-from actor.rewards.scheduler import Rewards
-from actor.verifiers.judge import Judge, read_template
-from actor.verifiers.pool import VerifierPool
+from actor.rewards.adaptive_timeout import Anchors
+from actor.rewards.scorer import Rewards
+from actor.rewards.verifier_pool import VerifierPool
+from actor.rewards.verifiers.judge import Judge, read_template
 from configs.schema import Config
-from launch.judge import JudgeService
-from launch.placement import core_ids
+from launch.services.judge_server import JudgeService
+from launch.supervision.placement import core_ids
 
 
 def verifier_cores(config: Config) -> Sequence[int]:

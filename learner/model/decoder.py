@@ -1,4 +1,4 @@
-"""The decoder of every family in `learner.model.families`, from tokens to the final hidden state.
+"""The decoder of every family.
 
 How NNX is used here. The modules below own the structure; outside of this file parameters are a plain
 nested dict of arrays, `{"layers": {"q_proj": {"kernel": [layers, out, in]}}, ...}`, which jit, optax, Orbax
@@ -28,20 +28,39 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from configs.sections.lora import LoraConfig
+from configs.sections.model import LoraConfig
+from learner.model.activation_sharding import Placement
+from learner.model.architecture import Architecture
 from learner.model.attention.dispatch import attention
-from learner.model.config import Architecture
+from learner.model.attention.xla import ATTENTION
 from learner.model.moe import ExpertLayout, moe_mlp
-from learner.model.placement import Placement
-from learner.model.remat import REMAT
 from learner.model.rope import Rotation, rotary_angles, rotate
 
+_POLICIES = jax.checkpoint_policies
+_SAVE_ATTENTION = _POLICIES.save_only_these_names(ATTENTION)
+
+
+def _checkpoint(policy: Callable[..., Any] | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda layer: jax.checkpoint(layer, prevent_cse=False, policy=policy)
+
+
+REMAT: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "full": _checkpoint(None),
+    "attention": _checkpoint(_SAVE_ATTENTION),
+    "dots": _checkpoint(_POLICIES.save_from_both_policies(_POLICIES.dots_with_no_batch_dims_saveable, _SAVE_ATTENTION)),
+    "none": lambda layer: layer,
+}
+"""full: whole layers. attention: all but attention, whose cost grows with a row's length and whose result is only
+[tokens, heads * head_dim] in the compute dtype a layer. dots: all but attention and the projections. none: nothing."""
+
+
 Params = dict[str, Any]
-"""Nested dict of arrays; `bridge.names.flatten` gives its paths."""
+"""Nested dict of arrays; `bridge.param_names.flatten` gives its paths."""
 Apply = Callable[..., Array]
 """(params, tokens, positions, segment_ids, prefix_ids=None); see `make_apply`."""
 Attend = Callable[..., Array]
 """`learner.model.attention.dispatch.attention` but for its options: (q, k, v, segment_ids, *, window, prefix_ids)."""
+
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -320,13 +339,14 @@ def make_apply(
     Args:
       config: the model.
       compute_dtype: dtype of activations and matmuls; the parameters stay what they are.
-      remat: what backward recomputes, a key of `learner.model.remat.REMAT`.
+      remat: what backward recomputes, a key of `learner.model.decoder.REMAT`.
       attention_path: see `learner.model.attention.dispatch.PATHS`; 'auto' chooses by platform.
       attention_block: queries taken at a time, in tokens; None is the path's own choice.
       max_segments: sequences that a row may hold; see `attention`.
-      mesh: what jit's arrays are split over, by `learner.devices.mesh`; None is one device. Without it XLA may split
+      mesh: what jit's arrays are split over, by `learner.distributed.sharding`; None is one device. Without it XLA may
+      split
         the hidden dim of activations instead of gathering the weights of an fsdp mesh.
-      lora: the adapters that the parameters have beside the model's own (`bridge.adapter_names.combine`).
+      lora: the adapters that the parameters have beside the model's own (`bridge.param_names.combine`).
 
     Raises:
       ValueError: no such remat policy.

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from learner.devices.mesh import BATCH_AXES, FSDP, axes_size
+from learner.distributed.sharding import BATCH_AXES, FSDP, axes_size
 
 TokenLossFn = Callable[[Array, Array, Any], tuple[Array, Any]]
 """(logprobs [n], entropies [n], inputs) -> (loss to sum [n], more per-token outputs [n]); elementwise."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from learner.model.hf.fields import RopeScaling
+from learner.model.families.config_fields import RopeScaling
 
 Rotation = tuple[Array, Array]
 """(sin, cos), float32 [B, S, 1, hd / 2]."""

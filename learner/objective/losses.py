@@ -1,8 +1,11 @@
-"""Per-token losses: one registry of pure functions, one equation each, to be minimised.
+"""Policy losses, KL estimators, loss normalization.
+
+With x = log pi_theta - log pi_ref of a token, in nats. The estimates are of the KL where the tokens are the
+policy's own samples; tokens of an older policy are taken as they are, as in DeepSeekMath (eq. 4).
 
 Everything is elementwise over arrays of one shape, in nats, aligned at the token itself, so a loss may be taken
 over rows or over any chunk of tokens. Averaging is not done here: `packing.py` gives each token its weight,
-`step.py` sums and divides once an update.
+`train_step.py` sums and divides once an update.
 
 Ratios: pi is the policy, mu the engine's (behaviour) policy, pi_prox the learner's policy before the updates that are
 made of a batch, a round or a published version, pi_ref the reference. Without a proximal policy r = pi / mu. A is the
@@ -12,9 +15,6 @@ advantage, sg stops the gradient.
 mask, and it adds the entropy bonus and the KL penalty to whichever loss is chosen.
 """
 
-# pyright: reportUnknownMemberType=false
-# (jax's own hints have unknown parts.)
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -23,12 +23,44 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Bool, Float, jaxtyped  # pyright: ignore[reportUnknownVariableType]
+from jaxtyping import (
+    Array,  # pyright: ignore[reportUnknownVariableType]
+    Bool,  # pyright: ignore[reportUnknownVariableType]
+    Float,  # pyright: ignore[reportUnknownVariableType]
+    jaxtyped,  # pyright: ignore[reportUnknownVariableType]
+)
 
-from configs import extension
+from configs import custom_functions
 from configs.sections import LossConfig
-from configs.sections.loss import OWN_LOSS
-from learner.objective.kl import KL_ESTIMATORS, MAX_LOG_RATIO
+from configs.sections.loss import OWN_LOSS, Normalization
+
+MAX_LOG_RATIO = 20.0
+"""Cap on the logarithm of a ratio that nothing else bounds. e^20 = 4.9e8 is far beyond any usable ratio and far
+below float32's overflow."""
+
+
+def k1(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """k1 = x: unbiased, of either sign. As a loss its gradient is noise of mean zero on-policy."""
+    return log_ratio
+
+
+def k2(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """k2 = x^2 / 2: biased, never negative; as a loss its gradient is an unbiased one of KL(pi, pi_ref)."""
+    return 0.5 * jnp.square(log_ratio)
+
+
+def k3(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """k3 = e^-x - 1 + x: unbiased, never negative (GRPO's penalty).
+
+    Where pi is more than e^20 below pi_ref it goes on as its tangent: finite, and still pulling back.
+    """
+    x = jnp.maximum(log_ratio, -MAX_LOG_RATIO)
+    # expm1 keeps the digits that e^-x - 1 loses at x near 0, where a run starts.
+    return jnp.expm1(-x) + x - jnp.expm1(MAX_LOG_RATIO) * jnp.minimum(log_ratio + MAX_LOG_RATIO, 0.0)
+
+
+KL_ESTIMATORS: dict[str, Callable[[Array], Array]] = {"k1": k1, "k2": k2, "k3": k3}
+"""By `LossConfig.kl_estimator`."""
 
 
 @jax.tree_util.register_dataclass
@@ -222,7 +254,7 @@ def token_loss(
     logprobs = clear(logprobs)
     inputs = jax.tree.map(constant, inputs)
     loss, clipped = _terms(logprobs, inputs, config)
-    kl = jnp.zeros_like(logprobs)
+    kl = jnp.zeros_like(logprobs)  # pyright: ignore[reportUnknownMemberType]
     if inputs.reference_logprobs is not None:
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
     if config.kl_coef:
@@ -244,7 +276,7 @@ def effective_constants(
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
     if needs(config).proximal:
-        if steps_per_proximal == 1 and not extension.is_own(config.name):
+        if steps_per_proximal == 1 and not custom_functions.is_own(config.name):
             used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
     used["advantage"] = config.advantage
@@ -270,9 +302,9 @@ def effective_constants(
 
 
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
-    if not extension.is_own(config.name):
+    if not custom_functions.is_own(config.name):
         return LOSSES[config.name](logprobs, inputs, **config.constants)
-    returned: object = extension.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
+    returned: object = custom_functions.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
     match returned:
         case (jax.Array() as loss, jax.Array() as clipped) if (
             loss.shape == clipped.shape == logprobs.shape
@@ -332,3 +364,29 @@ def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> N
         value = getattr(inputs, field.name)
         if value is not None and value.shape != shape:
             raise ValueError(f"TokenInputs.{field.name} has shape {value.shape}, wanted the logprobs' {shape}")
+
+
+def token_weight(normalization: Normalization, num_trained: int, max_response_tokens: int) -> tuple[float, int]:
+    """(w, d): what each of a sequence's n trained tokens weighs, and the sequence's share of the divisor.
+
+    An update's loss is sum_t w_t l_t / sum_s d_s, with m sequences and L = max_response_tokens:
+
+    token (DAPO, eq. 12): w = 1, d = n; the mean over tokens.
+    sequence (GRPO, DeepSeekMath eq. 3; GSPO, eq. 5): w = 1 / n, d = 1; the mean over sequences of their means.
+    sequence_sum (PipelineRL, eq. 5): w = 1, d = 1; 1 / m sum_j sum_t, the gradient of a sequence's log-probability.
+    constant (Dr.GRPO): w = 1, d = L.
+
+    A sequence of which no token trains adds nothing to either sum, whatever the normalisation: the mean is over what
+    trains.
+    """
+    if num_trained == 0:
+        return 0.0, 0
+    match normalization:
+        case "token":
+            return 1.0, num_trained
+        case "sequence":
+            return 1.0 / num_trained, 1
+        case "sequence_sum":
+            return 1.0, 1
+        case "constant":
+            return 1.0, max_response_tokens

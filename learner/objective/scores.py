@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bridge.types import RewardScore, Rollout
+from bridge.rollout_types import RewardScore, Rollout
 
 
 def mean_scores(scores: Iterable[RewardScore]) -> dict[str, float]:

@@ -14,22 +14,20 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from bridge.adapter_names import TensorNames
 from bridge.files import first_line
-from bridge.published import Announcement, WeightManifest
-from bridge.snapshots.cast import cast_all_into
-from bridge.snapshots.layout import SnapshotError
-from bridge.snapshots.writer import SnapshotDraft, SnapshotWriter
+from bridge.param_names import TensorNames
+from bridge.rollout_types import Version
+from bridge.snapshots.shared_memory import cast_all_into
+from bridge.snapshots.snapshot_format import SnapshotError
+from bridge.snapshots.snapshot_writer import SnapshotDraft, SnapshotWriter
 from bridge.timeline import Timeline
-from bridge.types import Version
+from bridge.weight_types import Announcement, WeightManifest
 from configs.sections import PublishConfig
-from learner.hosts.hosts import Hosts, OneHost
+from learner.distributed.channel import Hosts, OneHost
 from learner.model.decoder import Params
-from learner.publish.agreement import WAIT_S, Agreement, Decision, Next
-from learner.publish.export import Export
-from learner.publish.lane import Lane
-from learner.publish.outlet import Outlet
-from learner.publish.shares import Share
+from learner.publish.commit import WAIT_S, Agreement, Decision, Next
+from learner.publish.destinations import Lane, Outlet
+from learner.publish.weight_export import Export, Share
 
 _POLL_S = 0.05
 """How often a learner that waits for a publish looks whether it is told to stop."""
@@ -213,7 +211,7 @@ class Publisher:
             raise self._error
 
     def metrics(self) -> dict[str, float]:
-        """What publishing took, by the names of `learner.metrics`."""
+        """What publishing took, by the names of `learner.metrics.metric_names`."""
         return {
             "time/publish_s": self.last_publish_s,
             "time/publish_held_up_s": self._held_up_s,

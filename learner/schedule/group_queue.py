@@ -1,8 +1,8 @@
 """Complete groups from the store as a grain IterDataset, with state: each element is what is trained next.
 
-The queue decides nothing about training: which groups are kept out is the arrival policy's matter (`intake.py`), which
-are next the training order's. What it keeps is the ledger: the ids handed out and not yet acknowledged, by which no
-group is trained twice.
+The queue decides nothing about training: which groups are kept out is the arrival policy's matter (`group_filter.py`),
+which are next the training order's. What it keeps is the ledger: the ids handed out and not yet acknowledged, by which
+no group is trained twice.
 """
 
 import time
@@ -11,13 +11,12 @@ from typing import Any
 
 import grain  # pyright: ignore[reportMissingTypeStubs]  # it has types inside, but no marker
 
+from bridge.rollout_types import Group
 from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
-from bridge.types import Group
 from configs.schema import Config
-from learner.schedule.intake import Intake
-from learner.schedule.ticket_books import TicketBooks
-from learner.schedule.training_order import TrainingOrder
+from learner.schedule.group_filter import Intake, TrainingOrder
+from learner.schedule.ticket_ledger import TicketBooks
 
 LOOK_S = 0.2
 """How often the queue looks though the store told of nothing: the process may have been asked to stop."""

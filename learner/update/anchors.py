@@ -13,10 +13,9 @@ import jax
 
 from configs.schema import Config
 from learner.model.decoder import Params
-from learner.update.frozen import freeze
-from learner.update.loss_sum import AnchorLogprobs
+from learner.update.frozen_policies import AnchorLogprobs, freeze
 from learner.update.packing import PackedBatch
-from learner.update.step import Steps
+from learner.update.train_step import Steps
 
 
 class Anchors:

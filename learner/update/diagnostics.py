@@ -18,12 +18,10 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int, Int32, jaxtyped
 
-from learner.objective.kl import k3
-from learner.update import moments
-from learner.update.histogram import NUM_BINS, count_log_ratios, quantile
-from learner.update.moments import Moments
+from learner.objective.losses import k3
+from learner.update import reductions
 from learner.update.packing import PackedBatch
-from learner.update.segments import segment_sums
+from learner.update.reductions import NUM_BINS, Moments, count_log_ratios, quantile, segment_sums
 
 MAX_EXPONENT = 88.0
 """Largest log of a mean ratio that is shown: e^88 is the last power that float32 holds."""
@@ -54,7 +52,7 @@ _LOG_SUM = _merging(jnp.logaddexp, -jnp.inf)
 _LOG_SUM_BY_LAG = _merging(jnp.logaddexp, -jnp.inf, shape=_LAGS)
 _LARGEST = _merging(jnp.maximum, 0)
 _LARGEST_COUNT = _merging(jnp.maximum, 0, jnp.int32)
-_MOMENTS = {"merging": Merging(moments.merge, Moments.zeros)}
+_MOMENTS = {"merging": Merging(reductions.merge, Moments.zeros)}
 
 
 @jax.tree_util.register_dataclass
@@ -97,7 +95,7 @@ class Stats:
     log_sum_w_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
     log_sum_w2_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
     num_tokens_by_log_w: Int32[Array, " bins"] = dataclasses.field(metadata=_COUNT_BY_BIN)
-    """By the bins of learner/update/histogram.py."""
+    """By the bins of learner/update/reductions.py."""
     max_abs_log_w: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
     max_abs_log_w_lag0: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
     rewards: Moments = dataclasses.field(metadata=_MOMENTS)
@@ -191,7 +189,7 @@ def merge(a: Stats, b: Stats) -> Stats:
 
 
 def finalize(stats: Stats) -> dict[str, Array]:
-    """The numbers of an update by their names in `learner/metrics.py`, and `real_tokens` for the loop's use.
+    """The numbers of an update by their names in `metrics/metric_names.py`, and `real_tokens` for the loop.
 
     `ess` is (sum w)^2 / (N sum w^2) over the update's tokens, `ess_sequence` the same over sequences with
     w = prod_t w_t (PipelineRL, eq. 6); 1 on-policy. The learner-engine mismatch is KL(mu || pi), estimated

@@ -1,14 +1,26 @@
-"""The optimizer with global-norm clipping, warm-up and a schedule, as one optax transformation."""
+"""Optax chain, schedule, decay mask; state and its update.
 
+The same numbers as the optax chain of `optimizer.make_optimizer`, whose state it takes and returns, but written so that
+XLA needs few passes over memory. In the chain, the new parameter reads the old moments, which are overwritten in place
+by the new ones, so XLA for CPU copies them first; here it reads the new ones, and each old array is read by that one
+expression which replaces it. 16M parameters on two cores: 0.05 s instead of 0.12 s.
+"""
+
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from configs.sections import OptimizerConfig
+from learner.model.decoder import Params
+from learner.update import diagnostics
+from learner.update.diagnostics import Stats
+from learner.update.rounding import round_stochastically, rounding_words
 
 _NOT_DECAYED = ("norm", "bias")
 
@@ -67,3 +79,200 @@ _SCALES: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = 
     "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
 }
 """By `OptimizerConfig.name`."""
+
+
+def adamw_step(
+    params: Params,
+    sums: Params,
+    opt_state: tuple[Any, ...],
+    *,
+    scale: Float32[Array, ""],
+    num_steps: int,
+    is_good: Bool[Array, ""],
+    config: OptimizerConfig,
+    words: Params,
+) -> tuple[Params, tuple[Any, ...], Params]:
+    """Steps AdamW (Loshchilov and Hutter, 2019, algorithm 2) where `is_good`, else hands everything back as it is.
+
+    g = scale sums; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
+    p = p - rate_t (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
+
+    It is computed in float32, whatever the arrays are kept in; parameters in bfloat16 are rounded stochastically.
+
+    Args:
+      params: the parameters.
+      sums: accumulated gradient sums, float32, a tree like the parameters'.
+      opt_state: of `optimizer.make_optimizer`'s chain for adamw.
+      scale: what turns a sum into the clipped mean.
+      num_steps: optimizer steps of the run, over which the rate's schedule goes.
+      is_good: whether loss and gradient are finite.
+      config: the betas, eps and the decay of what `optimizer.decay_mask` names.
+      words: `rounding.rounding_words` of this step.
+
+    Returns:
+      parameters, state, and zeros in the shape of the sums.
+    """
+    adam = next(part for part in opt_state if isinstance(part, optax.ScaleByAdamState))
+    schedule = next(part for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
+    rate = learning_rate(schedule.count, config, num_steps=num_steps)
+    count = jnp.asarray(optax.safe_increment(adam.count))
+    correction1, correction2 = (1 - beta ** count.astype(jnp.float32) for beta in (config.beta1, config.beta2))
+
+    def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool, word: Array) -> tuple[Array, ...]:
+        g = total * scale
+        # The old value stays where the sums are not finite; a select in the same pass costs nothing.
+        first = jnp.where(is_good, config.beta1 * _wide(mu) + (1 - config.beta1) * g, _wide(mu))
+        second = jnp.where(is_good, config.beta2 * _wide(nu) + (1 - config.beta2) * g * g, _wide(nu))
+        step = first / correction1 / (jnp.sqrt(second / correction2) + config.eps)
+        if decays and config.weight_decay:
+            step += config.weight_decay * _wide(p)
+        new = round_stochastically(jnp.where(is_good, _wide(p) - rate * step, _wide(p)), p.dtype, word)
+        # 0, said as something that needs the new parameter: so the sums' buffer is free, and needs no copy either.
+        zero = jnp.where(count < 0, new.astype(total.dtype), 0)
+        return new, first.astype(mu.dtype), second.astype(nu.dtype), zero
+
+    stepped = jax.tree.map(one, params, sums, adam.mu, adam.nu, decay_mask(params), words)
+    new, mu, nu, zeros = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0,) * 4), stepped)
+
+    def counted(part: Any) -> Any:
+        if isinstance(part, optax.ScaleByAdamState):
+            return optax.ScaleByAdamState(count=jnp.where(is_good, count, part.count), mu=mu, nu=nu)
+        if isinstance(part, optax.ScaleByScheduleState):
+            return optax.ScaleByScheduleState(count=jnp.where(is_good, optax.safe_increment(part.count), part.count))
+        return part
+
+    return new, tuple(counted(part) for part in opt_state), zeros
+
+
+def clip_scale(norm: Float32[Array, ""], max_norm: float) -> Float[Array, ""]:
+    """What a gradient of that norm is multiplied with so that it has at most `max_norm` (Pascanu et al., 2013)."""
+    return jnp.minimum(1.0, max_norm / norm)
+
+
+def _wide(x: Array) -> Float32[Array, "..."]:
+    return x.astype(jnp.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accumulator:
+    """The sums of the optimizer step that is being filled; all zero right after `apply`."""
+
+    grads: Params
+    """Gradient of the weighted loss sum, float32, shaped and sharded like the parameters."""
+    denominator: Float32[Array, ""]
+    """What the sums are divided by, once, at `apply`."""
+    loss: Float32[Array, ""]
+    """Weighted sum of token losses."""
+    stats: Stats
+
+    @classmethod
+    def zeros(cls, params: Params) -> "Accumulator":
+        """Nothing accumulated."""
+        return cls(
+            grads=jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
+            denominator=jnp.float32(0),
+            loss=jnp.float32(0),
+            stats=Stats.zeros(),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """The learner's whole state on the devices."""
+
+    params: Params
+    opt_state: optax.OptState
+    step: Int32[Array, ""]
+    """Updates so far, each of rounds.epochs calls of `apply`: the version of the parameters. It advances on a skipped
+    one too, so that versions stay contiguous and an update's groups always belong to one step."""
+    skipped_updates: Int32[Array, ""]
+    """Calls of `apply` that changed nothing because the loss or the gradient was not finite."""
+    accumulator: Accumulator
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first update."""
+    return TrainState(
+        params=params,
+        opt_state=optimizer.init(params),
+        step=jnp.int32(0),
+        skipped_updates=jnp.int32(0),
+        accumulator=Accumulator.zeros(params),
+    )
+
+
+Metrics = dict[str, Array]
+_Stepped = tuple[Params, optax.OptState, Params]
+"""The parameters, the optimizer's state and an empty accumulator after a step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApplyUpdate:
+    """Divides an update's gradient sums by its denominators, once, and steps the optimizer; see `Steps.apply`."""
+
+    optimizer: optax.GradientTransformation
+    config: OptimizerConfig
+    epochs: int
+    """Steps of the optimizer for each of the learner's."""
+    num_steps: int
+    """Of the optimizer, in the whole run."""
+    seed: int
+    """Seed of the rounding of parameters in bfloat16."""
+
+    def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
+        """The state after pass number `epoch` over a batch, and the update's metrics."""
+        total = state.accumulator
+        # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
+        share = 1 / total.denominator
+        loss = total.loss / total.denominator
+        grad_norm = optax.tree.norm(jax.tree.map(lambda g: g * share, total.grads))
+        # 0 / 0 is not finite either, so sums without tokens are skipped too.
+        is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        step = self._adamw if self.config.name == "adamw" else self._transformed
+        words = rounding_words(state.params, seed=self.seed, step=state.step, epoch=epoch)
+        params, opt_state, zeros = step(state, share, grad_norm, is_good, words)
+        count = state.step * self.epochs + epoch - state.skipped_updates
+        skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
+        metrics = diagnostics.finalize(total.stats) | {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate(count, self.config, num_steps=self.num_steps),
+            "skipped_updates": skipped,
+        }
+        new_state = TrainState(
+            params=params,
+            opt_state=opt_state,
+            step=state.step + jnp.where(epoch == self.epochs - 1, 1, 0),
+            skipped_updates=skipped,
+            accumulator=dataclasses.replace(Accumulator.zeros({}), grads=zeros),
+        )
+        return new_state, metrics
+
+    def _adamw(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
+        assert isinstance(state.opt_state, tuple)
+        return adamw_step(
+            state.params,
+            state.accumulator.grads,
+            state.opt_state,
+            scale=share * clip_scale(norm, self.config.max_grad_norm),
+            num_steps=self.num_steps,
+            is_good=is_good,
+            config=self.config,
+            words=words,
+        )
+
+    def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
+        """The same by an optax transformation, which clips by itself."""
+        del norm
+        old = wide(state.params)
+        grads = jax.tree.map(lambda g: g * share, state.accumulator.grads)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, old)
+        new, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(is_good, new, old),
+            (optax.apply_updates(old, updates), opt_state),
+            (old, state.opt_state),
+        )
+        params = jax.tree.map(lambda x, p, word: round_stochastically(x, p.dtype, word), new, state.params, words)
+        return params, opt_state, Accumulator.zeros(params).grads

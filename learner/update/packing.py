@@ -1,4 +1,4 @@
-"""Complete groups to fixed-shape batches: the only padding code.
+"""Groups to fixed-shape packed micro-batches, prompt sharing included; a batch's header.
 
 Whole sequences (prompt and response) are packed by first-fit-decreasing into rows of `row_tokens`, and
 `rows` rows make a micro-batch. There is one shape, so there is one compilation; what does not fit goes
@@ -11,26 +11,85 @@ token's loss and gradient are those of the whole sequences, from P - 1 + sum(1 +
 
 Alignment: every array holds what belongs to the token at that position. `loss_mask[b, i]`,
 `behavior_logprobs[b, i]`, `advantages[b, i]` and `token_versions[b, i]` describe `tokens[b, i]`; that the
-model's output at i predicts the token at i + 1 is `step.py`'s business. A sequence starts with at
+model's output at i predicts the token at i + 1 is `train_step.py`'s business. A sequence starts with at
 least one prompt token, so a trained token always has its predecessor in its own segment and row.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from bridge.types import Group, Rollout
+from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig, PackingConfig
-from learner.objective.normalization import token_weight
-from learner.objective.shaping import shaped_rewards
-from learner.objective.trained import num_sampled, teaches, trained_tokens
-from learner.objective.turns import token_advantages
-from learner.update.moments import Moments
-from learner.update.parts import first_fit_decreasing, parts
+from learner.distributed.sharding import abstract
+from learner.objective.advantages import token_advantages
+from learner.objective.losses import token_weight
+from learner.objective.reward_shaping import num_sampled, shaped_rewards, teaches, trained_tokens
+from learner.update.reductions import Moments
+
+LEAST_SHARED = 3
+"""Tokens of a prompt that is shared: without its last one it has two, as each segment of a row at least
+(`learner/update/reductions.py`)."""
+
+
+class Part(NamedTuple):
+    """Rollouts of a group that are packed as one."""
+
+    rollouts: Sequence[int]
+    """Their places in the group."""
+    shares: bool
+    """Whether their prompt is there once, and its last token before each of them (`learner/update/packing.py`)."""
+    size: int
+    """Tokens of the row that it takes."""
+
+
+def parts(group: Group, packing: PackingConfig) -> Iterator[Part]:
+    """A group's rollouts in their order: one by one, or with `packing.share_prompts` as many as fit a row."""
+    prompt = group.prompt_tokens.size
+    most = packing.max_row_sequences - 1
+    if not packing.share_prompts or prompt < LEAST_SHARED or most < 1:
+        for i, rollout in enumerate(group.rollouts):
+            yield Part([i], False, prompt + rollout.tokens.size)
+        return
+    together: list[int] = []
+    size = prompt - 1
+    for i, rollout in enumerate(group.rollouts):
+        takes = 1 + rollout.tokens.size
+        if together and (len(together) == most or size + takes > packing.row_tokens):
+            yield Part(together, True, size)
+            together, size = [], prompt - 1
+        together.append(i)
+        size += takes
+    yield Part(together, True, size)
+
+
+def first_fit_decreasing(
+    lengths: Sequence[int], packing: PackingConfig, *, num_segments: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Puts each length, longest first, into the first row with room; returns the indices in each row.
+
+    A row has room for row_tokens tokens and max_row_sequences segments, of which each length is one, or `num_segments`.
+
+    Equal lengths keep their order, so the same groups always pack alike.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        takes = 1 if num_segments is None else num_segments[i]
+        row = next((r for r, (free, left) in enumerate(room) if lengths[i] <= free and takes <= left), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append((packing.row_tokens, packing.max_row_sequences))
+        rows[row].append(i)
+        free, left = room[row]
+        room[row] = free - lengths[i], left - takes
+    return rows
 
 
 @jax.tree_util.register_dataclass
@@ -282,3 +341,80 @@ def _places(row: Sequence[_Unit]) -> Iterator[tuple[_Sequence, _Place]]:
             segment += 1
             yield s, _Place(start, segment, first, prefix, prefix_start)
             start += s.size - first
+
+
+class _Batch(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Each array's dtype and shape, in the order of the tree's leaves: to be the same everywhere."""
+
+    arrays: tuple[str, ...]
+
+
+class _Micro(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A `MicroBatch`."""
+
+    batch: _Batch
+    ticket_ids: tuple[str, ...]
+    sum_squared_lengths: float
+    ends_pack: bool
+    ends_update: bool
+    ends_round: bool
+
+
+def encode_batch(batch: PackedBatch) -> bytes:
+    """The shapes of a batch."""
+    return msgspec.msgpack.encode(_batch_of(batch))
+
+
+def decode_batch(data: bytes, packing: PackingConfig) -> PackedBatch:
+    """The batch, each array as a `jax.ShapeDtypeStruct`: what it holds is still at the leader.
+
+    Raises:
+      ValueError: it is none of this packing.
+    """
+    try:
+        told = msgspec.msgpack.decode(data, type=_Batch)
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"malformed batch: {e}") from None
+    return _shapes(told, packing)
+
+
+def encode_micro(micro: MicroBatch) -> bytes:
+    """The shapes of the batch and what the host must know about it."""
+    fields = {f.name: getattr(micro, f.name) for f in dataclasses.fields(micro) if f.name != "batch"}
+    return msgspec.msgpack.encode(_Micro(batch=_batch_of(micro.batch), **fields))
+
+
+def decode_micro(data: bytes, packing: PackingConfig) -> MicroBatch:
+    """The micro-batch that was encoded, its batch as of `decode_batch`.
+
+    Raises:
+      ValueError: it is none of this packing.
+    """
+    try:
+        micro = msgspec.msgpack.decode(data, type=_Micro)
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"malformed micro-batch: {e}") from None
+    fields = {name: getattr(micro, name) for name in _Micro.__struct_fields__ if name != "batch"}
+    return MicroBatch(batch=_shapes(micro.batch, packing), **fields)
+
+
+def _batch_of(batch: PackedBatch) -> _Batch:
+    return _Batch(tuple(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(batch)))
+
+
+def _rows(array: str) -> tuple[int, int] | None:
+    """Rows and tokens of the batch whose first array was told so."""
+    found = re.fullmatch(r"\w+\[(\d+), (\d+)\]", array)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _shapes(told: _Batch, packing: PackingConfig) -> PackedBatch:
+    shapes = jax.tree.map(abstract, empty_batch(packing))
+    here = _batch_of(shapes)
+    if packing.auto and len(told.arrays) == len(here.arrays) and (rows := _rows(told.arrays[0])) is not None:
+        return _shapes(told, dataclasses.replace(packing, auto=False, rows=rows[0], row_tokens=rows[1]))
+    if told != here:
+        raise ValueError(
+            f"a packed batch is {here.arrays[:1]} and so on here, got {told.arrays[:1]}: the processes' configs differ"
+        )
+    return shapes

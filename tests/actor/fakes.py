@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from actor.engine.protocol import (
+from actor.engine_protocol import (
     AbortedError,
     EngineDeadError,
     EngineSize,
@@ -15,8 +15,8 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
-from bridge.published import WeightManifest
-from bridge.types import Finish, Sampling, Version
+from bridge.rollout_types import Finish, Sampling, Version
+from bridge.weight_types import WeightManifest
 
 
 @dataclasses.dataclass
@@ -30,7 +30,7 @@ class Request:
 
 
 class FakeEngine:
-    """Implements `actor.engine.protocol.Engine`; with `auto` it answers at once."""
+    """Implements `actor.engine_protocol.Engine`; with `auto` it answers at once."""
 
     def __init__(self, *, auto: bool = False, reply: bytes = b"42") -> None:
         self.auto, self.reply = auto, np.frombuffer(reply, np.uint8).astype(np.int32)

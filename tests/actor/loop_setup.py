@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 
 from actor.admission import Admission, Policy
-from actor.duties import STANDARD_DUTIES
-from actor.engine.protocol import Sample
+from actor.engine_protocol import Sample
 from actor.environments.episode import Episodes
-from actor.limits import Limits
-from actor.loop import Actor, Duty
-from actor.rewards.scheduler import Rewards
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import VerifierPool
+from actor.loop import Actor, Duty, Limits
+from actor.rewards.scorer import Rewards
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierPool
+from actor.weight_updates import STANDARD_DUTIES
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
 from bridge import timeline
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.sqlite import SqliteStore
+from bridge.rollout_types import ActorReport, Ticket, Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.open import SqliteStore
 from bridge.timeline import Timeline
-from bridge.types import ActorReport, Ticket, Version
 from tests.actor.fakes import FakeEngine, until
 from tests.bridge.factories import make_ticket
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actor.admission import Admission, part_of
-from bridge.types import Ticket, Version
+from bridge.rollout_types import Ticket, Version
 from configs.schema import Config
 from configs.sections import (
     ActorConfig,

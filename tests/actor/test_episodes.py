@@ -6,12 +6,11 @@ from typing import cast
 
 import numpy as np
 
-from actor.duties import signs
+from actor import background
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import Played
-from actor.environments.turns import EpisodeRequest
-from bridge.types import Task, Version
+from actor.environments.transcript import EpisodeRequest, Played
+from bridge.rollout_types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 
@@ -86,7 +85,7 @@ def test_failures_of_environments_are_reported_by_kind(tmp_path):
         episodes = TwoTurns()
         episodes.failures.update(deadline=1, crash=2, exception=3, reply=4, start=5)
         s = setup_of(tmp_path, episodes)
-        await signs.say_alive(s.actor)
+        await background.say_alive(s.actor)
         report = s.report()
         assert (report.num_episode_deadlines, report.num_episode_crashes, report.num_episode_exceptions) == (1, 2, 3)
         assert (report.num_episode_bad_replies, report.num_episode_bad_starts) == (4, 5)
@@ -156,8 +155,8 @@ def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_pa
 
 
 def test_ticket_of_an_environment_is_no_single_turn_where_none_is_played(tmp_path, monkeypatch):
-    monkeypatch.setattr("actor.outage.MIN_ROWS", 1)
-    monkeypatch.setattr("actor.outage.MIN_S", 0.0)
+    monkeypatch.setattr("actor.serving.MIN_ROWS", 1)
+    monkeypatch.setattr("actor.serving.MIN_S", 0.0)
 
     async def body():
         s = setup_of(tmp_path, None)

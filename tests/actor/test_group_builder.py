@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.engine.protocol import Episode, Sample
-from actor.group_builder import GroupBuilder
-from actor.rewards.scheduler import Judgement
-from bridge.types import RewardScore, Version
+from actor.engine_protocol import Episode, Sample
+from actor.rewards.scorer import Judgement
+from actor.serving import GroupBuilder
+from bridge.rollout_types import RewardScore, Version
 from tests.bridge.factories import make_ticket
 
 

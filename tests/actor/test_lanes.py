@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.lanes import Lanes
+from actor.serving import Lanes
 
 
 def test_lanes_do_not_run_out():

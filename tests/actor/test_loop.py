@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bridge import timeline
-from bridge.types import Task
+from bridge.rollout_types import Task
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, make_setup, make_setup_beside, run
 from tests.bridge.factories import make_ticket
@@ -67,7 +67,7 @@ def test_frontier_runs_the_lowest_orders_and_refills_when_a_group_is_served(tmp_
 
 def test_slot_is_free_before_the_reward_is_known(tmp_path):
     async def body():
-        command = (sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts"))
+        command = (sys.executable, "-m", "tests.actor.rewards.verifiers.bad_verifiers", str(tmp_path / "attempts"))
         s = make_setup(tmp_path, width=1, command=command)
         s.engine.reply = np.frombuffer(b"1", np.uint8).astype(np.int32)
         s.publish(0)

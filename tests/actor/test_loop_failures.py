@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from actor.engine.protocol import EngineDeadError
+from actor.engine_protocol import EngineDeadError
 from bridge import timeline
+from bridge.rollout_types import Task, Version
 from bridge.store.protocol import FOR_GOOD, FencedError, StoreLostError
-from bridge.types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
 from tests.bridge.factories import make_group
@@ -20,7 +20,7 @@ from tests.bridge.factories import make_group
 
 def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
     async def body():
-        command = (sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts"))
+        command = (sys.executable, "-m", "tests.actor.rewards.verifiers.bad_verifiers", str(tmp_path / "attempts"))
         s = make_setup(tmp_path, auto=True, command=command)
         s.engine.reply = np.frombuffer(b"1", np.uint8).astype(np.int32)
         s.publish(0)
@@ -36,8 +36,8 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
 
 
 def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
-    monkeypatch.setattr("actor.outage.MIN_ROWS", 3)
-    monkeypatch.setattr("actor.outage.MIN_S", 0.0)
+    monkeypatch.setattr("actor.serving.MIN_ROWS", 3)
+    monkeypatch.setattr("actor.serving.MIN_S", 0.0)
 
     async def body():
         s = make_setup(tmp_path, auto=True)
@@ -250,7 +250,7 @@ def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, m
 @contextlib.asynccontextmanager
 async def one_is_put_and_one_waits(tmp_path, monkeypatch, limits=LIMITS):
     """An actor with two groups sampled, of a store that takes its time over the one that it is given."""
-    monkeypatch.setattr("actor.holdings.PUTS_AT_ONCE", 1)
+    monkeypatch.setattr("actor.leases.PUTS_AT_ONCE", 1)
     s = make_setup(tmp_path, auto=True, limits=limits)
     put_group, go_on = s.store.put_group, threading.Event()
     monkeypatch.setattr(s.store, "put_group", lambda group: go_on.wait(30) and put_group(group))

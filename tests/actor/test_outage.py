@@ -2,8 +2,8 @@ from typing import Any
 
 import numpy as np
 
-from actor.outage import MANY_S, MIN_ROWS, MIN_S, Outage
-from bridge.types import Task, Ticket
+from actor.serving import MANY_S, MIN_ROWS, MIN_S, Outage
+from bridge.rollout_types import Task, Ticket
 from tests.bridge.factories import make_ticket
 
 

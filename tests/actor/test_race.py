@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.race import Race
+from actor.serving import Race
 
 
 def test_first_k_to_end_win_and_the_rest_lose_at_once():

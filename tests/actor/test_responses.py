@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.engine.protocol import Episode, Sample
+from actor.engine_protocol import Episode, Sample
 from actor.responses import ResponseReader
-from actor.verifiers import exact, format, math, registry
-from actor.verifiers.judged import Context, Response
+from actor.rewards import registry
+from actor.rewards.types import Context, Response
+from actor.rewards.verifiers import math, text_match
 from bridge.chat_template import ChatTemplate
-from bridge.types import Finish, Task, Ticket, Version
+from bridge.rollout_types import Finish, Task, Ticket, Version
 from configs.sections import RewardsConfig
 from tests.actor.environments.chat import CHATML, EOS, IM_END, characters
 from tests.bridge.factories import make_ticket
@@ -93,7 +94,7 @@ def test_response_of_an_episode_is_its_last_turn_and_counts_the_thinking_of_all(
 GYM = json.dumps({"question": "", "answer": "4", "metadata": {"source_dataset": "chain_sum"}})
 
 
-@pytest.mark.parametrize("verifier", [exact, math, gym])
+@pytest.mark.parametrize("verifier", [text_match, math, gym])
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
@@ -107,7 +108,8 @@ def test_verifiers_of_answers_read_what_stands_behind_the_thinking(verifier: Mod
     task = Task.judged_by("math", answer="4", metadata=GYM if verifier is gym else "{}")
     for source, begun in ((OPENS, ""), (CHATML, "<think>")):
         response = reader(source)(asked(source), sample(f"{begun}{text}<|im_end|>"))
-        got = verifier.score(response, task, Context())
+        score = text_match.score_exact if verifier is text_match else verifier.score
+        got = score(response, task, Context())
         assert got.value == pytest.approx(reward, abs=0.02)
 
 
@@ -136,7 +138,7 @@ def test_math_looks_for_numbers_in_the_answer_alone(answer_in):
 def test_format_sees_special_tokens_and_what_the_prompt_opened(source, pattern, text, reward):
     task = Task.judged_by("format", answer="")
     response = reader(source)(asked(source), sample(f"{text}<|im_end|>"))
-    assert format.score(response, task, Context(settings=RewardsConfig(format_pattern=pattern))) == reward
+    assert text_match.score_format(response, task, Context(settings=RewardsConfig(format_pattern=pattern))) == reward
 
 
 @pytest.mark.parametrize(

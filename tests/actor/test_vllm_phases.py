@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from actor.vllm.phases import PHASES, say_phases
+from actor.vllm.engine_setup import PHASES, say_phases
 
 
 @pytest.mark.parametrize("part", sorted(PHASES))

@@ -19,12 +19,12 @@ from rich.table import Table
 
 from configs import overrides
 from configs.schema import Config
-from launch.console import make_console
-from launch.plan import profiles
-from launch.plan.cluster.limits import Cluster, Limit, first_to_give_out
-from launch.plan.cluster.part import Part
-from launch.plan.cluster.report import quantity
-from launch.plan.profiles import Profile
+from launch.terminal import make_console
+from launch.tools.plan import profile as plan_profile
+from launch.tools.plan.control_plane.capacity import Cluster, Limit, first_to_give_out
+from launch.tools.plan.control_plane.loads import Part
+from launch.tools.plan.plan_tables import quantity
+from launch.tools.plan.profile import Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +116,7 @@ def variant_of(text: str, config: Config, profile: Profile) -> tuple[str, Config
     if not sep or not title.strip():
         raise ValueError(f'--variant wants "TITLE: section.field=value, ...", got {text!r}')
     of_config: dict[str, str] = {}
-    raw = profiles.to_dict(profile)
+    raw = plan_profile.to_dict(profile)
     for change in filter(None, (c.strip() for c in changes.split(","))):
         path, sep, value = change.partition("=")
         if not sep:
@@ -125,7 +125,7 @@ def variant_of(text: str, config: Config, profile: Profile) -> tuple[str, Config
             _set(raw, path, value)
         else:
             of_config[path] = value
-    return title.strip(), overrides.apply(config, of_config), profiles.from_dict(raw)
+    return title.strip(), overrides.apply(config, of_config), plan_profile.from_dict(raw)
 
 
 def _set(raw: dict[str, Any], path: str, value: str) -> None:
@@ -279,7 +279,7 @@ def main(argv: list[str]) -> None:
     """Prints a table for each variant, and writes figure and numbers where they are asked for."""
     del argv
     config = overrides.load_preset(flags.FLAGS.config)
-    profile = profiles.load(flags.FLAGS.profile)
+    profile = plan_profile.load(flags.FLAGS.profile)
     engines, chips = counts_up_to(flags.FLAGS.scale_engines), counts_up_to(flags.FLAGS.scale_chips)
     console, panels = make_console(), {}
     for text in flags.FLAGS.variant or [f"{config.preset}:"]:
@@ -297,7 +297,7 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("config", "configs/pipelinerl.py", "Preset.")
-    flags.DEFINE_string("profile", "docs/cluster_profile.json", "Profile, as `launch.plan` takes it.")
+    flags.DEFINE_string("profile", "docs/cluster_profile.json", "Profile, as `launch.tools.plan` takes it.")
     flags.DEFINE_integer("scale_engines", 4096, "Largest number of engines.", lower_bound=1)
     flags.DEFINE_integer("scale_chips", 1024, "Largest number of learner chips.", lower_bound=1)
     flags.DEFINE_multi_string("variant", [], "A panel, as in the module's docstring; any number of times.")

@@ -21,15 +21,17 @@ import torch
 from absl import app, flags
 from safetensors.torch import save_file
 
-from actor.vllm.adapters import engine_arguments, peft_settings
+from actor.vllm.lora_serving import engine_arguments, peft_settings
 from configs.schema import Config
 from configs.sections import LoraConfig, PublishConfig
 from tests.bench.job import PROJECT
 from tests.bench.rig import report
 
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Engines of each kind.", lower_bound=1)
-MODEL = flags.DEFINE_string("model", str(PROJECT / "models" / "smollm2"), "The model's folder; see `launch.get_model`.")
-KINDS = {"none": "no adapter", "ours": "an adapter, `actor.vllm.cpu_adapters`", "vllm": "an adapter, vLLM's backend"}
+MODEL = flags.DEFINE_string(
+    "model", str(PROJECT / "models" / "smollm2"), "The model's folder; see `launch.tools.get_model`."
+)
+KINDS = {"none": "no adapter", "ours": "an adapter, `actor.vllm.lora_cpu`", "vllm": "an adapter, vLLM's backend"}
 ONE = flags.DEFINE_enum("one", None, list(KINDS), "Measures one kind in this process.")
 PROMPT_TOKENS, RESPONSE_TOKENS = 33, 25
 CONFIG = Config(preset="rolloutpipe", lora=LoraConfig(rank=16), publish=PublishConfig(lora="adapter", max_adapters=2))
@@ -117,7 +119,7 @@ def measure(kind: str, num_prompts: int) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
     if kind == "ours":
-        import actor.vllm.weights  # noqa: F401  # as vLLM does, where the project is installed
+        import actor.vllm.worker  # noqa: F401  # as vLLM does, where the project is installed
 
     with tempfile.TemporaryDirectory() as folder:
         write_adapter(pathlib.Path(MODEL.value), pathlib.Path(folder))

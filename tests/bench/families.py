@@ -23,9 +23,9 @@ import torch
 import transformers
 from absl import app, flags
 
-from bridge import versions
-from bridge.names import flatten
-from learner.model.hf.io import load
+from bridge import weight_types
+from bridge.param_names import flatten
+from learner.model.hf_load import load
 from tests.bench.rig import report
 from tests.integration.engine.test_parity import NUM_PUBLISHES, published_errors
 from tests.integration.support import models
@@ -191,7 +191,7 @@ def _finish(found: dict[str, dict[str, Any]]) -> None:
         },
         data=found,
         figure=False,
-        beside=f"transformers {transformers.__version__}, vLLM {versions.VLLM} on its CPU backend",
+        beside=f"transformers {transformers.__version__}, vLLM {weight_types.VLLM} on its CPU backend",
     )
 
 

@@ -21,7 +21,7 @@ from absl import app
 
 from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
-from launch.plan.simulate import default_warmup
+from launch.tools.plan.sim.simulate import default_warmup
 from tests.bench.rig import report
 from tests.bench.rig.calibrate import calibrate_passes
 from tests.bench.rig.figures import bars

@@ -2,7 +2,7 @@
 
 Random weights of a published shape, bfloat16 compute over float32 masters, rows filled by sequences of lognormal
 length, one accumulate and one apply. MFU is taken against the card's own measured bfloat16 matmul rate and, where it
-is known, against its published peak (`learner/costs/flops.py` states what counts as a model FLOP). On a CPU it runs
+is known, against its published peak (`learner/metrics/flops.py` states what counts as a model FLOP). On a CPU it runs
 with a toy shape, to show that it works; such numbers mean nothing.
 
 Ends with one line of JSON, and writes the table to --out if it is given.
@@ -22,12 +22,12 @@ from absl import app, flags
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
 from configs.sections import ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
-from learner.costs.flops import model_flops, peak_flops
-from learner.devices.mesh import make_mesh, param_shardings
-from learner.model.config import Architecture as Shape
+from learner.distributed.sharding import make_mesh, param_shardings
+from learner.metrics.flops import model_flops, peak_flops
+from learner.model.architecture import Architecture as Shape
 from learner.model.decoder import abstract_params, init_params
 from learner.update.packing import PackedBatch, empty_batch
-from learner.update.step import Steps, build_steps
+from learner.update.train_step import Steps, build_steps
 
 MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
 ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")

@@ -1,4 +1,4 @@
-"""Compares the verdicts of `math` with two other verifiers on `tests/actor/verifiers/math_forms.jsonl`.
+"""Compares the verdicts of `math` with two other verifiers on `tests/actor/rewards/verifiers/math_forms.jsonl`.
 
 `python -m tests.bench.math_forms --label after` judges all pairs and stores the verdicts of `math` under that label in
 tests/bench/results/math_forms.json, beside those of math-verify and of a verifier by normalized text. It writes
@@ -18,10 +18,10 @@ from typing import Any
 
 import math_verify
 
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import COMMAND, VerifierError, VerifierPool
-from bridge.types import Task
-from tests.actor.verifiers import math_agreement, math_forms
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import COMMAND, VerifierError, VerifierPool
+from bridge.rollout_types import Task
+from tests.actor.rewards.verifiers import math_agreement, math_forms
 
 RESULTS = Path(__file__).with_name("results") / "math_forms.json"
 COST_OF_FALSE_REWARD = 10
@@ -93,7 +93,7 @@ def page(pairs: Sequence[Mapping[str, Any]], stored: Mapping[str, Any]) -> str:
     rows = [
         "# Verdicts on forms of answers",
         "",
-        f"{len(pairs)} pairs (tests/actor/verifiers/math_forms.jsonl), {num_wrong} of them wrong, judged by hand",
+        f"{len(pairs)} pairs (tests/actor/rewards/verifiers/math_forms.jsonl), {num_wrong} wrong, judged by hand",
         f"before `math` was changed. `before` and `after` are `math` (commits: {stored['commits']}). `library` is",
         "math-verify, `verify(parse(gold), parse(response))`; `library, $` has the gold answer in `$`; `text`",
         "compares the last box as normalized text. Made by `python -m tests.bench.math_forms`. A false reward",

@@ -23,18 +23,18 @@ import jax
 import numpy as np
 
 from bridge import codec, timeline
-from bridge.names import flatten
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Version
+from bridge.param_names import flatten
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.open import SqliteStore
 from configs import overrides, sections
-from learner.devices.mesh import make_mesh
-from learner.lora.adapters import merge
-from learner.schedule.waiting_ratio import RoundClock
+from learner.distributed.sharding import make_mesh
+from learner.metrics.step_timer import RoundClock
+from learner.model.lora import merge
 from learner.update.anchors import Anchors
+from learner.update.auto_shape import RowShape
 from learner.update.packing import pack_groups
-from learner.update.row_shape import RowShape
-from learner.update.step import build_steps
+from learner.update.train_step import build_steps
 from tests.bridge.factories import as_plain, make_group, make_ticket
 from tests.learner.streams import MODEL, config_of, fresh_params, random_group
 

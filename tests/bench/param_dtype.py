@@ -1,6 +1,6 @@
 """Full training with parameters in bfloat16 against float32: how far the weights move, and what is learned.
 
-    python -m launch.get_model smollm2 --out=models/smollm2
+    python -m launch.tools.get_model smollm2 --out=models/smollm2
     python -m tests.bench.param_dtype --model=models/smollm2
 
 No engine: fixed groups of right and wrong answers to sums go through the learner's own steps, so both sides see the
@@ -23,12 +23,12 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
 
-from bridge.types import Group, Rollout
+from bridge.rollout_types import Group, Rollout
 from configs import schema, sections
-from learner.devices.mesh import make_mesh
-from learner.model.hf import io as hf_io
+from learner.distributed.sharding import make_mesh
+from learner.model import hf_load as hf_io
 from learner.update.packing import PackedBatch, pack_groups
-from learner.update.step import Steps, build_steps
+from learner.update.train_step import Steps, build_steps
 
 NUM_BATCHES, GROUPS_PER_BATCH = 10, 4
 BETA2, LEARNING_RATE = 0.999, 1e-6

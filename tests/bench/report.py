@@ -3,7 +3,7 @@
     python -m tests.bench.report [--small]
 
 The run has 5,000 updates, 100,000 responses kept as text, and the events of four actors; it is made up
-(`tests/launch/report/folder.py`). Without a Chromium the browser's part is left out.
+(`tests/launch/tools/report/folder.py`). Without a Chromium the browser's part is left out.
 """
 
 import argparse
@@ -13,9 +13,9 @@ import resource
 import tempfile
 import time
 
-from launch.report.build import write_report
-from tests.launch.report.browser import PROGRAM, Page, browser
-from tests.launch.report.folder import make_folder
+from launch.tools.report.build import write_report
+from tests.launch.tools.report.browser import PROGRAM, Page, browser
+from tests.launch.tools.report.folder import make_folder
 
 TEXT = "the sum of the first numbers is found by adding them one after the other so that nothing is left over "
 MAX_MAKE_S, MAX_BYTES, MAX_OPEN_S, MAX_SEARCH_S, MAX_ROUND_S = 60.0, 6_000_000, 10.0, 1.0, 1.0

@@ -21,13 +21,12 @@ from collections.abc import Callable
 
 from absl import app
 
-from actor.sandbox import command, languages
-from actor.sandbox.command import HostView
-from actor.sandbox.isolation import check_isolation
-from actor.sandbox.limits import SandboxLimits
+from actor.sandbox import bwrap, languages
+from actor.sandbox.bwrap import HostView
 from actor.sandbox.pool import Sandbox
 from actor.sandbox.process import SandboxProcess
-from actor.sandbox.program import Case
+from actor.sandbox.program import Case, SandboxLimits
+from actor.sandbox.self_test import check_isolation
 from tests.actor.sandbox.attacks import ALL, DEMANDED, ENDLESS_S
 from tests.actor.sandbox.trap import Trap
 from tests.bench.rig import report
@@ -58,7 +57,7 @@ def costs(sandbox: Sandbox, repeats: int) -> dict[str, list[float]]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     (folder / "main.py").write_text(SOURCE)
     program, case = languages.program("python", SOURCE), Case(timeout_s=PATIENT_S, stdin=STDIN)
-    python, _ = command.interpreter(HostView())
+    python, _ = bwrap.interpreter(HostView())
 
     def bare() -> bytes:
         environment = {"PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"}

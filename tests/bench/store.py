@@ -26,8 +26,8 @@ import numpy as np
 from absl import app
 
 from bridge import codec
+from bridge.rollout_types import Group, Ticket
 from bridge.store.open import create_run, open_store
-from bridge.types import Group, Ticket
 from tests.bench.rig import report
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import kill, spawn

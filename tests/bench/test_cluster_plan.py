@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from launch.plan.cluster.limits import first_to_give_out
-from launch.plan.profiles import LearnerProfile
+from launch.tools.plan.control_plane.capacity import first_to_give_out
+from launch.tools.plan.profile import LearnerProfile
 from tests.bench.cluster_plan import COLOURS, counts_up_to, name_in_figure, plot_scale, scale, variant_of
-from tests.launch.plan.cluster.setup import cluster_of, network, served, store
-from tests.launch.plan.setup import by_window, profile_of
+from tests.launch.tools.plan.control_plane.setup import cluster_of, network, served, store
+from tests.launch.tools.plan.setup import by_window, profile_of
 
 
 def test_counts_go_up_in_even_steps_of_the_logarithm():

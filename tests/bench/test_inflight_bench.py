@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launch.plan.simulate import default_warmup
+from launch.tools.plan.sim.simulate import default_warmup
 from tests.bench import inflight
 from tests.bench.inflight import CONVENTIONAL, KEEP, MAX_NUM_SEQS, RECOMPUTE, Row
 from tests.bench.rig.rig import Result

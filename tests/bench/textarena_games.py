@@ -1,7 +1,7 @@
 """Which of TextArena's games can be played here: tries them all, and writes the list that the adapter goes by.
 
 `python -m tests.bench.textarena_games` plays each game of the installed release without a network, twice from the same
-seed in two processes, by moves that it shows in brackets, and writes `configs/environments/textarena_games.json` and
+seed in two processes, by moves that it shows in brackets, and writes `configs/tasks/textarena_games.json` and
 the table in docs/environments.md. Takes some minutes. One that can be played
 
 - resets with as few players as it takes, the policy's seat being the last, and shows the same start to the same seed
@@ -19,10 +19,10 @@ import sysconfig
 from collections.abc import Mapping
 from typing import Any
 
-from actor.environments.pool import EnvironmentPool
+from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.protocol import EpisodeError
-from configs.environments import textarena
-from configs.sections.environments import EnvironmentsConfig
+from configs.sections.actor import EnvironmentsConfig
+from configs.tasks import textarena
 from tests.bench import textarena_trial
 
 SITE = sysconfig.get_path("purelib") + "/"
@@ -83,7 +83,7 @@ async def main() -> None:
             print(game, tried[game], flush=True)
     finally:
         await pool.close()
-    file = ROOT / "configs" / "environments" / textarena.GAMES_FILE
+    file = ROOT / "configs/tasks" / textarena.GAMES_FILE
     file.write_text(json.dumps(tried, indent=1) + "\n")
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 
-from actor.environments import zygote
+from actor.environments import fork_server
 
 
 def _refuse(self: socket.socket, address: object) -> None:
@@ -15,4 +15,4 @@ if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     socket.socket.connect = _refuse  # pyright: ignore[reportAttributeAccessIssue]
-    zygote.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    fork_server.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

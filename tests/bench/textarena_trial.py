@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from actor.environments.builtin.textarena import Bracketed, TextArena, takes
 from actor.environments.protocol import Step
-from actor.environments.shipped.bracketed import Bracketed
-from actor.environments.shipped.textarena import TextArena, takes
 from bridge.chat_template import Message
 
 NAME = f"{__name__}:Trial"

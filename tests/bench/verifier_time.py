@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 
 import reasoning_gym
 
-from actor.verifiers import exact, format, math
-from actor.verifiers import reasoning_gym as gym
-from actor.verifiers.judged import Context, Response
-from bridge.types import Task
+from actor.rewards.types import Context, Response
+from actor.rewards.verifiers import math, text_match
+from actor.rewards.verifiers import reasoning_gym as gym
+from bridge.rollout_types import Task
 from configs.sections import RewardsConfig
 
 LENGTHS = (100, 1_000, 10_000, 100_000)
@@ -79,8 +79,8 @@ def main() -> None:
         response = Response(text=text, finish="stop" if i % 4 else "length", num_tokens=1)
         math_task = Task.judged_by("math", answer=gold)
         calls: dict[str, Callable[[], object]] = {
-            "exact": lambda r=response, t=math_task: exact.score(r, t, Context()),
-            "format": lambda r=response, t=math_task: format.score(r, t, pattern),
+            "exact": lambda r=response, t=math_task: text_match.score_exact(r, t, Context()),
+            "format": lambda r=response, t=math_task: text_match.score_format(r, t, pattern),
             "reasoning_gym": lambda r=response: gym.score(r, gym_task, Context()),
         }
         for where in ("conclusion", "text", "number"):

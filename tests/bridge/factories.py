@@ -7,7 +7,9 @@ from typing import Any
 import blake3
 import numpy as np
 
-from bridge.published import (
+from bridge.rollout_types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
+from bridge.snapshots.shard_map import whole_blocks
+from bridge.weight_types import (
     Announcement,
     CardFile,
     DeltaEntry,
@@ -17,8 +19,6 @@ from bridge.published import (
     TensorEntry,
     WeightManifest,
 )
-from bridge.snapshots.placement import whole_blocks
-from bridge.types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
 
 
 def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollout:

@@ -1,7 +1,6 @@
 import pytest
 
-from bridge.adapter_names import AdapterNames, adapter_table, base_names, combine
-from bridge.names import ParamNames
+from bridge.param_names import AdapterNames, ParamNames, adapter_table, base_names, combine
 
 MODEL = ParamNames(num_layers=2, tie_word_embeddings=True, qkv_bias=False, o_bias=False, qk_norm=False)
 NAMES = AdapterNames(model=MODEL, modules=("q_proj", "down_proj"))

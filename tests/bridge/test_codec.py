@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis.extra import numpy as npst
 
 from bridge import codec
-from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
-from bridge.types import (
+from bridge.rollout_types import (
     MAX_SAMPLES,
     ActorReport,
     Group,
@@ -24,6 +23,7 @@ from bridge.types import (
     Verdict,
     Version,
 )
+from bridge.weight_types import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
 from tests.bridge.factories import (
     as_plain,
     make_group,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
-from bridge.types import Group, Heartbeat, Ticket, Version
+from bridge.rollout_types import Group, Heartbeat, Ticket, Version
+from bridge.weight_types import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
 from tests.bridge.factories import as_plain, make_group, make_report, make_ticket, one_piece
 
 NUM_MESSAGES = 10_000

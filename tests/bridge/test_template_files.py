@@ -5,7 +5,7 @@ import pytest
 from bridge.chat_template import TemplateSettings, read_chat_template
 from bridge.template_files import named_template_files
 from learner.data.tokenizer import load_tokenizer
-from learner.publish.card import ENGINE_FILES
+from learner.publish.run_card import ENGINE_FILES
 from tests.bridge import published
 from tests.support.lazy import transformers
 

@@ -1,6 +1,6 @@
 import pytest
 
-from configs.sections.environments import EnvironmentsConfig
+from configs.sections.actor import EnvironmentsConfig
 
 
 @pytest.mark.parametrize(

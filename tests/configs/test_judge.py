@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from configs.sections.judge import JudgeConfig
+from configs.sections.rewards import JudgeConfig
 
 HERE: dict[str, Any] = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
 

@@ -9,7 +9,7 @@ import pytest
 from configs import overrides
 from configs.other_names import OTHER_NAMES
 from configs.schema import Config
-from configs.sections.prompt_source import PromptSource
+from configs.sections.prompts import PromptSource
 
 FOLDER = pathlib.Path(overrides.__file__).parent
 PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "pipelinerl_ess", "roll_flash")
@@ -304,14 +304,14 @@ BESIDE = "RATE = 0.5\n"
 USES_BESIDE = """from __future__ import annotations
 import dataclasses
 import {module}
-from configs import tiny
+from configs.presets import tiny
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     seeds: list[int] = dataclasses.field(default_factory=list)
 def get_config():
     import {module} as again
-    optimizer = dataclasses.replace(tiny.get_config().optimizer, learning_rate=again.RATE)
-    return dataclasses.replace(tiny.get_config(), optimizer=optimizer)
+    optimizer = dataclasses.replace(tiny.tiny().optimizer, learning_rate=again.RATE)
+    return dataclasses.replace(tiny.tiny(), optimizer=optimizer)
 """
 
 
@@ -342,13 +342,13 @@ def test_load_preset_that_imports_what_is_missing_says_where_it_was_looked_for(t
 def test_load_preset_can_not_replace_our_own_packages(tmp_path):
     (tmp_path / "learner").mkdir()
     (tmp_path / "learner/__init__.py").write_text("raise SystemExit('not ours')")
-    (tmp_path / "mine.py").write_text("import learner\nfrom configs import tiny\nget_config = tiny.get_config\n")
+    (tmp_path / "mine.py").write_text("import learner\nfrom configs.presets import tiny\nget_config = tiny.tiny\n")
     assert overrides.load_preset(str(tmp_path / "mine.py")).preset == "tiny"
 
 
 def test_load_preset_finds_a_file_of_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "mine.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
+    (tmp_path / "mine.py").write_text("from configs.presets import tiny\nget_config = tiny.tiny\n")
     assert overrides.load_preset("~/mine.py").preset == "tiny"
 
 

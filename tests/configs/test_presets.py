@@ -6,8 +6,7 @@ import pathlib
 import pytest
 
 from configs import overrides
-from configs.races import too_few_places
-from configs.schema import Config
+from configs.schema import Config, too_few_places
 from configs.sections import RoundsConfig
 
 FOLDER = pathlib.Path(overrides.__file__).parent

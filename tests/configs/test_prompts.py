@@ -1,7 +1,7 @@
 import pytest
 
 from configs.sections import PromptsConfig
-from configs.sections.prompt_source import PromptSource
+from configs.sections.prompts import PromptSource
 
 TASK = PromptSource(task="chain_sum")
 FILE = PromptSource(path="a.jsonl")

@@ -12,7 +12,7 @@ from configs.paths import absolute
 from configs.schema import Config
 from configs.sections import OptimizerConfig, PromptsConfig, RunConfig, StoreConfig
 from configs.sections.evaluation import EvaluationSet
-from configs.sections.prompt_source import PromptSource
+from configs.sections.prompts import PromptSource
 
 TINY = load_preset("configs/tiny.py")
 

@@ -7,8 +7,8 @@ import pytest
 
 from configs import overrides
 from configs.model_sizes import MODEL_SIZES
-from configs.recipes.schedules import PRESETS
-from configs.tpu_slices import CASES
+from configs.presets import PRESETS
+from configs.presets.tpu import CASES
 from tests.configs.test_overrides import PRESETS as KNOWN
 
 FOLDER = pathlib.Path(overrides.__file__).parent / "recipes"

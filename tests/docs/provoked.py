@@ -12,27 +12,26 @@ from typing import Any
 
 import pytest
 
-from actor.sandbox.isolation import missing
-from actor.verifiers.judge.endpoint import Endpoint
-from actor.weights import run_card
-from bridge.run_lock import RunLock
-from bridge.secrets import Tls
-from bridge.snapshots.serving.server import listen
-from bridge.store.runs import open_runs
+from actor.rewards.verifiers.judge import Endpoint
+from actor.sandbox.self_test import missing
+from actor.weights import check_run_card
+from bridge.credentials import Tls
+from bridge.files import RunLock
+from bridge.snapshots.remote.range_server import listen
+from bridge.store.admin import open_runs
 from configs import overrides
-from configs.races import too_few_places
 from configs.run_folder import RunFolder, set_up_run
-from configs.schema import Config
+from configs.schema import Config, too_few_places
 from configs.sections import RunConfig
-from launch import preflight, trust
-from launch.announcer import Announcer
-from launch.report.server import make_server
-from launch.view import RunView
+from launch.console.live_view import RunView
+from launch.console.plain_progress import Announcer
+from launch.startup import join_run, preflight
+from launch.tools.report.server import make_server
 from learner.restore import check_same
 from learner.step_books import StepBooks
 from tests.docs.markdown import REPO
 from tests.launch.commands import call_each
-from tests.launch.report.folder import make_folder
+from tests.launch.tools.report.folder import make_folder
 from tests.learner.model_folder import make_model_folder
 
 TINY = f"--config={REPO}/configs/tiny.py"
@@ -106,8 +105,8 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     yield refused(_look_up)
     yield f"judge is not there, it is waited for: {refused(_ask).removeprefix('error: ')}"
     card = SimpleNamespace(name="tiny", sluice="0.0.9", vllm="")
-    yield refused(run_card.check_versions, card, vllm="")
-    yield refused(trust.check_no_password, "postgresql://learner:secret@db.example/sluice")
+    yield refused(check_run_card.check_versions, card, vllm="")
+    yield refused(join_run.check_no_password, "postgresql://learner:secret@db.example/sluice")
     yield refused(
         StepBooks.check_skipped,
         SimpleNamespace(

@@ -11,22 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actor.environments.pool import check_environments
-from actor.verifiers.judged import Context, Response
-from actor.verifiers.registry import load
-from bridge.types import Task
+from actor.environments.environment_pool import check_environments
+from actor.rewards.registry import load
+from actor.rewards.types import Context, Response
+from bridge.rollout_types import Task
 from configs import overrides
 from configs.schema import Config
 from configs.sections import EnvironmentsConfig, LossConfig
-from launch import preflight
-from learner.metrics import MetricsWriter
-from learner.model.config import Architecture
-from learner.model.families import registry
+from launch.startup import preflight
+from learner.metrics import trackers
+from learner.metrics.metrics_writer import MetricsWriter
+from learner.metrics.trackers import Feed, Told
+from learner.model import architecture
+from learner.model.architecture import Architecture
 from learner.objective.advantages import group_advantages
 from learner.objective.losses import TokenInputs
-from learner.trackers import shelf
-from learner.trackers.feed import Feed
-from learner.trackers.tracker import Told
 from tests.docs.markdown import DOCS, REPO, commands, files
 from tests.learner.model_folder import CONFIG
 
@@ -129,7 +128,7 @@ def test_problems_are_rows_of_the_source_that_the_page_names(place, script, fiel
 
 def test_family_reads_and_refuses(place, monkeypatch):
     acme = importlib.import_module("acme").ACME
-    monkeypatch.setitem(registry.FAMILIES, acme.model_type, acme)
+    monkeypatch.setitem(architecture.FAMILIES, acme.model_type, acme)
     own = {"model_type": "acme", "architectures": ["AcmeForCausalLM"], "tie_word_embeddings": False}
     raw = {k: v for k, v in CONFIG.items() if k not in ("head_dim", "attention_bias")} | own
     read = Architecture.from_hf(raw)
@@ -139,15 +138,15 @@ def test_family_reads_and_refuses(place, monkeypatch):
 
 
 def test_tracker_is_fed_with_what_has_a_name_and_a_unit(place, monkeypatch):
-    kind = shelf.Kind(module="csv_run", packages=("csv",), extra="")
-    monkeypatch.setitem(shelf.KINDS, "csv", kind)
+    kind = trackers.Kind(module="csv_run", packages=("csv",), extra="")
+    monkeypatch.setitem(trackers.KINDS, "csv", kind)
     writer = MetricsWriter(place, restored_step=0, incarnation=0)
     writer.write("step", 1, {"loss": 0.5, "ess": 1.0}, groups=["g"])
     writer.write("step", 2, {"loss": 0.25, "ess": 0.5}, groups=["h"])
     writer.close()
     told = Told(run="id", name="mine", project="p", config={}, folder=place / "trackers")
     feed = Feed(
-        place / "metrics.jsonl", place / "marks.json", shelf.opener("csv", told), wait=lambda s: None, name="csv"
+        place / "metrics.jsonl", place / "marks.json", trackers.opener("csv", told), wait=lambda s: None, name="csv"
     )
     feed.follow(lambda: True)
     lines = (place / "trackers" / "id.csv").read_text().split()

@@ -12,9 +12,9 @@ import pytest
 
 from actor.weights.model_folder import read_model_folder
 from bridge import timeline
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Sampling, Task, Version
+from bridge.rollout_types import Sampling, Task, Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.open import SqliteStore
 from configs.run_folder import RunFolder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, RunConfig

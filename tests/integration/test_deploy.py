@@ -17,9 +17,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from launch import certificates, command_line
-from launch.probe import HUNG
-from learner.metrics import read_rows
+from launch import cli
+from launch.supervision.kubernetes_probe import HUNG
+from launch.tools import certificates
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.support.jobs import SMALL
 from tests.integration.support.pods import Cluster, Container, config_map, pods_of
 from tests.integration.support.processes import REPO, wait_until
@@ -73,7 +74,7 @@ class Rendered:
         serve = [f"--dir={folder}", f"--listen=127.0.0.1:{self.port}", f"--advertise={DATABASE}"]
         tls = [f"--cert={self.keys}/server.pem", f"--key={self.keys}/server.key"]
         log = self.root / "store.log"
-        store = self.run("store", [sys.executable, "-m", "launch.store_server", *serve, *tls], {}, is_clean=False)
+        store = self.run("store", [sys.executable, "-m", "launch.tools.store_server", *serve, *tls], {}, is_clean=False)
         wait_until(lambda: "serving at" in log.read_text() or store.poll() is not None, "the store serves")
         assert store.poll() is None, log.read_text()
 
@@ -92,7 +93,7 @@ class Rendered:
         flags = ["target=kubernetes", f"out={self.root}/out", "learner=cpu", "actors=cpu", "num_params=1e6"]
         flags += ["learner_image=a:1", "actor_image=b:1", "storage_claim=shared", f"port={free_port()}"]
         subprocess.run(
-            [sys.executable, "-m", "launch.deploy", "--config=configs/tiny.py"]
+            [sys.executable, "-m", "launch.tools.deploy", "--config=configs/tiny.py"]
             + [f"--config.{k}={v}" for k, v in fields.items()]
             + [f"--{flag}" for flag in flags],
             cwd=REPO,
@@ -170,7 +171,7 @@ def test_learner_from_a_rendered_pod_leads_lives_and_stops_when_it_is_told(rende
 
     wait_until(is_up, "the learner is up", deadline_s=START_S)
     learner.terminate()
-    assert learner.wait(120) == command_line.STOPPED, rendered.log("learner-0")[-3000:]
+    assert learner.wait(120) == cli.STOPPED, rendered.log("learner-0")[-3000:]
     assert rendered.probe(container, "livenessProbe") == 0, "one that is gone is the cluster's to start, not hung"
 
 
@@ -188,7 +189,7 @@ def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(
     wait_until(are_up, "both hosts are up", deadline_s=START_S)
     hosts[1].terminate()
     for index, host in enumerate(hosts):
-        assert host.wait(120) == command_line.STOPPED, rendered_hosts.log(f"learner-{index}")[-3000:]
+        assert host.wait(120) == cli.STOPPED, rendered_hosts.log(f"learner-{index}")[-3000:]
 
 
 @pytest.mark.engine

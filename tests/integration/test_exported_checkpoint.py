@@ -17,8 +17,8 @@ from bridge.files import replace_file
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.sections import LoraConfig, PublishConfig
-from launch.evaluate import export
-from learner.start import open_run
+from launch.tools.evaluate import export
+from learner.run import open_run
 from tests.integration.support.models import merged, read_weights
 from tests.integration.support.processes import REPO
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import pytest
 
 from bridge import timeline
-from bridge.phases import read_phase
-from bridge.secrets import Token
-from launch.processes import lifeline
-from learner.metrics import read_rows
+from bridge.credentials import Token
+from bridge.liveness import read_phase
+from launch.supervision import process_tree
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.support import jobs
 from tests.integration.support.processes import REPO, wait_until
 from tests.integration.support.sockets import listening
-from tests.launch.test_joining import OTHER, TOKEN, Place
+from tests.launch.startup.test_join_run import OTHER, TOKEN, Place
 from tests.postgres import need_tls
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,7 @@ class Machines:
         self._started: list[subprocess.Popen[bytes]] = []
         need_tls()
         certs = root / "certs"
-        command = [sys.executable, "-m", "launch.make_certificates", f"--out={certs}", "--host=127.0.0.1"]
+        command = [sys.executable, "-m", "launch.tools.make_certificates", f"--out={certs}", "--host=127.0.0.1"]
         subprocess.run(command, cwd=REPO, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -58,7 +58,7 @@ class Machines:
         self.serves = {"SLUICE_TLS_CERT": f"{certs}/server.pem", "SLUICE_TLS_KEY": f"{certs}/server.key"}
         store = self.start(
             "store",
-            "launch.store_server",
+            "launch.tools.store_server",
             f"--dir={self.data}",
             f"--listen=127.0.0.1:{self.port}",
             f"--cert={certs}/server.pem",
@@ -120,7 +120,7 @@ class Machines:
     def alive(self) -> set[int]:
         """All processes of the run, those below them too."""
         roots = {process.pid for process in self._started if process.poll() is None}
-        return roots | {pid for root in roots for pid in lifeline.descendants(root)}
+        return roots | {pid for root in roots for pid in process_tree.descendants(root)}
 
     def command_lines(self) -> Iterator[str]:
         """Those of all processes of the run."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bridge.rollout_types import Ticket
+from bridge.store.open import SqliteStore
 from bridge.store.protocol import GroupStore
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Ticket
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from tests.bridge.factories import make_group, make_rollout

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support import jobs
-from tests.launch.report.browser import PROGRAM, browser
+from tests.launch.tools.report.browser import PROGRAM, browser
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
 NUM_ROUNDS = 3
@@ -22,7 +22,7 @@ def test_rolloutpipe_run_trains_before_the_round_is_complete_and_leaves_everythi
         job.end()
     jobs.check_every_group_trained_once(job, num_updates=24, per_update=2)
     # Training overlaps generation. Not in every round of a second for sure: the first compiles, and on two cores the
-    # learner may get none while a checkpoint is written. (schedule/test_stream.py shows that it never waits.)
+    # learner may get none while a checkpoint is written. (schedule/test_rollout_stream.py shows that it never waits.)
     overlaps = [jobs.first_training_and_last_rollout(job, round_) for round_ in range(NUM_ROUNDS)]
     assert any(training < rollout for training, rollout in overlaps)
     # Parity after every publish, in float32.

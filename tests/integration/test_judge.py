@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from actor.verifiers.judge import Judge
-from actor.verifiers.judged import Response, Score
-from actor.verifiers.pool import VerifierError
-from bridge.types import Task
-from configs.rolloutpipe import get_config
-from configs.sections.judge import JudgeConfig
-from launch.judge import JudgeService
-from launch.processes.lifeline import descendants
-from launch.tiny_model import cached_tiny_model
+from actor.rewards.types import Response, Score
+from actor.rewards.verifier_pool import VerifierError
+from actor.rewards.verifiers.judge import Judge
+from bridge.rollout_types import Task
+from configs.presets.rolloutpipe import rolloutpipe
+from configs.sections.rewards import JudgeConfig
+from launch.services.judge_server import JudgeService
+from launch.startup.tiny_model import cached_tiny_model
+from launch.supervision.process_tree import descendants
 from tests.integration.support.processes import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -52,7 +52,7 @@ TASK = Task.judged_by("judge", answer="7", metadata='{"question": "3 + 4 ="}')
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeService]:
     root = tmp_path_factory.mktemp("judge")
     model = root / "model"
-    shutil.copytree(cached_tiny_model(get_config("tiny")), model)
+    shutil.copytree(cached_tiny_model(rolloutpipe("tiny")), model)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     one = JudgeService(dataclasses.replace(CONFIG, model=str(model)), root / "judge.log", stopped_s=30.0)
     yield one

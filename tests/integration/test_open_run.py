@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.snapshots.writer import SnapshotError, SnapshotWriter
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Sampling
+from bridge.rollout_types import Sampling
+from bridge.snapshots.snapshot_format import SnapshotError
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.open import SqliteStore
 from configs import overrides, schema
 from configs.run_folder import set_up_run
-from learner.model.config import Architecture
-from learner.run import Run
-from learner.start import open_run
+from learner.model.architecture import Architecture
+from learner.run import Run, open_run
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import REPO
 
@@ -93,7 +93,7 @@ def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails
         raise RuntimeError("nothing to restore from")
 
     monkeypatch.setattr(SqliteStore, "keep_lead", keep_lead)
-    monkeypatch.setattr("learner.start.restore", restore)
+    monkeypatch.setattr("learner.run.restore", restore)
     with pytest.raises(RuntimeError, match="nothing to restore from"):
         opened("serial")
     assert "heartbeat" not in {t.name for t in threading.enumerate()}

@@ -12,22 +12,22 @@ from collections.abc import Iterator
 import pytest
 
 from bridge import codec
-from bridge.published import Announcement
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.mirror import mirrored
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.verified_copy import mirrored
+from bridge.weight_types import Announcement
 from tests.learner import several_hosts
 
 _PUBLISH = """
 import dataclasses, json, pathlib, jax, numpy as np
 from bridge import codec
 from bridge.files import replace_file
-from bridge.secrets import Tls
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.writer import SnapshotWriter
+from bridge.credentials import Tls
+from bridge.snapshots.snapshot_format import place_of
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from configs.sections import PublishConfig
-from learner.devices.mesh import make_mesh, param_shardings
+from learner.distributed.sharding import make_mesh, param_shardings
 from learner.model.decoder import abstract_params
-from learner.publish.outlet import Outlet
+from learner.publish.destinations import Outlet
 from learner.publish.publisher import Publisher
 from tests.bridge.snapshots.served import serving
 from tests.learner.streams import MODEL

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
 from bridge.store.protocol import FencedError
-from bridge.types import Group, Sampling, Task, Ticket, Version
-from learner.data.problems import Problem
-from learner.publish import readmission
-from learner.publish.readmission import MAX_TRIES, Readmission
+from learner import parity
+from learner.data.problem import Problem
+from learner.parity import MAX_TRIES, Readmission
 from tests.actor.fakes import until
 from tests.actor.loop_setup import Setup, ended, make_setup, run
 
@@ -61,7 +61,7 @@ class Learner:
 
 @pytest.fixture(autouse=True)
 def beats_are_fresh(monkeypatch):
-    monkeypatch.setattr(readmission, "LOOK_AT_BEATS_S", 0.01)
+    monkeypatch.setattr(parity, "LOOK_AT_BEATS_S", 0.01)
 
 
 @pytest.mark.parametrize("num_bad_loads", [1, 2])

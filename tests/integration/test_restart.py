@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs import roll_flash
+from configs.presets import roll_flash
 from tests.integration.support import jobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
@@ -55,6 +55,6 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
     assert set(dropped) <= ({"abandoned", "unwanted"} if preset == "rollpacker" else {"abandoned"})
     if preset in ROUNDS:
         assert dropped["abandoned"] == 0  # a round's checkpoint has the weights that the round is sampled by
-    alpha = roll_flash.get_config("tiny").admission.async_ratio
+    alpha = roll_flash.roll_flash("tiny").admission.async_ratio
     if preset == "roll_flash" and alpha is not None:
         assert max(r["lag/max"] for r in rows) <= alpha

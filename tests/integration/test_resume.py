@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Group, Rollout, Ticket
-from learner.metrics import read_rows
+from bridge.rollout_types import Group, Rollout, Ticket
+from bridge.store.open import SqliteStore
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = pytest.mark.integration

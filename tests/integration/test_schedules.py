@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.snapshots.writer import latest
-from bridge.types import Group, Ticket, Version
+from bridge.rollout_types import Group, Ticket, Version
+from bridge.snapshots.snapshot_format import latest
 from tests.integration.test_resume import NUM_UPDATES, answer, run_to_the_end
 
 pytestmark = pytest.mark.integration

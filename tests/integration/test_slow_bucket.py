@@ -15,19 +15,18 @@ import pytest
 from actor.weights import source
 from actor.weights.client import WeightClient
 from actor.weights.source import RemoteSource
-from bridge.names import flatten
-from bridge.published import Announcement
+from bridge.param_names import flatten
+from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
-from bridge.snapshots.fetching.download import Patience
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.fetching.shared import SharedCopy
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import map_tensors
+from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.verified_copy import map_tensors
 from bridge.timeline import Timeline
-from bridge.types import Version
+from bridge.weight_types import Announcement
 from configs.sections import PublishConfig
-from learner.publish.outlet import Outlet
+from learner.publish.destinations import Outlet
 from learner.publish.publisher import Publisher
 from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.served import RUN, TOKEN, TOKENIZER, open_writer, serving

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.published import WeightManifest
-from bridge.snapshots.writer import SnapshotMirror, SnapshotWriter, SupersededError, latest, map_tensors
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import SupersededError, latest
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import SnapshotMirror, map_tensors
+from bridge.weight_types import WeightManifest
 from tests.integration.support.processes import kill, spawn
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from tests.integration.support.processes import spawn
 from tests.integration.support.store_operations import BEAT, OPERATIONS, dump_sqlite
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Ticket
+from bridge.rollout_types import Ticket
+from bridge.store.open import SqliteStore
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import kill, spawn, wait_until
 

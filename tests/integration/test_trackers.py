@@ -18,10 +18,10 @@ import pytest
 
 from configs import overrides
 from configs.run_folder import run_id, set_up_run
-from launch import command_line
-from learner.metrics import FAMILIES, METRICS, MetricsWriter
-from learner.trackers.feed import Marks
-from learner.trackers.shelf import KINDS
+from launch import cli
+from learner.metrics.metric_names import FAMILIES, METRICS
+from learner.metrics.metrics_writer import MetricsWriter
+from learner.metrics.trackers import KINDS, Marks
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
@@ -87,7 +87,7 @@ def environment(tmp_path: pathlib.Path, **more: str) -> dict[str, str]:
 
 def track(python, run: pathlib.Path, name: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, "-P", "-m", "launch.track", f"--run_dir={run}", f"--tracker={name}"],
+        [python, "-P", "-m", "launch.services.track", f"--run_dir={run}", f"--tracker={name}"],
         env=environment(run.parent, **more),
         cwd=run.parent,
         capture_output=True,
@@ -139,7 +139,7 @@ def test_server_that_never_answers_neither_holds_the_run_up_nor_costs_it_a_row(p
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
         more = {k: v.format(port=silent.getsockname()[1]) for k, v in server.items()}
         follower = subprocess.Popen(
-            [python, "-P", "-m", "launch.track", f"--run_dir={run}", f"--tracker={name}", "--follow"],
+            [python, "-P", "-m", "launch.services.track", f"--run_dir={run}", f"--tracker={name}", "--follow"],
             env=environment(run.parent, **more),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -147,7 +147,7 @@ def test_server_that_never_answers_neither_holds_the_run_up_nor_costs_it_a_row(p
         assert follower.stdin is not None
         wait_until(lambda: (run / "trackers" / f"{name}.lock").exists(), "the tracker's process")
         _, said = follower.communicate(timeout=120)  # its input ends: the run has
-    assert follower.returncode == command_line.BUSY and b"4 rows are not sent" in said
+    assert follower.returncode == cli.BUSY and b"4 rows are not sent" in said
     assert Marks.read(run / "trackers" / f"{name}.json").num_left == 4
     done = track(python, run, name)  # later, into its local mode
     assert done.returncode == 0 and read(python, run, name)["scalars"]["loss"] == [[1, 0.25], [2, 0.25], [3, 0.25]]
@@ -156,6 +156,6 @@ def test_server_that_never_answers_neither_holds_the_run_up_nor_costs_it_a_row(p
 def test_without_a_server_by_hand_it_is_one_line_and_exit_code_four(python, run):
     write(run, [1], restored_step=0, value=0.25)
     done = track(python, run, "mlflow", MLFLOW_TRACKING_URI="http://127.0.0.1:1")
-    assert done.returncode == command_line.BUSY
+    assert done.returncode == cli.BUSY
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
     assert "mlflow takes no metrics" in line

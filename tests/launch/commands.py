@@ -18,7 +18,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import command_line
+from launch import cli
 from tests.integration.support.processes import REPO
 
 
@@ -34,10 +34,10 @@ class Done:
 def call(main: Callable[[], int], *arguments: str, max_arguments: int = 0) -> int:
     """Calls a command in this process; the flags are afterwards as they were."""
     with pytest.MonkeyPatch.context() as patch, flagsaver.flagsaver():
-        patch.setattr(command_line, "_overrides", {})
-        patch.setattr(command_line, "_arguments", [])
+        patch.setattr(cli, "_overrides", {})
+        patch.setattr(cli, "_arguments", [])
         try:
-            command_line.parse(["test", *arguments], max_arguments=max_arguments)
+            cli.parse(["test", *arguments], max_arguments=max_arguments)
             return main()
         except SystemExit as e:
             assert isinstance(e.code, int)

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from launch.processes.lifeline import die_with_parent
+from launch.supervision.process_tree import die_with_parent
 
 HANGS = threading.Event()
 

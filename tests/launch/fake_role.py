@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 
-from bridge.pulse import Doing, Pulse
-from launch.processes.lifeline import die_with_parent
+from bridge.liveness import Doing, Pulse
+from launch.supervision.process_tree import die_with_parent
 
 
 def write_steps(folder: pathlib.Path, pulse: Pulse) -> None:

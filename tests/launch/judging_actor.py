@@ -4,7 +4,8 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.launch.test_judge import CONFIG, JudgeService
+from launch.services.judge_server import JudgeService
+from tests.launch.services.test_judge_server import CONFIG
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from configs.sections import JudgeConfig
-from launch import actor, command_line
+from launch import actor, cli
 from launch.startup import build_actor
 from launch.startup.build_actor import open_judge
 from tests.bridge.factories import make_ticket
@@ -72,7 +72,7 @@ def test_actor_that_can_not_start_is_started_again_unless_its_input_is_wrong(mon
     def join(*_: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(command_line, "log_to_stderr", lambda: None)
+    monkeypatch.setattr(cli, "log_to_stderr", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(actor, "_join", join)
     with pytest.raises(SystemExit) as e:

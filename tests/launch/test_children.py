@@ -7,14 +7,15 @@ import re
 
 import pytest
 
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import VerifierPool
-from bridge.types import Task
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierPool
+from bridge.rollout_types import Task
+from configs import overrides
 from configs.schema import Config
 from configs.sections import LossConfig
-from launch import preflight, tiny_model
-from launch.processes.child import Child
-from launch.processes.pipes import PipedProcess
+from launch.startup import preflight, tiny_model
+from launch.supervision.child import Child
+from launch.tools.profile_machine.profile_worker import PipedProcess
 from tests.integration.support.processes import REPO
 
 
@@ -55,7 +56,7 @@ def test_role_of_a_run_is_ours(tmp_path):
 
 
 def test_piped_process_is_ours(tmp_path):
-    child = PipedProcess("configs.extension", [], tmp_path / "log")
+    child = PipedProcess("configs.custom_functions", [], tmp_path / "log")
     try:
         assert child.process.wait() == 0, (tmp_path / "log").read_text()
     finally:
@@ -64,7 +65,7 @@ def test_piped_process_is_ours(tmp_path):
 
 def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tiny_model.overrides, "to_json", lambda config: "no config")  # it reads this after its imports
+    monkeypatch.setattr(overrides, "to_json", lambda config: "no config")  # it reads this after its imports
     with pytest.raises(ValueError, match="could not be made"):
         tiny_model.cached_tiny_model(Config(preset="t"))
     said = capfd.readouterr().err
@@ -72,7 +73,9 @@ def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
 
 
 def test_every_module_is_started_with_the_safe_path():
-    sources = [p for package in ("actor", "learner", "launch") for p in (pathlib.Path(REPO) / package).rglob("*.py")]
+    sources = [
+        p for package in ("actor", "learner", "launch", "docs") for p in (pathlib.Path(REPO) / package).rglob("*.py")
+    ]
     # Not what is rendered for other machines: there it is the image's folder, or the user's, that one starts in.
     sources = [p for p in sources if "deploy" not in p.parts]
     starts = [found for p in sources for found in re.findall(r'.*"-m",.*', p.read_text())]

@@ -13,10 +13,10 @@ PROGRAM = """
 import launch, signal, sys
 def interrupt(*_): signal.raise_signal(signal.SIGINT)
 if sys.argv[1:] == ["import"]:
-    sys.modules["launch.command_line"] = None  # nothing of the command is imported yet
+    sys.modules["launch.cli"] = None  # nothing of the command is imported yet
     interrupt()
-from launch import command_line
-command_line.run(interrupt)
+from launch import cli
+cli.run(interrupt)
 """
 
 

@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
-from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
+from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
 from bridge.store.protocol import StoreLostError, SupersededLearnerError
 from bridge.store.sqlite_database import StoreBusyError
 from configs.schema import Config
-from launch import command_line, learner
-from learner import join as joining
-from learner import loop, start
+from launch import cli, learner
+from launch.startup import prepare_run
+from learner import follower as joining
+from learner import run as learner_run
+from learner import train as learner_train
 from learner.checkpoint import CheckpointError
-from learner.heart import Stopped
-from learner.hosts import connect as connecting
-from learner.hosts import identity as identities
-from learner.hosts.hosts import OneHost
-from learner.hosts.identity import Identity
+from learner.distributed import initialize as connecting
+from learner.distributed import initialize as identities
+from learner.distributed.channel import OneHost
+from learner.distributed.initialize import Identity
+from learner.heartbeat import Stopped
 from learner.step_books import NotFiniteError
 from tests.learner.publish.thread_hosts import ThreadHosts
 
@@ -38,14 +40,14 @@ def end(monkeypatch):
             return do
 
         run = SimpleNamespace(step=7, checkpoints=SimpleNamespace(latest=5), close=raising(close))
-        monkeypatch.setattr(start, "open_run", lambda *_, **__: raising(open_run)() or run)
-        monkeypatch.setattr(loop, "train", raising(train))
+        monkeypatch.setattr(learner_run, "open_run", lambda *_, **__: raising(open_run)() or run)
+        monkeypatch.setattr(learner_train, "train", raising(train))
         return learner.main()
 
     folder = pathlib.Path("run")
     prepared = SimpleNamespace(config=Config(preset="test"), folder=folder, model_folder=folder)
     monkeypatch.setattr(learner, "_join", lambda: (prepared, OneHost()))
-    monkeypatch.setattr(command_line, "log_to_stderr", lambda: None)
+    monkeypatch.setattr(cli, "log_to_stderr", lambda: None)
     return call
 
 
@@ -117,13 +119,13 @@ def test_learner_whose_run_folder_fails_before_it_has_joined_is_started_again(mo
     monkeypatch.setattr(learner, "_join", stale)
     with pytest.raises(SystemExit) as e:
         learner.main()
-    assert e.value.code == command_line.BUSY
+    assert e.value.code == cli.BUSY
     assert "Stale file handle; make room" in capsys.readouterr().err
 
 
 def test_learner_done_stopped_and_with_a_bug(end):
     assert end() == 0
-    assert end(train=Stopped()) == command_line.STOPPED
+    assert end(train=Stopped()) == cli.STOPPED
     with pytest.raises(TypeError):
         end(train=TypeError("a bug"))
 
@@ -151,8 +153,8 @@ def join(monkeypatch):
         monkeypatch.setattr(identities, "identify", lambda **_: identity)
         monkeypatch.setattr(connecting, "connect", connected)
         monkeypatch.setattr(connecting, "disconnect", lambda _: did.append("disconnected"))
-        monkeypatch.setattr(command_line, "given_config", lambda: Config(preset="test"))
-        monkeypatch.setattr(command_line, "prepare", prepared)
+        monkeypatch.setattr(prepare_run, "given_config", lambda: Config(preset="test"))
+        monkeypatch.setattr(prepare_run, "prepare", prepared)
         try:
             return did, learner._join()[0]
         except (Exception, SystemExit) as e:

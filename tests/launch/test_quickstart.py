@@ -39,8 +39,8 @@ def test_flags_of_the_run_are_handed_on_and_the_model_is_not(tmp_path):
     recipe = "--config=configs/recipes/arithmetic_smollm2.py --config.run.name=a b"
     assert lines("--model=smollm2", "--config.run.name=a b")[:4] == [
         "setup",
-        "-m launch.get_model smollm2 --out=models/smollm2",
-        "-m launch.write_tasks arithmetic --out=data/arithmetic",
+        "-m launch.tools.get_model smollm2 --out=models/smollm2",
+        "-m launch.tools.write_tasks arithmetic --out=data/arithmetic",
         f"-m launch.local {recipe}",
     ]
     assert any(line.startswith("from set-up to here: ") for line in lines("--model=smollm2"))

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from learner.warmup import write_character_tokenizer
+from launch.startup.warmup import write_character_tokenizer
 
 VOCAB_SIZE = 128
 CONFIG: dict[str, Any] = {

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 CONNECT = """
 import sys
-from learner.hosts.connect import connect
-from learner.hosts.identity import Identity
+from learner.distributed.initialize import connect
+from learner.distributed.initialize import Identity
 index, count = int(sys.argv[2]), int(sys.argv[3])
 hosts = connect(Identity(index=index, count=count, coordinator=sys.argv[1]), join_s=60, silence_s=10)
 """

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridge.types import Group, Rollout
+from bridge.rollout_types import Group, Rollout
 from configs import schema, sections
 from configs.sections.model import Dtype
-from learner.devices.mesh import make_mesh
-from learner.model.config import Architecture
+from learner.distributed.sharding import make_mesh
+from learner.model.architecture import Architecture
 from learner.model.decoder import init_params, make_apply
 from learner.update.packing import pack_groups
-from learner.update.step import build_steps
+from learner.update.train_step import build_steps
 
 HF_CONFIG: dict[str, Any] = dict(
     vocab_size=19,

@@ -2,10 +2,10 @@
 
 import contextlib
 
-from bridge.secrets import Token
-from bridge.snapshots.signing import check_signature
-from bridge.store.sqlite import SqliteStore
-from learner.store import announcer
+from bridge.credentials import Token
+from bridge.snapshots.snapshot_format import check_signature
+from bridge.store.open import SqliteStore
+from learner.run_context import announcer
 from tests.bridge.factories import make_announcement
 
 TOKEN = Token("0123456789abcdef" * 2)

@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from configs.sections import PackingConfig
-from learner.commands import (
+from learner.distributed.sharding import abstract
+from learner.policy_trainer import (
     Accumulate,
     AccumulateAgain,
     Alive,
@@ -19,7 +20,6 @@ from learner.commands import (
     encode,
 )
 from learner.update.packing import empty_batch
-from learner.update.placement import abstract
 from tests.learner.streams import config_of, random_groups, stream
 
 CONFIG = config_of()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.types import Heartbeat
-from learner.metrics import METRICS, SHOWN_OF_LAST_PASS
+from bridge.rollout_types import Heartbeat
+from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_PASS
 from learner.step_books import NotFiniteError, StepBooks
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of

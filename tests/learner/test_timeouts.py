@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 
+from bridge.store.open import SqliteStore
 from bridge.store.protocol import StoreLostError
-from bridge.store.sqlite import SqliteStore
-from learner.timeouts import TASKS_A_PAGE, TimeoutAnchors
+from learner.restore import TASKS_A_PAGE, TimeoutAnchors
 
 MANY = {f"task-{i:05}": (i / 1000, 99_999.999) for i in range(2 * TASKS_A_PAGE + 3)}
 

@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
-from bridge.store.group_objects import GroupObjects
+from bridge.store.group_blobs import GroupObjects
+from bridge.store.open import SqliteStore
 from bridge.store.protocol import FencedError
-from bridge.store.sqlite import SqliteStore
-from learner.waiting import MAX_LOST_IN_A_ROW, LostGroups
+from learner.run import MAX_LOST_IN_A_ROW, LostGroups
 from tests.bridge.factories import make_card, make_group, make_rollout, make_ticket
 
 LARGE = 1000

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     import transformers
 
-    from actor.verifiers import reasoning_gym as gym
+    from actor.rewards.verifiers import reasoning_gym as gym
 else:
 
     class _Lazy:
@@ -23,7 +23,7 @@ else:
                 raise AttributeError(name)
             return getattr(importlib.import_module(self.__name__), name)
 
-    gym = _Lazy("actor.verifiers.reasoning_gym")
+    gym = _Lazy("actor.rewards.verifiers.reasoning_gym")
     reasoning_gym = _Lazy("reasoning_gym")
     safetensors_torch = _Lazy("safetensors.torch")
     torch = _Lazy("torch")

@@ -1,4 +1,7 @@
-"""One run of a program: its process with its bounds, its pipes, its clock; and the end of all that it started."""
+"""One case: limits, output caps, memory/file watching, kill.
+
+Neither grows while a program could run and gets no core, so that a busy machine makes no program slow.
+"""
 
 import contextlib
 import fcntl
@@ -8,14 +11,119 @@ import select
 import signal
 import time
 
-from actor.sandbox.inside import clock, files, watch
+from actor.sandbox.inside import workspace
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmPTE:", b"VmSwap:")
+"""Without the pages of files, which are the host's and shared; with page tables, which sparse memory is made of."""
+
+
+def memory_bytes(tmpfs, socket_bytes):
+    """Memory of all processes but this one, of the files in those folders, and `socket_bytes` for each socket.
+
+    Pages that are shared after a fork count in each process: what is found is at least what is used.
+    """
+    total = 0
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
+        try:
+            with open(f"/proc/{name}/status", "rb", 0) as file:
+                lines = file.read(4096).split(b"\n")
+        except OSError:
+            continue  # it ended
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))
+    return total + sum(_used_bytes(folder) for folder in tmpfs) + _num_sockets() * socket_bytes
+
+
+def cpu():
+    """CPU seconds of all processes but this one and of their ended children; True if a thread of them is runnable."""
+    ticks, is_runnable = 0, False
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
+        try:
+            state, times = _stat(f"/proc/{name}")
+            ticks += sum(times)
+            is_runnable = is_runnable or state == b"R" or _has_runnable(f"/proc/{name}/task")
+        except OSError:
+            continue  # it ended
+    return ticks / _TICKS, is_runnable
+
+
+def _has_runnable(folder):
+    tasks = os.listdir(folder)
+    return len(tasks) > 1 and any(_stat(f"{folder}/{task}")[0] == b"R" for task in tasks)
+
+
+def _stat(folder):
+    """State, and clock ticks of the user's, the kernel's, and those of children that were waited for."""
+    with open(f"{folder}/stat", "rb", 0) as file:
+        fields = file.read(1024).rpartition(b")")[2].split()
+    return fields[0], [int(ticks) for ticks in fields[11:15]]
+
+
+def _num_sockets():
+    """UNIX sockets of the network namespace; none other can be made in it."""
+    with open("/proc/net/unix", "rb") as file:
+        return sum(1 for _ in file) - 1
+
+
+def _used_bytes(folder):
+    info = os.statvfs(folder)
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+def num_files(tmpfs):
+    """Files, folders and links in those folders."""
+    infos = [os.statvfs(folder) for folder in tmpfs]
+    return sum(info.f_files - info.f_ffree for info in infos)
+
+
+IDLE_FACTOR = 5
+"""Idle seconds that count as one: what sleeps or waits for itself ends, too, and a slow disk costs little."""
+
+
+class Clock:
+    """Time of one run, counted at each look."""
+
+    def __init__(self, began, before_s):
+        """Starts at `began`; `before_s` are CPU seconds that the first process had used by then."""
+        self._looked = began
+        self._before_s = before_s
+        self._cpu_s = 0.0
+        self._idle_s = 0.0
+
+    def look(self, now, planned_s):
+        """Counts the time since the last look, at most `planned_s` of it as idle: a late look saw nothing."""
+        cpu_s, is_runnable = cpu()
+        cpu_s = max(self._cpu_s, cpu_s - self._before_s)
+        if not is_runnable:
+            self._idle_s += max(0.0, min(now - self._looked, planned_s) - (cpu_s - self._cpu_s))
+        self._cpu_s, self._looked = cpu_s, now
+
+    def is_over(self, timeout_s):
+        """Returns True if the program has used that much."""
+        if self._spent(self._cpu_s) < timeout_s:
+            return False
+        # A child that is reaped between two reads of one look is counted twice.
+        self._cpu_s = min(self._cpu_s, max(0.0, cpu()[0] - self._before_s))
+        return self._spent(self._cpu_s) >= timeout_s
+
+    def seconds(self, cpu_s):
+        """Time that the run took; `cpu_s` is what the kernel counted of all its processes when they had ended."""
+        return self._spent(max(0.0, cpu_s - self._before_s))
+
+    def _spent(self, cpu_s):
+        return max(cpu_s, self._idle_s / IDLE_FACTOR)
+
 
 PREPARE_S = 3.0
 """For making the writable places anew; a sandbox in which that takes longer is used up."""
 LOOK_S = 0.025
 """Between two looks at time, memory and files."""
 _CHUNK = 65536
-_TMPFS = (files.SCRATCH, files.SHARED)
+_TMPFS = (workspace.SCRATCH, workspace.SHARED)
 
 
 class UsedUpError(Exception):
@@ -50,7 +158,7 @@ def run(order, content, uid, limits, host):
         bounds = {ours["out"]: limits["output_bytes"], ours["err"]: limits["stderr_bytes"]}
         if "return" in ours:
             bounds[ours["return"]] = limits["output_bytes"]
-        running = _Running(pid, clock.Clock(began, before_s), feeds, bounds, kept_short=ours["err"])
+        running = _Running(pid, Clock(began, before_s), feeds, bounds, kept_short=ours["err"])
         ended, code, seconds = running.until_end(order["timeout_s"], limits, host)
         if problem:
             return {"ended": "exited", "code": 127, "seconds": seconds}, b"", problem, b""
@@ -113,8 +221,8 @@ def _become(order, content, uid, limits, say, pipes):
     try:
         os.setsid()
         drop_to(uid)
-        files.prepare(content)
-        os.chdir(files.WORK)
+        workspace.prepare(content)
+        os.chdir(workspace.WORK)
         for number, fd in enumerate(high):
             os.dup2(fd, number)
         # Where the sandbox has one user only, PID 1 counts too.
@@ -212,9 +320,9 @@ class _Running:
                     self._clock.look(now, pause_s)
                     if self._clock.is_over(timeout_s):
                         return "timeout"
-                    if watch.memory_bytes(_TMPFS, limits["socket_bytes"]) > limits["memory_bytes"]:
+                    if memory_bytes(_TMPFS, limits["socket_bytes"]) > limits["memory_bytes"]:
                         return "memory"
-                    if watch.num_files(_TMPFS) > limits["num_files"]:
+                    if num_files(_TMPFS) > limits["num_files"]:
                         return "files"
                     # A look at many processes takes a while: a tenth of the time at most.
                     pause_s = max(LOOK_S, 10 * (time.monotonic() - now))

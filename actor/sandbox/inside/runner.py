@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from actor.sandbox.inside import case, files, frames
+from actor.sandbox.inside import case, frames, workspace
 
 _PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _CLEAR_ALL = 4, 47, 4
 MAX_BODY_BYTES = 2**30
@@ -94,7 +94,7 @@ def _compiled(uid, limits):
     if pid == 0:
         try:
             case.drop_to(uid)
-            found = files.take_down(limits["disk_bytes"])
+            found = workspace.take_down(limits["disk_bytes"])
             with open(write, "wb") as pipe:
                 pipe.write(frames.pack({"of": [(n, m) for n, m, _ in found]}, [c for *_, c in found]))
             os._exit(0)

@@ -8,8 +8,8 @@ path segments may share a prefix: they see the tokens of one more segment before
 | path | runs on | file |
 |---|---|---|
 | `splash` | TPU | `splash.py`: JAX's Pallas kernel |
-| `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `cudnn.py` |
-| `pallas` | other GPUs and types | `pallas.py`: JAX's Triton kernel |
+| `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `gpu.py` |
+| `pallas` | other GPUs and types | `gpu.py`: JAX's Triton kernel |
 | `xla` | everywhere | `xla.py`; the path for CPU |
 
 `auto` takes the first of them that serves the platform: that of the mesh's devices, so that a CPU machine compiles for
@@ -35,10 +35,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from learner.devices.mesh import BATCH_AXES
+from learner.distributed.sharding import BATCH_AXES
 from learner.model.attention import splash
-from learner.model.attention.cudnn import cudnn_attention, cudnn_refusal
-from learner.model.attention.pallas import pallas_attention
+from learner.model.attention.gpu import cudnn_attention, cudnn_refusal, pallas_attention
 from learner.model.attention.xla import CPU_BLOCK, DEFAULT_BLOCK, xla_attention
 
 PATHS = ("splash", "cudnn", "pallas", "xla")

@@ -1,4 +1,4 @@
-"""Packed causal attention in plain XLA operations: runs everywhere, and is the path for CPU.
+"""Flash attention in XLA ops.
 
 A flash attention (Dao et al. 2022, algorithm 1) with its derivative written by hand (Dao 2023, algorithm 2): the
 forward pass saves the output and the log-sum-exp of each query, the backward pass makes the weights again, so no
@@ -23,11 +23,15 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from learner.model.remat import ATTENTION
+ATTENTION = "attention"
+"""The checkpoint name under which the splash and xla paths keep their output and softmax normaliser; cuDNN and Pallas
+name nothing, so `attention` is `full` there."""
+
 
 CPU_BLOCK = 64
 DEFAULT_BLOCK = 512
 """Off the CPU, where a loop iteration costs more than masked pairs."""
+
 
 _MASKED = -1e30
 """Below every real score, and finite, so that no difference of two masked scores is NaN."""

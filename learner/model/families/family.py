@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from learner.model.hf.fields import Rope, read_rope
+from learner.model.families.config_fields import Rope, read_rope
 
 Raw = Mapping[str, Any]
 """A parsed config.json, with the family's defaults where it has no such field."""
@@ -67,7 +67,7 @@ class Family:
     """Without `head_dim` it is hidden_size / num_attention_heads, and null key heads are as many as query heads."""
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Flax path -> Hugging Face name within a layer, where it isn't `bridge.names`' own."""
+    """Flax path -> Hugging Face name within a layer, where it isn't `bridge.param_names`' own."""
     activation_key: str = "hidden_act"
     fields: Mapping[str, HfField] = dataclasses.field(default_factory=dict)
     """Field of `Architecture` that not every family has -> where config.json keeps it."""

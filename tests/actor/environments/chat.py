@@ -4,8 +4,8 @@ import pathlib
 
 import tokenizers
 
-from actor.engine.turn_text import turn_reader
-from actor.environments.rendering import Rendering
+from actor.environments.chat_render import Rendering
+from actor.turn_text import turn_reader
 from bridge.chat_template import ChatTemplate
 
 CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]

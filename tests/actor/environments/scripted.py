@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from actor.engine.protocol import Sample
+from actor.engine_protocol import Sample
 from actor.environments import wire
 from actor.environments.protocol import EpisodeError
-from bridge.types import Finish, Sampling, Version
+from bridge.rollout_types import Finish, Sampling, Version
 
 
 @dataclasses.dataclass

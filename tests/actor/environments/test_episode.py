@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.environments.episode import EpisodeRequest, Episodes
+from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import Played
-from bridge.types import Sampling
-from configs.sections.environments import EnvironmentsConfig
+from actor.environments.transcript import EpisodeRequest, Played
+from bridge.rollout_types import Sampling
+from configs.sections.actor import EnvironmentsConfig
 from tests.actor.environments.chat import CHARACTERS, CHATML, EOS, IM_END, characters, rendering, user
 from tests.actor.environments.scripted import ScriptedEngine, ScriptedPool, Turn, observed
 from tests.actor.fakes import until

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.environments.places import Places
+from actor.environments.environment_pool import Places
 
 
 async def settle(tasks) -> list[bool]:

@@ -6,11 +6,12 @@ from typing import Any, cast
 import numpy as np
 import tokenizers
 
-from actor.environments.episode import EpisodeRequest, Episodes
-from actor.environments.pool import EnvironmentPool
-from bridge.types import Sampling
-from configs.environments import guess
-from configs.sections.environments import EnvironmentsConfig
+from actor.environments.environment_pool import EnvironmentPool
+from actor.environments.episode import Episodes
+from actor.environments.transcript import EpisodeRequest
+from bridge.rollout_types import Sampling
+from configs.sections.actor import EnvironmentsConfig
+from configs.tasks import guess
 from tests.actor.environments.chat import rendering
 from tests.actor.environments.scripted import ScriptedEngine, Turn
 

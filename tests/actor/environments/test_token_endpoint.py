@@ -6,15 +6,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from actor.engine.protocol import AbortedError
-from actor.environments.episode import EpisodeRequest, Episodes
-from actor.environments.pool import EnvironmentPool
+from actor.engine_protocol import AbortedError
+from actor.environments.environment_pool import EnvironmentPool
+from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.token_endpoint import Conversation
-from actor.environments.transcript import Played
-from actor.environments.turns import Turns
-from bridge.types import Sampling
-from configs.sections.environments import EnvironmentsConfig
+from actor.environments.transcript import EpisodeRequest, Played, Turns
+from bridge.rollout_types import Sampling
+from configs.sections.actor import EnvironmentsConfig
 from tests.actor.environments.chat import CHATML, IM_END, characters, rendering
 from tests.actor.environments.scripted import ScriptedEngine, Turn, observed
 from tests.actor.fakes import until

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from actor.sandbox.isolation import check_isolation
 from actor.sandbox.pool import Sandbox
 from actor.sandbox.program import SandboxUnavailableError
+from actor.sandbox.self_test import check_isolation
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,19 @@ import threading
 import pytest
 
 from actor.sandbox import languages
-from actor.sandbox.command import HostView
-from actor.sandbox.limits import MIB, SandboxLimits
+from actor.sandbox.bwrap import HostView
 from actor.sandbox.pool import Sandbox
-from actor.sandbox.program import Call, Case, CompileError, LanguageError, Outcome, Program, SandboxError
+from actor.sandbox.program import (
+    MIB,
+    Call,
+    Case,
+    CompileError,
+    LanguageError,
+    Outcome,
+    Program,
+    SandboxError,
+    SandboxLimits,
+)
 from tests.actor.sandbox.trap import processes_with
 from tests.integration.support.processes import wait_until
 

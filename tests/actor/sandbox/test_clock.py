@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from actor.sandbox import languages
-from actor.sandbox.inside import clock
-from actor.sandbox.inside.clock import IDLE_FACTOR, Clock
+from actor.sandbox.inside import case
+from actor.sandbox.inside.case import IDLE_FACTOR, Clock
 from actor.sandbox.pool import Sandbox
 from actor.sandbox.program import Case, Outcome
 
@@ -17,7 +17,7 @@ def looked(monkeypatch, looks: list[tuple[float, float, bool]], *, before_s: flo
     """A clock that has looked at (now, CPU seconds, whether something is runnable)."""
     one = Clock(began=0.0, before_s=before_s)
     for now, cpu_s, is_runnable in looks:
-        monkeypatch.setattr(clock.watch, "cpu", lambda found=(cpu_s, is_runnable): found)
+        monkeypatch.setattr(case, "cpu", lambda found=(cpu_s, is_runnable): found)
         one.look(now, LOOK_S)
     return one
 
@@ -46,7 +46,7 @@ def test_time_before_the_program_was_executed_is_none_of_its_own(monkeypatch):
 
 def test_child_that_a_look_counted_twice_ends_nothing(monkeypatch):
     one = looked(monkeypatch, [(0.025, 2.0, True)])
-    monkeypatch.setattr(clock.watch, "cpu", lambda: (1.0, True))
+    monkeypatch.setattr(case, "cpu", lambda: (1.0, True))
     assert not one.is_over(1.5) and one.is_over(1.0)
 
 

@@ -1,7 +1,6 @@
 import pytest
 
-from actor.sandbox.limits import SandboxLimits
-from actor.sandbox.program import Case
+from actor.sandbox.program import Case, SandboxLimits
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "cpu_s", "output_bytes", "compile_timeout_s"])

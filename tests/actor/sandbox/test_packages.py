@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from actor.sandbox import command, languages, packages
-from actor.sandbox.command import HostView
-from actor.sandbox.isolation import check_isolation
+from actor.sandbox import bwrap, languages, packages
+from actor.sandbox.bwrap import HostView
 from actor.sandbox.pool import Sandbox
 from actor.sandbox.program import Case, SandboxUnavailableError
+from actor.sandbox.self_test import check_isolation
 
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -41,10 +41,10 @@ def environment(tmp_path, monkeypatch):
     install(tmp_path, "broken", {"broken.py": "import nothing_of_that_name\n"})
     monkeypatch.syspath_prepend(str(tmp_path))
     packages.files_of.cache_clear()
-    command._mount_table.cache_clear()
+    bwrap._mount_table.cache_clear()
     yield tmp_path
     packages.files_of.cache_clear()
-    command._mount_table.cache_clear()
+    bwrap._mount_table.cache_clear()
 
 
 def test_package_brings_its_libraries_and_what_it_requires_and_nothing_else(environment):
@@ -96,7 +96,7 @@ def test_numpy_computes_in_the_sandbox(isolated):
 
 def test_files_that_programs_can_read_are_known(environment):
     view = HostView(packages=("small",))
-    _, prefix = command.interpreter(view)
+    _, prefix = bwrap.interpreter(view)
     shown = ["/usr/share/rows.jsonl", f"{prefix}/rows.jsonl", str(environment / "small.py")]
-    assert all(command.folder_shown(view, path) for path in shown)
-    assert not any(command.folder_shown(view, path) for path in ("/srv/rows.jsonl", str(environment / "rows.jsonl")))
+    assert all(bwrap.folder_shown(view, path) for path in shown)
+    assert not any(bwrap.folder_shown(view, path) for path in ("/srv/rows.jsonl", str(environment / "rows.jsonl")))

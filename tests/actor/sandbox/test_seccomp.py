@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from actor.sandbox import seccomp
+from actor.sandbox import bwrap
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -21,7 +21,7 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
     """What the kernel would return for that call (linux/filter.h, linux/seccomp.h)."""
     six = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *six)
-    code = list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
+    code = list(struct.iter_unpack("<HBBI", bwrap.program(machine)))
     at = accumulator = 0
     while True:
         operation, if_true, if_false, k = code[at]
@@ -47,14 +47,14 @@ def test_numbers_are_those_of_the_kernels_headers(machine):
     real = {name: int(number) for name, number in re.findall(pattern, pathlib.Path(path).read_text())}
     column = list(ARCH).index(machine)
     compared = 0
-    priorities = [call for _, call in seccomp._OWN_PRIORITY]
-    for entry in ",".join([seccomp._REFUSED, seccomp._ABSENT, seccomp._OWN, *priorities]).split(","):
+    priorities = [call for _, call in bwrap._OWN_PRIORITY]
+    for entry in ",".join([bwrap._REFUSED, bwrap._ABSENT, bwrap._SECCOMP_OWN, *priorities]).split(","):
         name, *numbers = entry.split()
         if name in real:  # headers may be older than a call
             assert int(numbers[column]) == real[name], name
             compared += 1
     assert compared > 40
-    _, _, clone, sockets, setsockopt = seccomp._MACHINES[machine]
+    _, _, clone, sockets, setsockopt = bwrap._MACHINES[machine]
     assert (clone, *sockets, setsockopt) == tuple(real[n] for n in ("clone", "socket", "socketpair", "setsockopt"))
 
 
@@ -118,4 +118,4 @@ def test_calls_of_another_architecture_end_the_program():
 
 def test_machine_that_is_not_in_the_tables_is_refused():
     with pytest.raises(ValueError, match="no seccomp filter for riscv64; there are x86_64, aarch64"):
-        seccomp.program("riscv64")
+        bwrap.program("riscv64")

@@ -7,10 +7,10 @@ import pytest
 
 from actor.vllm import compiler
 from actor.vllm.compiler import check_library, do_without_compiler, missing_compiler
-from actor.vllm.environment import set_environment
+from actor.vllm.engine_setup import set_environment
 from configs.schema import Config
-from launch import preflight
-from launch.placement import Machine
+from launch.startup import preflight
+from launch.supervision.placement import Machine
 
 
 @pytest.fixture

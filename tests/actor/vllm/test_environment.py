@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from actor.vllm.environment import set_environment
+from actor.vllm.engine_setup import set_environment
 from configs.schema import Config
 from configs.sections import ActorConfig
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from actor.vllm.import_path import import_through_link
+from actor.vllm.engine_setup import import_through_link
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
-from actor.vllm.import_path import import_through_link
+from actor.vllm.engine_setup import import_through_link
 import_through_link(sys.path)
 import torch
 print(torch.__file__)

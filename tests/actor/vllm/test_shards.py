@@ -30,7 +30,7 @@ def matrix() -> Any:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_rows_of_column_parallel_layers_are_the_whole_in_order(size):
-    from actor.vllm.shards import local_columns, local_part
+    from actor.vllm.verify_weights import local_columns, local_part
 
     layers = [layer_of("MergedColumnParallelLinear", tp_rank=rank, tp_size=size) for rank in range(size)]
     for number in (0, 1):
@@ -40,7 +40,7 @@ def test_rows_of_column_parallel_layers_are_the_whole_in_order(size):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_columns_of_row_parallel_layers_are_the_whole_in_order(size):
-    from actor.vllm.shards import local_columns, local_part
+    from actor.vllm.verify_weights import local_columns, local_part
 
     layers = [layer_of("RowParallelLinear", tp_rank=rank, tp_size=size) for rank in range(size)]
     held = [local_columns(layer, 6) for layer in layers]
@@ -49,7 +49,7 @@ def test_columns_of_row_parallel_layers_are_the_whole_in_order(size):
 
 
 def test_keys_of_fewer_heads_than_processes_are_held_by_several():
-    from actor.vllm.shards import local_part
+    from actor.vllm.verify_weights import local_part
 
     # Eight query heads of one row, two key heads of four, over four processes: each key head is held twice.
     layers = [layer_of("QKVParallelLinear", tp_rank=rank, tp_size=4, num_kv_head_replicas=2) for rank in range(4)]
@@ -60,7 +60,7 @@ def test_keys_of_fewer_heads_than_processes_are_held_by_several():
 
 
 def test_vocabulary_is_held_by_ranges_without_the_padding():
-    from actor.vllm.shards import local_part
+    from actor.vllm.verify_weights import local_part
 
     ranges = [(0, 5), (5, 8)]
     layers = [
@@ -74,7 +74,7 @@ def test_vocabulary_is_held_by_ranges_without_the_padding():
 
 
 def test_matrix_that_can_not_be_split_evenly_is_refused():
-    from actor.vllm.shards import expert_rows
+    from actor.vllm.verify_weights import expert_rows
 
     layer = SimpleNamespace(moe_config=SimpleNamespace(tp_rank=1, tp_size=2))
     assert expert_rows(layer, 8) == slice(4, 8)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bridge.snapshots.mirror import SnapshotMirror
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import SnapshotMirror
 from tests.integration.support import models
 
 pytestmark = pytest.mark.heavy  # vLLM's import
@@ -22,7 +22,7 @@ OLD, NEW = 1, 2
 @pytest.fixture(scope="module")
 def parallel():
     """A tensor-parallel group of this process alone."""
-    from actor.vllm.environment import set_environment
+    from actor.vllm.engine_setup import set_environment
     from configs.schema import Config
 
     set_environment(Config(preset="test"))
@@ -50,7 +50,7 @@ class Served:
         from vllm.config import WeightTransferConfig, set_current_vllm_config
         from vllm.model_executor.model_loader import get_model
 
-        from actor.vllm.weights import BACKEND, SnapshotTransfer
+        from actor.vllm.worker import BACKEND, SnapshotTransfer
 
         models.make_folder(folder, family=family, tied=tied)
         arguments = EngineArgs(
@@ -135,7 +135,7 @@ def test_staged_snapshot_serves_as_a_reloaded_one_and_nothing_changes_before(ser
 def test_any_layer_that_is_left_out_fails_the_proof(served):
     import torch
 
-    from actor.vllm.proof import prove_served
+    from actor.vllm.verify_weights import prove_served
 
     old, new = served.tensors(OLD), served.tensors(NEW)
     served.reload(old)
@@ -287,7 +287,7 @@ def join(name: str) -> None:
 
 @pytest.mark.parametrize("stages", [True, False])
 def test_prepared_snapshot_gives_what_it_staged_and_lets_its_file_go(served, snapshot, stages):
-    from actor.vllm.preparing import PreparedSnapshot
+    from actor.vllm.prefetch import PreparedSnapshot
 
     path, write = snapshot
     served.reload(served.tensors(OLD))
@@ -304,14 +304,14 @@ def test_prepared_snapshot_gives_what_it_staged_and_lets_its_file_go(served, sna
 
 
 def test_snapshot_that_can_not_be_staged_is_left_for_the_pause(served, snapshot, monkeypatch):
-    from actor.vllm import preparing
+    from actor.vllm import prefetch
 
     def fails(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(preparing, "stage", fails)
+    monkeypatch.setattr(prefetch, "stage", fails)
     path, write = snapshot
-    prepared = preparing.PreparedSnapshot(str(path), write(0))
+    prepared = prefetch.PreparedSnapshot(str(path), write(0))
     in_a_thread(prepared.stage, served.model)
     assert prepared.serve() == prepared.tensors.keys()
     prepared.drop()
@@ -319,12 +319,12 @@ def test_snapshot_that_can_not_be_staged_is_left_for_the_pause(served, snapshot,
 
 
 def test_snapshot_that_is_served_already_is_not_staged_any_more(served, snapshot, monkeypatch):
-    from actor.vllm import preparing
+    from actor.vllm import prefetch
 
     staged: list[Any] = []
-    monkeypatch.setattr(preparing, "stage", lambda *arguments: staged.append(arguments))
+    monkeypatch.setattr(prefetch, "stage", lambda *arguments: staged.append(arguments))
     path, write = snapshot
-    prepared = preparing.PreparedSnapshot(str(path), write(0))
+    prepared = prefetch.PreparedSnapshot(str(path), write(0))
     prepared.serve()
     in_a_thread(prepared.stage, served.model)
     assert not staged
@@ -335,14 +335,14 @@ def test_snapshot_that_is_served_already_is_not_staged_any_more(served, snapshot
 @pytest.fixture
 def asked(served, snapshot, monkeypatch):
     """The worker's side of an engine: what is asked of it in its own thread, and what vLLM calls."""
-    from actor.vllm import weights
+    from actor.vllm import worker
     from bridge import codec
 
     path, write = snapshot
     transfer, handlers = served.transfer, []
-    monkeypatch.setattr(weights, "listen", lambda address, handle: handlers.append(handle))
+    monkeypatch.setattr(worker, "listen", lambda address, handle: handlers.append(handle))
     expected = {name: ["float32", list(t.shape)] for name, t in served.tensors(NEW).items()}
-    transfer.init_transfer_engine(weights.InitInfo(expected=expected, control="nowhere"))
+    transfer.init_transfer_engine(worker.InitInfo(expected=expected, control="nowhere"))
 
     class Asked:
         def writes(self, step: int) -> Any:
@@ -353,7 +353,7 @@ def asked(served, snapshot, monkeypatch):
 
         def load(self, manifest: Any, *, last_request: int) -> None:
             encoded = codec.encode(manifest)
-            info = weights.UpdateInfo(path=str(path), manifest=encoded, last_request=last_request)
+            info = worker.UpdateInfo(path=str(path), manifest=encoded, last_request=last_request)
             transfer.receive_weights(info)
             join("drop")
 
@@ -381,7 +381,7 @@ def test_late_request_neither_drops_the_snapshot_that_is_loaded_nor_keeps_its_fi
 
 
 def test_next_request_after_a_late_one_is_staged(served, asked, monkeypatch):
-    from actor.vllm.preparing import PreparedSnapshot
+    from actor.vllm.prefetch import PreparedSnapshot
 
     serve, left = PreparedSnapshot.serve, []
     monkeypatch.setattr(PreparedSnapshot, "serve", lambda self: left.append(serve(self)) or left[-1])
@@ -395,7 +395,7 @@ def test_next_request_after_a_late_one_is_staged(served, asked, monkeypatch):
 
 
 def test_snapshot_that_is_prepared_and_not_loaded_makes_room_for_the_next(served, asked):
-    from actor.vllm.weights import WorkerPlugin
+    from actor.vllm.worker import WorkerPlugin
 
     asked.prepare(1, asked.writes(0))
     worker: Any = WorkerPlugin()
@@ -422,6 +422,6 @@ MAPS = """\
 
 
 def test_openmp_is_found_below_any_path():
-    from actor.vllm.preparing import _OPENMP
+    from actor.vllm.prefetch import _OPENMP
 
     assert _OPENMP.findall(MAPS) == ["/srv/a clone/torch/lib/libgomp.so.1", "/srv/x.libs/libgomp-6a29c32d.so.1.0.0"]

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from actor.vllm.stats import NUM_RECENT, StatLogger
+from actor.vllm.convert import NUM_RECENT, StatLogger
 
 
 def scheduler(running: int, waiting: int, usage: float, skipped: int = 0) -> SimpleNamespace:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.engine.protocol import EngineDeadError, WeightLoadError
+from actor.engine_protocol import EngineDeadError, WeightLoadError
 from actor.vllm import updates
-from actor.vllm.control import listen
-from actor.vllm.stats import StatLogger
+from actor.vllm.convert import StatLogger
 from actor.vllm.updates import Updates
-from bridge.published import WeightManifest
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
+from actor.vllm.worker_channel import listen
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.weight_types import WeightManifest
 from configs.schema import Config
 
 TABLE = {"a.weight": ("float32", (2, 4))}

@@ -8,11 +8,12 @@ import pytest
 from actor.weights.client import FIRST_RETRY_S, WeightClient
 from actor.weights.source import LocalSource
 from bridge import timeline
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import UnreachableError
-from bridge.snapshots.writer import SnapshotWriter, mirrored
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import UnreachableError
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import mirrored
 from bridge.timeline import Timeline
-from bridge.types import Version
+from bridge.weight_types import WeightManifest
 from tests.actor.fakes import FakeEngine
 
 TABLE = {"a": ("float32", (3, 5)), "b": ("float32", (7,))}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from actor.weights.local_copy import LocalCopy
+from actor.weights.source import LocalCopy
 
 REPO = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys, pathlib
-from actor.weights.local_copy import LocalCopy
+from actor.weights.source import LocalCopy
 copy = LocalCopy(pathlib.Path(sys.argv[1]), sys.argv[2])
 copy.file.write_bytes(b"x")
 print("held", flush=True)

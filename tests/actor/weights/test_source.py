@@ -11,16 +11,16 @@ from actor.weights import source
 from actor.weights.client import FIRST_RETRY_S, WeightClient
 from actor.weights.source import FIRST_ASK_S, RemoteSource
 from bridge import codec
-from bridge.published import Announcement, WeightManifest
+from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
-from bridge.snapshots.fetching.download import Patience
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.fetching.shared import SharedCopy
-from bridge.snapshots.layout import MANIFEST, place_of
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import SnapshotWriter, map_tensors
+from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.snapshot_format import MANIFEST, place_of, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import map_tensors
 from bridge.timeline import Timeline
-from bridge.types import Version
+from bridge.weight_types import Announcement, WeightManifest
 from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.served import (
     NUM_VALUES,

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from actor.vllm.convert import to_params
 from actor.vllm.engine import VllmEngine
-from actor.vllm.types import to_params
 from actor.weights.model_folder import ModelFolder, read_model_folder
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Sampling, Task, Ticket, Version
+from bridge.rollout_types import Sampling, Task, Ticket, Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.open import SqliteStore
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from configs.sections import PackingConfig, RoundsConfig

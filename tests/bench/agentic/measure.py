@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from bridge.store.sqlite_database import LOOK_S
-from launch.plan.episode_profile import EpisodeProfile, LatencyProfile
-from launch.plan.length_profile import LengthProfile
-from launch.plan.profiles import LearnerProfile, Profile, PublishProfile
-from launch.plan.simulate import simulate
+from launch.tools.plan.profile import LearnerProfile, Profile, PublishProfile
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import EpisodeProfile, LatencyProfile, LengthProfile
 from tests.bench.agentic.setups import (
     MEAN_S,
     NUM_TURNS,

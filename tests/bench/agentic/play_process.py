@@ -12,11 +12,11 @@ from typing import Any
 
 from absl import logging
 
-from actor.environments.rendering import read_rendering
+from actor.environments.chat_render import read_rendering
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from configs import overrides
-from launch import command_line
-from launch.processes.pipes import Parent
+from launch import cli
+from launch.tools.profile_machine.profile_worker import Parent
 from tests.bench.rig.episodes import EpisodeEngine
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
@@ -85,7 +85,7 @@ class Server:
 
 def main() -> None:
     parent = Parent()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     try:
         asyncio.run(Server(parent).run())
     except BaseException as e:

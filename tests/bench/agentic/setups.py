@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.agentic.sleeping import NAME
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from actor.environments.protocol import Step
-from bridge.types import Sampling, Version
-from launch.plan.episodes import draw_latencies_s
-from launch.plan.simulate import simulate
+from bridge.rollout_types import Sampling, Version
+from launch.tools.plan.sim.episodes import draw_latencies_s
+from launch.tools.plan.sim.simulate import simulate
 from tests.actor.environments.chat import rendering
 from tests.actor.fakes import until
 from tests.bench.agentic.__main__ import values_of
@@ -157,7 +157,7 @@ def test_episode_that_lost_its_race_leaves_no_process():
 
 
 def costs() -> Costs:
-    from launch.plan.profiles import LearnerProfile, PublishProfile
+    from launch.tools.plan.profile import LearnerProfile, PublishProfile
 
     return Costs(
         learner=LearnerProfile(seconds_per_token=1e-5),

@@ -2,8 +2,8 @@
 
     python -m tests.bench.cluster [--small]
 
-`launch.profile_machine` measures both stores with groups of 3 KB and 2 MB; from that alone the planner predicts the
-groups a second of other sizes and numbers of producers, and beside actors that hand nothing in and look as often as
+`launch.tools.profile_machine` measures both stores with groups of 3 KB and 2 MB; from that alone the planner predicts
+the groups a second of other sizes and numbers of producers, and beside actors that hand nothing in and look as often as
 real ones do. Each is then measured, by other clients. A download over a slow link is predicted from the link's rate and
 held against `tests.bench.publish`'s. Writes `results/cluster.{json,md,png}`, and, on a machine that was quiet when it
 began (no more load than cores), the store that it measured into the figure's profile, `docs/cluster_profile.json`, and
@@ -19,8 +19,8 @@ import tempfile
 
 from absl import app
 
-from launch.plan.cluster.profile import StoreProfile
-from launch.profile_machine.store import measure_store
+from launch.tools.plan.profile import StoreProfile
+from launch.tools.profile_machine.measure_store import measure_store
 from tests.bench.cluster.figure import draw
 from tests.bench.cluster.measured import Case, groups_per_s
 from tests.bench.cluster.predicted import predicted_download_s, predicted_groups_per_s
@@ -45,7 +45,7 @@ COLUMNS = (
     "ratio",
 )
 ABOUT = (
-    "`launch.profile_machine` measured both stores with groups of 3 KB and 2 MB. From that alone the planner predicted "
+    "`launch.tools.profile_machine` measured both stores with groups of 3 KB and 2 MB. From that the planner predicted "
     "the groups a second of other sizes and numbers of producers, and beside actors that hand nothing in and look as "
     "often as real ones do; other clients then measured each. The download is `tests.bench.publish`'s, predicted from "
     "the link's rate. Store, clients and learner share the cores."
@@ -120,7 +120,7 @@ def _finish(stores: dict[str, StoreProfile], rows: list[list[str]], factors: dic
         about=[ABOUT],
         table=report.Table(columns=COLUMNS, rows=rows),
         remarks=[
-            "The stores as `launch.profile_machine` found them, seconds of the store's time: "
+            "The stores as `launch.tools.profile_machine` found them, seconds of the store's time: "
             + "; ".join(f"{name} {_constants(store)}" for name, store in stores.items())
             + ".",
             f"{kept} `docs/cluster_plan.md` says where the rest of its profile is from.",

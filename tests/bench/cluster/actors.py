@@ -11,14 +11,12 @@ import sys
 import threading
 import time
 
-from actor.duties.changes import GAP_S
-from actor.duties.ending import LOOK_S
-from actor.duties.leases import LEASED_S
-from actor.duties.weights import ANNOUNCED_S
-from actor.limits import Limits
+from actor.background import CHANGES_GAP_S, LEASED_S, LOOK_S
+from actor.loop import Limits
+from actor.weight_updates import ANNOUNCED_S
+from bridge.rollout_types import Heartbeat
 from bridge.store.open import open_store
-from bridge.store.sql.store import SqlStore
-from bridge.types import Heartbeat
+from bridge.store.sql.sql_store import SqlStore
 from tests.bridge.factories import make_group, make_report, make_rollout
 
 LEASE_S = 30.0
@@ -59,7 +57,7 @@ def _serve_full(url: str, run: str, name: str) -> None:
                 due["leased"] = 0.0
             if now["weights"] != mark["weights"]:
                 due["announced"] = 0.0
-            time.sleep(GAP_S)
+            time.sleep(CHANGES_GAP_S)
 
 
 _EVERY_S = {

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from configs import overrides
-from launch.plan import profiles
+from launch.tools.plan import profile as plan_profile
 from tests.bench.cluster_plan import counts_up_to, plot_scale, scale, variant_of
 
 ENGINES, CHIPS = 4096, 1024
@@ -31,7 +31,7 @@ def draw(profile: dict[str, Any], path: str | os.PathLike[str]) -> None:
     cells = {
         title: scale(its_config, its_profile, engines=counts_up_to(ENGINES), learner_chips=counts_up_to(CHIPS))
         for title, its_config, its_profile in (
-            variant_of(text, config, profiles.from_dict(profile)) for text in variants(profile["store"])
+            variant_of(text, config, plan_profile.from_dict(profile)) for text in variants(profile["store"])
         )
     }
     plot_scale(cells, path)

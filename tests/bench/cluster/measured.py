@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
+from bridge.rollout_types import Ticket
 from bridge.store.open import create_run, open_store
-from bridge.types import Ticket
 from tests.bridge.factories import make_ticket
 from tests.integration.support.processes import kill, spawn
 from tests.integration.support.store_torture import Urls

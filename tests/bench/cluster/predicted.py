@@ -3,12 +3,10 @@
 import dataclasses
 
 from configs import schema, sections
-from launch.plan.cluster.limits import Cluster, first_to_give_out
-from launch.plan.cluster.profile import NetworkProfile, StoreProfile
-from launch.plan.cluster.transfers import Transfers
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.length_profile import LengthProfile
-from launch.plan.profiles import LearnerProfile, Profile
+from launch.tools.plan.control_plane.capacity import Cluster, first_to_give_out
+from launch.tools.plan.control_plane.transfers import Transfers
+from launch.tools.plan.profile import EngineProfile, LearnerProfile, NetworkProfile, Profile, StoreProfile
+from launch.tools.plan.workload import LengthProfile
 from tests.bench.cluster.measured import WINDOW, Case
 
 _FAST = 1e9

@@ -9,8 +9,8 @@ from typing import Any
 
 from configs import overrides
 from configs.schema import Config
-from launch.plan import profiles
-from launch.plan.profiles import Profile
+from launch.tools.plan import profile as plan_profile
+from launch.tools.plan.profile import Profile
 from tests.bench.cluster.figure import CHIPS, ENGINES, OVERRIDES, PRESET, variants
 from tests.bench.cluster_plan import Cell, counts_up_to, name_in_figure, scale, variant_of
 
@@ -25,7 +25,7 @@ def table(profile: dict[str, Any]) -> str:
     config = overrides.apply(overrides.load_preset(PRESET), OVERRIDES)
     lines = [_HEAD]
     for text in variants(profile["store"]):
-        title, its_config, its_profile = variant_of(text, config, profiles.from_dict(profile))
+        title, its_config, its_profile = variant_of(text, config, plan_profile.from_dict(profile))
         parts = changes(functools.partial(_part, its_config, its_profile))
         ends = changes(functools.partial(_is_out, its_config, its_profile))
         said = ", ".join(f"{name} {n:,}" for n, name in parts if name not in COMPUTE) or "-"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.plan.cluster.profile import StoreProfile
+from launch.tools.plan.profile import StoreProfile
 from tests.bench.cluster import said
 from tests.bench.cluster.__main__ import PAGE, PROFILE
 from tests.bench.cluster.figure import variants

@@ -4,7 +4,8 @@
 
 16 simulated engines, each with a real actor, one real learner, a real store between (`tests.bench.engines.setups` says
 which engines, lengths and sizes; all were chosen before anything was run). Each pair of schedules serves prompts and
-lengths of the same kind; the planner (`launch.plan`) predicts each from the engines' profile and the lengths alone.
+lengths of the same kind; the planner (`launch.tools.plan`) predicts each from the engines' profile and the lengths
+alone.
 
 * queue scheduling (ROLL Flash, section 5.1) against the batch rollout that it replaces (`batch_rollout`), with groups
   without variance filtered out, by what a round's rollout takes;
@@ -28,7 +29,7 @@ import tempfile
 
 from absl import app
 
-from launch.plan.profiles import LearnerProfile, PublishProfile
+from launch.tools.plan.profile import LearnerProfile, PublishProfile
 from tests.bench.engines.measure import Row, publish_costs, run_batches, run_rollouts, run_training
 from tests.bench.engines.setups import (
     FLAT_SHARE,

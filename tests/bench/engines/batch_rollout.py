@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine.protocol import Engine
-from bridge.types import Sampling
+from actor.engine_protocol import Engine
+from bridge.rollout_types import Sampling
 from configs.schema import Config
 
 

@@ -20,11 +20,11 @@ import numpy as np
 from absl import logging
 
 from actor.weights.model_folder import ModelFolder, read_model_folder
+from bridge.rollout_types import Version
 from bridge.store import sqlite_database
-from bridge.types import Version
 from configs import overrides
-from launch import command_line
-from launch.processes.pipes import Parent
+from launch import cli
+from launch.tools.profile_machine.profile_worker import Parent
 from tests.bench.engines.batch_rollout import roll_out
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
@@ -131,7 +131,7 @@ def _engines(session: Session, *, version: Version | None) -> list[ReplayEngine]
 def main() -> None:
     os.sched_setaffinity(0, {int(sys.argv[1])})
     parent = Parent()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     sqlite_database.LOOK_S = STORE_LOOK_S
     try:
         asyncio.run(Fleet(parent).run())

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from launch.plan.length_profile import LengthProfile
-from launch.plan.profiles import LearnerProfile, Profile, PublishProfile
-from launch.plan.sim_engine import NEVER, SimEngine
-from launch.plan.simulate import simulate
+from launch.tools.plan.profile import LearnerProfile, Profile, PublishProfile
+from launch.tools.plan.sim.sim_engine import NEVER, SimEngine
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import LengthProfile
 from tests.bench.engines.batch_rollout import deal
 from tests.bench.engines.fleet_process import STORE_LOOK_S
 from tests.bench.engines.oracle import Work, batches_s, rollouts_s, trainings_s

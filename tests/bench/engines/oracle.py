@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 
 _ENDED = 1e-9
 """Tokens: less than that is rounding."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.planner.inputs import CALIBRATED, SETTINGS
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.session import Session

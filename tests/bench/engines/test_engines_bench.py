@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.types import Sampling, Version
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.profiles import LearnerProfile
+from bridge.rollout_types import Sampling, Version
+from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from tests.bench.engines import measure
 from tests.bench.engines.__main__ import AIMS, remarks_of, table_of, values_of
 from tests.bench.engines.batch_rollout import roll_out

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.engines.oracle import Work, batches_s, rollouts_s, trainings_s
 
 ALONE = EngineProfile(running=(1.0, 4.0), tokens_per_s=(1.0, 1.0), max_num_seqs=4)

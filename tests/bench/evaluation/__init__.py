@@ -1,1 +1,1 @@
-"""`launch.evaluate` against a plain loop of transformers; see `__main__`."""
+"""`launch.tools.evaluate` against a plain loop of transformers; see `__main__`."""

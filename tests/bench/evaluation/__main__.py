@@ -1,4 +1,4 @@
-"""`launch.evaluate` against a plain loop of transformers.
+"""`launch.tools.evaluate` against a plain loop of transformers.
 
     python -m tests.bench.evaluation --model=FOLDER [--problems=50] [--k=8] [--small]
 

@@ -10,9 +10,9 @@ import tempfile
 import time
 from typing import Any
 
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import VerifierPool
-from bridge.types import Finish, Task
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierPool
+from bridge.rollout_types import Finish, Task
 
 MAX_TOKENS = 24
 VERIFIER = "math"
@@ -38,7 +38,7 @@ def evaluate(model: str, prompts: pathlib.Path, k: int) -> dict[str, Any]:
         out = pathlib.Path(folder) / "results.json"
         subprocess.run(
             [
-                *(sys.executable, "-m", "launch.evaluate", f"--model={model}", f"--out={out}"),
+                *(sys.executable, "-m", "launch.tools.evaluate", f"--model={model}", f"--out={out}"),
                 *(f"--prompts=greedy={prompts}", f"--prompts=drawn={prompts}", f"--verifier={VERIFIER}"),
                 *(f"--max_tokens={MAX_TOKENS}", "--show=1000000", "--config.model.served_dtype=float32"),
                 *(f"--config.evaluation.sets.drawn.k={k}", "--config.evaluation.sets.drawn.temperature=1"),

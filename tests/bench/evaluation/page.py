@@ -3,8 +3,8 @@
 import pathlib
 from typing import Any
 
-from bridge.types import Finish
-from bridge.versions import VLLM
+from bridge.rollout_types import Finish
+from bridge.weight_types import VLLM
 from tests.bench.evaluation.answers import ANSWER_IN, MAX_TOKENS, VERIFIER
 from tests.bench.rig import report
 
@@ -27,14 +27,14 @@ def write(model: str, found: dict[str, Any], answers: list[dict[str, Any]], plai
             f"`python -m tests.bench.evaluation --model=FOLDER` on `{pathlib.Path(model).name}` (float32): "
             f"{values['num_problems']} sums and differences of numbers up to 20 in its chat template "
             f'("{answers[0]["prompt"]}"), at most {MAX_TOKENS} new tokens, verifier `{VERIFIER}` with '
-            f"`answer_in={ANSWER_IN}`. `launch.evaluate` asks them greedily and with {found_k} samples each at "
+            f"`answer_in={ANSWER_IN}`. `launch.tools.evaluate` asks them greedily and with {found_k} samples each at "
             "temperature 1, in one engine; a plain loop of transformers answers them greedily, one token at a time, "
             "one problem after the other.",
         ],
         table=table_of(values),
         remarks=[
             f"Of the greedy texts {values['num_same_texts']} of {values['num_problems']} are the same, and "
-            f"{values['num_other_rewards']} of the responses earn something else. `launch.evaluate` took "
+            f"{values['num_other_rewards']} of the responses earn something else. `launch.tools.evaluate` took "
             f"{values['seconds']:.0f} s for all, {values['tokens_per_s']:.0f} tokens/s; the loop "
             f"{values['transformers_s']:.0f} s for the greedy ones. Cut off at {MAX_TOKENS} tokens, and so "
             f"without reward, were {values['truncated_greedy']:.0%} of the greedy responses and "
@@ -97,7 +97,7 @@ def table_of(values: dict[str, Any]) -> report.Table:
         ]
     ]
     rows += [[name, f"{values[name]:.4f}", f"{values[f'{name}_stderr']:.4f}", ""] for name in drawn]
-    return report.Table(columns=["", "launch.evaluate", "standard error", "transformers"], rows=rows)
+    return report.Table(columns=["", "launch.tools.evaluate", "standard error", "transformers"], rows=rows)
 
 
 def aims_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

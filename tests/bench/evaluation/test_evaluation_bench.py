@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 from absl.testing import flagsaver
 
-from bridge.types import Finish
+from bridge.rollout_types import Finish
 from tests.bench.evaluation.page import answers_of, write
 
 TEXTS = ["3", "It is 4", "5", "6 or 7"]

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine.protocol import AbortedError, EngineSize, EngineStats, Sample, SwapTimings, WeightLoadError
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
-from bridge.snapshots.mirror import map_tensors
-from bridge.types import Finish, Sampling, Version
+from actor.engine_protocol import AbortedError, EngineSize, EngineStats, Sample, SwapTimings, WeightLoadError
+from bridge.rollout_types import Finish, Sampling, Version
+from bridge.snapshots.snapshot_format import SnapshotError, TensorTable, check_table
+from bridge.snapshots.verified_copy import map_tensors
+from bridge.weight_types import WeightManifest
 from tests.bench.faults.decoder import Shape, log_softmax, next_logits
 
 KV_TOKENS = 1_000_000
@@ -35,7 +35,7 @@ class _Request:
 
 
 class NumpyEngine:
-    """Implements `actor.engine.protocol.Engine` for a tiny Qwen3; a token for each running request, again and again."""
+    """Implements `actor.engine_protocol.Engine` for a tiny Qwen3; a token for each running request, again and again."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from configs.run_folder import RunFolder
-from launch.processes import lifeline
+from launch.supervision import process_tree
 from tests.bench.faults.kept import command_line
 from tests.bench.faults.schedule import CHECKPOINT, ENGINE, RUN, SERVER, STORE, Fault, Kind, Lane, Phase
 from tests.bench.faults.site import Site
@@ -160,14 +160,14 @@ def flip(file: pathlib.Path, source: random.Random) -> None:
 def _pid(site: Site, fault: Fault) -> int:
     if is_server(fault):
         host = int(fault.target.removeprefix(SERVER))
-        return _below(site.learners[host].pid, "launch.snapshot_server")
+        return _below(site.learners[host].pid, "launch.services.snapshot_server")
     if fault.target == ENGINE:
         return _below(site.process(fault.held).pid, "EngineCore")
     return site.process(fault.target).pid
 
 
 def _below(pid: int, word: str) -> int:
-    for one in sorted(lifeline.descendants(pid)):
+    for one in sorted(process_tree.descendants(pid)):
         if word in command_line(one):
             return one
     raise NotThereError(f"no {word} below process {pid}")

@@ -6,9 +6,9 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from launch.processes import lifeline
-from launch.processes.child import Child
-from launch.processes.vigil import Bounds
+from launch.supervision import process_tree
+from launch.supervision.child import Child
+from launch.supervision.hang_detector import Bounds
 from tests.bench.faults.evidence import End
 from tests.integration.network.namespaces import Host
 
@@ -84,7 +84,7 @@ class Kept(Child):
 
     def below(self, word: str) -> int | None:
         """The process below this one that has the word in its command line or title."""
-        for pid in sorted(lifeline.descendants(self.pid)):
+        for pid in sorted(process_tree.descendants(self.pid)):
             if word in command_line(pid):
                 return pid
         return None
@@ -93,7 +93,7 @@ class Kept(Child):
 def marked(mark: str) -> list[int]:
     """Live processes whose environment has the mark, read from the kernel; zombies are none."""
     found: list[int] = []
-    needle = f"{lifeline.MARK}={mark}".encode()
+    needle = f"{process_tree.MARK}={mark}".encode()
     for entry in pathlib.Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and int(entry.name) != os.getpid():

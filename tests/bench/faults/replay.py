@@ -67,10 +67,10 @@ class Quiet:
         import jax
 
         from configs import overrides
-        from learner.devices.mesh import make_mesh
-        from learner.model.config import Architecture
-        from learner.model.hf import io as hf_io
-        from learner.update.step import build_steps
+        from learner.distributed.sharding import make_mesh
+        from learner.model import hf_load as hf_io
+        from learner.model.architecture import Architecture
+        from learner.update.train_step import build_steps
 
         self.config = overrides.from_dict(json.loads((root / "run" / "config.json").read_text()))
         folder = pathlib.Path(self.config.model.path)
@@ -130,7 +130,7 @@ class Quiet:
 def run(root: pathlib.Path) -> dict[str, Any]:
     """The quiet run's result."""
     from bridge import codec
-    from bridge.types import Group
+    from bridge.rollout_types import Group
 
     evidence = read(root)
     history: list[Update] = surviving(evidence.lives)

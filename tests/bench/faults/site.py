@@ -11,13 +11,13 @@ import time
 import types
 from collections.abc import Generator, Mapping, Sequence
 
-from bridge.pulse import Doing
+from bridge.liveness import Doing
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
-from launch import certificates
-from launch.processes.vigil import Bounds
-from launch.tiny_model import cached_tiny_model
+from launch.startup.tiny_model import cached_tiny_model
+from launch.supervision.hang_detector import Bounds
+from launch.tools import certificates
 from tests.bench.faults import keepers
 from tests.bench.faults.gates import Gates
 from tests.bench.faults.kept import Kept, marked

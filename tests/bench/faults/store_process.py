@@ -11,8 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from launch import certificates
-from launch.store_server import trial
+from launch.tools import certificates, trial_store
 from tests.integration.network.places import STORE_PORT, Places
 
 _RECORDER = pathlib.Path(__file__).with_name("recorder.sql")
@@ -20,7 +19,7 @@ _CONNECT_S = 5
 
 
 class StoreProcess:
-    """`launch.store_server` on the host `store`."""
+    """`launch.tools.store_server` on the host `store`."""
 
     def __init__(self, where: Places, log: pathlib.Path) -> None:
         """Not started."""
@@ -34,7 +33,7 @@ class StoreProcess:
         with open(self._log, "a") as output:
             self._begins = output.tell()
             self._process = host.spawn(
-                "launch.store_server",
+                "launch.tools.store_server",
                 f"--dir={self._where.store}",
                 f"--listen={host.address}:{STORE_PORT}",
                 f"--cert={self._where.secrets / certificates.CERTIFICATE}",
@@ -94,7 +93,7 @@ class StoreProcess:
         lines = (self._where.store / "data" / "postmaster.pid").read_text().splitlines()
         port, sockets = lines[3], lines[4]
         return psycopg.connect(
-            f"postgresql://postgres@/{trial.DATABASE}?host={sockets}&port={port}",
+            f"postgresql://postgres@/{trial_store.DATABASE}?host={sockets}&port={port}",
             autocommit=True,
             connect_timeout=_CONNECT_S,
         )

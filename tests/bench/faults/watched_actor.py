@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from actor.weights.source import RemoteSource
-from bridge.published import FileEntry, WeightManifest
-from bridge.snapshots import chunks
-from bridge.snapshots.fetching import download
-from bridge.snapshots.layout import TensorTable
-from bridge.store.sql.store import SqlStore
+from bridge.snapshots import snapshot_format
+from bridge.snapshots.snapshot_format import TensorTable
+from bridge.store.sql.sql_store import SqlStore
+from bridge.weight_types import FileEntry, WeightManifest
 from configs.schema import Config
 from tests.bench.faults.engine import NumpyEngine
 from tests.bench.faults.gates import reach
@@ -58,10 +57,10 @@ def watch_source() -> None:
         if reach("prefetching", "middle") == "corrupt":
             chunk = chunk.copy()
             chunk[chunk.size // 2] ^= 1
-        return chunks.is_chunk(chunk, file, index)
+        return snapshot_format.is_chunk(chunk, file, index)
 
     RemoteSource.fetch = watched
-    download.is_chunk = is_chunk
+    snapshot_format.is_chunk = is_chunk
 
 
 def use_numpy_engine() -> None:
@@ -124,9 +123,9 @@ def main() -> None:
         use_numpy_engine()
     else:
         watch_vllm()
-    from launch import actor, command_line
+    from launch import actor, cli
 
-    command_line.run(actor.main)
+    cli.run(actor.main)
 
 
 if __name__ == "__main__":

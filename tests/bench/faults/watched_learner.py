@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch import command_line, learner
+from launch import cli, learner
 from tests.bench.faults.gates import reach
 
 BREAK = "FAULTS_BREAK"
@@ -66,10 +66,10 @@ def watch_restore() -> None:
 
 def watch() -> None:
     """All phases of a learner, on its first host and on the others."""
-    from bridge.snapshots.writer import SnapshotDraft
+    from bridge.snapshots.snapshot_writer import SnapshotDraft
     from learner.checkpoint import Checkpoints
     from learner.publish.publisher import Publisher
-    from learner.update.step import Steps
+    from learner.update.train_step import Steps
 
     around(Steps, "accumulate", "accumulating", begin="begin", end="end")
     around(Steps, "apply", "applying", begin="begin", end="end")
@@ -111,9 +111,9 @@ def break_rule(how: str) -> None:
     if how == "stale books":
         _restore_stale_books()
         return
-    from learner.schedule import batches
+    from learner.update import packing
 
-    pack, is_done = batches.pack_groups, False
+    pack, is_done = packing.pack_groups, False
 
     def packed(groups: Sequence[Any], **kwargs: Any) -> list[Any]:
         nonlocal is_done
@@ -126,7 +126,7 @@ def break_rule(how: str) -> None:
         flat = tuple(dataclasses.replace(r, reward=0.0) for r in first.rollouts)
         return pack([dataclasses.replace(first, rollouts=flat), *others], **kwargs)
 
-    batches.pack_groups = packed
+    packing.pack_groups = packed
 
 
 def _restore_stale_books() -> None:
@@ -159,4 +159,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    cli.run(main)

@@ -11,15 +11,17 @@ import pathlib
 import jax
 import numpy as np
 
-from bridge.types import Group, Rollout
+from bridge import param_names
+from bridge.rollout_types import Group, Rollout
 from configs.schema import Config
 from configs.sections import LossConfig, ModelConfig, OptimizerConfig, PackingConfig, RoundsConfig, SamplingConfig
-from learner.devices.mesh import make_mesh, param_shardings
+from learner.distributed.sharding import make_mesh, param_shardings
+from learner.model import architecture
+from learner.model import hf_load as hf_io
 from learner.model.decoder import abstract_params
-from learner.model.hf import io as hf_io
+from learner.update.auto_shape import RowShape
 from learner.update.packing import MicroBatch, pack_groups
-from learner.update.row_shape import RowShape
-from learner.update.step import Steps, build_steps
+from learner.update.train_step import Steps, build_steps
 from tests.bench.peers import workload
 from tests.bench.peers.serve import serve
 
@@ -106,8 +108,8 @@ def config(
 def load(folder: pathlib.Path, settings: Config) -> tuple[Steps, dict]:
     """The steps and the parameters, placed."""
     mesh = make_mesh()
-    model_config = hf_io.Architecture.from_hf(folder)
-    shardings = hf_io.flatten(param_shardings(abstract_params(model_config), mesh))
+    model_config = architecture.Architecture.from_hf(folder)
+    shardings = param_names.flatten(param_shardings(abstract_params(model_config), mesh))
     _, params = hf_io.load(folder, dtype=np.float32, sharding_fn=lambda path, _: shardings[path])
     return build_steps(model_config, settings, mesh), params
 

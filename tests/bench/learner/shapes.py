@@ -22,15 +22,15 @@ import jax
 import jax.monitoring
 import numpy as np
 
-from bridge.types import Group, Rollout
+from bridge.rollout_types import Group, Rollout
 from configs.schema import Config
 from configs.sections import PackingConfig
-from learner.devices.mesh import make_mesh
-from learner.model.config import Architecture
+from learner.distributed.sharding import make_mesh
+from learner.model.architecture import Architecture
 from learner.model.decoder import init_params
+from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, empty_batch, pack_groups
-from learner.update.state import TrainState
-from learner.update.step import Steps, build_steps
+from learner.update.train_step import Steps, build_steps
 from tests.bench.learner.ours import config
 from tests.bench.peers.race import MAX_FOREIGN, RETRIES
 from tests.bench.peers.serve import pin, timed
@@ -130,7 +130,7 @@ def update_groups(seed: int, *, scale: int) -> list[Group]:
 
 
 def micro_batches(groups: list[Group], settings: Config, *, burst: int = GROUPS_PER_UPDATE) -> Iterator[MicroBatch]:
-    """The update's micro-batches, as `learner.schedule.batches` makes them when its groups arrive `burst` at a time."""
+    """The update's micro-batches, as `rollout_stream` makes them when its groups arrive `burst` at a time."""
     for i in range(0, len(groups), burst):
         yield from pack_groups(
             groups[i : i + burst],

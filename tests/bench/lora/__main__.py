@@ -5,8 +5,8 @@
 The recipe's own settings (`configs/recipes/arithmetic_smollm2.py`) by rounds, so that all see as many samples of the
 same prompts. `full` trains all parameters at the recipe's learning rate, `merged` adapters at ten times that, which go
 out added to the base, with deltas, `adapter` the same that go out alone. The model comes from PyPI
-(`launch.get_model`), once; with --small it is the tiny one, for minutes. A finished run of the same code stays in its
-folder (--dir) and is taken from there. Writes `results/lora.{json,md}`.
+(`launch.tools.get_model`), once; with --small it is the tiny one, for minutes. A finished run of the same code stays in
+its folder (--dir) and is taken from there. Writes `results/lora.{json,md}`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import sys
 
 from absl import app, flags
 
-from launch import write_tasks
+from launch.tools import task_files
 from tests.bench.job import PROJECT
 from tests.bench.lora.runs import CASES, RECIPE, TINY, Run, aims_of, play, table_of, values_of
 from tests.bench.rig import report
@@ -76,9 +76,9 @@ def main(argv: list[str]) -> None:
 
 def prepare(model: pathlib.Path, root: pathlib.Path) -> dict[str, object]:
     """Makes the model where it isn't there, and the rows; the fields that name them."""
-    command = [sys.executable, "-m", "launch.get_model", "smollm2", f"--out={model}"]
+    command = [sys.executable, "-m", "launch.tools.get_model", "smollm2", f"--out={model}"]
     subprocess.run(command, check=True, env=os.environ)
-    write_tasks.write("arithmetic", root / "data", seed=0)
+    task_files.write("arithmetic", root / "data", seed=0)
     return {
         "model.path": model,
         "prompts.path": root / "data" / "train.jsonl",

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import latest
+from bridge.snapshots.snapshot_format import latest
+from bridge.weight_types import WeightManifest
 from configs.overrides import load_preset
 from tests.bench.job import PROJECT
 from tests.bench.real_model.watched import look_at_memory, run_for
@@ -193,7 +193,9 @@ class LearnerMemory:
         """Enters what there is below a process."""
         look_at_memory(job, self._peaks)
         with contextlib.suppress(psutil.Error):  # one has ended
-            self._servers |= {p.pid for p in job.children(recursive=True) if "launch.snapshot_server" in p.cmdline()}
+            self._servers |= {
+                p.pid for p in job.children(recursive=True) if "launch.services.snapshot_server" in p.cmdline()
+            }
 
     def peaks(self) -> dict[str, float]:
         """Sums over the processes that were ever there, by what is counted, as `run_for` names them."""

@@ -17,7 +17,7 @@ SERVER = "import sys; held = bytearray(60_000_000); print(flush=True); sys.stdin
 LEARNER = f"""
 import subprocess, sys
 held = bytearray(20_000_000)
-server = subprocess.Popen([sys.executable, "-c", {SERVER!r}, "launch.snapshot_server"])
+server = subprocess.Popen([sys.executable, "-c", {SERVER!r}, "launch.services.snapshot_server"])
 server.wait()
 """
 

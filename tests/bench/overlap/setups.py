@@ -4,7 +4,7 @@ import dataclasses
 
 from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, RoundsConfig
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config

@@ -1,7 +1,7 @@
 """Measured runs in a form that the planner can predict: benches write them, `tests.bench.planner` reads them.
 
-A bench's result file has `profile` (what launch/plan/profiles.py reads, measured apart from those runs; `profiles` by
-name if there are several) and `measured`, a list of {"name", "config" (whole), "measured": numbers by name}; the
+A bench's result file has `profile` (what launch/tools/plan/profile.py reads, measured apart from those runs; `profiles`
+by name if there are several) and `measured`, a list of {"name", "config" (whole), "measured": numbers by name}; the
 numbers of a case may name its profile. Those that the planner knows (`METRICS`) are compared. A run begins with its
 first tickets and ends with its last optimizer step, and nothing of it is left out.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 from configs import overrides
 from configs.schema import Config
-from launch.plan import profiles
-from launch.plan.outcome import Outcome
-from launch.plan.profiles import Profile
-from launch.plan.simulate import simulate
+from launch.tools.plan import profile as plan_profile
+from launch.tools.plan.profile import Profile
+from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.simulate import simulate
 
 METRICS: Mapping[str, Callable[[Outcome], float]] = {
     "rollout_to_train_end_s": lambda o: o.round_mean("rollout_to_train_end_s"),
@@ -69,7 +69,7 @@ class Error:
 def to_json(cases: Sequence[Case]) -> dict[str, Any]:
     """The `profiles` and `measured` of a result file."""
     return {
-        "profiles": {case.name: profiles.to_dict(case.profile) for case in cases},
+        "profiles": {case.name: plan_profile.to_dict(case.profile) for case in cases},
         "measured": [
             {
                 "name": case.name,
@@ -98,7 +98,7 @@ def read(path: pathlib.Path) -> list[Case]:
             case = Case(
                 name=entry["name"],
                 config=overrides.from_dict(entry["config"]),
-                profile=profiles.from_dict(profile),
+                profile=plan_profile.from_dict(profile),
                 measured={name: float(numbers[name]) for name in METRICS if numbers.get(name) is not None},
             )
         except (ValueError, KeyError, TypeError) as e:

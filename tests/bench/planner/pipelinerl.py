@@ -14,12 +14,11 @@ import math
 
 import numpy as np
 
-from configs import pipelinerl, serial
+from configs.presets import pipelinerl, rolloutpipe
 from configs.sections import AdmissionConfig
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.length_profile import LengthProfile
-from launch.plan.profiles import LearnerProfile, Profile
-from launch.plan.simulate import simulate
+from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import LengthProfile
 
 N, B, L, G = 128, 128, 1024, 133
 H, I = 192, 44  # noqa: E741 - the paper's names
@@ -67,14 +66,14 @@ def profile_of(num_engines: int, num_learner_chips: int, max_num_seqs: int) -> P
 
 def simulated(*, num_updates: int = 200) -> dict[str, float]:
     """Both systems in the simulator; rates in tokens a flash."""
-    conventional = serial.get_config("paper")
+    conventional = rolloutpipe.serial("paper")
     rounds = dataclasses.replace(
         conventional.rounds, groups_per_round=B // K * G, groups_per_update=B // K, samples_per_group=K
     )
     run = dataclasses.replace(conventional.run, num_updates=G)
     conventional = dataclasses.replace(conventional, rounds=rounds, run=run)
     slow = simulate(conventional, profile_of(N, N, 192), num_updates=G)
-    pipeline = pipelinerl.get_config("paper")
+    pipeline = pipelinerl.pipelinerl("paper")
     # Wide enough for all places to be taken: a group of two keeps its slot while only one of its responses runs.
     width = H * I // K * 2
     pipeline = dataclasses.replace(

@@ -1,9 +1,9 @@
 """The recipes for accelerators in the planner: `python -m tests.bench.planner.recipes`.
 
 What it is told is computed, not measured: an H100 by its memory's and its matmuls' rates, the learner's slice by the
-FLOPs of a step at an assumed utilization (`launch/compile_tpu/estimate.py`), weights and store as on the clusters page
-(`docs/cluster_profile.json`), lengths by assumption. Writes a profile for each recipe into `docs/plan_profiles/`, and
-the table of `docs/recipes.md`.
+FLOPs of a step at an assumed utilization (`launch/tools/compile_tpu/estimate.py`), weights and store as on the clusters
+page (`docs/cluster_profile.json`), lengths by assumption. Writes a profile for each recipe into `docs/plan_profiles/`,
+and the table of `docs/recipes.md`.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from typing import Any
 
 from configs import overrides
 from configs.model_sizes import MODEL_SIZES
+from configs.presets.tpu import CASES, SliceCase
 from configs.schema import Config
-from configs.tpu_slices import CASES, SliceCase
-from launch.compile_tpu.estimate import micro_batch_flops, micro_batch_lengths, seconds
-from launch.plan import profiles
-from launch.plan.outcome import Outcome
-from launch.plan.simulate import default_warmup, simulate
-from learner.costs.flops import matmul_params
-from learner.model.config import Architecture
+from launch.tools.compile_tpu.estimate import micro_batch_flops, micro_batch_lengths, seconds
+from launch.tools.plan import profile as plan_profile
+from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.simulate import default_warmup, simulate
+from learner.metrics.flops import matmul_params
+from learner.model.architecture import Architecture
 from tests.bench.job import PROJECT
 
 HBM_BYTES, HBM_BYTES_PER_S, FLOPS = 80e9, 3.35e12, 989e12
@@ -35,7 +35,7 @@ DELTA_SHARE = 1 / 145
 OPTIMIZER_S = 0.01
 """Assumed seconds of an optimizer step on the slice."""
 NUM_UPDATES = 40
-"""That count, as of `launch.plan` by window."""
+"""That count, as of `launch.tools.plan` by window."""
 WAITS = 0.05
 """Of the learner's time: with less of it nobody says that it waits."""
 FOLDER, PAGE = PROJECT / "docs" / "plan_profiles", PROJECT / "docs" / "recipes.md"
@@ -81,7 +81,7 @@ def case_of(recipe: str) -> SliceCase:
 
 
 def profile_of(recipe: str) -> dict[str, Any]:
-    """As `launch.plan` takes it."""
+    """As `launch.tools.plan` takes it."""
     case, config, assumed = case_of(recipe), config_of(recipe), ASSUMED[recipe]
     model = Architecture.from_hf(MODEL_SIZES[case.model])
     embedding = model.vocab_size * model.hidden_size
@@ -131,9 +131,9 @@ def _digits(value: float) -> float:
 
 
 def plan(recipe: str, num_engines: int) -> Outcome:
-    """As `launch.plan` simulates it."""
+    """As `launch.tools.plan` simulates it."""
     config = config_of(recipe)
-    profile = profiles.from_dict(profile_of(recipe) | {"num_engines": num_engines})
+    profile = plan_profile.from_dict(profile_of(recipe) | {"num_engines": num_engines})
     return simulate(config, profile, num_updates=NUM_UPDATES, warmup_updates=default_warmup(config), seed=0)
 
 

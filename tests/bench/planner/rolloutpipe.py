@@ -28,13 +28,12 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from configs import cgp, rolloutpipe, serial
+from configs.presets import rolloutpipe
 from configs.schema import Config
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.length_profile import LengthProfile
-from launch.plan.outcome import Outcome
-from launch.plan.profiles import LearnerProfile, Profile
-from launch.plan.simulate import simulate
+from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
+from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import LengthProfile
 
 COMPUTE_S = {32: 191.8, 64: 379.9, 96: 572.2}
 SERIAL_RATIOS = (0.47, 0.495, 0.52)
@@ -91,7 +90,7 @@ RATIOS = [Ratios(at_32=a, at_96=b) for a, b in itertools.product(SERIAL_RATIOS, 
 
 def config_of(name: str, R: int) -> Config:
     """A preset at R groups a round."""
-    config = {"serial": serial, "cgp": cgp, "cgp_fgd": rolloutpipe}[name].get_config("paper")
+    config = {"serial": rolloutpipe.serial, "cgp": rolloutpipe.cgp, "cgp_fgd": rolloutpipe.rolloutpipe}[name]("paper")
     rounds = dataclasses.replace(config.rounds, groups_per_round=R, groups_per_update=2, samples_per_group=8)
     return dataclasses.replace(config, rounds=rounds, run=dataclasses.replace(config.run, num_updates=R // 2))
 

@@ -9,11 +9,10 @@ import math
 
 import numpy as np
 
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.length_profile import LengthProfile
-from launch.plan.outcome import Outcome
-from launch.plan.profiles import LearnerProfile, Profile
-from launch.plan.simulate import simulate
+from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
+from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import LengthProfile
 from tests.bench.planner import inputs
 from tests.bench.planner.rolloutpipe import config_of
 

@@ -1,7 +1,7 @@
 """RollPacker's Table 2 and Figure 11 in virtual time, from `tests/bench/planner/inputs.py` and nothing else.
 
 All systems compared are colocated: every GPU generates, then every GPU trains. The stream trainer gives half of the
-engines up to training before the rollout ends (`launch/plan/chips.py`).
+engines up to training before the rollout ends (`launch/tools/plan/sim/chips.py`).
 """
 
 import dataclasses
@@ -9,14 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from configs import rollpacker
+from configs.presets import rollpacker
 from configs.schema import Config
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.length_profile import LengthProfile
-from launch.plan.lengths import Lengths
-from launch.plan.outcome import Outcome
-from launch.plan.profiles import LearnerProfile, Profile
-from launch.plan.simulate import simulate
+from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
+from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import LengthProfile, Lengths
 from tests.bench.planner import inputs
 from tests.bench.planner.inputs import ETA, Setting
 
@@ -39,7 +37,7 @@ NO_COSTS = Costs(train_s_per_token_and_param=0.0, reward_s=0.0)
 
 def config_of(eta_prompts: float, eta_samples: float, *, streamed: bool = False) -> Config:
     """128 prompts of 8 responses, one update a round."""
-    config = rollpacker.get_config("paper")
+    config = rollpacker.rollpacker("paper")
     rounds = dataclasses.replace(
         config.rounds,
         groups_per_round=inputs.P0,

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from launch.tools.plan.sim import simulate
 from tests.bench.planner import inputs, papers, papers_table, rolloutpipe_rounds, rollpacker
 from tests.bench.planner.papers import TailBatching
 from tests.bench.planner.rolloutpipe_rounds import Rounds, Step
@@ -31,7 +32,7 @@ def test_costs_make_a_synchronous_step_of_table_1s_shares(monkeypatch):
     costs = rollpacker.costs_of(setting, prompt_share=0.5, seed=3)
     rollout_s = rollpacker.rollout(setting, 1.0, 1.0, prompt_share=0.5, seed=3).step_s
     profile = rollpacker.profile_of(setting, costs, prompt_share=0.5, reward_s=costs.reward_s)
-    step_s = rollpacker.simulate(rollpacker.config_of(1.0, 1.0), profile, num_updates=1, seed=3).step_s
+    step_s = simulate.simulate(rollpacker.config_of(1.0, 1.0), profile, num_updates=1, seed=3).step_s
     assert rollout_s / step_s == pytest.approx(inputs.ROLLOUT_SHARE, rel=0.01)
     assert costs.reward_s / step_s == pytest.approx(inputs.REWARD_SHARE, rel=0.01)
 

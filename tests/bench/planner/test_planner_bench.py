@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from launch.plan import profiles
-from launch.plan.simulate import simulate
+from launch.tools.plan import profile
+from launch.tools.plan.sim.simulate import simulate
 from tests.bench.planner import __main__ as planner
-from tests.bench.planner import cases
+from tests.bench.planner import cases, pipelinerl, rolloutpipe
 from tests.bench.planner import pipelinerl as planner_pipelinerl
 from tests.bench.planner import rolloutpipe as planner_rolloutpipe
 from tests.bench.planner.cases import Case
 from tests.bench.planner.rolloutpipe import Ratios
-from tests.launch.plan.setup import by_rounds, profile_of
+from tests.bench.rig import report
+from tests.launch.tools.plan.setup import by_rounds, profile_of
 
 
 def case_of(**fields) -> Case:
@@ -38,7 +39,7 @@ def test_result_file_may_have_one_profile_and_numbers_that_the_planner_does_not_
     path = tmp_path / "inflight.json"
     (entry,) = cases.to_json([case_of()])["measured"]
     entry["measured"] = {"samples_per_s": 3.0, "ess": 0.9, "waiting_ratio": None}
-    path.write_text(json.dumps({"profile": profiles.to_dict(profile_of()), "measured": [entry]}))
+    path.write_text(json.dumps({"profile": profile.to_dict(profile_of()), "measured": [entry]}))
     assert cases.read(path) == [case_of(measured={"samples_per_s": 3.0})]
 
 
@@ -140,15 +141,15 @@ def test_async_ratio_has_an_aim_of_its_own(error, met):
 
 def test_result_has_numbers_by_name_and_the_predictions_beside_them(tmp_path, monkeypatch, capsys):
     central = planner_rolloutpipe.predict()
-    monkeypatch.setattr(planner.rolloutpipe, "predict", lambda: central)
-    monkeypatch.setattr(planner.rolloutpipe, "sweep", lambda: [central])
+    monkeypatch.setattr(rolloutpipe, "predict", lambda: central)
+    monkeypatch.setattr(rolloutpipe, "sweep", lambda: [central])
     monkeypatch.setattr(
-        planner.pipelinerl,
+        pipelinerl,
         "simulated",
         lambda: {"speedup": 1.6, "r_conv": 10.3, "r_pipeline": 17.0} | {"max_lag_pipeline": 142},
     )
     monkeypatch.setattr(planner, "_SWEEP", SimpleNamespace(value=True))
-    monkeypatch.setattr(planner.report, "RESULTS_DIR", SimpleNamespace(value=str(tmp_path)))
+    monkeypatch.setattr(report, "RESULTS_DIR", SimpleNamespace(value=str(tmp_path)))
     (tmp_path / "tail.json").write_text(json.dumps(cases.to_json([case_of()])))
     planner.main([])
     line = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from launch.plan import profiles
-from launch.plan.outcome import Lag, Outcome
+from launch.tools.plan import profile
+from launch.tools.plan.sim.event_queue import Lag, Outcome
 from tests.bench.planner.recipes import ASSUMED, COLUMNS, FOLDER, PAGE, profile_of, row, table
 
 GSM8K = "gsm8k_qwen2_5_1_5b"
@@ -13,7 +13,7 @@ GSM8K = "gsm8k_qwen2_5_1_5b"
 
 def test_engine_reads_weights_and_caches_at_its_memorys_rate():
     engine = profile_of(GSM8K)["engine"]
-    assert profiles.from_dict(profile_of(GSM8K)).engine.max_num_seqs == 256
+    assert profile.from_dict(profile_of(GSM8K)).engine.max_num_seqs == 256
     # Qwen2.5-1.5B has 1.54e9 parameters, 28 layers of 2 heads of 128; a sequence has 165 + 110 tokens at its middle.
     bytes_per_s = 0.7 * 3.35e12
     alone, full = engine["tokens_per_s"][0], engine["tokens_per_s"][-1]

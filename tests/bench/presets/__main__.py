@@ -14,7 +14,7 @@ import pathlib
 from absl import app, flags
 
 from configs.run_folder import RunFolder
-from learner.metrics import read_rows
+from learner.metrics.metrics_writer import read_rows
 from tests.bench.job import PROJECT, asked_for, finished_run, run_job
 from tests.bench.presets import table
 from tests.bench.presets.cases import CASES, Case

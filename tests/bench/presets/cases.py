@@ -1,12 +1,9 @@
 """Which runs there are: every preset, some with other seeds, and losses beside each other on one schedule."""
 
 import dataclasses
-import importlib
-import inspect
-import pathlib
 from collections.abc import Mapping
 
-import configs
+import configs.presets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,14 +34,8 @@ class Comparison:
 
 
 def preset_names() -> list[str]:
-    """Every preset that comes in sizes: the modules of `configs` whose `get_config` takes one."""
-    names = sorted(path.stem for path in pathlib.Path(configs.__path__[0]).glob("*.py"))
-    modules = {name: importlib.import_module(f"configs.{name}") for name in names if name != "__init__"}
-    return [
-        name
-        for name, module in modules.items()
-        if hasattr(module, "get_config") and "size" in inspect.signature(module.get_config).parameters
-    ]
+    """Every preset that comes in sizes."""
+    return sorted(configs.presets.PRESETS)
 
 
 PRESETS = tuple(preset_names())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from configs import overrides
+from configs import overrides, run_folder
 from tests.bench import job
 from tests.bench.presets import __main__ as presets
 from tests.bench.presets import table
@@ -99,7 +99,7 @@ class Runs:
     def __call__(self, command, **_) -> Any:
         self.commands.append(command)
         (folder,) = [a.partition("=")[2] for a in command if a.startswith("--config.run.dir=")]
-        run = job.RunFolder(job.pathlib.Path(folder))
+        run = run_folder.RunFolder(job.pathlib.Path(folder))
         run.summary.parent.mkdir(parents=True, exist_ok=True)
         run.summary.write_text(json.dumps({"steps": len(self.commands)}))
         return SimpleNamespace(returncode=0, stdout="")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import zstandard
 
-from bridge.snapshots.chunks import CHUNK_BYTES
 from bridge.snapshots.delta import apply_chunk, compress_chunk
+from bridge.snapshots.snapshot_format import CHUNK_BYTES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ import ml_dtypes
 import numpy as np
 from absl import app, logging
 
-from bridge.published import Announcement, WeightManifest
+from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.delta import make_delta
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.weight_types import Announcement, WeightManifest
 from tests.bench.publish import codecs, smollm2
 from tests.bench.rig.report import Aim
 

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bridge.names import flatten
-from bridge.snapshots.writer import SnapshotWriter
+from bridge.param_names import flatten
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from configs.sections import PublishConfig
 from learner.model.decoder import Params
 from learner.publish.publisher import Publisher

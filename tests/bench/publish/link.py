@@ -20,12 +20,11 @@ from typing import IO, Any
 import numpy as np
 
 from bridge import codec
-from bridge.published import Announcement
-from bridge.secrets import Token
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
+from bridge.credentials import Token
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.weight_types import Announcement
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
 from tests.integration.network import namespaces
 
@@ -51,7 +50,7 @@ def measure(size_name: str) -> dict[str, Any]:
         arguments = (f"--folder={folder / 'weights'}", f"--listen={learner.address}:{PORT}", "--scheme=https")
         log = open(folder / "server.log", "w")  # noqa: SIM115 - of a process that outlives this line
         processes = [
-            learner.spawn("launch.snapshot_server", *arguments, shm=pathlib.Path("/dev/shm"), output=log),
+            learner.spawn("launch.services.snapshot_server", *arguments, shm=pathlib.Path("/dev/shm"), output=log),
             _actor([sys.executable, "-m", THIS, "actor", "local", size_name, str(folder)]),
             _actor(net["actor"].command(sys.executable, "-m", THIS, "actor", "remote", size_name, folder)),
         ]
@@ -112,8 +111,8 @@ class ArrayEngine:
 
     async def swap_weights(self, path: pathlib.Path, manifest: Any) -> Any:
         """As the real one: looks at the tensors while it generates, loads them in the pause."""
-        from actor.engine.protocol import SwapTimings
-        from bridge.snapshots.writer import map_tensors
+        from actor.engine_protocol import SwapTimings
+        from bridge.snapshots.verified_copy import map_tensors
 
         start = time.perf_counter()
         shapes = {name: x.shape for name, x in map_tensors(path, manifest).items()}
@@ -140,9 +139,9 @@ def act(side: str, size_name: str, folder: pathlib.Path, told: IO[str]) -> None:
     """Updates to each version that is announced, and says how long each part took."""
     from actor.weights.client import WeightClient
     from actor.weights.source import LocalSource, RemoteSource
-    from bridge.secrets import read_tls, read_token
-    from bridge.snapshots.fetching.fetch import SnapshotFetcher
-    from bridge.snapshots.fetching.shared import SharedCopy
+    from bridge.credentials import read_tls, read_token
+    from bridge.snapshots.remote.fetcher import SnapshotFetcher
+    from bridge.snapshots.remote.shared_download import SharedCopy
     from bridge.timeline import Timeline
 
     tensors = random_tensors(size_name)

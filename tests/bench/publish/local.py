@@ -24,11 +24,12 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
     import ml_dtypes
     import numpy as np
 
-    from bridge.names import flatten
-    from bridge.snapshots.cast import cast_all_into
-    from bridge.snapshots.chunks import hashed
-    from bridge.snapshots.writer import SnapshotMirror, SnapshotWriter, latest, map_tensors
-    from bridge.types import Version
+    from bridge.param_names import flatten
+    from bridge.rollout_types import Version
+    from bridge.snapshots.shared_memory import cast_all_into
+    from bridge.snapshots.snapshot_format import hashed, latest
+    from bridge.snapshots.snapshot_writer import SnapshotWriter
+    from bridge.snapshots.verified_copy import SnapshotMirror, map_tensors
     from configs.sections import PublishConfig
     from learner.publish.publisher import Publisher
     from tests.bench.publish.sizes import SIZES, make_params

@@ -19,17 +19,15 @@ from unittest import mock
 
 import numpy as np
 
-from bridge import secrets
-from bridge.published import Announcement
-from bridge.snapshots.chunks import hashed
-from bridge.snapshots.fetching import download
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.layout import manifest_path, part_path, place_of
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
-from launch import certificates
-from launch.snapshot_server import ServerProcess
+from bridge import credentials
+from bridge.rollout_types import Version
+from bridge.snapshots.remote import download
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.snapshot_format import hashed, manifest_path, part_path, place_of, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.weight_types import Announcement
+from launch.services.snapshot_server import ServerProcess
+from launch.tools import certificates
 from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
 from tests.param_tensors import iter_tensors
 
@@ -37,18 +35,18 @@ ROUNDS = 5
 RUN = "bench"
 
 
-def provide_secrets(folder: pathlib.Path, host: str) -> tuple[secrets.Token, secrets.Tls]:
+def provide_secrets(folder: pathlib.Path, host: str) -> tuple[credentials.Token, credentials.Tls]:
     """Makes certificates and a token, and puts them where the processes started from here find them."""
     certificates.make(folder, [host], days=1)
     os.environ |= {
-        secrets.TOKEN_FILE: str(folder / certificates.TOKEN),
-        secrets.CERTIFICATE: str(folder / certificates.CERTIFICATE),
-        secrets.KEY: str(folder / certificates.KEY),
-        secrets.CA: str(folder / certificates.CA),
+        credentials.TOKEN_FILE: str(folder / certificates.TOKEN),
+        credentials.CERTIFICATE: str(folder / certificates.CERTIFICATE),
+        credentials.KEY: str(folder / certificates.KEY),
+        credentials.CA: str(folder / certificates.CA),
     }
-    token = secrets.read_token()
+    token = credentials.read_token()
     assert token is not None
-    return token, secrets.read_tls()
+    return token, credentials.read_tls()
 
 
 def random_tensors(size_name: str) -> dict[str, np.ndarray]:

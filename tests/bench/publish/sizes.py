@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from bridge.names import ParamNames, unflatten
+from bridge.param_names import ParamNames, unflatten
 from learner.model.decoder import Params
 
 

@@ -21,15 +21,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from actor.engine.protocol import SwapTimings
-from actor.vllm.control import Control
+from actor.engine_protocol import SwapTimings
 from actor.vllm.engine import VllmEngine
 from actor.vllm.updates import Updates
+from actor.vllm.worker_channel import Control
 from actor.weights.model_folder import ModelFolder, read_model_folder
-from bridge.published import WeightManifest
-from bridge.snapshots.mirror import SnapshotMirror
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Sampling, Version
+from bridge.rollout_types import Sampling, Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.weight_types import WeightManifest
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig
 from tests.bench.publish.timing import cpu_s

@@ -3,8 +3,8 @@
     python -m tests.bench.real_model [--seeds=1] [--only=pipelinerl,rolloutpipe] [--dir=FOLDER]
 
 The recipe's own settings, but that minutes of training end a run and every publish is probed: 15 of `pipelinerl`, 20 of
-`rolloutpipe`, each with three to four minutes around them. The model comes from PyPI (`launch.get_model`), once. A
-finished run of the same code stays in its folder and is taken from there. Writes `results/real_model.{json,md}`.
+`rolloutpipe`, each with three to four minutes around them. The model comes from PyPI (`launch.tools.get_model`), once.
+A finished run of the same code stays in its folder and is taken from there. Writes `results/real_model.{json,md}`.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import sys
 
 from absl import app, flags
 
-from launch.task_files import write
+from launch.tools.task_files import write
 from tests.bench.job import PROJECT
 from tests.bench.real_model.runs import CASES, OVERRIDES, RECIPE, Case, Run, aims_of, run_of, table_of, values_of
 from tests.bench.real_model.watched import run_for
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
 
 def prepare(model: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
     """Makes the model where it isn't there, and the rows; the model's folder."""
-    command = [sys.executable, "-m", "launch.get_model", "smollm2", f"--out={model}"]
+    command = [sys.executable, "-m", "launch.tools.get_model", "smollm2", f"--out={model}"]
     subprocess.run(command, check=True, env=os.environ)
     write("arithmetic", root / "data", seed=0)
     return model

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from configs.run_folder import RunFolder
-from learner.metrics import read_rows
+from learner.metrics.metrics_writer import read_rows
 from tests.bench.job import asked_for
 
 _LOOK_S = 2.0

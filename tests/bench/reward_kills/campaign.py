@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs import tiny
-from launch.crew import run_mark
-from launch.processes.lifeline import end_marked
-from launch.tiny_model import cached_tiny_model
+from configs.presets import tiny
+from launch.startup.tiny_model import cached_tiny_model
+from launch.supervision.backend import run_mark
+from launch.supervision.process_tree import end_marked
 from tests.bench.faults.evidence import array, body
 from tests.bench.reward_kills import busy, judges, processes, recorder
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
@@ -125,7 +125,7 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
     busy_folder.mkdir()
     write_rows(folder)
     os.environ[busy.FOLDER] = str(busy_folder)
-    model = cached_tiny_model(tiny.get_config())
+    model = cached_tiny_model(tiny.tiny())
     judge = JudgeProcess()
     judge.start()
     with (folder / "output.log").open("w") as output:

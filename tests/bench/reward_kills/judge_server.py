@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from launch.processes.lifeline import die_with_parent
+from launch.supervision.process_tree import die_with_parent
 from tests.bench.reward_kills.busy import busy
 from tests.bench.reward_kills.truth import JUDGE, earned
 

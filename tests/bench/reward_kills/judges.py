@@ -6,7 +6,7 @@ from typing import Any
 
 from actor.environments.protocol import Step
 from bridge.chat_template import Message
-from bridge.types import Task
+from bridge.rollout_types import Task
 from tests.bench.reward_kills.busy import begin, busy
 from tests.bench.reward_kills.truth import NUM_TURNS, WORKER, earned, turn_earned
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from launch.processes.lifeline import environment
+from launch.supervision.process_tree import environment
 from tests.bench.reward_kills import busy, judge_server, processes
 
 KINDS = (

@@ -6,10 +6,10 @@ import pathlib
 import signal
 from collections.abc import Iterator
 
-from launch.processes.lifeline import descendants
+from launch.supervision.process_tree import descendants
 
 _PROC = pathlib.Path("/proc")
-_WORKER, _ZYGOTE = b"actor.verifiers.worker", b"actor.environments.zygote"
+_WORKER, _ZYGOTE = b"actor.rewards.verifier_worker", b"actor.environments.fork_server"
 
 Life = tuple[int, int]
 """A process: its id, and the clock ticks at which it began, since ids come again."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.types import Group, RewardScore, Rollout
+from bridge.rollout_types import Group, RewardScore, Rollout
 from tests.bench.reward_kills import busy, campaign, kills, truth
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, NUM_TURNS, WORKER

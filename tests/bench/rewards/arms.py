@@ -12,21 +12,20 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.admission import Admission
-from actor.duties import STANDARD_DUTIES
-from actor.engine.protocol import Sample
-from actor.limits import Limits
-from actor.loop import Actor
-from actor.rewards.adaptive import Anchors
-from actor.rewards.scheduler import Judgement, Rewards
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import VerifierPool
+from actor.engine_protocol import Sample
+from actor.loop import Actor, Limits
+from actor.rewards.adaptive_timeout import Anchors
+from actor.rewards.scorer import Judgement, Rewards
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierPool
+from actor.weight_updates import STANDARD_DUTIES
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.sqlite import SqliteStore
+from bridge.rollout_types import Sampling, Task, Ticket, Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.open import SqliteStore
 from bridge.timeline import Timeline
-from bridge.types import Sampling, Task, Ticket, Version
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.rewards.workload import FACTOR, MAX_TOKENS, SAMPLES, T_MAX_S, T_MIN_S, TOKENS_PER_S, Workload
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine

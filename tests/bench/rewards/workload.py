@@ -6,8 +6,8 @@ import json
 import math
 from typing import Literal
 
-from actor.sandbox.inside.clock import IDLE_FACTOR
-from bridge.types import Task
+from actor.sandbox.inside.case import IDLE_FACTOR
+from bridge.rollout_types import Task
 from tests.bench.rig.lengths import Lengths
 
 Kind = Literal["right", "wrong", "hang"]

@@ -16,9 +16,9 @@ from absl import logging
 from actor.vllm.engine import VllmEngine
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from configs import overrides
-from launch import command_line
-from launch.processes.pipes import Parent
-from launch.profile_machine.engine import profile_engine
+from launch import cli
+from launch.tools.profile_machine.measure_engine import profile_engine
+from launch.tools.profile_machine.profile_worker import Parent
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
@@ -95,7 +95,7 @@ class Server:
 def main() -> None:
     os.sched_setaffinity(0, {int(sys.argv[1])})
     parent = Parent()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     try:
         asyncio.run(Server(parent).run())
     except BaseException as e:

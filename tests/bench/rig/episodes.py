@@ -10,12 +10,13 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine.protocol import Engine, Episode, Sample
-from actor.environments.episode import EpisodeRequest, Episodes
-from actor.environments.pool import EnvironmentPool
-from actor.environments.rendering import Rendering
-from bridge.types import Sampling
-from configs.sections.environments import EnvironmentsConfig
+from actor.engine_protocol import Engine, Episode, Sample
+from actor.environments.chat_render import Rendering
+from actor.environments.environment_pool import EnvironmentPool
+from actor.environments.episode import Episodes
+from actor.environments.transcript import EpisodeRequest
+from bridge.rollout_types import Sampling
+from configs.sections.actor import EnvironmentsConfig
 from tests.bench.rig.replay import ReplayEngine
 from tests.bench.rig.work import Work
 

@@ -17,14 +17,14 @@ import jax  # noqa: E402
 from absl import logging  # noqa: E402
 
 from configs.schema import Config  # noqa: E402
-from launch import command_line  # noqa: E402
-from launch.processes.pipes import Parent  # noqa: E402
-from learner.data.prompts import load_prompts  # noqa: E402
+from launch import cli  # noqa: E402
+from launch.tools.profile_machine.profile_worker import Parent  # noqa: E402
+from learner.data.prompt_stream import load_prompts  # noqa: E402
 from learner.data.tokenizer import load_tokenizer  # noqa: E402
-from learner.devices.mesh import make_mesh  # noqa: E402
-from learner.loop import train  # noqa: E402
-from learner.model.config import Architecture  # noqa: E402
-from learner.start import open_run  # noqa: E402
+from learner.distributed.sharding import make_mesh  # noqa: E402
+from learner.model.architecture import Architecture  # noqa: E402
+from learner.run import open_run  # noqa: E402
+from learner.train import train  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402
 
@@ -41,7 +41,7 @@ class Server:
         parsed, model = Session.from_json(session), pathlib.Path(model_folder)
         steps = self._steps_for(parsed, model)
         steps.set_pace(parsed.passes_per_token)
-        with mock.patch("learner.start.build_steps", lambda *_: steps):
+        with mock.patch("learner.run.build_steps", lambda *_: steps):
             run = open_run(parsed.config, parsed.folder, model)
         try:
             train(run)
@@ -87,7 +87,7 @@ def _compiled_in(config: Config) -> tuple[Any, ...]:
 
 def main() -> None:
     parent = Parent()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     jax.config.update("jax_platforms", "cpu")
     server = Server()
     try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from actor.engine.protocol import EngineStats
+from actor.engine_protocol import EngineStats
 
 LOOK_S = 0.01
 """About two engine steps of the tiny model."""

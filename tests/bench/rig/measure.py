@@ -12,7 +12,7 @@ import numpy as np
 from bridge.store.sqlite_database import LOOK_S
 from configs.schema import Config
 from configs.sections import AdmissionConfig
-from launch.profile_machine.engine import counts_up_to
+from launch.tools.profile_machine.measure_engine import counts_up_to
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.rig import Result, Rig
 from tests.bench.rig.session import Session
@@ -30,7 +30,7 @@ def measure_profile(
     num_groups: int,
     engine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A profile as `launch/plan/profiles.py` reads it.
+    """A profile as `launch/tools/plan/profile.py` reads it.
 
     Training and publishing are taken from sessions that ran beside the engine as the measured ones do, but none of
     those: what the planner is to predict must not be in its input. A token's seconds are the training spans' over the

@@ -1,4 +1,4 @@
-"""An engine of any speed, in real time: the simulated engine of `launch.plan`, moved by the clock.
+"""An engine of any speed, in real time: the simulated engine of `launch.tools.plan`, moved by the clock.
 
 Actor, store, bridge and learner are the real ones; only the tokens come from nowhere, when the simulated engine says
 that they are there. So a question about schedules can be asked of an engine that this machine does not have.
@@ -13,18 +13,18 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine.protocol import EngineSize, EngineStats, Sample, SwapTimings
-from bridge.published import WeightManifest
-from bridge.types import Sampling, Version
-from launch.plan.engine_profile import EngineProfile
-from launch.plan.sim_engine import NEVER, Finished, SimEngine
+from actor.engine_protocol import EngineSize, EngineStats, Sample, SwapTimings
+from bridge.rollout_types import Sampling, Version
+from bridge.weight_types import WeightManifest
+from launch.tools.plan.profile import EngineProfile
+from launch.tools.plan.sim.sim_engine import NEVER, Finished, SimEngine
 
 LOGPROB = -3.0
 """Of every token, in nats: near that of a model that knows a few dozen tokens. Nothing is learned from them."""
 
 
 class PacedEngine:
-    """An `actor.engine.protocol.Engine` that makes tokens as fast as a profile says, out of the prompt's own."""
+    """An `actor.engine_protocol.Engine` that makes tokens as fast as a profile says, out of the prompt's own."""
 
     def __init__(
         self,

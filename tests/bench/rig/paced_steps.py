@@ -15,11 +15,10 @@ import jax
 import numpy as np
 
 from learner.model.decoder import Params
-from learner.update.apply import Metrics
-from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs
+from learner.update.frozen_policies import NO_ANCHORS, AnchorLogprobs
+from learner.update.optimizer import Metrics, TrainState
 from learner.update.packing import PackedBatch
-from learner.update.state import TrainState
-from learner.update.step import Steps
+from learner.update.train_step import Steps
 
 
 class PacedSteps(Steps):

@@ -9,11 +9,11 @@ import pathlib
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine.protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
-from actor.rewards.scheduler import Judgement
-from actor.verifiers.judged import Response
-from bridge.published import WeightManifest
-from bridge.types import RewardScore, Sampling, Task, Version
+from actor.engine_protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
+from actor.rewards.scorer import Judgement
+from actor.rewards.types import Response
+from bridge.rollout_types import RewardScore, Sampling, Task, Version
+from bridge.weight_types import WeightManifest
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.places import Places
 
@@ -110,7 +110,7 @@ class HashRewards:
         """No timeouts are to be known."""
 
     async def judge(self, response: Response, task: Task) -> Judgement:
-        """As `actor.rewards.scheduler.Rewards` does."""
+        """As `actor.rewards.scorer.Rewards` does."""
         digest = hashlib.blake2b((task.answer + response.text).encode(), digest_size=1).digest()
         value = 1.0 if self.is_flat(task.answer) else float(digest[0] & 1)
         return Judgement(

@@ -11,8 +11,8 @@ from typing import Any
 from bridge import timeline
 from configs.run_folder import RunFolder, snapshot_folder
 from configs.schema import Config
-from launch.processes.pipes import PipedProcess, wait_for
-from learner.metrics import read_rows
+from launch.tools.profile_machine.profile_worker import PipedProcess, wait_for
+from learner.metrics.metrics_writer import read_rows
 from tests.bench.rig.session import Session
 
 ENGINE_CORE, LEARNER_CORE = 0, 1

@@ -4,18 +4,16 @@ import asyncio
 import contextlib
 
 from actor.admission import Admission
-from actor.duties import STANDARD_DUTIES
-from actor.limits import Limits
-from actor.loop import Actor
+from actor.loop import Actor, Limits
 from actor.responses import ResponseReader
-from actor.rewards.scheduler import Rewards
-from actor.verifiers.pool import VerifierPool
+from actor.rewards.scorer import Rewards
+from actor.rewards.verifier_pool import VerifierPool
+from actor.weight_updates import STANDARD_DUTIES
 from actor.weights.client import WeightClient
-from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder
-from actor.weights.source import LocalSource
+from actor.weights.source import LocalCopy, LocalSource
 from bridge.chat_template import read_chat_template
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config

@@ -10,7 +10,7 @@ import msgspec
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
-from launch.plan.engine_profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.work import Work
 

@@ -19,7 +19,7 @@ from configs.sections import (
     RunConfig,
     SamplingConfig,
 )
-from launch.tiny_model import cached_tiny_model
+from launch.startup.tiny_model import cached_tiny_model
 
 PROMPTS = PromptsConfig(
     task="chain_sum",

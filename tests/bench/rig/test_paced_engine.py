@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.types import Sampling, Version
-from launch.plan.engine_profile import EngineProfile
+from bridge.rollout_types import Sampling, Version
+from launch.tools.plan.profile import EngineProfile
 from tests.bench.rig.paced_engine import PacedEngine, _token_versions
 
 PROMPT = np.array([5, 6, 7], np.int32)

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from bridge.types import Sampling
+from bridge.rollout_types import Sampling
 from tests.bench.rig.places import Places
 from tests.bench.rig.replay import ReplayEngine
 

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from actor.engine.protocol import Sample
-from actor.verifiers.judged import Response
-from bridge.types import Sampling, Task
+from actor.engine_protocol import Sample
+from actor.rewards.types import Response
+from bridge.rollout_types import Sampling, Task
 from configs.schema import Config
-from launch.processes.pipes import ChildError, PipedProcess, wait_for
-from learner.devices.mesh import make_mesh
-from learner.update.step import Steps
+from launch.tools.profile_machine.profile_worker import ChildError, PipedProcess, wait_for
+from learner.distributed.sharding import make_mesh
+from learner.update.train_step import Steps
 from tests.bench.rig import measure, report
 from tests.bench.rig.calibrate import (
     Baseline,
@@ -402,7 +402,7 @@ def test_aim_is_met_on_its_side(value, at_least, met):
 
 CHILD = """
 import sys
-from launch.processes.pipes import Parent
+from launch.tools.profile_machine.profile_worker import Parent
 parent = Parent()
 print("chatter on stdout")
 while (request := parent.receive()) is not None:
@@ -418,7 +418,10 @@ while (request := parent.receive()) is not None:
 @pytest.fixture
 def start_child(tmp_path, monkeypatch):
     (tmp_path / "pipe_child.py").write_text(CHILD)
-    monkeypatch.setattr("launch.processes.pipes.sys", SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin))
+    monkeypatch.setattr(
+        "launch.tools.profile_machine.profile_worker.sys",
+        SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin),
+    )
     return lambda name: PipedProcess("pipe_child", [], tmp_path / name)
 
 

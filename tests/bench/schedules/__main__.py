@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import logging
 
-from launch.plan.simulate import simulate
+from launch.tools.plan.sim.simulate import simulate
 from tests.bench.planner import cases
 from tests.bench.schedules.fuzz import RULES, fuzz
 

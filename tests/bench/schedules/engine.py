@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from actor.admission import Admission
-from actor.duties.weights import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
-from actor.engine.protocol import Sample
-from actor.group_builder import GroupBuilder
-from actor.rewards.scheduler import Judgement
+from actor.engine_protocol import Sample
+from actor.rewards.scorer import Judgement
 from actor.sampling import Sampler, _Request  # pyright: ignore[reportPrivateUsage]
+from actor.serving import GroupBuilder
+from actor.weight_updates import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
+from bridge.rollout_types import Heartbeat, Ticket, Version
 from bridge.store.protocol import FencedError, UnfitGroupError
-from bridge.types import Heartbeat, Ticket, Version
 from tests.bridge.factories import make_report
 from tests.learner.schedule.fakes import Marks
 

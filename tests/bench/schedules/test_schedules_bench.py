@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from bridge.types import Group
-from learner.schedule.intake import Intake
-from learner.schedule.ticket_books import TicketBooks
+from bridge.rollout_types import Group
+from learner.schedule.group_filter import Intake
+from learner.schedule.ticket_ledger import TicketBooks
 from tests.bench.schedules.fuzz import fuzz
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from bridge.rollout_types import Group, Version
 from bridge.store.protocol import LearnerStore
-from bridge.store.sample_tickets import SampleTickets, group_id
-from bridge.types import Group, Version
 from configs import schema
-from learner.schedule.stream import Stream
-from learner.schedule.ticket_books import training_sampling
+from learner.schedule.rollout_stream import Stream
+from learner.schedule.sample_tickets import SampleTickets, group_id
+from learner.schedule.ticket_ledger import training_sampling
 from tests.bench.schedules.engine import LEASE_S, Engine
 from tests.learner.schedule.fakes import Marks, Problems, RestlessStore
 

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from bridge.types import Verdict
+from bridge.rollout_types import Verdict
 from configs.run_folder import RunFolder
-from launch import code_tasks
-from learner.metrics import read_rows
+from launch.tools import write_code_tasks
+from learner.metrics.metrics_writer import read_rows
 from tests.bench.job import run_job
 from tests.bench.rig import report
 
@@ -66,10 +66,10 @@ def play(task: str, seed: int, root: pathlib.Path) -> Run:
 
 
 def _functions(root: pathlib.Path) -> pathlib.Path:
-    file = root / "code_tasks.jsonl"
+    file = root / "write_code_tasks.jsonl"
     if not file.is_file():
         root.mkdir(parents=True, exist_ok=True)
-        code_tasks.write(file, num=20_000, seed=0)
+        write_code_tasks.write(file, num=20_000, seed=0)
     return file
 
 

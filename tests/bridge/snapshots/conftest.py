@@ -1,6 +1,6 @@
 import pytest
 
-from bridge.snapshots.writer import SnapshotWriter
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from tests.bridge.snapshots.written import KEYS
 
 

@@ -4,9 +4,9 @@ import pathlib
 
 import numpy as np
 
-from bridge.published import Block, WeightManifest
-from bridge.snapshots.placement import matrix_shape
-from bridge.snapshots.writer import SnapshotDraft, SnapshotWriter
+from bridge.snapshots.shard_map import matrix_shape
+from bridge.snapshots.snapshot_writer import SnapshotDraft, SnapshotWriter
+from bridge.weight_types import Block, WeightManifest
 from tests.bridge.snapshots.served import CHUNK_BYTES, RUN, TOKEN, TOKENIZER, at
 
 ENTRIES = [

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import trustme
 
-from bridge.published import Announcement, WeightManifest
-from bridge.secrets import Tls, Token
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.serving.server import SnapshotServer, listen, url_of
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
+from bridge.credentials import Tls, Token
+from bridge.rollout_types import Version
+from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
+from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.weight_types import Announcement, WeightManifest
 
 RUN, TOKENIZER = "run 1", "t"
 TOKEN, OTHER_TOKEN = Token("0123456789abcdef" * 2), Token("fedcba9876543210" * 2)

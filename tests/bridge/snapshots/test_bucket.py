@@ -14,9 +14,9 @@ import obstore
 import pytest
 
 from bridge import codec
-from bridge.buckets import open_place
-from bridge.published import Announcement
-from bridge.secrets import Token
+from bridge.credentials import Token
+from bridge.object_store import open_place
+from bridge.rollout_types import Version
 from bridge.snapshots.bucket import (
     SnapshotBucket,
     expired,
@@ -24,12 +24,12 @@ from bridge.snapshots.bucket import (
     read_bucket_manifest,
     stored_versions,
 )
-from bridge.snapshots.fetching.download import Patience
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.layout import SnapshotError, SupersededError
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import SnapshotWriter, mirrored
-from bridge.types import Version
+from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import mirrored
+from bridge.weight_types import Announcement
 
 RUN = "run-1"
 TOKEN = Token("0123456789abcdef" * 2)
@@ -299,7 +299,7 @@ KILLED = """
     import obstore
     from pathlib import Path
     from bridge.snapshots.bucket import SnapshotBucket
-    from bridge.snapshots.layout import latest
+    from bridge.snapshots.snapshot_format import latest
 
     folder, url, step = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     real = obstore.put

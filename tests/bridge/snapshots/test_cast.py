@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bridge.snapshots.cast import cast_all_into
+from bridge.snapshots.shared_memory import cast_all_into
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

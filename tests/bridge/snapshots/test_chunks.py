@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.published import FileEntry
-from bridge.snapshots.chunks import MAX_CHUNKS, chunk_bytes_of, copy_chunks, hashed, unhashed
-from bridge.snapshots.writer import SnapshotError, SnapshotWriter, fetch, map_tensors
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import MAX_CHUNKS, SnapshotError, chunk_bytes_of, hashed, unhashed
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import copy_chunks, fetch, map_tensors
+from bridge.weight_types import FileEntry
 from tests.bridge.snapshots.written import flat, has_chunk
 
 MIB = 2**20

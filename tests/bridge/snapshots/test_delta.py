@@ -6,8 +6,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.published import DeltaEntry, TensorEntry, WeightManifest
-from bridge.snapshots.chunks import hashed, unhashed
+from bridge.rollout_types import Version
 from bridge.snapshots.delta import (
     CODEC,
     DeltaError,
@@ -18,7 +17,8 @@ from bridge.snapshots.delta import (
     has_same_layout,
     make_delta,
 )
-from bridge.types import Version
+from bridge.snapshots.snapshot_format import hashed, unhashed
+from bridge.weight_types import DeltaEntry, TensorEntry, WeightManifest
 from tests.bridge.factories import one_piece
 from tests.bridge.snapshots.written import has_chunk
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.snapshots.layout import HostFiles, SnapshotError, SupersededError, check_layout, latest
-from bridge.snapshots.mirror import SnapshotMirror, map_tensors
+from bridge.snapshots.snapshot_format import HostFiles, SnapshotError, SupersededError, check_layout, latest
+from bridge.snapshots.verified_copy import SnapshotMirror, map_tensors
 from tests.bridge.factories import with_piece
 from tests.bridge.snapshots.hosts import ENTRIES, HostWriters, alone, model
 from tests.bridge.snapshots.served import RUN, TOKENIZER, at

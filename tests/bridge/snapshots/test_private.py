@@ -8,12 +8,12 @@ import stat
 import numpy as np
 import pytest
 
-from actor.weights.local_copy import LocalCopy, sweep
+from actor.weights.source import LocalCopy, sweep
 from bridge.files import make_private_folder, open_own
-from bridge.snapshots.fetching.shared import SharedCopy
-from bridge.snapshots.layout import MANIFEST, HostFiles, SnapshotError, latest
-from bridge.snapshots.mirror import SnapshotMirror
-from bridge.snapshots.writer import SnapshotWriter
+from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError, latest
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import SnapshotMirror
 from tests.bridge.snapshots.written import KEYS, at, publish
 
 NOBODY = 65534

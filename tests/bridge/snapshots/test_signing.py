@@ -5,9 +5,8 @@ import blake3
 import pytest
 
 from bridge import codec
-from bridge.published import DeltaEntry
-from bridge.snapshots.layout import SnapshotError
-from bridge.snapshots.signing import check_signature, sign
+from bridge.snapshots.snapshot_format import SnapshotError, check_signature, sign
+from bridge.weight_types import DeltaEntry
 from tests.bridge.factories import with_file, with_piece
 from tests.bridge.snapshots.served import OTHER_TOKEN, TOKEN, announced, at, open_writer, publish
 

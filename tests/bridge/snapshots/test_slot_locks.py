@@ -8,15 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.published import WeightManifest
-from bridge.snapshots.writer import (
-    SnapshotBusyError,
-    SnapshotError,
-    SnapshotMirror,
-    SnapshotWriter,
-    fetch,
-    map_tensors,
-)
+from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import SnapshotMirror, fetch, map_tensors
+from bridge.weight_types import WeightManifest
 from tests.bridge.snapshots.written import KEYS, assert_holds, publish, slot_path, weights
 
 
@@ -75,7 +70,7 @@ def lock(folder: Path, manifest: WeightManifest) -> int:
 
 @pytest.fixture
 def writer_with_spare(folder, monkeypatch):
-    monkeypatch.setattr("bridge.snapshots.writer._SPARE_AFTER_S", 0.0)
+    monkeypatch.setattr("bridge.snapshots.snapshot_writer._SPARE_AFTER_S", 0.0)
     made = SnapshotWriter(folder, **KEYS, lock_timeout_s=0.05, has_spare=True)
     yield made
     made.close()
@@ -119,8 +114,8 @@ def test_spare_slot_that_has_no_room_is_done_without(writer_with_spare, folder, 
 
 
 def test_spare_slot_is_taken_when_its_room_comes_only_during_the_wait(folder, monkeypatch, caplog):
-    monkeypatch.setattr("bridge.snapshots.writer._SPARE_AFTER_S", 0.0)
-    monkeypatch.setattr("bridge.snapshots.writer._SPARE_AGAIN_S", 0.0)
+    monkeypatch.setattr("bridge.snapshots.snapshot_writer._SPARE_AFTER_S", 0.0)
+    monkeypatch.setattr("bridge.snapshots.snapshot_writer._SPARE_AGAIN_S", 0.0)
     writer = SnapshotWriter(folder, **KEYS, lock_timeout_s=10.0, has_spare=True)
     read = publish(writer, 1)
     publish(writer, 2)

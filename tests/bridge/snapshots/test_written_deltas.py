@@ -4,11 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bridge.secrets import Token
+from bridge.credentials import Token
+from bridge.rollout_types import Version
 from bridge.snapshots.delta import apply_chunk, compressed_range
-from bridge.snapshots.signing import check_signature
-from bridge.snapshots.writer import SnapshotWriter, latest
-from bridge.types import Version
+from bridge.snapshots.snapshot_format import check_signature, latest
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 
 TOKEN = Token("t" * 40)
 
@@ -109,9 +109,10 @@ def test_signature_covers_the_delta(tmp_path):
 def test_no_room_for_a_delta_announces_the_version_without_one(tmp_path, monkeypatch):
     writer = make_writer(tmp_path / "snap", full_every=10)
     writer.write(at(1), weights(1), dtype="bfloat16")
-    import bridge.snapshots.writer as module
+    from bridge import files
+    from bridge.snapshots import snapshot_writer as module
 
-    real = module.replace_file
+    real = files.replace_file
 
     def full_for_deltas(path, data, **options):
         if path.name.startswith("delta-"):

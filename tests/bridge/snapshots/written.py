@@ -6,14 +6,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bridge.published import FileEntry, TensorEntry, WeightManifest
-from bridge.snapshots.chunks import is_chunk
-from bridge.snapshots.placement import Placement, whole_blocks
-from bridge.snapshots.writer import (
-    SnapshotWriter,
-    map_tensors,
-)
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.snapshots.shard_map import Placement, whole_blocks
+from bridge.snapshots.snapshot_format import is_chunk
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import map_tensors
+from bridge.weight_types import FileEntry, TensorEntry, WeightManifest
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import psycopg
 
-from bridge.store.postgres.store import PostgresStore, make_run
-from bridge.store.sql.script import Script, Step
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import PostgresStore, SqliteStore, make_run
+from bridge.store.sql.database import Script, Step
 from tests.postgres import Server
 
 LEARNER, ACTOR = "test_learner", "test_actor"

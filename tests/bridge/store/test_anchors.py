@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from bridge.store.protocol import MAX_CASE_S, MAX_CASES, SupersededLearnerError
-from bridge.store.sample_tickets import SampleTickets
+from learner.schedule.sample_tickets import SampleTickets
 from tests.bridge.store.engines import opened
 
 NAMES = st.sampled_from(["a", "b", "c"])

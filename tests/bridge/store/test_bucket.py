@@ -9,9 +9,9 @@ import time
 import obstore
 import pytest
 
-from bridge.store.group_objects import GroupObjects
+from bridge.store.group_blobs import GroupObjects
 from bridge.store.protocol import FencedError, StoreLostError, UnfitGroupError
-from bridge.store.sql.script import Script
+from bridge.store.sql.database import Script
 from tests.bridge.factories import as_plain, make_card, make_group, make_rollout, make_ticket
 from tests.integration.support.processes import wait_until
 

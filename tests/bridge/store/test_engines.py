@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
+from bridge.rollout_types import Heartbeat, Version
 from bridge.store.protocol import COUNTED_S, LIVE_S
-from bridge.types import Heartbeat, Version
 from tests.bridge.factories import make_report
 
 V = Version(incarnation=0, step=1)

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
+from bridge.rollout_types import Version
 from bridge.store.protocol import Finished
-from bridge.types import Version
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from bridge.store.runs import Runs
-from bridge.store.sql import tickets as sql_tickets
-from bridge.store.sql.script import Step
+from bridge.store.admin import Runs
+from bridge.store.sql import learner_side as sql_tickets
+from bridge.store.sql.database import Step
 from tests.bridge.factories import make_group, make_ticket
 
 KEPT = 8

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
+from bridge.rollout_types import Heartbeat
 from bridge.store.protocol import LearnerLivesError, SupersededLearnerError
-from bridge.types import Heartbeat
 from tests.bridge.factories import make_announcement, make_card, make_group, make_ticket
 
 

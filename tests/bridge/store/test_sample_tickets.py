@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.store.sample_tickets import SampleTickets, join, split
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.store.open import SqliteStore
+from learner.schedule.sample_tickets import SampleTickets, join, split
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 

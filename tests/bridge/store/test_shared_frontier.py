@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actor.admission import Admission, Policy
-from bridge.store.frontier import Offer, choose, fair_share, spread
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.store.claim import Offer, choose, fair_share, spread
 from tests.bridge.factories import make_group, make_ticket
 
 SERVED = Version(incarnation=0, step=0)

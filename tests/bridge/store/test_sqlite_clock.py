@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from bridge.store.sqlite_clock import SqliteClock
 from tests.bridge.factories import make_ticket
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from bridge.store import sqlite_database
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from bridge.store.sqlite_database import SqliteDatabase, StoreBusyError
 from tests.bridge.store.test_store import claim_ids, put
 from tests.integration.support.processes import wait_until
@@ -121,7 +121,7 @@ def is_closed(database: SqliteDatabase) -> bool:
 def test_use_after_fork_refused(tmp_path):
     code = """
 import os, sys
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 store = SqliteStore(sys.argv[1])
 if os.fork() == 0:
     try:

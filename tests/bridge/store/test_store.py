@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bridge import codec
+from bridge.rollout_types import Heartbeat, Sampling, Version
 from bridge.store.protocol import FencedError, GroupStore
-from bridge.types import Heartbeat, Sampling, Version
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
 

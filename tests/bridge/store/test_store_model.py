@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from bridge.rollout_types import Ticket
 from bridge.store.protocol import FencedError
-from bridge.types import Ticket
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import Engine
 

@@ -4,9 +4,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from bridge.store.url_login import secret_in, users_of, with_user
-from configs.sections.store import StoreConfig
-from launch.deploy.checks import store_of_actors
-from tests.launch.deploy.cases import config
+from configs.sections.run import StoreConfig
+from launch.tools.deploy.deploy_settings import store_of_actors
+from tests.launch.tools.deploy.cases import config
 
 SECRET = "hunter2"
 WITH_A_SECRET = [

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actor.engine.protocol import AbortedError, Sample
-from bridge.names import flatten, unflatten
-from bridge.types import Version
-from learner.devices.mesh import make_mesh
-from learner.lora.adapters import names_of
-from learner.model.hf import io as hf_io
-from learner.publish.parity import max_abs_dlogprob
+from actor.engine_protocol import AbortedError, Sample
+from bridge.param_names import flatten, unflatten
+from bridge.rollout_types import Version
+from learner.distributed.sharding import make_mesh
+from learner.model import hf_load as hf_io
+from learner.model.lora import names_of
+from learner.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
-from learner.update.step import build_steps
+from learner.update.train_step import build_steps
 from tests.actor.fakes import until
 from tests.integration.engine.test_parity import sample_group
 from tests.integration.support import models
@@ -195,6 +195,6 @@ def test_the_engine_serves_another_run_from_its_first_version_on(bench: Bench):
 
 
 def _sampling():
-    from bridge.types import Sampling
+    from bridge.rollout_types import Sampling
 
     return Sampling(max_tokens=4)

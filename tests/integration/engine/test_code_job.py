@@ -7,14 +7,15 @@ from typing import get_args
 
 import pytest
 
-from actor.sandbox.isolation import check_isolation
 from actor.sandbox.program import SandboxUnavailableError
-from bridge.types import Verdict
-from configs import overrides, tiny_code
-from configs.code_tasks import row
-from configs.tiny_model import TinyModelRecipe
-from launch.preflight import check_model
-from learner.warmup import make_tiny_model
+from actor.sandbox.self_test import check_isolation
+from bridge.rollout_types import Verdict
+from configs import overrides
+from configs.model_sizes import TinyModelRecipe
+from configs.presets import tiny
+from configs.tasks.code_functions import row
+from launch.startup.preflight import check_model
+from launch.startup.warmup import make_tiny_model
 from tests.integration.support import jobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -41,7 +42,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def writer(tasks: Path) -> Path:
     """A model that writes some of them right."""
-    config = tiny_code.get_config()
+    config = tiny.tiny_code()
     prompts = dataclasses.replace(config.prompts, path=str(tasks))
     folder = tasks.parent / "model"
     make_tiny_model(folder, TinyModelRecipe(num_clean_steps=100, num_typo_steps=40), prompts)

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from actor.engine.protocol import AbortedError, Sample, WeightLoadError
-from actor.group_builder import GroupBuilder
-from actor.rewards.scheduler import UNJUDGED
+from actor.engine_protocol import AbortedError, Sample, WeightLoadError
+from actor.rewards.scorer import UNJUDGED
+from actor.serving import GroupBuilder
 from bridge import timeline
-from bridge.types import Version
+from bridge.rollout_types import Version
 from configs.sections import LossConfig, PackingConfig
 from learner.update.packing import pack_groups
 from tests.actor.fakes import until

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from configs import tiny_calculator, tiny_guess
+from configs.model_sizes import TinyModelRecipe
+from configs.presets import tiny
 from configs.schema import Config
-from configs.tiny_model import TinyModelRecipe
-from launch.preflight import check_model
-from learner.warmup import make_tiny_model
+from launch.startup.preflight import check_model
+from launch.startup.warmup import make_tiny_model
 from tests.integration.support import jobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
 
-PLAYS: dict[str, Config] = {"tiny_guess": tiny_guess.get_config(), "tiny_calculator": tiny_calculator.get_config()}
+PLAYS: dict[str, Config] = {"tiny_guess": tiny.tiny_guess(), "tiny_calculator": tiny.tiny_calculator()}
 
 
 @pytest.fixture(scope="module", params=list(PLAYS))

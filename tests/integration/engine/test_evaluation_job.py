@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learner.evaluation.records import read_evaluations
+from learner.evaluation.eval_summary import read_evaluations
 from tests.integration.support import jobs
 from tests.integration.support.processes import REPO
 
@@ -55,7 +55,7 @@ def alone(job: jobs.Job) -> dict[str, Any]:
 
 
 def evaluate(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "launch.evaluate", *arguments]
+    command = [sys.executable, "-m", "launch.tools.evaluate", *arguments]
     done = subprocess.run(
         command, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=500
     )

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actor.group_builder import GroupBuilder
-from actor.rewards.scheduler import UNJUDGED
-from bridge.names import flatten, unflatten
-from bridge.types import Group, Sampling, Task, Ticket, Version
-from learner.devices.mesh import make_mesh
+from actor.rewards.scorer import UNJUDGED
+from actor.serving import GroupBuilder
+from bridge.param_names import flatten, unflatten
+from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
+from learner.distributed.sharding import make_mesh
+from learner.model import hf_load as hf_io
 from learner.model.decoder import Params
-from learner.model.hf import io as hf_io
-from learner.publish.parity import max_abs_dlogprob
+from learner.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
 from learner.update.packing import PackedBatch
-from learner.update.step import Steps, build_steps
+from learner.update.train_step import Steps, build_steps
 from tests.integration.support.engines import ENGINES, TEMPERATURE, Bench, EngineKind, for_engines
 
 OTHERS = [

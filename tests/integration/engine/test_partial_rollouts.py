@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from actor.engine.protocol import AbortedError, EngineDeadError, Sample
-from bridge.types import Version
+from actor.engine_protocol import AbortedError, EngineDeadError, Sample
+from bridge.rollout_types import Version
 from tests.actor.fakes import until
 from tests.integration.support.engines import MAX_NUM_SEQS, Bench, EngineKind, for_engines
 

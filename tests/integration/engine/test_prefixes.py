@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from actor.environments.turns import EpisodeRequest, Turns
-from bridge.types import Sampling
+from actor.environments.transcript import EpisodeRequest, Turns
+from bridge.rollout_types import Sampling
 from tests.integration.support.engines import ENGINES, Bench, for_engines
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]

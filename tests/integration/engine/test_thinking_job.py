@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from configs import tiny
-from configs.tiny_model import TinyModelRecipe
-from launch.preflight import check_model
-from learner.warmup import make_tiny_model
+from configs.model_sizes import TinyModelRecipe
+from configs.presets import tiny
+from launch.startup.preflight import check_model
+from launch.startup.warmup import make_tiny_model
 from tests.integration.support import jobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.engine]
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has seen sums worked out in its thinking."""
     folder = tmp_path_factory.mktemp("thinking") / "model"
-    make_tiny_model(folder, TinyModelRecipe(thinks=True), tiny.get_config().prompts)
-    check_model(tiny.get_config(), folder)
+    make_tiny_model(folder, TinyModelRecipe(thinks=True), tiny.tiny().prompts)
+    check_model(tiny.tiny(), folder)
     return folder
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridge import codec, timeline
+from bridge.rollout_types import Group, Version
 from bridge.store.protocol import GroupStore
-from bridge.types import Group, Version
-from launch.processes import lifeline
+from launch.supervision import process_tree
 from tests.integration.network.places import SNAPSHOT_PORT, Places
 from tests.integration.network.real import doom
 from tests.integration.network.simulated import ledger
@@ -184,7 +184,7 @@ class Cluster:
         """Of learner and actors, all of which must live, and of what they started (snapshot server, verifiers)."""
         processes = [p for p in (self.learner, *self.actors.values()) if p is not None]
         assert all(p.poll() is None for p in processes), self.logs()
-        return sorted({pid for p in processes for pid in (p.pid, *lifeline.descendants(p.pid))})
+        return sorted({pid for p in processes for pid in (p.pid, *process_tree.descendants(p.pid))})
 
     def pass_time(self, seconds: float) -> None:
         """Lets the run go on for so long, which is what is tested here."""

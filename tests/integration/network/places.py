@@ -13,11 +13,10 @@ from typing import TypeVar
 
 import pytest
 
-from bridge import secrets
+from bridge import credentials
 from bridge.store.open import open_store
 from bridge.store.protocol import GroupStore
-from launch import certificates
-from launch.store_server import trial
+from launch.tools import certificates, trial_store
 from tests.integration.network.namespaces import Network
 from tests.integration.network.proxy import Proxy
 from tests.integration.support.processes import wait_until
@@ -33,7 +32,7 @@ class Places:
 
     net: Network
     secrets: Path
-    """What `launch.make_certificates` wrote."""
+    """What `launch.tools.make_certificates` wrote."""
     store: Path
     """The trial store's folder."""
     root: Path
@@ -44,7 +43,7 @@ class Places:
     @property
     def learner_env(self) -> Mapping[str, str]:
         """Of whoever leads."""
-        own = {secrets.CERTIFICATE: certificates.CERTIFICATE, secrets.KEY: certificates.KEY}
+        own = {credentials.CERTIFICATE: certificates.CERTIFICATE, credentials.KEY: certificates.KEY}
         return self._shared("learner") | {name: str(self.secrets / file) for name, file in own.items()}
 
     @property
@@ -56,7 +55,7 @@ class Places:
         """How a side (`learner`, `actor`) reaches the store: itself, or through a proxy that isn't named in the URL."""
         address, port = self.net["store"].address, self.port if through is None else through.address[1]
         way = "" if through is None else f"&hostaddr={through.address[0]}"
-        return f"postgresql://{side}@{address}:{port}/{trial.DATABASE}?sslmode=verify-full{way}"
+        return f"postgresql://{side}@{address}:{port}/{trial_store.DATABASE}?sslmode=verify-full{way}"
 
     def ask_store(self, host: str, run: str, ask: Callable[[GroupStore], T]) -> T:
         """What the store answers to this process on a host, in the learner's role; `run` is the run's id."""
@@ -71,8 +70,8 @@ class Places:
     def _shared(self, side: str) -> dict[str, str]:
         ca = str(self.secrets / certificates.CA)
         return {
-            secrets.TOKEN_FILE: str(self.secrets / certificates.TOKEN),
-            secrets.CA: ca,
+            credentials.TOKEN_FILE: str(self.secrets / certificates.TOKEN),
+            credentials.CA: ca,
             "PGSSLROOTCERT": ca,
             "PGPASSFILE": str(self.store / f"{side}.pgpass"),
         }
@@ -95,12 +94,12 @@ def places(net: Network) -> Generator[Places]:
 
 @contextlib.contextmanager
 def store_server(where: Places) -> Generator[subprocess.Popen[str]]:
-    """`launch.store_server` on the host `store`, ready, for the block's duration."""
+    """`launch.tools.store_server` on the host `store`, ready, for the block's duration."""
     need_tls()
     host, log = where.net["store"], where.root / f"store-{where.port}.log"
     with open(log, "w") as output:
         process = host.spawn(
-            "launch.store_server",
+            "launch.tools.store_server",
             f"--dir={where.store}",
             f"--listen={host.address}:{where.port}",
             f"--cert={where.secrets / certificates.CERTIFICATE}",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.metrics import read_rows
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.network.namespaces import Host, network
 from tests.integration.support.processes import REPO, wait_until
 

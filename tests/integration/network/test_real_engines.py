@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from learner.metrics import read_rows
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.network.places import Places
 from tests.integration.network.real.apart import DEADLINE_S, apart
 from tests.integration.support.jobs import check_every_group_trained_once, start_command

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from configs.run_folder import run_id
-from launch import command_line
-from learner.publish.readmission import MAX_TRIES
+from launch import cli
+from learner.parity import MAX_TRIES
 from tests.integration.network.places import Places
 from tests.integration.network.real.actor import CORRUPT
 from tests.integration.network.real.apart import Apart, apart
@@ -101,7 +101,7 @@ def test_far_engine_with_changed_weights_is_fenced_until_clean_and_one_that_stay
         run.wait_for_step(out + 10)
         run.learner.send_signal(signal.SIGTERM)
         run.wait(lambda: run.learner.poll() is not None, "the learner's end")
-        assert run.learner.returncode == command_line.STOPPED, run.logs()
+        assert run.learner.returncode == cli.STOPPED, run.logs()
 
         assert [e["event"] for e in events(run, "heals", "fence", "unfence")] == ["fence", "unfence"]
         assert events(run, "heals", "fence")[0]["off"] > BOUND

@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 import trustme
 
-from bridge import secrets
-from bridge.published import Announcement, WeightManifest
-from bridge.secrets import Tls, Token
-from bridge.snapshots.fetching.download import Patience
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.mirror import map_tensors
-from bridge.snapshots.signing import sign
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
-from launch.snapshot_server import ServerProcess
+from bridge import credentials
+from bridge.credentials import Tls, Token
+from bridge.rollout_types import Version
+from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import map_tensors
+from bridge.weight_types import Announcement, WeightManifest
+from launch.services.snapshot_server import ServerProcess
 
 RUN, TOKENIZER = "run-1", "tokenizer-1"
 SECRET, OTHER_SECRET = "0123456789abcdef" * 4, "fedcba9876543210" * 4
@@ -106,13 +105,19 @@ class Place:
 def environment(token: str | None, tls: Tls | None) -> Generator[None]:
     """The environment in which a server starts: its token and its certificate."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in (secrets.TOKEN, secrets.TOKEN_FILE, secrets.CERTIFICATE, secrets.KEY, secrets.CA):
+        for name in (
+            credentials.TOKEN,
+            credentials.TOKEN_FILE,
+            credentials.CERTIFICATE,
+            credentials.KEY,
+            credentials.CA,
+        ):
             patch.delenv(name, raising=False)
         if token is not None:
-            patch.setenv(secrets.TOKEN, token)
+            patch.setenv(credentials.TOKEN, token)
         if tls is not None:
-            patch.setenv(secrets.CERTIFICATE, os.fspath(tls.certificate or ""))
-            patch.setenv(secrets.KEY, os.fspath(tls.key or ""))
+            patch.setenv(credentials.CERTIFICATE, os.fspath(tls.certificate or ""))
+            patch.setenv(credentials.KEY, os.fspath(tls.key or ""))
         yield
 
 

@@ -18,16 +18,15 @@ import pytest
 import trustme
 
 from actor.weights.source import RemoteSource
-from bridge.buckets import open_place
-from bridge.published import Announcement, WeightManifest
-from bridge.secrets import Tls, Token
-from bridge.snapshots.fetching.shared import SharedCopy
-from bridge.snapshots.layout import MANIFEST, HostFiles, SnapshotError
-from bridge.snapshots.mirror import map_tensors
-from bridge.snapshots.placement import whole_blocks
-from bridge.snapshots.signing import sign
+from bridge.credentials import Tls, Token
+from bridge.object_store import open_place
+from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.shard_map import whole_blocks
+from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError, sign
+from bridge.snapshots.verified_copy import map_tensors
 from bridge.store.postgres.connections import Connections
-from launch.snapshot_server import ServerProcess
+from bridge.weight_types import Announcement, WeightManifest
+from launch.services.snapshot_server import ServerProcess
 from tests.bridge.factories import with_file, with_piece
 from tests.integration.security.rig import (
     NUM_VALUES,

@@ -14,18 +14,18 @@ from collections.abc import Generator
 
 import pytest
 
-from actor.verifiers.judged import Response
-from actor.verifiers.pool import VerifierPool
-from bridge import secrets
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierPool
+from bridge import credentials
+from bridge.rollout_types import Task
 from bridge.store.open import create_run, open_store
-from bridge.store.postgres.schema import ACTOR
-from bridge.types import Task
-from launch import certificates
-from launch.processes import lifeline
-from launch.store_server.cluster import free_port
+from bridge.store.postgres.tables_and_roles import ACTOR
+from launch.supervision import process_tree
+from launch.tools import certificates
+from launch.tools.postgres_server import free_port
 from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
 from tests.integration.support.sockets import listening
-from tests.launch.store_server.test_command import Served, served
+from tests.launch.tools.test_store_server import Served, served
 from tests.postgres import need_tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
@@ -62,7 +62,7 @@ def password(passfile: str) -> str:
 def trees(store: Served, snapshots: Place) -> set[int]:
     """All processes of the two servers."""
     roots = {store.process.pid, snapshots.server.pid}
-    return roots | {pid for root in roots for pid in lifeline.descendants(root)}
+    return roots | {pid for root in roots for pid in process_tree.descendants(root)}
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def test_server_holds_no_secret_that_is_not_its_own(snapshots):
     """A snapshot server that was broken into | it holds the run's token and key, no password of store or bucket"""
     environ = pathlib.Path(f"/proc/{snapshots.server.pid}/environ").read_text().split("\0")
     names = {entry.partition("=")[0] for entry in environ}
-    assert secrets.TOKEN in names and names.isdisjoint(secrets.OTHERS)
+    assert credentials.TOKEN in names and names.isdisjoint(credentials.OTHERS)
 
 
 SPY = """
@@ -167,7 +167,7 @@ def test_verifier_is_given_no_secret(tmp_path, monkeypatch):
     """A verifier of somebody's own looks for secrets in its environment | it has none"""
     (tmp_path / "spy.py").write_text(SPY)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    for name in (secrets.TOKEN, secrets.TOKEN_FILE, secrets.KEY, *secrets.OTHERS):
+    for name in (credentials.TOKEN, credentials.TOKEN_FILE, credentials.KEY, *credentials.OTHERS):
         monkeypatch.setenv(name, "a secret of the tests")
 
     async def judge() -> float:

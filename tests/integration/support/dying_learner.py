@@ -8,9 +8,8 @@ import runpy
 import signal
 import sys
 
-from learner.update.apply import Metrics
-from learner.update.state import TrainState
-from learner.update.step import Steps
+from learner.update.optimizer import Metrics, TrainState
+from learner.update.train_step import Steps
 
 _apply = Steps.apply
 

@@ -11,21 +11,20 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pytest
 
-from actor.engine.protocol import Sample
+from actor.engine_protocol import Sample
 from actor.vllm.engine import VllmEngine
-from actor.vllm.environment import set_environment
-from actor.weights.base_folder import for_adapters
+from actor.vllm.engine_setup import set_environment
 from actor.weights.client import WeightClient
-from actor.weights.model_folder import ModelFolder, read_model_folder
+from actor.weights.model_folder import ModelFolder, for_adapters, read_model_folder
 from actor.weights.source import LocalSource
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import latest
-from bridge.snapshots.writer import SnapshotWriter
+from bridge.rollout_types import Sampling, Version
+from bridge.snapshots.snapshot_format import latest
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.timeline import Timeline
-from bridge.types import Sampling, Version
+from bridge.weight_types import WeightManifest
 from configs.schema import Config
 from configs.sections import ActorConfig, LoraConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
-from launch.placement import spread_cores
+from launch.supervision.placement import spread_cores
 from tests.integration.support import models
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from learner.metrics import read_rows
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.support.processes import REPO
 from tests.learner.several_hosts import free_address
 

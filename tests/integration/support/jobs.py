@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from bridge import timeline
-from bridge.store.sqlite import SqliteStore
-from learner.metrics import read_rows
+from bridge.store.open import SqliteStore
+from learner.metrics.metrics_writer import read_rows
 from tests.integration.support.processes import REPO, wait_until
 
 SMALL = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Group, Heartbeat, Rollout, Ticket
+from bridge.rollout_types import Group, Heartbeat, Rollout, Ticket
+from bridge.store.open import SqliteStore
 
 NAME = "recorded"
 _LOOK_S = 0.02

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from tests.integration.support.store_operations import OPERATIONS, Operation
 
 

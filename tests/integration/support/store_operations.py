@@ -14,8 +14,8 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bridge.published import Announcement, RunCard, WeightManifest
-from bridge.types import Heartbeat, Ticket, Version
+from bridge.rollout_types import Heartbeat, Ticket, Version
+from bridge.weight_types import Announcement, RunCard, WeightManifest
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 Stores = dict[str, Any]

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bridge.rollout_types import Ticket
 from bridge.store.open import create_run, open_store
-from bridge.types import Ticket
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import kill, spawn, wait_until
 from tests.postgres import ACTOR

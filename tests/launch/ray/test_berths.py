@@ -7,7 +7,7 @@ import pytest
 
 from launch.ray.resources import Asked, parse
 
-berths = pytest.importorskip("launch.ray.berths", exc_type=ImportError)
+berths = pytest.importorskip("launch.ray.ray_backend", exc_type=ImportError)
 SLICE = parse("tpu:v5p:4x4x4", flag="learner_on")
 
 
@@ -25,7 +25,7 @@ def test_processes_that_are_not_one_a_host_of_the_slice_are_refused_before_a_clu
 
 
 def test_crew_refuses_them_while_that_is_still_the_users_input(tmp_path):
-    crew = pytest.importorskip("launch.ray.crew", exc_type=ImportError)
+    crew = pytest.importorskip("launch.ray.ray_backend", exc_type=ImportError)
     from configs.schema import Config
     from configs.sections import LearnerConfig, MeshConfig, PackingConfig
 

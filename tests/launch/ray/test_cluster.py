@@ -8,7 +8,7 @@ DATABASE = "postgresql://learner@store.example/sluice"
 
 @pytest.mark.parametrize("environ", [{}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": ""}])
 def test_cluster_without_tokens_is_refused_unless_that_is_allowed(environ):
-    cluster = pytest.importorskip("launch.ray.cluster", exc_type=ImportError)
+    cluster = pytest.importorskip("launch.ray.cli", exc_type=ImportError)
     with pytest.raises(ValueError, match="RAY_AUTH_MODE=token"):
         cluster.check_guarded(environ, allow_open=False)
     cluster.check_guarded(environ, allow_open=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bridge.pulse import Doing
+from bridge.liveness import Doing
 from configs import overrides
 from configs.run_folder import set_up_run
 from configs.schema import Config
@@ -25,19 +25,19 @@ from configs.sections import (
     RunConfig,
     StoreConfig,
 )
-from launch.command_line import Prepared
 from launch.ray.resources import parse
-from launch.supervisor import Ending, Supervisor
+from launch.startup.prepare_run import Prepared
+from launch.supervision.supervisor import Ending, Supervisor
 from tests.launch.ray.fake_ray import SILENCE, Berths, FakeStation, put_in
 
 pytest.importorskip("ray")
 import ray.exceptions
 
-from launch.ray import crew as ray_crew
-from launch.ray import remote_child
-from launch.ray.crew import RayCrew
-from launch.ray.remote_child import RemoteChild
-from launch.ray.station import Look
+from launch.ray import ray_backend as ray_crew
+from launch.ray import remote_process
+from launch.ray.node_agent import Look
+from launch.ray.ray_backend import RayCrew
+from launch.ray.remote_process import RemoteChild
 
 CPU = parse("cpu", flag="learner_on")
 PLACE_S = 600.0
@@ -55,9 +55,9 @@ def well(look: Look | Callable[[], Look], **given: object) -> FakeStation:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (remote_child, ray_crew):
+    for module in (remote_process, ray_crew):
         put_in(monkeypatch, module)
-    monkeypatch.setattr(remote_child, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(remote_process, "LOOK_EVERY_S", 0.01)
 
 
 @pytest.fixture
@@ -111,13 +111,13 @@ def run(prepared: Prepared, crew: RayCrew) -> tuple[Ending, str, str]:
 
 
 def test_actors_may_import_the_verifier_that_the_drivers_user_named(prepared, monkeypatch):
-    from launch import joining
+    from launch.startup import join_run
 
     (actor,) = crew_of(prepared, monkeypatch, *(Berths(),) * 3).actors
     assert isinstance(actor, RemoteChild)
     allowed = [a.removeprefix("--allow_module=") for a in actor._arguments if a.startswith("--allow_module=")]
     card: Any = SimpleNamespace(name="mine", config=overrides.to_json(prepared.config))
-    assert joining.config_of(card, {}, allowed).prompts.verifier == "judge:score"
+    assert join_run.config_of(card, {}, allowed).prompts.verifier == "judge:score"
 
 
 def test_learner_whose_station_is_lost_before_its_start_begins_anew_elsewhere(prepared, monkeypatch):
@@ -162,7 +162,7 @@ def test_driver_that_is_interrupted_while_it_waits_for_the_cluster_ends(prepared
         signal.raise_signal(signal.SIGINT)
 
     waited: list[float] = []
-    put_in(monkeypatch, remote_child, waiting=interrupt)
+    put_in(monkeypatch, remote_process, waiting=interrupt)
     places = Berths(well(ENDED, **{silent: SILENCE}))
     crew = crew_of(
         prepared,

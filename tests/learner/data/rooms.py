@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 
 from configs import schema, sections
-from learner.data.rows import RowFormat
+from learner.data.parse_row import RowFormat
 
 TWO_TERMS: dict[str, Any] = dict(min_terms=2, max_terms=2, min_digits=2, max_digits=2)
 SUMS: dict[str, Any] = dict(task="chain_sum", task_args=TWO_TERMS, pattern=r":\s*(.*=)")

@@ -5,11 +5,10 @@ import pyarrow.parquet
 import pytest
 
 from configs import sections
-from learner.data.problems import RawProblem
-from learner.data.rendering import render, tokenize
-from learner.data.rows import parse_row
-from learner.data.sources.rows import read_parquet
-from learner.data.tokenizer import load_tokenizer
+from learner.data.parse_row import parse_row
+from learner.data.problem import RawProblem
+from learner.data.readers import read_parquet
+from learner.data.tokenizer import load_tokenizer, render, tokenize
 from tests.bridge import published
 from tests.learner.data.rooms import form_of
 

@@ -1,6 +1,6 @@
 from configs import sections
-from configs.sections.prompt_source import PromptSource
-from learner.data.gold import gold_rows
+from configs.sections.prompts import PromptSource
+from learner.data.row_filter import gold_rows
 from tests.learner.data.rooms import SUMS, jsonl, parquet, rows_of
 
 

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from configs.sections.prompt_source import PromptSource
-from learner.data import procedural
-from learner.data.opening import open_sources
-from learner.data.problems import Problem, is_held_out
-from learner.data.rendering import max_prompt_tokens
+from configs.sections.prompts import PromptSource
+from learner.data import generated
+from learner.data.open_sources import open_sources
+from learner.data.problem import Problem, is_held_out
+from learner.data.tokenizer import max_prompt_tokens
 from tests.learner.data.rooms import SUMS, config_of, jsonl, parquet, rows_of
 
 
@@ -160,7 +160,7 @@ def test_open_task_held_out_is_distinct_and_the_same_for_every_seed(tokenizer):
 
 
 def test_open_task_that_is_too_small_says_so(tokenizer, monkeypatch):
-    monkeypatch.setattr(procedural, "_MAX_DRAWS", 50)
+    monkeypatch.setattr(generated, "_MAX_DRAWS", 50)
     with pytest.raises(ValueError, match=r"only \d+ distinct held-out problems in 50 draws.*num_problems \(20\)"):
         open_one(config_of(**SUMS), tokenizer)
 

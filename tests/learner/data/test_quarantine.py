@@ -1,7 +1,7 @@
 import json
 
-from learner.data.problems import BadRow
-from learner.data.quarantine import Quarantine
+from learner.data.problem import BadRow
+from learner.data.row_filter import Quarantine
 
 
 def lines(file):

@@ -5,9 +5,8 @@ import tokenizers
 
 from bridge.chat_template import asks_of
 from configs import sections
-from learner.data.problems import RawProblem, task_of
-from learner.data.rendering import tokenize
-from learner.data.tokenizer import load_tokenizer
+from learner.data.problem import RawProblem, task_of
+from learner.data.tokenizer import load_tokenizer, tokenize
 from tests.bridge import published
 
 TASK = task_of("1", {"exact": 1.0}, answer_in="conclusion")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.data.shares import in_parts
+from learner.data.mixture import in_parts
 
 WEIGHTS = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.floats(0, 1e6), min_size=1, max_size=6).filter(
     lambda w: sum(w.values()) > 1e-9

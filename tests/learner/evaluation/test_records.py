@@ -3,15 +3,15 @@ import json
 import numpy as np
 import pytest
 
-from bridge.types import Task
-from learner.data.problems import Problem
-from learner.evaluation import records
-from learner.evaluation.records import EvaluationLog, read_evaluations, samples_of
+from bridge.rollout_types import Task
+from learner.data.problem import Problem
+from learner.evaluation import eval_summary
+from learner.evaluation.eval_summary import EvaluationLog, read_evaluations, samples_of
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
 def record(name, step, **more):
-    return {"format": records.FORMAT, "set": name, "step": step, **more}
+    return {"format": eval_summary.FORMAT, "set": name, "step": step, **more}
 
 
 def problems(count):
@@ -65,6 +65,6 @@ def test_samples_leave_out_problems_without_a_group_and_cut_what_is_long():
     rollout = make_rollout(3, reward=0.5)
     long[2] = make_group(make_ticket("t", kind="eval", order=-1), rollouts=(rollout,) * 20)
     (shown,) = samples_of(problems(4), long, lambda tokens: "x" * 100_000, limit=8)
-    assert shown["problem"] == 2 and len(shown["responses"]) == records.MAX_SHOWN_SAMPLES
-    assert len(shown["responses"][0]["text"]) < records.MAX_CHARS + 100 and shown["answer"] == "7"
+    assert shown["problem"] == 2 and len(shown["responses"]) == eval_summary.MAX_SHOWN_SAMPLES
+    assert len(shown["responses"][0]["text"]) < eval_summary.MAX_CHARS + 100 and shown["answer"] == "7"
     json.dumps(shown, allow_nan=False)

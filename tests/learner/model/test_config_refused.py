@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from learner.model.config import Architecture
+from learner.model.architecture import Architecture
 from tests.learner.model.published import (
     GEMMA2,
     GEMMA3,

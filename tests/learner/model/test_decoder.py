@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridge.names import flatten
+from bridge.param_names import flatten
 from configs.model_sizes import MODEL_SIZES
-from learner.model.config import Architecture
+from learner.model.architecture import Architecture
 from learner.model.decoder import abstract_params, init_params, make_apply, output_head
-from learner.model.hf.io import load
+from learner.model.hf_load import load
 from tests.learner.model.tiny import MODELS, SHAPE, SIZES, config_of, pack, reference_of, row, save_reference
 from tests.param_tensors import iter_tensors
 from tests.support.lazy import torch, transformers

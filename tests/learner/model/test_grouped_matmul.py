@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from learner.model.grouped_matmul import grouped_matmul, megablox, ragged
+from learner.model.moe import grouped_matmul, megablox, ragged
 
 SIZES = {"even": [8, 8, 8], "one empty": [13, 0, 7], "rows left over": [5, 3, 1], "none": [0, 0, 0]}
 

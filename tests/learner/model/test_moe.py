@@ -100,9 +100,9 @@ def test_experts_mlp_in_steps_keeps_no_copy_a_step_for_backward():
 
 EIGHT_DEVICES = """
 import glob, jax, jax.numpy as jnp, numpy as np, re, sys
-from bridge.names import flatten, unflatten
-from learner.devices.mesh import batch_sharding, make_mesh, param_shardings
-from learner.model.config import Architecture
+from bridge.param_names import flatten, unflatten
+from learner.distributed.sharding import batch_sharding, make_mesh, param_shardings
+from learner.model.architecture import Architecture
 from learner.model.decoder import init_params, make_apply
 
 SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.model.hf.fields import read_rope
+from learner.model.families.config_fields import read_rope
 from learner.model.rope import frequencies, rotary_angles, rotate
 from tests.support.lazy import torch, transformers
 

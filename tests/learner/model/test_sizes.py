@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from bridge.names import flatten
+from bridge.param_names import flatten
 from configs.model_sizes import MODEL_SIZES
-from learner.model.config import Architecture
+from learner.model.architecture import Architecture
 from learner.model.decoder import abstract_params
 from tests.learner.model.tiny import SIZES
 from tests.param_tensors import iter_tensors

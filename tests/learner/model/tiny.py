@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.model_sizes import MODEL_SIZES
-from learner.model.config import Architecture
+from learner.model.architecture import Architecture
 from tests.support.lazy import torch, transformers
 
 SHAPE = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4)

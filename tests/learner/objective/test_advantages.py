@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs import extension
+from configs import custom_functions
 from configs.sections import LossConfig
 from configs.sections.loss import ADVANTAGE_NAMES
 from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal
@@ -97,7 +97,7 @@ def test_advantage_of_ones_own_is_looked_up_once(monkeypatch):
         names.append(name)
         return doubled
 
-    monkeypatch.setattr(extension, "load", load)
+    monkeypatch.setattr(custom_functions, "load", load)
     config = LossConfig(advantage=f"{__name__}:doubled")
     for _ in range(3):
         np.testing.assert_array_equal(group_advantages(np.array([0.0, 1.0]), config), [0.0, 2.0])

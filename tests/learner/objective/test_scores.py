@@ -1,6 +1,6 @@
 import numpy as np
 
-from bridge.types import RewardScore
+from bridge.rollout_types import RewardScore
 from learner.objective.scores import is_episode, mean_scores
 from tests.bridge.factories import make_rollout
 

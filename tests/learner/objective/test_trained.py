@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from configs.sections import LossConfig
-from learner.objective.normalization import token_weight
-from learner.objective.trained import num_sampled, teaches, trained_tokens
+from learner.objective.losses import token_weight
+from learner.objective.reward_shaping import num_sampled, teaches, trained_tokens
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 

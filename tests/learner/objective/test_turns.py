@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.sections import LossConfig
-from learner.objective.advantages import group_advantages
-from learner.objective.turns import token_advantages, turn_of_tokens, turn_returns
+from learner.objective.advantages import group_advantages, token_advantages, turn_of_tokens, turn_returns
 from tests.bridge.factories import make_rollout
 
 TURN_REWARDS = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=5)

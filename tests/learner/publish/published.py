@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from bridge.names import flatten
-from bridge.snapshots.writer import SnapshotWriter, fetch, latest, map_tensors
+from bridge.param_names import flatten
+from bridge.snapshots.snapshot_format import latest
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import fetch, map_tensors
 from configs.sections import PublishConfig
-from learner.metrics import METRICS
+from learner.metrics.metric_names import METRICS
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params
 from tests.param_tensors import iter_tensors

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.types import Group, Rollout
-from learner.model.hf import io as hf_io
+from bridge.rollout_types import Group, Rollout
+from learner.model import hf_save
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, fresh_params, pack, random_groups, steps_of, stream
 from tests.support.lazy import torch, transformers
 
@@ -113,7 +113,7 @@ def test_group_over_three_versions_is_trained_with_each_tokens_own_lag_and_ratio
         state, _ = steps.apply(state)
     assert int(state.step) == STEP and int(state.skipped_updates) == 0
 
-    hf_io.save(tmp_path / "model", MODEL, state.params)
+    hf_save.save(tmp_path / "model", MODEL, state.params)
     model = (
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
         .float()

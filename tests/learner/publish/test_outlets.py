@@ -6,14 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from bridge.names import flatten
-from bridge.published import Announcement
+from bridge.param_names import flatten
 from bridge.snapshots import bucket
-from bridge.snapshots.fetching.fetch import SnapshotFetcher
-from bridge.snapshots.writer import SnapshotWriter, map_tensors
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import map_tensors
+from bridge.weight_types import Announcement
 from configs.sections import PublishConfig
-from learner.publish import lane
-from learner.publish.outlets import outlets_of
+from learner.publish import destinations
+from learner.publish.destinations import outlets_of
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, fresh_params
 from tests.param_tensors import iter_tensors
@@ -71,7 +72,7 @@ def test_versions_of_a_run_are_fetched_from_its_bucket_by_their_deltas(tmp_path)
 
 def test_bucket_that_heals_while_nothing_new_is_published_has_the_version_that_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(bucket, "_BACKOFF_S", 0.0)
-    monkeypatch.setattr(lane, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(destinations, "_FIRST_PAUSE_S", 0.01)
     in_the_way = tmp_path / "bucket" / "v1"
 
     def heal():  # while the end of the run waits for the version

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from bridge.published import Announcement
-from bridge.snapshots.writer import SnapshotError, SupersededError
-from learner.publish import lane, publisher
-from learner.publish.outlet import Outlet
+from bridge.snapshots.snapshot_format import SnapshotError, SupersededError
+from bridge.weight_types import Announcement
+from learner.publish import destinations, publisher
+from learner.publish.destinations import Outlet
 from tests.learner.publish.published import (
     DEADLINE_S,
     assert_same,
@@ -126,7 +126,7 @@ def test_bucket_alone_that_heals_while_nothing_new_is_published_is_announced_wit
             raise SupersededError("a newer one is out")
         return [f"s3://b/{manifest.version.step}"]
 
-    monkeypatch.setattr(lane, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(destinations, "_FIRST_PAUSE_S", 0.0)
     announced: list[Announcement] = []
     outlets = [Outlet(name="bucket", put=put, is_slow=True)]
     published = setup.publisher(outlets=outlets, announce=announced.append)

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from bridge.published import Announcement
-from bridge.snapshots.writer import SnapshotError, latest
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import SnapshotError, latest
 from bridge.timeline import Timeline, read
-from bridge.types import Version
-from learner.publish import export, publisher
-from learner.publish.outlet import Outlet
+from bridge.weight_types import Announcement
+from learner.publish import publisher, weight_export
+from learner.publish.destinations import Outlet
 from tests.learner import eight_devices
 from tests.learner.publish.published import (
     CONFIG,
@@ -230,14 +230,14 @@ def test_probe_is_due_before_every_nth_publish(setup):
 
 def test_export_of_the_served_dtype_is_a_buffer_of_its_own():
     params = fresh_params_on_device()
-    made = export.Export(params, "float32", MODEL.param_names)
+    made = weight_export.Export(params, "float32", MODEL.param_names)
     assert pointers(made._parts).isdisjoint(pointers(params))
 
 
 _SHARDED = """
 import json, tempfile, jax, numpy as np
-from bridge.names import flatten
-from bridge.snapshots.writer import SnapshotWriter, latest, fetch, map_tensors
+from bridge.param_names import flatten
+from bridge.snapshots.snapshot_writer import SnapshotWriter, latest, fetch, map_tensors
 from configs.sections import MeshConfig, PublishConfig
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params, steps_of

@@ -2,7 +2,7 @@
 
 import queue
 
-from learner.hosts.hosts import HostLostError
+from learner.distributed.channel import HostLostError
 
 
 class ThreadChannel:

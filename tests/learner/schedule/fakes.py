@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from bridge.rollout_types import Task
+from bridge.store.open import SqliteStore
 from bridge.store.protocol import Mark, Topic
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Task
-from learner.data.problems import Problem
+from learner.data.problem import Problem
 
 
 class RestlessStore(SqliteStore):

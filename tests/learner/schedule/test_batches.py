@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from configs import schema, sections
-from learner.samples.pick import SamplePick
-from learner.schedule.batches import consume
-from learner.schedule.reward_tally import RewardTally
-from learner.schedule.ticket_books import Consumed
-from learner.update.row_shape import RowShape
+from learner.metrics.sample_record import SamplePick
+from learner.metrics.step_metrics import RewardTally
+from learner.schedule.rollout_stream import consume
+from learner.schedule.ticket_ledger import Consumed
+from learner.update.auto_shape import RowShape
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.types import Group, Heartbeat, Version
+from bridge.rollout_types import Group, Heartbeat, Version
 from configs import schema, sections
 from learner.schedule.deadlines import num_places
-from learner.schedule.intake import Intake
-from learner.schedule.planner import planner_of
+from learner.schedule.group_filter import Intake
+from learner.schedule.round_planner import planner_of
 from learner.schedule.served_steps import LOOK_S, ServedSteps
-from learner.schedule.ticket_books import training_sampling
+from learner.schedule.ticket_ledger import training_sampling
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Problems
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bridge.store.sqlite import SqliteStore
+from bridge.store.open import SqliteStore
 from learner.schedule import group_queue
+from learner.schedule.group_filter import Intake
 from learner.schedule.group_queue import GroupQueue
-from learner.schedule.intake import Intake
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Marks
 

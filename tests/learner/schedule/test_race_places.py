@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from bridge.types import Heartbeat, Version
+from bridge.rollout_types import Heartbeat, Version
 from configs.schema import Config
 from configs.sections import ActorConfig, RoundsConfig
-from learner.schedule.race_places import RacePlaces
+from learner.schedule.tail_batching import RacePlaces
 from tests.bridge.factories import make_report
 
 RACE = RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actor.admission import Admission
+from bridge.rollout_types import Group, Ticket, Version
+from bridge.store.open import SqliteStore
 from bridge.store.protocol import LearnerStore, UnfitGroupError
-from bridge.store.sample_tickets import SampleTickets, group_id
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Group, Ticket, Version
 from configs import schema, sections
-from learner.schedule.stream import Stream
-from learner.schedule.ticket_books import training_sampling
+from learner.schedule.rollout_stream import Stream
+from learner.schedule.sample_tickets import SampleTickets, group_id
+from learner.schedule.ticket_ledger import training_sampling
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, RestlessStore
 

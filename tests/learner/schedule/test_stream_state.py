@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from bridge.rollout_types import Ticket
+from bridge.store.open import SqliteStore
 from bridge.store.protocol import FencedError
-from bridge.store.sample_tickets import SampleTickets
-from bridge.store.sqlite import SqliteStore
-from bridge.types import Ticket
 from configs import schema, sections
-from learner.schedule.async_window import AsyncWindow
-from learner.schedule.stream import Stream
-from learner.schedule.ticket_books import training_sampling
+from learner.schedule.rollout_stream import Stream
+from learner.schedule.sample_tickets import SampleTickets
+from learner.schedule.ticket_ledger import training_sampling
+from learner.schedule.window_planner import AsyncWindow
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import schema, sections
-from learner.schedule.planner import RoundPlanner
-from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
+from learner.schedule.round_planner import RoundPlanner
+from learner.schedule.ticket_ledger import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.learner.schedule.fakes import Problems, Sourced
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import schema, sections
-from learner.schedule.planner import planner_of
-from learner.schedule.ticket_books import training_sampling
-from learner.schedule.training_order import TrainingOrder
+from learner.schedule.group_filter import TrainingOrder
+from learner.schedule.round_planner import planner_of
+from learner.schedule.ticket_ledger import training_sampling
 from tests.learner.schedule.fakes import Problems
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from learner.update.anchors import Anchors
-from learner.update.loss_sum import AnchorLogprobs
+from learner.update.frozen_policies import AnchorLogprobs
 from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from configs import schema, sections
-from learner.costs import flops
-from learner.costs.activations import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
-from learner.devices.mesh import make_mesh
-from learner.hosts.hosts import OneHost
-from learner.model.config import Architecture
-from learner.model.hf import io as hf_io
+from learner.distributed.channel import OneHost
+from learner.distributed.sharding import make_mesh
+from learner.metrics import flops
+from learner.model import hf_save
+from learner.model.architecture import Architecture
 from learner.restore import Weights, load_base, trainer_of
-from learner.update import choose_remat, memory
-from learner.update.step import build_steps
+from learner.update import auto_remat
+from learner.update.auto_remat import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
+from learner.update.train_step import build_steps
 from tests.learner import several_hosts, streams
 from tests.learner.publish.thread_hosts import ThreadHosts
 
@@ -83,7 +83,7 @@ def test_estimates_are_near_and_in_the_order_of_xlas_analysis():
 
 @pytest.mark.parametrize(("usable", "want"), [(1e12, "dots"), (0.0, "full")])
 def test_auto_takes_what_computes_least_of_what_fits(usable, want):
-    chosen = choose_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
+    chosen = auto_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
     assert chosen == want
 
 
@@ -95,7 +95,7 @@ def test_auto_between_two_needs_takes_the_smaller():
     for policy in POLICIES:
         needs[policy] = 16 * num_params + micro_batch_bytes(MODEL, policy, share, num_params=num_params)
     usable = (needs["attention"] + needs["dots"]) / 2
-    got = choose_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
+    got = auto_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
     assert got == "attention"
 
 
@@ -119,11 +119,11 @@ def test_state_is_what_the_learner_really_keeps(monkeypatch, param_dtype, optimi
     real = sum(x.nbytes for x in jax.tree.leaves(kept))
     num_trained = sum(x.size for x in jax.tree.leaves(state.params))
     base = sum(x.size for x in jax.tree.leaves(steps.abstract_base())) if rank else 0
-    monkeypatch.setattr(choose_remat, "micro_batch_bytes", lambda *args, num_params: {num_trained: 1000}[num_params])
+    monkeypatch.setattr(auto_remat, "micro_batch_bytes", lambda *args, num_params: {num_trained: 1000}[num_params])
     need = real + 4 * base + 1000  # a base is held in float32, beside no moments and no accumulator
 
     def chosen(usable):
-        return choose_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+        return auto_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
 
     assert (chosen(need), chosen(need - 1)) == ("dots", "full")
 
@@ -132,13 +132,13 @@ def test_state_by_hand_for_bfloat16_parameters_with_float32_moments():
     # Weights 2, first moment 4, second 4, accumulator 4; and two counters of 4 bytes.
     config = config_of("dots", param_dtype="bfloat16")
     params = {"kernel": jax.ShapeDtypeStruct((3, 5), "bfloat16")}
-    assert choose_remat.state_bytes(params, config) == 15 * 14 + 8
+    assert auto_remat.state_bytes(params, config) == 15 * 14 + 8
 
 
 def test_adapters_alone_have_moments_and_their_base_is_frozen():
     adapters = {"a": jax.ShapeDtypeStruct((8, 64), "float32")}
     config = config_of("dots", lora=sections.LoraConfig(rank=8))
-    assert choose_remat.state_bytes(adapters, config) == 8 * 64 * 16 + 8
+    assert auto_remat.state_bytes(adapters, config) == 8 * 64 * 16 + 8
     whole, lora = (needed_bytes(config_of("dots", lora=sections.LoraConfig(rank=r))) for r in (0, 8))
     num_all = sum(
         x.size for x in jax.tree.leaves(build_steps(MODEL, config_of("dots"), mesh_of()).abstract_state().params)
@@ -167,7 +167,7 @@ def test_frozen_copies_are_counted_as_the_learner_holds_them(monkeypatch, tmp_pa
     """Measured from the arrays that a trainer really has, each once; auto's threshold moves with them by as much."""
     setting: dict[str, Any] = {"rank": 0, "epochs": 1} | FROZEN[kept]
     folder = tmp_path / "model"
-    hf_io.save(folder, streams.MODEL, streams.fresh_params())
+    hf_save.save(folder, streams.MODEL, streams.fresh_params())
     loss = setting["loss"] | ({"reference_path": str(folder)} if "reference_path" in setting["loss"] else {})
     config = streams.config_of(epochs=setting["epochs"], **loss)
     model = dataclasses.replace(config.model, compute_dtype=compute_dtype, served_dtype=compute_dtype)
@@ -182,10 +182,10 @@ def test_frozen_copies_are_counted_as_the_learner_holds_them(monkeypatch, tmp_pa
     copies = jax.tree.leaves((trainer.frozen, trainer.anchors._reference, trainer.anchors._proximal))
     assert bool(copies) == (kept not in ("nothing", "proximal of its own passes"))
     need = sum({id(x): x.nbytes for x in trained + copies}.values()) + 1000
-    monkeypatch.setattr(choose_remat, "micro_batch_bytes", lambda *args, num_params: 1000)
+    monkeypatch.setattr(auto_remat, "micro_batch_bytes", lambda *args, num_params: 1000)
 
     def chosen(usable):
-        return choose_remat.first_that_fits(streams.MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+        return auto_remat.first_that_fits(streams.MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
 
     assert (chosen(need), chosen(need - 1)) == ("dots", "full")
 
@@ -195,40 +195,40 @@ def needed_bytes(config):
     low, high = 0, 2**34
     while high - low > 1:
         middle = (low + high) // 2
-        fits = choose_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=middle) == "dots"
+        fits = auto_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=middle) == "dots"
         low, high = (low, middle) if fits else (middle, high)
     return high
 
 
 def test_auto_without_a_stated_memory_is_attention_and_steps_say_so(monkeypatch):
-    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh, hosts, wait_s: None)
+    monkeypatch.setattr(auto_remat, "usable_bytes", lambda mesh, hosts, wait_s: None)
     assert build_steps(MODEL, config_of("auto"), mesh_of()).remat == "attention"
 
 
 @pytest.mark.parametrize(("hidden", "want"), [(256, "attention"), (576, "dots")])
 def test_auto_on_a_cpu_keeps_projections_only_of_wide_models(monkeypatch, hidden, want):
-    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh, hosts, wait_s: 1e12)
+    monkeypatch.setattr(auto_remat, "usable_bytes", lambda mesh, hosts, wait_s: 1e12)
     model = dataclasses.replace(MODEL, hidden_size=hidden)
-    assert choose_remat.choose_remat(model, config_of("auto"), mesh_of(), OneHost(), logit_chunk=128) == want
+    assert auto_remat.choose_remat(model, config_of("auto"), mesh_of(), OneHost(), logit_chunk=128) == want
 
 
 def test_a_named_policy_is_taken_whatever_memory_there_is(monkeypatch):
-    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh, hosts, wait_s: 0.0)
+    monkeypatch.setattr(auto_remat, "usable_bytes", lambda mesh, hosts, wait_s: 0.0)
     assert build_steps(MODEL, config_of("none"), mesh_of()).remat == "none"
 
 
 def test_host_bytes_is_the_containers_where_that_is_less(tmp_path):
-    limit = tmp_path / "memory.max"
-    whole = memory.host_bytes(limit)  # there is none
+    limit = tmp_path / "auto_remat.max"
+    whole = auto_remat.host_bytes(limit)  # there is none
     limit.write_text("1048576\n")
-    assert memory.host_bytes(limit) == 1048576
+    assert auto_remat.host_bytes(limit) == 1048576
     limit.write_text("max\n")
-    assert memory.host_bytes(limit) == whole > 1048576
+    assert auto_remat.host_bytes(limit) == whole > 1048576
 
 
 def test_usable_bytes_of_a_cpu_is_a_share_for_each_of_its_devices(monkeypatch):
-    monkeypatch.setattr(memory, "host_bytes", lambda: 1000)
-    assert memory.usable_bytes(mesh_of(), OneHost(), wait_s=1) == pytest.approx(1000 * memory.HOST_SHARE)
+    monkeypatch.setattr(auto_remat, "host_bytes", lambda: 1000)
+    assert auto_remat.usable_bytes(mesh_of(), OneHost(), wait_s=1) == pytest.approx(1000 * auto_remat.HOST_SHARE)
 
 
 class Chip:
@@ -254,7 +254,7 @@ def usable_by_process(mesh: Any, count: int) -> list[float | None]:
     got: dict[int, float | None] = {}
 
     def ask(hosts: ThreadHosts) -> None:
-        got[hosts.index] = memory.usable_bytes(mesh, hosts, wait_s=30)
+        got[hosts.index] = auto_remat.usable_bytes(mesh, hosts, wait_s=30)
 
     threads = [threading.Thread(target=ask, args=(hosts,), name=str(hosts.index)) for hosts in ThreadHosts.of(count)]
     for thread in threads:
@@ -271,7 +271,7 @@ def mesh_like(*devices: Chip) -> Any:
 @pytest.mark.parametrize(("limits", "want"), [((1000, 800), 800), ((800, 1000), 800), ((1000, None), None)])
 def test_usable_bytes_of_processes_with_unequal_devices_is_the_least_in_all(limits, want):
     mesh = mesh_like(*(Chip(i // 2, limits[i // 2]) for i in range(4)))
-    want = None if want is None else want * memory.DEVICE_SHARE
+    want = None if want is None else want * auto_remat.DEVICE_SHARE
     assert usable_by_process(mesh, 2) == [want, want]
 
 
@@ -282,11 +282,11 @@ def test_usable_bytes_of_cpu_processes_of_one_host_is_shared_by_all_their_device
     def mine() -> int:
         return int(threading.current_thread().name)
 
-    monkeypatch.setattr(memory.platform, "node", lambda: names[mine()])
+    monkeypatch.setattr(auto_remat.platform, "node", lambda: names[mine()])
     sizes = (1000, 1000, 1000) if len(set(names)) < 3 else (1000, 600, 1000)
-    monkeypatch.setattr(memory, "host_bytes", lambda: sizes[mine()])
+    monkeypatch.setattr(auto_remat, "host_bytes", lambda: sizes[mine()])
     mesh = mesh_like(*(Core(i // 2, None) for i in range(6)))
-    assert usable_by_process(mesh, 3) == [pytest.approx(want * memory.HOST_SHARE)] * 3
+    assert usable_by_process(mesh, 3) == [pytest.approx(want * auto_remat.HOST_SHARE)] * 3
 
 
 def test_usable_bytes_of_chips_that_are_only_compiled_for_is_their_kinds():
@@ -294,21 +294,21 @@ def test_usable_bytes_of_chips_that_are_only_compiled_for_is_their_kinds():
         platform, device_kind = "tpu", "TPU v5 lite"
 
     mesh = mesh_like(*(Compiled(i // 4, None) for i in range(16)))  # in one process, which has none of them
-    want = flops.TPU_CHIPS["v5e"].hbm_bytes * memory.DEVICE_SHARE
-    assert memory.usable_bytes(mesh, OneHost(), wait_s=1) == want
+    want = flops.TPU_CHIPS["v5e"].hbm_bytes * auto_remat.DEVICE_SHARE
+    assert auto_remat.usable_bytes(mesh, OneHost(), wait_s=1) == want
 
 
 AGREE = (
     several_hosts.CONNECT
     + """
 import dataclasses
-from learner.devices.mesh import make_mesh
-from learner.update import memory
-from learner.update.step import build_steps
+from learner.distributed.sharding import make_mesh
+from learner.update import auto_remat
+from learner.update.train_step import build_steps
 from tests.learner.update.test_choose_remat import MODEL, config_of
 
-memory.host_bytes = lambda: 2**40 if hosts.is_leader else 0  # a large machine, and one that is too small for anything
-model = dataclasses.replace(MODEL, hidden_size=512)
+auto_remat.host_bytes = lambda: 2**40 if hosts.is_leader else 0  # a large machine, and one that is too small for
+anything model = dataclasses.replace(MODEL, hidden_size=512)
 print(build_steps(model, config_of("auto"), make_mesh(fsdp=4), hosts).remat)
 try:
     build_steps(model, config_of("auto"), make_mesh(fsdp=4))

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.metrics import METRICS
+from learner.metrics.metric_names import METRICS
 from learner.update.diagnostics import LAG_BUCKETS, Merging, Stats, finalize, measure, merge
-from learner.update.histogram import RANGE, RELATIVE_ERROR
-from learner.update.moments import Moments
+from learner.update.reductions import RANGE, RELATIVE_ERROR, Moments
 from tests.learner.streams import config_of, pack, random_group, random_rollout
 
 STEP = 6

@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridge.names import flatten, unflatten
-from learner import loop
+from bridge.param_names import flatten, unflatten
+from learner import train as learner_train
 from learner.model.decoder import make_apply
+from learner.policy_trainer import KeptBatch, Trainer
 from learner.step_books import StepBooks
-from learner.trainer import Trainer
 from learner.update.anchors import Anchors
-from learner.update.kept_batch import KeptBatch
 from tests.learner.streams import (
     MODEL,
     TEMPERATURE,
@@ -139,8 +138,8 @@ def books_of(run) -> StepBooks:
 def train(run, books, groups) -> dict[str, Any]:
     """One update; its row."""
     for micro in stream(run.config, groups):
-        loop.accumulate(run, micro, books)
-    loop.update(run, books)
+        learner_train.accumulate(run, micro, books)
+    learner_train.update(run, books)
     return run.rows[-1]
 
 
@@ -250,8 +249,8 @@ def test_update_of_a_batch_that_is_not_finite_leaves_out_each_pass_and_advances_
     before = jax.tree.map(np.array, run.trainer.state.params)
     micro = stream(run.config, groups)[0]
     micro.batch.advantages[micro.batch.loss_mask] = np.nan
-    loop.accumulate(run, micro, books)
-    loop.update(run, books)
+    learner_train.accumulate(run, micro, books)
+    learner_train.update(run, books)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, run.trainer.state.params), before)
     assert int(run.trainer.state.step) == 1
     assert (run.rows[0]["skipped_updates"], run.rows[0]["skipped_in_a_row"]) == (2, 2)
@@ -264,8 +263,8 @@ def test_drop_forgets_the_batch_that_was_kept():
     run = run_in("decoupled_ppo", "two passes")
     books = books_of(run)
     for micro in stream(run.config, random_groups(0, 4)):
-        loop.accumulate(run, micro, books)
-    loop.drop(run, books)
+        learner_train.accumulate(run, micro, books)
+    learner_train.drop(run, books)
     groups = random_groups(5, 4)
     row = train(run, books, groups)
     fresh = run_in("decoupled_ppo", "two passes")
@@ -282,19 +281,19 @@ def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():
     books = books_of(run)
     micros = stream(config, random_groups(0, 6))
     for micro in micros:
-        loop.accumulate(run, micro, books)
+        learner_train.accumulate(run, micro, books)
     kept = list(run.trainer.kept)
     assert [m for m, _ in kept] == micros and len(scored) == len(micros)
     for micro, anchors in kept:
         assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves((micro.batch, anchors)))
         places, num_bytes = micro.batch.tokens.size, sum(x.nbytes for x in jax.tree.leaves((micro.batch, anchors)))
         assert num_bytes - 200 < (29 + 2 * 4) * places <= num_bytes  # and a few scalars
-    loop.update(run, books)
+    learner_train.update(run, books)
     assert len(scored) == len(micros)
 
 
 def test_kept_batch_of_a_single_pass_is_empty():
     run = run_of(config_of())
     for micro in stream(run.config, random_groups(0, 2)):
-        loop.accumulate(run, micro, books_of(run))
+        learner_train.accumulate(run, micro, books_of(run))
     assert list(run.trainer.kept) == []

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from learner.publish.parity import max_abs_dlogprob
+from learner.parity import max_abs_dlogprob
 from learner.update.anchors import Anchors
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_group, steps_of
 

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from configs.sections import OptimizerConfig
-from learner.update.adamw import adamw_step
-from learner.update.apply import ApplyUpdate
-from learner.update.optimizer import make_optimizer
+from learner.update.optimizer import ApplyUpdate, adamw_step, init_state, make_optimizer
 from learner.update.rounding import round_stochastically, rounding_words
-from learner.update.state import init_state
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
 

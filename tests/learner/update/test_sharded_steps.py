@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from configs.sections import MeshConfig
-from learner.devices.mesh import AXES, make_mesh, param_spec
+from learner.distributed.sharding import AXES, make_mesh, param_spec
+from learner.model import hf_load as hf_io
+from learner.model import hf_save
 from learner.model.decoder import init_params
-from learner.model.hf import io as hf_io
-from learner.update.loss_sum import AnchorLogprobs
-from learner.update.step import build_steps
+from learner.update.frozen_policies import AnchorLogprobs
+from learner.update.train_step import build_steps
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, model_of, random_groups, stream
 
@@ -106,7 +107,7 @@ def compare(model, meshes, *, shares=False):
     """Runs in the subprocess of the tests below."""
     assert len(jax.devices()) == 8
     folder = pathlib.Path(tempfile.mkdtemp()) / "model"
-    hf_io.save(folder, model, fresh_params(model))
+    hf_save.save(folder, model, fresh_params(model))
     rows, params, score = train(model, folder, {}, shares=shares)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, fresh_params(model))
     assert min(jax.tree.leaves(moved)) > 5e-4  # two steps of 1e-2

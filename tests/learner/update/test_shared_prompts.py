@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.devices.mesh import make_mesh
-from learner.publish.parity import max_abs_dlogprob
+from learner.distributed.sharding import make_mesh
+from learner.parity import max_abs_dlogprob
 from learner.update.anchors import Anchors
-from learner.update.packing import empty_batch
-from learner.update.parts import parts
-from learner.update.row_shape import RowShape
-from learner.update.step import build_steps
-from learner.update.told_batch import decode_batch, encode_batch
+from learner.update.auto_shape import RowShape
+from learner.update.packing import decode_batch, empty_batch, encode_batch, parts
+from learner.update.train_step import build_steps
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_group, steps_of
 
 LOSSES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.names import flatten
+from bridge.param_names import flatten
 from tests.learner.streams import (
     NumpyAdamW,
     config_of,

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from configs.sections import PackingConfig
-from learner.update.packing import empty_batch
-from learner.update.told_batch import decode_batch, encode_batch
+from learner.update.packing import decode_batch, empty_batch, encode_batch
 
 PACKING = PackingConfig(rows=4, row_tokens=128)
 OTHER = PackingConfig(rows=2, row_tokens=192)

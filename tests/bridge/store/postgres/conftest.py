@@ -6,7 +6,7 @@ from collections.abc import Generator
 import psycopg
 import pytest
 
-from bridge.store.postgres.store import PostgresStore
+from bridge.store.open import PostgresStore
 from tests.bridge.store.engines import ACTOR, LEARNER, PostgresPlace
 
 

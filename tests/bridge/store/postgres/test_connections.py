@@ -8,11 +8,10 @@ import time
 import psycopg
 import pytest
 
-from bridge.store.open import FinishedRunError, create_run, find_run, namesakes, open_store
-from bridge.store.postgres import connections, listener
-from bridge.store.postgres.store import PostgresStore
+from bridge.store.open import FinishedRunError, PostgresStore, create_run, find_run, namesakes, open_store
+from bridge.store.postgres import connections, postgres_database
 from bridge.store.protocol import TOPICS, StoreLostError
-from bridge.store.sql.script import StoreClosedError
+from bridge.store.sql.database import StoreClosedError
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 from tests.postgres import start_server
@@ -215,7 +214,10 @@ def test_listener_ends_with_the_store(learner):
     thread = learner._database._listener._thread
     learner.close()
     assert not thread.is_alive()
-    assert listener.channel_of("a") != listener.channel_of("b") and len(listener.channel_of("x" * 999)) < 63
+    assert (
+        postgres_database.channel_of("a") != postgres_database.channel_of("b")
+        and len(postgres_database.channel_of("x" * 999)) < 63
+    )
 
 
 def test_claim_that_gets_no_training_ticket_is_told_to_nobody(learner, actor):

@@ -6,10 +6,10 @@ import threading
 import psycopg
 import pytest
 
-from bridge.store.postgres import database
-from bridge.store.postgres.database import PostgresDatabase
-from bridge.store.sql.script import Script, Step
-from bridge.store.sql.store import SqlStore
+from bridge.store.postgres import postgres_database
+from bridge.store.postgres.postgres_database import PostgresDatabase
+from bridge.store.sql.database import Script, Step
+from bridge.store.sql.sql_store import SqlStore
 from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import wait_until
 
@@ -26,10 +26,12 @@ class Held(PostgresDatabase):
         with self._connections.borrow() as db:
             db.execute("BEGIN")
             for step in script.before_lock:
-                database._execute(db, step)
+                postgres_database._execute(db, step)
             if script.locks:
-                database._execute(db, Step(database._LOCK.sql, {"run": run, "incarnation": None, "at_most": "60s"}))
-            cursors = [database._execute(db, step) for step in script.steps]
+                postgres_database._execute(
+                    db, Step(postgres_database._LOCK.sql, {"run": run, "incarnation": None, "at_most": "60s"})
+                )
+            cursors = [postgres_database._execute(db, step) for step in script.steps]
             rows = [c.fetchall() if c.description else [] for c in cursors]
             self.is_open.set()
             self.may_commit.wait()

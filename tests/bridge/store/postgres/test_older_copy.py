@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from bridge.store.postgres import schema
-from bridge.store.postgres.store import PostgresStore, make_run
+from bridge.store.open import PostgresStore, make_run
+from bridge.store.postgres import tables_and_roles
 from bridge.store.protocol import StoreWentBackError
 from learner.schedule import group_queue
 from tests.bridge.factories import make_announcement, make_group, make_ticket
@@ -217,7 +217,7 @@ def test_full_queue_of_notifications_stops_no_write_of_any_run(sides):
 
 def test_run_is_made_while_another_role_holds_the_makers_lock(sides):
     with psycopg.connect(sides.urls[1], autocommit=True) as holds:
-        holds.execute("SELECT pg_advisory_lock(%s)", (schema._MAKER_LOCK,))
+        holds.execute("SELECT pg_advisory_lock(%s)", (tables_and_roles._MAKER_LOCK,))
         make_run(sides.urls[0], run="another", name="n", actor_role=ACTOR, retry_s=0.1)
         with contextlib.closing(PostgresStore(sides.urls[0], run="another")) as store:
             assert store.lead("here", lease_s=60) == 0

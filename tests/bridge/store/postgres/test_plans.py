@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from bridge.store.postgres.store import PostgresStore, make_run
+from bridge.store.open import PostgresStore, make_run
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import rows
 from tests.postgres import ACTOR

@@ -5,7 +5,7 @@ import dataclasses
 import psycopg
 import pytest
 
-from bridge.store.postgres import database
+from bridge.store.postgres import postgres_database
 from tests.bridge.factories import make_announcement, make_card, make_group, make_rollout, make_ticket
 from tests.bridge.store.engines import EachInItsRole, rows
 
@@ -44,7 +44,7 @@ class Wire:
         self.losses: list[str] = []
         self.meanwhile = lambda: None
         self.num_sent = 0
-        real = database._run_script
+        real = postgres_database._run_script
 
         def send(db, run, script):
             self.num_sent += 1
@@ -58,8 +58,8 @@ class Wire:
                 raise psycopg.OperationalError("the connection is lost")
             return result
 
-        monkeypatch.setattr(database, "_run_script", send)
-        monkeypatch.setattr(database, "_FIRST_PAUSE_S", 0.001)
+        monkeypatch.setattr(postgres_database, "_run_script", send)
+        monkeypatch.setattr(postgres_database, "_FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture
@@ -160,14 +160,14 @@ def test_reissue_made_again_leaves_alone_who_claimed_or_put_since(store, wire):
 def test_answer_that_comes_late_from_a_lost_connection_changes_nothing(store, wire, place):
     """The server may run what was sent on the lost connection after what was sent on the next."""
     sent = []
-    real = database._run_script
+    real = postgres_database._run_script
 
     def remember(db, run, script):
         sent.append(script)
         return real(db, run, script)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "_run_script", remember)
+        patch.setattr(postgres_database, "_run_script", remember)
         assert store.put_group(make_group(TICKETS["claimed"], actor="x")) is True
         claimed = store.claim("y", limit=1, lease_s=60)
         store.give_up("open", "why", max_attempts=9)

@@ -5,8 +5,8 @@ import contextlib
 import psycopg
 import pytest
 
-from bridge.store.postgres.schema import FoundRun
-from bridge.store.postgres.store import PostgresStore, find_runs, make_run
+from bridge.store.open import PostgresStore, find_runs, make_run
+from bridge.store.postgres.tables_and_roles import FoundRun
 from tests.bridge.factories import make_announcement, make_card, make_group, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 

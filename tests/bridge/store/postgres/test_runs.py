@@ -5,11 +5,10 @@ import contextlib
 import psycopg
 import pytest
 
-from bridge.store.open import FinishedRunError, find_run
-from bridge.store.postgres.store import PostgresStore, make_run
+from bridge.rollout_types import Heartbeat
+from bridge.store.admin import ON_PROBATION, open_runs
+from bridge.store.open import FinishedRunError, PostgresStore, find_run, make_run
 from bridge.store.protocol import FOR_GOOD, LearnerLivesError, StoreLostError, SupersededLearnerError
-from bridge.store.runs import ON_PROBATION, open_runs
-from bridge.types import Heartbeat
 from tests.bridge.factories import make_announcement, make_card, make_group, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 
@@ -178,7 +177,7 @@ def test_actors_role_is_refused_by_us_and_by_the_tables(place, learner, monkeypa
     url = place.engine.url_of(ACTOR)
     with pytest.raises(ValueError, match=f"role {ACTOR} may not keep runs in order"), open_runs(url):
         pass
-    monkeypatch.setattr("bridge.store.postgres.schema.check_learner", lambda db: None)
+    monkeypatch.setattr("bridge.store.postgres.tables_and_roles.check_learner", lambda db: None)
     before = rows(place, place.run)
     with open_runs(url) as runs:
         for act in (runs.all, lambda: runs._take_away(place.run, force=True)):

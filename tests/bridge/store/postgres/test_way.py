@@ -2,8 +2,7 @@
 
 import pytest
 
-from bridge.store.postgres.connections import Connections
-from bridge.store.postgres.way import way_of
+from bridge.store.postgres.connections import Connections, way_of
 
 
 @pytest.fixture(autouse=True)

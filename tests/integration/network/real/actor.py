@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from actor.vllm.control import Control
 from actor.vllm.engine import VllmEngine
-from actor.vllm.environment import set_environment
+from actor.vllm.engine_setup import set_environment
 from actor.vllm.updates import Updates
+from actor.vllm.worker_channel import Control
 from actor.weights.source import RemoteSource
-from bridge.published import FileEntry, WeightManifest
-from bridge.snapshots import chunks
-from bridge.snapshots.fetching import download
-from bridge.snapshots.layout import TensorTable
+from bridge.snapshots import snapshot_format
+from bridge.snapshots.snapshot_format import TensorTable
+from bridge.weight_types import FileEntry, WeightManifest
 from configs.schema import Config
-from launch import actor, command_line
+from launch import actor, cli
 from tests.integration.network.real import doom
 from tests.integration.network.real.doom import die_at
 
@@ -52,10 +51,10 @@ def watch_source() -> None:
             die_at("verify", num_fetches)
         elif num_chunks > 1:
             die_at("download", num_fetches)
-        return chunks.is_chunk(chunk, file, index)
+        return snapshot_format.is_chunk(chunk, file, index)
 
     RemoteSource.fetch = watched
-    download.is_chunk = is_chunk
+    snapshot_format.is_chunk = is_chunk
 
 
 def watch_engine() -> None:
@@ -112,7 +111,7 @@ def main() -> None:
     doom.mark_actor()
     watch_source()
     watch_engine()
-    command_line.run(actor.main)
+    cli.run(actor.main)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import pathlib
 import signal
 from typing import TYPE_CHECKING, Literal, get_args
 
-from bridge.types import Version
-from launch.processes import lifeline
+from bridge.rollout_types import Version
+from launch.supervision import process_tree
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -72,7 +72,7 @@ def write_note(phase: Phase, version: Version | None) -> None:
         version=str(version) if version is not None else "",
         num_requests=len(engine._active) if engine is not None else -1,
         actor=actor_pid(),
-        below=sorted(lifeline.descendants(actor_pid())),
+        below=sorted(process_tree.descendants(actor_pid())),
     )
     pathlib.Path(os.environ[NOTE]).write_text(json.dumps(dataclasses.asdict(note)))
 

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bridge.types import Group
+from bridge.rollout_types import Group
 from configs.schema import Config
-from launch import command_line, learner
+from launch import cli, learner
 from learner.run import Run
-from learner.schedule import stream
-from learner.schedule.stream import Stream
+from learner.schedule import rollout_stream
+from learner.schedule.rollout_stream import Stream
 from learner.step_books import StepBooks
 from learner.update.packing import MicroBatch
 
@@ -31,9 +31,9 @@ def note(event: str, **fields: Any) -> None:
 
 def watch() -> None:
     """Wraps what is written down."""
-    from learner import loop
+    from learner import train
 
-    consume, accumulate = stream.consume, loop.accumulate
+    consume, accumulate = rollout_stream.consume, train.accumulate
     fence, unfence = Stream.fence, Stream.unfence
     made_by: dict[str, list[Any]] = {}
 
@@ -58,7 +58,7 @@ def watch() -> None:
         unfence(self, actor)
         note("unfence", actor=actor, step=self.step)
 
-    stream.consume, loop.accumulate = consumed, accumulated
+    rollout_stream.consume, train.accumulate = consumed, accumulated
     Stream.fence, Stream.unfence = fenced, unfenced
 
 
@@ -69,4 +69,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    cli.run(main)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.types import Group, Rollout, Version
+from bridge.rollout_types import Group, Rollout, Version
 from tests.support.lazy import torch, transformers
 
 BOUND = 1e-4

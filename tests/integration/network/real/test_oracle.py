@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.types import Group, Version
+from bridge.rollout_types import Group, Version
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.network.real.oracle import BOUND, Oracle
 from tests.integration.support import models

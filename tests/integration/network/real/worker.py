@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from actor.vllm import weights
-from actor.vllm.preparing import PreparedSnapshot
-from bridge.types import Version
+from actor.vllm import worker
+from actor.vllm.prefetch import PreparedSnapshot
+from bridge.rollout_types import Version
 from tests.integration.network.real import doom
 
 
@@ -40,7 +40,7 @@ def end(version: Version) -> None:
         signal.pause()
 
 
-class Worker(weights.WorkerPlugin):
+class Worker(worker.WorkerPlugin):
     """Named as vLLM's worker extension."""
 
     def corrupt(self) -> None:
@@ -51,16 +51,16 @@ class Worker(weights.WorkerPlugin):
 
 
 def _watch() -> None:
-    load, num_loads = weights.SnapshotTransfer._load, 0
+    load, num_loads = worker.SnapshotTransfer._load, 0
 
-    def watched(self: weights.SnapshotTransfer, snapshot: PreparedSnapshot) -> None:
+    def watched(self: worker.SnapshotTransfer, snapshot: PreparedSnapshot) -> None:
         nonlocal num_loads
         num_loads += 1
         if doom.is_due("load", num_loads) or doom.is_due("core", num_loads):
             self._reload(Halves(snapshot.tensors, snapshot.manifest.version))  # as where nothing was staged
         load(self, snapshot)
 
-    weights.SnapshotTransfer._load = watched
+    worker.SnapshotTransfer._load = watched
 
 
 _watch()

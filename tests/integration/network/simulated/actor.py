@@ -15,10 +15,9 @@ import types
 
 import numpy as np
 
-from bridge.published import FileEntry
-from bridge.snapshots import chunks
-from bridge.snapshots.fetching import download
-from bridge.snapshots.layout import TensorTable
+from bridge.snapshots import snapshot_format
+from bridge.snapshots.snapshot_format import TensorTable
+from bridge.weight_types import FileEntry
 from configs.schema import Config
 from tests.integration.network.simulated.engine import DIE_AT, SimulatedEngine, die_at
 
@@ -55,9 +54,9 @@ def watch_downloads() -> None:
         num_chunks += 1
         if num_chunks % file.num_chunks:
             die_at("prefetch", num_chunks // file.num_chunks)
-        return chunks.is_chunk(chunk, file, index)
+        return snapshot_format.is_chunk(chunk, file, index)
 
-    download.is_chunk = is_chunk
+    snapshot_format.is_chunk = is_chunk
 
 
 def main() -> None:
@@ -69,9 +68,9 @@ def main() -> None:
     module = types.ModuleType(ENGINE_MODULE)
     module.__dict__["VllmEngine"] = Engine
     sys.modules[ENGINE_MODULE] = module
-    from launch import actor, command_line
+    from launch import actor, cli
 
-    command_line.run(actor.main)
+    cli.run(actor.main)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Int32
 
-from actor.engine.protocol import (
+from actor.engine_protocol import (
     AbortedError,
     EngineDeadError,
     EngineSize,
@@ -26,10 +26,10 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
-from bridge.published import WeightManifest
-from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
-from bridge.snapshots.writer import map_tensors
-from bridge.types import Sampling, Version
+from bridge.rollout_types import Sampling, Version
+from bridge.snapshots.snapshot_format import SnapshotError, TensorTable, check_table
+from bridge.snapshots.verified_copy import map_tensors
+from bridge.weight_types import WeightManifest
 from tests.integration.network.simulated.model import number, numbers
 
 LOGPROB = -0.5
@@ -58,7 +58,7 @@ class _Request:
 
 
 class SimulatedEngine:
-    """Implements `actor.engine.protocol.Engine`; all its requests get a token every `token_s`."""
+    """Implements `actor.engine_protocol.Engine`; all its requests get a token every `token_s`."""
 
     def __init__(self, *, expected: TensorTable, max_num_seqs: int, token_s: float, pause_s: float = 0.02) -> None:
         """No weights yet; `pause_s` is how long loading takes at least."""

@@ -19,11 +19,11 @@ from absl import logging
 
 from bridge import codec
 from bridge.files import replace_file
+from bridge.rollout_types import Sampling, Task, Ticket, Version
 from bridge.store.open import create_run, open_store
 from bridge.store.protocol import LearnerLivesError, LearnerStore, StoredGroup
-from bridge.types import Sampling, Task, Ticket, Version
-from launch import command_line
-from launch.processes.lifeline import die_with_parent
+from launch import cli
+from launch.supervision.process_tree import die_with_parent
 from tests.bridge.factories import make_ticket
 from tests.integration.network.simulated import model, setting
 from tests.integration.network.simulated.ledger import Ledger
@@ -171,7 +171,7 @@ def keeping_lead(store: LearnerStore, lease_s: float, stop: threading.Event) -> 
 def main(file: str) -> int:
     """One life."""
     die_with_parent()
-    command_line.log_to_stderr()
+    cli.log_to_stderr()
     told = setting.read(file)
     stop, close = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 from tokenizers.models import WordLevel
 
-from bridge.snapshots.layout import TensorTable
-from bridge.types import Group, Version
+from bridge.rollout_types import Group, Version
+from bridge.snapshots.snapshot_format import TensorTable
 
 _STEPS = 10_000
 DTYPE = "float32"

@@ -6,17 +6,16 @@ from collections.abc import Generator
 
 from blake3 import blake3
 
-from bridge import versions
-from bridge.published import Announcement, CardFile, RunCard
-from bridge.secrets import read_token
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.signing import sign
-from bridge.snapshots.tensors import lay_out
-from bridge.snapshots.writer import SnapshotWriter
+from bridge import weight_types
+from bridge.credentials import read_token
+from bridge.rollout_types import Version
+from bridge.snapshots.shard_map import lay_out
+from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.protocol import LearnerStore
-from bridge.types import Version
+from bridge.weight_types import Announcement, CardFile, RunCard
 from configs.run_folder import snapshot_folder
-from launch.snapshot_server import ServerProcess
+from launch.services.snapshot_server import ServerProcess
 from tests.integration.network.simulated import model
 from tests.integration.network.simulated.setting import Setting
 
@@ -88,7 +87,7 @@ def make_card(told: Setting) -> tuple[RunCard, dict[str, bytes]]:
         config=(told.path / "config.json").read_text(),
         files=tuple(CardFile(name=n, num_bytes=len(d), blake3=blake3(d).hexdigest()) for n, d in data.items()),
         tensors=tensors,
-        sluice=versions.SLUICE,
+        sluice=weight_types.SLUICE,
         vllm="",
     )
     return card, {blake3(d).hexdigest(): d for d in data.values()}

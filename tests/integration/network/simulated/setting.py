@@ -8,9 +8,8 @@ import pathlib
 import numpy as np
 
 from actor.weights.model_folder import tensor_table
-from bridge.snapshots.chunks import CHUNK_BYTES
-from bridge.snapshots.layout import TensorTable
-from bridge.types import Version
+from bridge.rollout_types import Version
+from bridge.snapshots.snapshot_format import CHUNK_BYTES, TensorTable
 from configs import overrides
 from configs.run_folder import RunFolder
 from configs.schema import Config

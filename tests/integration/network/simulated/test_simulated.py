@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.engine.protocol import EngineDeadError, Sample, WeightLoadError
-from bridge.snapshots.writer import SnapshotMirror, SnapshotWriter
-from bridge.types import Sampling, Version
+from actor.engine_protocol import EngineDeadError, Sample, WeightLoadError
+from bridge.rollout_types import Sampling, Version
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import SnapshotMirror
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.network.simulated import ledger, model
 from tests.integration.network.simulated.engine import MIXTURE, SimulatedEngine

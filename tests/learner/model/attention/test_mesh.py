@@ -11,7 +11,7 @@ from tests.learner import eight_devices
 EIGHT_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from learner.devices.mesh import BATCH_AXES, make_mesh
+from learner.distributed.sharding import BATCH_AXES, make_mesh
 from learner.model.attention.dispatch import attention
 from tests.learner.model.attention.attention_cases import example
 

@@ -1,0 +1,209 @@
+"""Background tasks: store events, lease renewal, withdrawals, heartbeat, engine watchdog, end of run, drain.
+
+A lease ends when the learner withdraws its ticket (the loser of a race, a prompt that another one replaced), and when
+another actor has the ticket, because this one said nothing for too long.
+"""
+
+import asyncio
+import collections
+import os
+import time
+from collections.abc import Iterable
+from typing import NoReturn
+
+from absl import logging
+
+from actor.engine_protocol import EngineDeadError
+from actor.loop import Actor
+from bridge.liveness import MAX_LOOK_S, WatchedTime
+from bridge.rollout_types import ActorReport, Heartbeat, Version
+from bridge.store.protocol import Finished, Topic
+
+HEARD: tuple[Topic, ...] = ("tickets", "weights", "run")
+"""What an actor acts on: not what others hand in or claim."""
+WAIT_S = 0.5
+"""For how long the store is waited for at once: as long as this thread outlives the actor at most."""
+CHANGES_GAP_S = 0.005
+"""Between two rings: in a storm of changes the store is read once for many."""
+
+
+async def follow_store(actor: Actor) -> NoReturn:
+    """Rings the actor's bells when something in the store may have changed; waits in a thread."""
+    mark = await asyncio.to_thread(actor.store.mark)
+    while True:
+        await asyncio.to_thread(actor.store.wait, mark, HEARD, timeout_s=WAIT_S)
+        now = await asyncio.to_thread(actor.store.mark)
+        actor.hear(topic for topic in HEARD if now[topic] != mark[topic])
+        mark = now
+        await asyncio.sleep(CHANGES_GAP_S)
+
+
+LOOK_S = 10.0
+"""How often the store is asked though it told of no change; it is one read."""
+GAP_S = 0.5
+"""Between two looks: where every change of the store may be this one, it is read once for many."""
+
+
+class RunFinished(Exception):  # noqa: N818  # nothing went wrong
+    """The run is finished; the actor gives back what it holds, and ends."""
+
+    def __init__(self, finished: Finished) -> None:
+        """With how it ended."""
+        super().__init__(f"its last version is {finished.version}")
+
+
+async def follow_end(actor: Actor) -> NoReturn:
+    """Ends the actor with its run.
+
+    Raises:
+      RunFinished: the learner says so. One that only died may be started again, so its actors wait.
+    """
+    told = actor.told["run"]
+    while True:
+        count = told.count
+        finished = await asyncio.to_thread(actor.store.finished)
+        if finished is not None:
+            raise RunFinished(finished)
+        await asyncio.sleep(GAP_S)
+        await told.after(count, timeout_s=LOOK_S)
+
+
+LEASED_S = 1.0
+"""How often the store is asked what is leased to this actor though it told of no change; it is one read."""
+
+
+async def keep_leases(actor: Actor) -> None:
+    """Renews what is held, and what is on its way to the store."""
+    while True:
+        await asyncio.sleep(actor.limits.lease_s / 3)
+        ids = actor.holdings.to_renew
+        if ids:
+            kept = await asyncio.to_thread(actor.store.renew, actor.name, ids, lease_s=actor.limits.lease_s)
+            _forget(actor, set(ids) - set(kept), why="lease lost")
+
+
+async def follow_withdrawals(actor: Actor) -> None:
+    """Aborts the requests of tickets that this actor does not hold any more.
+
+    At once: a loser's requests take room in the engine that the next round wants.
+    """
+    told = actor.told["tickets"]
+    count = told.count
+    while True:
+        await told.after(count, timeout_s=LEASED_S)
+        count = told.count
+        held = set(actor.held)  # before the store is asked: what is claimed meanwhile is in neither
+        if held:
+            leased = await asyncio.to_thread(actor.store.leased, actor.name)
+            _forget(actor, held - leased, why="withdrawn")
+
+
+def _forget(actor: Actor, ticket_ids: Iterable[str], *, why: str) -> None:
+    for id_ in ticket_ids:
+        if id_ in actor.held:  # neither emitted nor dropped while the store was asked
+            logging.info("%s ticket=%s", why, id_)
+            actor.forget(id_)
+
+
+_LOOK_S = 0.5
+"""How often what is left is looked at though no request ended: a group's last reward comes later."""
+
+
+async def leave(actor: Actor) -> None:
+    """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be stored."""
+    start_s = time.monotonic()
+    actor.leave()
+    logging.info("actor leaves groups=%d", actor.num_groups)
+    while actor.num_groups or actor.admission.waiting:
+        count = actor.group_ended.count
+        if actor.admission.waiting:
+            await actor.give_back_waiting()
+        if actor.num_groups:
+            await actor.group_ended.after(count, timeout_s=_LOOK_S)
+    actor.timeline.took("leave", start_s, time.monotonic())
+
+
+async def beat(actor: Actor) -> None:
+    """Says that this actor lives, and hears who else does."""
+    while True:
+        await say_alive(actor)
+        await asyncio.sleep(actor.limits.heartbeat_s)
+
+
+async def watch(actor: Actor) -> None:
+    """Finds an engine that has died, whatever waits for it just then, or that hangs.
+
+    Raises:
+      EngineDeadError: its processes have ended, or it has requests and sampled nothing for `limits.stall_s`.
+    """
+    watched = WatchedTime()
+    num_tokens, since = -1, 0.0
+    while True:
+        now = watched.look()
+        if actor.engine.is_dead:
+            raise EngineDeadError("the engine's processes have ended")
+        # Episodes that are in their environments ask the engine for nothing; a weight update has a bound of its own.
+        is_busy = actor.engine.num_requests > 0 and not actor.weights.is_swapping
+        if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
+            num_tokens, since = actor.engine.num_sampled_tokens, now
+        elif now - since > actor.limits.stall_s:
+            raise EngineDeadError(
+                f"the engine has hung: no token for {actor.limits.stall_s} s with {actor.engine.num_requests} requests"
+            )
+        await asyncio.sleep(min(MAX_LOOK_S / 2, actor.limits.stall_s / 4))
+
+
+async def say_alive(actor: Actor) -> None:
+    """One heartbeat, and a look at how many engines serve: they share the tickets."""
+    async with actor.saying:
+        await _say_alive(actor)
+
+
+async def _say_alive(actor: Actor) -> None:
+    stats, tally, rewards = actor.engine.stats, actor.serving.tally, actor.serving.rewards
+    failures = actor.sampler.failures
+    report = ActorReport(
+        **actor.weights.timings,
+        num_refused_snapshots=actor.weights.num_refused,
+        num_in_service=len(actor.admission.in_service),
+        num_waiting=len(actor.admission.waiting),
+        is_leaving=actor.is_leaving,
+        num_groups=tally.num_emitted,
+        num_dropped_groups=tally.num_dropped,
+        num_verifier_failures=rewards.num_failures,
+        num_judge_retries=rewards.num_judge_retries,
+        num_judge_failures=rewards.num_judge_failures,
+        num_episode_failures=actor.sampler.num_failures,
+        num_episode_deadlines=failures["deadline"],
+        num_episode_crashes=failures["crash"],
+        num_episode_exceptions=failures["exception"],
+        num_episode_bad_replies=failures["reply"],
+        num_episode_bad_starts=failures["start"],
+        num_sampled_tokens=stats.num_sampled_tokens,
+        num_emitted_tokens=tally.num_emitted_tokens,
+        max_sequences=actor.admission.places,
+        num_running=stats.num_running,
+        num_engine_waiting=stats.num_waiting,
+        kv_usage=stats.kv_usage,
+        kv_usage_peak=stats.kv_usage_peak,
+        num_preempted=stats.num_preempted,
+    )
+    version = actor.engine.version
+    await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, version, report))
+    serves = version is not None and not report.is_leaving
+    engines = collections.Counter(await asyncio.to_thread(actor.store.engines, anew=serves and not actor.is_counted))
+    if not serves or not engines:
+        engines[report.max_sequences] += 1  # itself: as soon as it serves, or where its own sign came too late
+    actor.share_among(engines, is_counted=serves)
+
+
+def heartbeat(name: str, version: Version | None, report: ActorReport | None) -> Heartbeat:
+    """A sign of life; without a report while the engine starts."""
+    return Heartbeat(
+        process=name,
+        role="actor",
+        pid=os.getpid(),
+        time_s=time.time(),
+        version=version,
+        report=report,
+    )

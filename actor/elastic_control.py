@@ -1,0 +1,208 @@
+"""Engine limits file, load observation per step, `ResizeRequest`.
+
+The actor writes it when it wants another size; so may an operator, with a running actor too: it finishes what it has
+and starts again with them.
+
+The rules, and RollPacker's elastic tensor parallel size, are in `actor.elastic`.
+"""
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+from absl import logging
+
+from actor.background import leave
+from actor.elastic import ElasticShare, StepStats
+from actor.engine_protocol import EngineStats
+from actor.loop import Actor
+from bridge.files import replace_file
+from bridge.rollout_types import Ticket, Version
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """How large an engine is, which can't be changed while it runs; an actor's deadlines are `actor.loop.Limits`."""
+
+    max_num_seqs: int
+    tensor_parallel_size: int
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int | None = None
+
+
+class LimitsFile:
+    """`limits/<actor>.json`, read when it changes."""
+
+    def __init__(self, path: pathlib.Path, *, default: EngineLimits, max_tensor_parallel_size: int) -> None:
+        """`default` fills in what the file leaves out; nothing is read yet."""
+        self.path = path
+        self.refused_path = path.with_suffix(".refused.json")
+        self._default = default
+        self._max_tensor_parallel_size = max_tensor_parallel_size
+        self._seen: tuple[int, int, int] | None = None
+
+    def read(self) -> EngineLimits:
+        """The limits; the default if there is no file.
+
+        Raises:
+          ValueError: the file can't be used; one line says why.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return self._default
+        try:
+            given = msgspec.json.decode(data, type=_File)
+        except msgspec.DecodeError as e:  # covers ValidationError
+            raise ValueError(
+                f'{self.path}: {e}; want {{"max_num_seqs": {self._default.max_num_seqs}, '
+                f'"tensor_parallel_size": {self._default.tensor_parallel_size}}}'
+            ) from e
+        limits = EngineLimits(
+            max_num_seqs=self._default.max_num_seqs if given.max_num_seqs is None else given.max_num_seqs,
+            tensor_parallel_size=(
+                self._default.tensor_parallel_size if given.tensor_parallel_size is None else given.tensor_parallel_size
+            ),
+        )
+        if limits.max_num_seqs < 1:
+            raise ValueError(f"{self.path}: max_num_seqs must be >= 1, got {limits.max_num_seqs}")
+        if not 1 <= limits.tensor_parallel_size <= self._max_tensor_parallel_size:
+            raise ValueError(
+                f"{self.path}: tensor_parallel_size must be between 1 and {self._max_tensor_parallel_size} "
+                f"(actor.max_tensor_parallel_size), got {limits.tensor_parallel_size}"
+            )
+        return limits
+
+    def read_if_changed(self) -> EngineLimits | None:
+        """The limits if the file is there and another one than at the last call.
+
+        Raises:
+          ValueError: see `read`; once for each change.
+        """
+        try:
+            stat = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        return self.read()
+
+    def write(self, limits: EngineLimits) -> None:
+        """Replaces the file, whole."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path, msgspec.json.encode(dataclasses.asdict(limits)))
+
+    def refuse(self) -> bool:
+        """Puts the file aside, since no engine starts with it; False if there is none to blame."""
+        try:
+            os.replace(self.path, self.refused_path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+LIMITS_POLL_S = 0.1
+"""How often the file of limits and the engine's load are looked at."""
+
+
+class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
+    """The actor has finished what it had; its process ends, to be started again with other limits."""
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """The engine's load over one step so far; `ElasticShare.is_whole` says when it is one."""
+
+    version: Version | None
+    start: EngineStats
+    end: EngineStats
+    kv_usage_peak: float = 0.0
+    is_full: bool = False
+    num_races: int = 0
+    """Looks that found a race in service, less those that found tickets and none: at a round's start losers of the one
+    before may still be there, and evaluations, which never race, may outlast it."""
+
+    def add(self, stats: EngineStats, tickets: Sequence[Ticket], *, is_full: bool) -> None:
+        """Takes in the load now, and which tickets are in service."""
+        if tickets:
+            self.num_races += 1 if any(t.num_requests > t.num_samples for t in tickets) else -1
+        self.end = stats
+        self.kv_usage_peak = max(self.kv_usage_peak, stats.kv_usage_peak)
+        self.is_full |= is_full
+
+    @property
+    def num_finished(self) -> int:
+        """Responses that ended in it."""
+        return self.end.num_finished - self.start.num_finished
+
+    @property
+    def num_preempted(self) -> int:
+        """Preemptions in it."""
+        return self.end.num_preempted - self.start.num_preempted
+
+
+async def follow_limits(actor: Actor, *, file: LimitsFile, share: ElasticShare | None) -> NoReturn:
+    """Adapts what runs at once (with a `share`), and ends the actor when its engine should be another one.
+
+    Raises:
+      ResizeRequest: the file asks for other limits, and nothing is in progress any more.
+    """
+    size = actor.engine.size
+    current = EngineLimits(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
+    step = Step(actor.engine.version, actor.engine.stats, actor.engine.stats)
+    while True:
+        try:
+            wanted = file.read_if_changed()
+        except ValueError as e:
+            logging.error("limits ignored: %s", e)
+            wanted = None
+        if wanted is not None and wanted != current:
+            await leave(actor)
+            raise ResizeRequest(f"{current} become {wanted}")
+        if share is not None:
+            step = observe(actor, file, share, step)
+        await asyncio.sleep(LIMITS_POLL_S)
+
+
+def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> Step:
+    """Looks at the load; at a step's end bounds what runs at once, and asks for another size by the file."""
+    stats, version = actor.engine.stats, actor.engine.version
+    if version != step.version:
+        step.end = stats  # what ended since the last look did so before the new weights, but for a moment
+    if version != step.version and share.is_whole(step.num_finished):
+        size_before, sequences_before = share.tensor_parallel_size, share.max_sequences
+        decision = share.observe(
+            StepStats(
+                num_preempted=step.num_preempted,
+                num_finished=step.num_finished,
+                kv_usage_peak=step.kv_usage_peak,
+                is_full=step.is_full,
+                lengths=actor.engine.recent_lengths,
+                is_race=step.num_races > 0,
+            )
+        )
+        if decision.max_sequences != sequences_before:
+            actor.bound_sequences(decision.max_sequences)
+            actor.timeline.instant("max_sequences", value=decision.max_sequences, preempted=step.num_preempted)
+        if decision.tensor_parallel_size != size_before:
+            file.write(
+                EngineLimits(
+                    max_num_seqs=actor.engine.size.max_num_seqs,
+                    tensor_parallel_size=decision.tensor_parallel_size,
+                )
+            )
+        step = Step(version, stats, stats)
+    elif version != step.version and share.by_round:
+        step = Step(version, stats, stats)  # a round without a response of this engine
+    is_full = actor.admission.num_sequences >= share.max_sequences
+    step.add(stats, actor.admission.in_service, is_full=is_full)
+    return step

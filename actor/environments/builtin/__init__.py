@@ -1,0 +1,1 @@
+"""Environments that come with Sluice; how their rows are made is in `configs.tasks`."""

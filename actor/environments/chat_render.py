@@ -1,0 +1,196 @@
+"""What an environment says, as tokens behind those that are there: history is never rendered or tokenized again.
+
+A chat template is asked for a conversation in which a word of ours stands for the policy's turn, and what it puts
+behind that word is what follows a real turn. So a template that drops or rewrites past turns (Qwen3 takes the thinking
+out of them) changes nothing: those turns are tokens by then.
+
+Control tokens that an environment's messages spell are text: what a tool read ends no turn and begins none.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int32
+
+from actor.environments.protocol import EpisodeError
+from actor.turn_text import TurnReader, TurnText, turn_reader
+from bridge import text_tokens
+from bridge.chat_template import ChatTemplate, Conversation, Message, TemplateSettings, read_chat_template
+from bridge.thinking import DEFAULT, ThinkingFormat
+
+_STAND_IN = "Sluicestandin"
+"""For a turn of the policy: one word, which no template trims or takes for anything else."""
+_OBSERVED = "Sluiceobserved"
+"""Stand-in for an observation."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """A model's tokenizer, and its chat template where it is applied."""
+
+    tokenizer: tokenizers.Tokenizer
+    chat: ChatTemplate | None
+    """None: prompts and observations are plain text, one behind the other."""
+    control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
+    """Texts that are control tokens."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The prompt's own, for the template."""
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    """The prompt's own, for the template."""
+    thinking: ThinkingFormat = DEFAULT
+    """The marks of the model's thinking."""
+
+    def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "Rendering":
+        """Returns the rendering of an episode whose prompt has tools or template arguments of its own."""
+        return dataclasses.replace(self, tools=tools, arguments=arguments) if tools or arguments else self
+
+    def opening(self, messages: Conversation, observed: Sequence[Message]) -> Int32[np.ndarray, " T"]:
+        """What follows a prompt of `messages`, rendered without a generation prompt, up to the policy's first turn.
+
+        Raises:
+          EpisodeError: the template refuses the messages, or nobody speaks between two words of the assistant.
+        """
+        if self.chat is None:
+            return self._encode(self._plain(observed))
+        if messages and messages[-1]["role"] == "assistant" and not observed:
+            raise EpisodeError(
+                "the prompt ends with the assistant's words, and the environment's reset says nothing behind them",
+                is_final=True,
+            )
+        prompt = self._render(messages, ends=False)
+        whole = self._render([*messages, *observed], ends=True)
+        if not whole.startswith(prompt):
+            raise EpisodeError(
+                f"the chat template of {self.chat.folder} renders a prompt otherwise when a message or the generation "
+                f"prompt follows it, so that nothing can be appended to it: {prompt[-200:]!r}",
+                is_final=True,
+            )
+        return self._encode(whole[len(prompt) :])
+
+    def check(self, history: Conversation, roles: Collection[str]) -> None:
+        """Tries whether the template takes an observation of each role behind a turn of the policy, and shows it.
+
+        Raises:
+          EpisodeError: it doesn't.
+        """
+        for role in roles if self.chat is not None else ():
+            behind = self._behind_turn(history, [{"role": role, "content": _OBSERVED}])
+            if (count := behind.count(_OBSERVED)) != 1:
+                raise EpisodeError(
+                    f"the chat template of {self._folder} shows an observation of role {role!r} {count} times, not "
+                    f"once: {behind!r}; use another role (observation_roles), or another template",
+                    is_final=True,
+                )
+
+    def between(
+        self, history: Conversation, observed: Sequence[Message], *, turn: Int32[np.ndarray, " T"]
+    ) -> Int32[np.ndarray, " S"]:
+        """What stands between two turns of the policy: the end of one, the observation, the beginning of the next.
+
+        Args:
+          history: the messages before the first turn.
+          observed: what the environment said; without a template a line break where that has no token.
+          turn: the turn as it was sampled; the end that the template gives a turn is left out where it is there.
+
+        Raises:
+          EpisodeError: the template refuses the messages, or nothing stands there.
+        """
+        text = self._plain(observed) if self.chat is None else self._behind_turn(history, observed)
+        tokens = self._encode(text)
+        if self.chat is None:
+            # Two turns must not become one, and that a tool says nothing is the policy's doing.
+            tokens = tokens if tokens.size else self._encode("\n")
+        else:
+            tokens = tokens[self._num_there(tokens, int(turn[-1])) :]
+        if not tokens.size:
+            raise EpisodeError(f"an observation must be at least one token, got {list(observed)}", is_final=True)
+        return tokens
+
+    def read(
+        self, context: Int32[np.ndarray, " C"], turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]
+    ) -> TurnText:
+        """A turn of the policy as text (`TurnReader.read`)."""
+        return TurnReader(tokenizer=self.tokenizer, thinking=self.thinking).read(context, turn, stop_token_ids)
+
+    def _behind_turn(self, history: Conversation, observed: Sequence[Message]) -> str:
+        stand_in, texts = _STAND_IN, repr([*history, *observed])
+        while stand_in in texts:
+            stand_in += "x"
+        text = self._render([*history, {"role": "assistant", "content": stand_in}, *observed], ends=True)
+        before, found, behind = text.partition(stand_in)
+        if not found or stand_in in behind:
+            raise EpisodeError(
+                f"the chat template of {self._folder} does not show an assistant's message once, as it is: {before!r}",
+                is_final=True,
+            )
+        return behind
+
+    def _num_there(self, tokens: Int32[np.ndarray, " T"], last: int) -> int:
+        """How many of the first tokens, the end of a turn with white space before it, were sampled already."""
+        found = np.flatnonzero(tokens == last)
+        if not found.size or self._decode(tokens[: found[0]]).strip():
+            return 0
+        return int(found[0]) + 1
+
+    def _render(self, messages: Conversation, *, ends: bool) -> str:
+        assert self.chat is not None
+        try:
+            return self.chat.render(
+                self.control.as_text(messages),
+                add_generation_prompt=ends,
+                tools=self.control.values_as_text(self.tools),
+                arguments=self.arguments,
+            )
+        except ValueError as e:
+            roles = ", ".join(str(m["role"]) for m in messages)
+            raise EpisodeError(f"{e} (their roles: {roles})", is_final=True) from e
+
+    @property
+    def _folder(self) -> pathlib.Path | None:
+        return self.chat.folder if self.chat is not None else None
+
+    def _encode(self, text: str) -> Int32[np.ndarray, " T"]:
+        return np.asarray(text_tokens.encode(self.tokenizer, text), np.int32)
+
+    def _plain(self, observed: Sequence[Message]) -> str:
+        return "".join(m["content"] for m in self.control.as_text(observed))
+
+    def _decode(self, tokens: Int32[np.ndarray, " T"]) -> str:
+        return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+
+
+def read_rendering(
+    folder: pathlib.Path,
+    chat_template: Literal["auto", "on", "off"],
+    template: TemplateSettings | None = None,
+    *,
+    thinking_marks: str = "auto",
+) -> Rendering:
+    """Reads a model folder's tokenizer and chat template; the latter as `prompts.chat_template` says.
+
+    Args:
+      folder: a Hugging Face folder.
+      chat_template: `prompts.chat_template`.
+      template: the run's other settings of the template.
+      thinking_marks: `model.thinking_marks`.
+
+    Raises:
+      ValueError: a file is missing or damaged, or chat_template=on and there is none.
+    """
+    tokenizer = text_tokens.read_tokenizer(folder)
+    found = read_chat_template(folder, template)
+    if chat_template == "on" and not found.exists:
+        raise ValueError(f"{folder} has no chat template; set prompts.chat_template=off")
+    chat = found if found.exists and chat_template != "off" else None
+    eos = tokenizer.token_to_id(found.special_tokens.get("eos_token", ""))
+    ends = [] if eos is None else [eos]
+    return Rendering(
+        tokenizer=tokenizer,
+        chat=chat,
+        control=text_tokens.control_tokens(tokenizer, chat, ends=ends),
+        thinking=turn_reader(tokenizer, found, thinking_marks).thinking,
+    )

@@ -1,0 +1,300 @@
+"""Episode processes: start, deadline, retry, fair slots.
+
+One zygote for each environment imports its library once and forks the episodes' processes (`fork_server.py`), which
+takes milliseconds. What goes wrong here is the infrastructure's fault, never the policy's: an `EpisodeError`.
+"""
+
+import asyncio
+import collections
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from absl import logging
+
+from actor.environments import fork_server_client, protocol, wire
+from actor.environments.fork_server_client import ZygoteLink
+from actor.environments.protocol import EpisodeError
+from bridge import framing
+from bridge.rollout_types import MAX_ABS_REWARD
+from configs import custom_functions
+from configs.sections.actor import EnvironmentsConfig
+
+
+class Places:
+    """A bounded number of places; who waits is served in order, but for those whose environment may have no more.
+
+    Of n environments each is sure of one place in 2n (of one place, if there are fewer), however long another's
+    episodes hold theirs; the rest, half of them, is anybody's. A single environment has all.
+    """
+
+    def __init__(self, total: int, names: Collection[str]) -> None:
+        """All are free; `names` share them, and whoever else asks."""
+        self._total = total
+        self._held = collections.Counter(dict.fromkeys(names, 0))
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+
+    async def take(self, name: str) -> None:
+        """Waits for a place of an environment."""
+        self._held.setdefault(name, 0)
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append((name, place))
+        self._hand_out()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._waiting.remove((name, place))
+            else:  # it was given one in the same moment
+                self.give_back(name)
+            raise
+
+    def give_back(self, name: str) -> None:
+        """Frees a place that was taken."""
+        self._held[name] -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for name, place in list(self._waiting):
+            if self._has_room(name) and not place.cancelled():
+                self._waiting.remove((name, place))
+                self._held[name] += 1
+                place.set_result(None)
+
+    def _has_room(self, name: str) -> bool:
+        num = len(self._held)
+        sure = max(1, self._total // (2 * num)) if num <= self._total else 0
+        kept = sum(max(0, sure - held) for other, held in self._held.items() if other != name)
+        return self._total - self._held.total() > kept
+
+
+CLOSE_TIMEOUT_S = 5.0
+"""How long an environment may take to close after its episode; nobody waits for it but its successor."""
+
+
+class EnvironmentPool:
+    """Opens episodes' processes, a bounded number at once, in which each environment has its part."""
+
+    def __init__(
+        self,
+        config: EnvironmentsConfig,
+        *,
+        own: Collection[str] = (),
+        names: Collection[str] = (),
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """Nothing starts; zygotes do when they are first needed.
+
+        Of the user's own environments only `own` may be asked for: a ticket's name alone makes nothing be imported.
+        `names`: the environments that share the places (`environment_pool.py`), as far as they are known.
+        """
+        self._config, self._own, self._command = config, own, command
+        self._places = Places(config.max_processes, names)
+        self._zygotes: dict[str, asyncio.Task[ZygoteLink]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.num_running = 0
+        """Processes now, those that are just ending included."""
+        self.failures: collections.Counter[str] = collections.Counter()
+        """What went wrong, by kind: deadline, crash, exception, reply, start."""
+
+    async def load(self, name: str) -> None:
+        """Lets an environment's library be imported, as its first episode will.
+
+        Raises:
+          EpisodeError: says why it can't be.
+        """
+        await self._zygote(name)
+
+    @contextlib.asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator["EpisodeProcess"]:
+        """A process for one episode; when the context is left it ends, on its own time.
+
+        Raises:
+          EpisodeError: none can be had.
+        """
+        try:
+            await self._zygote(name)  # an import may take long, and holds no place
+            await self._places.take(name)
+            try:
+                process = await self._fork(name)
+            except BaseException:
+                self._places.give_back(name)
+                raise
+        except EpisodeError:
+            self.failures["start"] += 1
+            raise
+        self.num_running += 1
+        is_orderly = False
+        try:
+            yield process
+            is_orderly = not process.has_failed
+        finally:
+            ending = asyncio.create_task(self._end(process, is_orderly=is_orderly))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Ends all zygotes, and with them all episodes."""
+        zygotes, self._zygotes = self._zygotes, {}
+        for starting in zygotes.values():
+            starting.cancel()  # of one that has started nothing happens
+            await asyncio.wait([starting])
+            if _is_alive(starting):
+                await starting.result().close()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _fork(self, name: str) -> "EpisodeProcess":
+        zygote = await self._zygote(name)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            try:
+                episode = await zygote.fork(theirs)
+            except BaseException:
+                writer.close()
+                raise
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return EpisodeProcess(name, zygote, episode, reader, writer, self._config, self.failures)
+
+    async def _zygote(self, name: str) -> ZygoteLink:
+        """The environment's zygote, started, or started again, if there is none alive."""
+        if custom_functions.is_own(name) and name not in self._own:
+            raise EpisodeError(
+                f"environment {name} is code of somebody's own that this actor may not import", is_final=True
+            )
+        starting = self._zygotes.get(name)
+        if starting is not None and starting.done() and not _is_alive(starting):
+            logging.warning("environment's zygote is gone, a new one starts name=%s", name)
+            starting = None
+        if starting is None:
+            max_memory_bytes = int(self._config.max_memory_gib * 2**30)
+            command = self._command or fork_server_client.command(
+                self._config.python if protocol.may_be_apart(name) else ""
+            )
+            start = ZygoteLink.start(name, max_memory_bytes=max_memory_bytes, command=command)
+            starting = self._zygotes[name] = asyncio.create_task(start)
+        # Shielded: whoever is cancelled while it waits must not end what others wait for.
+        return await asyncio.shield(starting)
+
+    async def _end(self, process: "EpisodeProcess", *, is_orderly: bool) -> None:
+        try:
+            await process.end(is_orderly=is_orderly)
+        finally:
+            self.num_running -= 1
+            self._places.give_back(process.name)
+
+
+class EpisodeProcess:
+    """One episode's process, to be asked one thing at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        zygote: ZygoteLink,
+        episode: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        config: EnvironmentsConfig,
+        failures: collections.Counter[str],
+    ) -> None:
+        """It runs already."""
+        self.name, self._zygote, self._episode = name, zygote, episode
+        self._reader, self._writer, self._config, self._failures = reader, writer, config, failures
+        self.has_failed = False
+
+    async def reset(self, row: Mapping[str, Any]) -> wire.Observed:
+        """Starts the episode.
+
+        Raises:
+          EpisodeError: it failed, crashed or took too long; or the row is none that JSON can hold.
+        """
+        try:
+            text = json.dumps(dict(row))
+        except (TypeError, ValueError, RecursionError) as e:
+            raise self._failed("start", f"its row can't be sent: {type(e).__name__}: {e}", is_final=True) from e
+        return await self._ask(wire.Reset(row=text), self._config.reset_timeout_s)
+
+    async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
+        """Hands over what the policy wrote; to an environment that plays itself, where it finds the policy.
+
+        Raises:
+          EpisodeError: the environment failed, crashed or took too long.
+        """
+        config = self._config
+        timeout_s = config.episode_timeout_s if plays_itself else config.step_timeout_s
+        return await self._ask(wire.Act(action=action), timeout_s)
+
+    async def end(self, *, is_orderly: bool) -> None:
+        """Returns when the process is no more: closed by itself within its time, or killed."""
+        ended = asyncio.ensure_future(self._zygote.ended(self._episode))
+        try:
+            if is_orderly:
+                self._writer.write(wire.frame(wire.Close()))
+                await asyncio.wait([ended], timeout=CLOSE_TIMEOUT_S)
+            if not ended.done():
+                with contextlib.suppress(EpisodeError):  # a dead zygote's children are dead
+                    await self._zygote.kill(self._episode)
+            await ended
+        finally:
+            self._writer.close()
+
+    async def _ask(self, question: wire.Question, timeout_s: float) -> wire.Observed:
+        self.has_failed = True  # until it has answered; also where this is cancelled
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(wire.frame(question))
+                await self._writer.drain()
+                length = wire.frame_length(await self._reader.readexactly(framing.HEAD_BYTES))
+                answer = msgspec.msgpack.decode(await self._reader.readexactly(length), type=wire.Answer)
+        except TimeoutError as e:
+            what = type(question).__name__.lower()
+            raise self._failed("deadline", f"no answer to {what} after {timeout_s} s") from e
+        except (asyncio.IncompleteReadError, OSError) as e:
+            raise self._failed("crash", f"its process broke down: {type(e).__name__}: {e}") from e
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as e:
+            raise self._failed("reply", f"its process said what it may not: {type(e).__name__}: {e}") from e
+        if isinstance(answer, wire.Failed):
+            raise self._failed("exception", answer.error)
+        if not abs(answer.reward) <= MAX_ABS_REWARD:  # NaN neither
+            raise self._failed("reply", f"its reward is {answer.reward}, at most {MAX_ABS_REWARD:g} counts")
+        self.has_failed = False
+        return answer
+
+    def _failed(self, kind: str, what: str, *, is_final: bool = False) -> EpisodeError:
+        self._failures[kind] += 1
+        return EpisodeError(f"environment {self.name}: {what}", is_final=is_final)
+
+
+def _is_alive(starting: "asyncio.Task[ZygoteLink]") -> bool:
+    return not starting.cancelled() and starting.exception() is None and starting.result().is_alive
+
+
+def check_environments(names: Collection[str], config: EnvironmentsConfig) -> None:
+    """Imports environments, each in a process like those that will play it, before anything starts.
+
+    Raises:
+      ValueError: says why one can't be: its library is not there, or a user's own is none.
+    """
+    if not names:
+        return
+
+    async def load() -> None:
+        pool = EnvironmentPool(config, own=tuple(filter(custom_functions.is_own, names)))
+        try:
+            for name in names:
+                await pool.load(name)
+        finally:
+            await pool.close()
+
+    try:
+        asyncio.run(load())
+    except EpisodeError as e:
+        raise ValueError(str(e)) from e

@@ -1,0 +1,244 @@
+"""Process with the environment imported that forks one child per episode.
+
+It stays single-threaded, so that its forks are sound, and it alone ends its children: only a parent that hasn't reaped
+a process knows that its pid is still that process's. Messages: `wire.py`, as packets on the socket of number FD. It
+ends when that is closed, or with the actor, and its children end with it.
+"""
+
+import array
+import asyncio
+import contextlib
+import ctypes
+import gc
+import inspect
+import json
+import os
+import pathlib
+import resource
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from actor.environments import protocol, wire
+from actor.environments.protocol import Environment, Step
+from bridge import framing
+from bridge.processes import die_with_parent
+
+
+def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, max_memory_bytes: int) -> None:
+    """The life of a forked process; never returns."""
+    status = 1
+    try:
+        die_with_parent(parent)
+        os.setsid()  # what it starts is killed with it
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+        gc.enable()
+        # Python seeds its own random state after a fork; an episode that is to come again is seeded from its row.
+        if numpy_random := sys.modules.get("numpy.random"):
+            numpy_random.seed()
+        _serve(make, link)
+        status = 0
+    finally:
+        os._exit(status)  # no clean-up of the zygote's: it is the zygote's
+
+
+def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
+    environment: Environment | None = None
+    with link.makefile("rb") as source, asyncio.Runner() as runner:
+        while head := source.read(framing.HEAD_BYTES):
+            question = msgspec.msgpack.decode(source.read(wire.frame_length(head)), type=wire.Question)
+            if isinstance(question, wire.Close):
+                break
+            try:
+                if environment is None:
+                    environment = make()
+                answer = _answer(environment, question, runner)
+                framed = wire.frame(answer)
+            except BaseException as e:  # an environment may raise anything, SystemExit too
+                framed = wire.frame(wire.Failed(error=f"{type(e).__name__}: {e}"[:10_000]))
+            link.sendall(framed)
+        if environment is not None:
+            with contextlib.suppress(Exception):  # the episode is over, and what it says counts no more
+                _settle(environment.close(), runner)
+
+
+def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: asyncio.Runner) -> wire.Observed:
+    if isinstance(question, wire.Reset):
+        messages = _settle(environment.reset(json.loads(question.row)), runner)
+        roles: list[str] = [*getattr(environment, "observation_roles", ("user",))]
+        plays_itself = bool(getattr(environment, "plays_itself", False))
+        sees_thinking = bool(getattr(environment, "sees_thinking", False))
+        return wire.Observed(
+            messages=_checked(messages), roles=roles, plays_itself=plays_itself, sees_thinking=sees_thinking
+        )
+    step = _settle(environment.step(question.action), runner)
+    if not isinstance(step, Step):
+        raise TypeError(f"step must return a Step (actor/environments/protocol.py), got {type(step).__name__}")
+    info = {str(name): _for_people(value) for name, value in step.info.items()}
+    return wire.Observed(messages=_checked(step.messages), reward=float(step.reward), done=bool(step.done), info=info)
+
+
+def _settle(returned: Any, runner: asyncio.Runner) -> Any:
+    """What a plain method returned, or an asynchronous one will have."""
+    if not inspect.isawaitable(returned):
+        return returned
+
+    async def wait() -> Any:
+        return await returned
+
+    return runner.run(wait())
+
+
+def _for_people(value: Any) -> Any:
+    """A value of an info, or its text where msgpack can't hold it: large integers, half characters, odd keys."""
+    try:
+        return msgspec.msgpack.decode(wire.encode(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+        return ascii(value)
+
+
+def _checked(messages: Any) -> list[dict[str, str]]:
+    for message in messages:
+        if not (isinstance(message, dict) and all(isinstance(message.get(k), str) for k in ("role", "content"))):
+            raise TypeError(f"a message is {{'role': text, 'content': text}}, got {message!r}")
+    return list(messages)
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FD_BYTES = array.array("i").itemsize
+
+
+class _Zygote:
+    """The children, by their episodes."""
+
+    def __init__(self, control: socket.socket, make: Callable[[], Environment], *, max_memory_bytes: int) -> None:
+        self._control, self._make, self._max_memory_bytes = control, make, max_memory_bytes
+        self._pids: dict[int, int] = {}
+        self._pid = os.getpid()
+        self._children = pathlib.Path(f"/proc/self/task/{self._pid}/children")
+
+    def serve(self, woken: int) -> None:
+        """Until the actor closes its end; `woken` is readable when a child may have ended."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(woken, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._take():
+                break
+        for episode in list(self._pids):
+            self._kill(episode)
+
+    def _take(self) -> bool:
+        """One packet; False at the end."""
+        try:
+            packet, ancillary, _, _ = self._control.recvmsg(wire.MAX_PACKET_BYTES, socket.CMSG_LEN(_FD_BYTES))
+        except ConnectionError:  # closed with something unread in it
+            return False
+        if not packet:
+            return False
+        message = msgspec.msgpack.decode(packet, type=wire.ToZygote)
+        if isinstance(message, wire.Kill):
+            self._kill(message.id)
+            return True
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data)
+        self._start(message.id, socket.socket(fileno=fds[0]))
+        return True
+
+    def _start(self, episode: int, link: socket.socket) -> None:
+        try:
+            pid = os.fork()
+        except OSError as e:  # no process or no memory is left
+            link.close()
+            self._say(wire.Ended(id=episode, how=f"was not forked: {e}"))
+            return
+        if pid == 0:
+            self._control.close()
+            run(self._make, link, parent=self._pid, max_memory_bytes=self._max_memory_bytes)
+        link.close()
+        self._pids[episode] = pid
+
+    def _kill(self, episode: int) -> None:
+        if (pid := self._pids.get(episode)) is None:
+            return  # reaped: its pid may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has no group of its own before its first lines ran
+            os.killpg(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Buries all children that ended, and ends what they left behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)  # while the number is its own; also where orphans aren't listed
+            os.waitpid(ended.si_pid, 0)
+            episode = next((e for e, pid in self._pids.items() if pid == ended.si_pid), None)
+            if episode is not None:  # else an orphan
+                del self._pids[episode]
+                self._say(wire.Ended(id=episode, how=_how(ended)))
+            self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """Ends what a child started in a session of its own: it became ours when that child ended."""
+        known = set(self._pids.values())
+        with contextlib.suppress(FileNotFoundError):  # a kernel without this list
+            for pid in map(int, self._children.read_text().split()):
+                if pid not in known:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+    def _say(self, message: wire.FromZygote) -> None:
+        with contextlib.suppress(ConnectionError):  # closed: what is read next says so
+            self._control.send(wire.encode(message))
+
+
+def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
+    """Imports the environment, says so, and forks until its control socket ends."""
+    die_with_parent(os.getppid())
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    try:
+        make = protocol.load(name)
+    except ValueError as e:
+        control.send(wire.encode(wire.Ready(error=str(e)[:10_000])))
+        return
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # or each child's first collection would copy what they share
+    control.send(wire.encode(wire.Ready(num_threads=len(os.listdir("/proc/self/task")))))
+    _Zygote(control, make, max_memory_bytes=max_memory_bytes).serve(woken)
+
+
+def _how(ended: os.waitid_result) -> str:
+    is_exit = ended.si_code == os.CLD_EXITED
+    return f"exit {ended.si_status}" if is_exit else f"signal {ended.si_status}"
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)  # what environments print is no answer of anybody's
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,201 @@
+"""The actor's end of one zygote: starts it, hands it sockets, hears which of its children have ended."""
+
+import array
+import asyncio
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+import msgspec
+from absl import logging
+
+from actor.environments import fork_server, wire
+from actor.environments.protocol import EpisodeError
+from bridge.credentials import without_secrets
+from configs import custom_functions
+
+LOAD_TIMEOUT_S = 120.0
+"""For starting Python and importing an environment's library; an episode's deadlines begin after that."""
+
+
+def command(python: str = "") -> tuple[str, ...]:
+    """Starts a zygote; `python` is its interpreter, empty for this one."""
+    return (os.path.expanduser(python) or sys.executable, "-P", "-m", fork_server.__name__)
+
+
+class ZygoteLink:
+    """One zygote, from its start to its end; a dead one is not started again but replaced."""
+
+    def __init__(self, name: str, control: socket.socket, process: asyncio.subprocess.Process) -> None:
+        """See `start`."""
+        self.name = name
+        self._control, self._process = control, process
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count()
+        self._ready: asyncio.Future[wire.Ready] = self._loop.create_future()
+        self._ends: dict[int, asyncio.Future[str]] = {}
+        """How each child ended, set when it is no more."""
+        self._sending = asyncio.Lock()
+        self._has_room = asyncio.Event()
+        self.is_alive = True
+        self._loop.add_reader(control, self._hear)
+
+    @classmethod
+    async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str]) -> "ZygoteLink":
+        """Starts a process and waits until it has imported the environment `name`.
+
+        Raises:
+          EpisodeError: it can't, or takes too long.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                name,
+                str(theirs.fileno()),
+                str(max_memory_bytes),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env={
+                    **without_secrets(os.environ),  # an environment may be anybody's code
+                    "PYTHONPATH": custom_functions.python_path(),
+                    # One thread each: the cores are the engine's, and a fork must find no other thread.
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "PYTHONHASHSEED": "0",  # the same row is the same episode on every actor
+                },
+            )
+        except OSError as e:
+            ours.close()
+            raise EpisodeError(
+                f"environment {name}: {command[0]} can't be started ({e.strerror}); it is environments.python, or the "
+                "actor's own Python",
+                is_final=True,
+            ) from e
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        link = cls(name, ours, process)
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                ready = await link._ready
+        except BaseException as e:
+            await link.close()
+            if isinstance(e, TimeoutError):
+                raise EpisodeError(f"environment {name} is not imported after {LOAD_TIMEOUT_S} s") from e
+            raise
+        if ready.error:
+            await link.close()
+            raise EpisodeError(ready.error, is_final=True)
+        if ready.num_threads > 1:
+            logging.warning("environment forks beside threads name=%s threads=%d", name, ready.num_threads)
+        return link
+
+    @property
+    def pid(self) -> int:
+        """Of the zygote."""
+        return self._process.pid
+
+    async def fork(self, theirs: socket.socket) -> int:
+        """Starts an episode's process on its end of a socket; its id here.
+
+        Raises:
+          EpisodeError: the zygote is dead.
+        """
+        episode = next(self._ids)
+        self._ends[episode] = self._loop.create_future()
+        try:
+            await self._send(wire.Start(id=episode), theirs)
+        except BaseException:
+            self.forget(episode)
+            raise
+        return episode
+
+    def forget(self, episode: int) -> None:
+        """Nobody will ask how it ended."""
+        self._ends.pop(episode, None)
+
+    async def kill(self, episode: int) -> None:
+        """Ends an episode's process; of one that has ended nothing happens.
+
+        Raises:
+          EpisodeError: the zygote is dead, and its children with it.
+        """
+        await self._send(wire.Kill(id=episode))
+
+    async def ended(self, episode: int) -> str:
+        """Waits until an episode's process is no more; how it ended. Each is asked for once."""
+        try:
+            return await asyncio.shield(self._ends[episode])
+        finally:
+            self.forget(episode)
+
+    async def close(self) -> None:
+        """Ends the zygote, and by that its children."""
+        self._end("was closed")
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+    async def _send(self, message: wire.ToZygote, passed: socket.socket | None = None) -> None:
+        fds = array.array("i", [] if passed is None else [passed.fileno()])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if passed is not None else []
+        async with self._sending:
+            while True:
+                if not self.is_alive:
+                    raise EpisodeError(f"the zygote of environment {self.name} is dead")
+                try:
+                    self._control.sendmsg([wire.encode(message)], ancillary)
+                    return
+                except BlockingIOError:
+                    await self._wait_for_room()
+                except OSError as e:
+                    self._end(f"does not take messages: {e}")
+
+    async def _wait_for_room(self) -> None:
+        """Until the zygote has read some of what it was sent, or has ended."""
+        self._has_room.clear()
+        self._loop.add_writer(self._control, self._has_room.set)
+        try:
+            await self._has_room.wait()
+        finally:
+            if self.is_alive:
+                self._loop.remove_writer(self._control)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                packet = self._control.recv(wire.MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as e:
+                self._end(f"broke off: {e}")
+                return
+            if not packet:
+                self._end("has ended")
+                return
+            message = msgspec.msgpack.decode(packet, type=wire.FromZygote)
+            if isinstance(message, wire.Ready):
+                self._ready.set_result(message)
+            elif (end := self._ends.get(message.id)) is not None and not end.done():
+                end.set_result(message.how)
+
+    def _end(self, how: str) -> None:
+        """Books the zygote's end; the kernel kills its children with it."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self._loop.remove_reader(self._control)
+        self._loop.remove_writer(self._control)
+        self._control.close()
+        self._has_room.set()  # to notice it
+        if not self._ready.done():
+            self._ready.set_result(wire.Ready(error=f"the zygote of environment {self.name} {how} while it started"))
+        for end in self._ends.values():
+            if not end.done():
+                end.set_result(f"its zygote {how}")

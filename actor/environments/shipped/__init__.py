@@ -1,1 +1,0 @@
-"""Environments that come with Sluice; how their rows are made is in `configs.environments`."""

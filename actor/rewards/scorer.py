@@ -1,0 +1,209 @@
+"""The reward of a response: asked for the moment it ends, while its siblings still generate (RollPacker 4.3)."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+from absl import logging
+
+from actor.rewards.adaptive_timeout import Anchors, task_key
+from actor.rewards.registry import own_answer
+from actor.rewards.types import Response, Score
+from actor.rewards.verifier_pool import TIMES_CASES, HangError, VerifierError, VerifierPool
+from bridge.rollout_types import RewardPart, RewardScore, Task
+from configs import custom_functions
+from configs.sections.prompts import Truncated
+
+MAX_OWN_RUNS = 2**14
+"""Tasks of which it is remembered that their own answer was run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a response earns by its verifiers."""
+
+    reward: float
+    """The sum of their weighted scores."""
+    scores: tuple[RewardScore, ...]
+    """In the task's order; none of a response that none was asked about."""
+
+
+UNJUDGED = Judgement(reward=0.0, scores=())
+"""Of a response that the token limit cut off, with prompts.truncated=zero (PipelineRL section 5); and of an episode
+that only its environment rewards."""
+
+
+class Scorer(Protocol):
+    """A verifier that is asked elsewhere, not in a worker: the judge."""
+
+    @property
+    def num_retries(self) -> int:
+        """Attempts that failed and were followed by another."""
+        ...
+
+    @property
+    def num_failures(self) -> int:
+        """Responses that it could not score."""
+        ...
+
+    async def score(self, response: Response, task: Task) -> Score:
+        """What it gives a response.
+
+        Raises:
+          VerifierError: it can't be asked, or gives no answer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Lets go of it."""
+        ...
+
+
+class Rewards:
+    """Asks verifiers, and tells a wrong answer from a broken verifier."""
+
+    def __init__(
+        self,
+        pool: VerifierPool,
+        *,
+        truncated: Truncated = "zero",
+        elsewhere: Mapping[str, Scorer] | None = None,
+        anchors: Anchors | None = None,
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+          pool: judges by all verifiers but those `elsewhere`; closed with this.
+          truncated: `prompts.truncated`.
+          elsewhere: verifiers that are no worker's, by name; closed with this.
+          anchors: of the adaptive timeouts, closed with this; without, each test case has `rewards.max_timeout_s`.
+        """
+        self._pool, self._elsewhere, self._anchors = pool, dict(elsewhere or {}), anchors
+        self._truncated: Truncated = truncated
+        self._own_runs: dict[str, asyncio.Task[None]] = {}
+        """Of tasks' own answers, by the key of their anchors."""
+
+    @property
+    def num_failures(self) -> int:
+        """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
+        return self._pool.num_failures + self.num_judge_retries + self.num_judge_failures
+
+    @property
+    def num_judge_retries(self) -> int:
+        """Requests of the judge that failed and were followed by another."""
+        return sum(scorer.num_retries for scorer in self._elsewhere.values())
+
+    @property
+    def num_judge_failures(self) -> int:
+        """Responses that the judge could not score."""
+        return sum(scorer.num_failures for scorer in self._elsewhere.values())
+
+    def begin(self, task: Task) -> None:
+        """A group of this task begins; its first response is to be judged soon.
+
+        Its own program, if the row has one, is the first right run of its test cases that anybody can know of: it is
+        run meanwhile, unless a run is known. Without, answers that never end have T_max until a sibling was right.
+        """
+        timed = [part.name for part in task.rewards if part.name in TIMES_CASES]
+        if self._anchors is None or not timed:
+            return
+        key = task_key(task)
+        self._anchors.begin(key)
+        if key in self._own_runs or self._anchors.timeouts_s(key):
+            return
+        own = own_answer(timed[0], task, self._pool.settings)
+        if own:
+            self._own_runs[key] = asyncio.get_running_loop().create_task(self._run_own(timed[0], own, task))
+            while len(self._own_runs) > MAX_OWN_RUNS and next(iter(self._own_runs.values())).done():
+                del self._own_runs[next(iter(self._own_runs))]
+
+    async def judge(self, response: Response, task: Task) -> Judgement:
+        """What a response earns; its verifiers are asked side by side.
+
+        Raises:
+          VerifierError: one of them could not judge it, which is no fault of the response.
+        """
+        if not task.rewards or (response.finish == "length" and self._truncated == "zero"):
+            return UNJUDGED
+        if len(task.rewards) == 1:
+            scores = [await self._score(task.rewards[0], response, task)]
+        else:
+            try:
+                async with asyncio.TaskGroup() as asked:
+                    asking = [asked.create_task(self._score(part, response, task)) for part in task.rewards]
+            except* VerifierError as e:
+                raise e.exceptions[0] from None
+            scores = [a.result() for a in asking]
+        reward = sum(part.weight * score.value for part, score in zip(task.rewards, scores, strict=True))
+        return Judgement(reward=reward, scores=tuple(scores))
+
+    async def close(self) -> None:
+        """Ends what judges."""
+        for run in self._own_runs.values():
+            run.cancel()
+        await asyncio.gather(*self._own_runs.values(), return_exceptions=True)
+        for scorer in self._elsewhere.values():
+            await scorer.close()
+        await self._pool.close()
+        if self._anchors is not None:
+            with contextlib.suppress(TimeoutError):  # what could not be written is in the log; others will find it anew
+                await self._anchors.close()
+
+    async def _score(self, part: RewardPart, response: Response, task: Task) -> RewardScore:
+        if part.name in self._elsewhere:
+            score = await self._elsewhere[part.name].score(response, task)
+        else:
+            score = await self._pooled(part.name, response, task)
+        return RewardScore(name=part.name, value=score.value, verdict=score.verdict, answer=score.answer)
+
+    async def _pooled(self, name: str, response: Response, task: Task) -> Score:
+        anchors = self._anchors if name in TIMES_CASES else None
+        key = task_key(task) if anchors is not None else ""
+        # What is known while a worker judges: siblings may be right meanwhile.
+        timeouts_s = (lambda: anchors.timeouts_s(key)) if anchors is not None else tuple
+        try:
+            score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
+        except HangError as e:
+            if custom_functions.is_own(name):  # it may ask a service, which says nothing about the text
+                raise
+            await self._check_it_works(name, task, e)
+            try:  # it may have stood still for a while, and work again
+                score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
+            except HangError:
+                logging.warning(
+                    "a response on which its verifier hangs is wrong verifier=%s answer=%r", name, task.answer
+                )
+                return Score(value=0.0, verdict="hang")
+        if anchors is not None and score.verdict == "ok":
+            anchors.passed(task_key(task), score.case_s)
+        return score
+
+    async def _run_own(self, name: str, text: str, task: Task) -> None:
+        assert self._anchors is not None
+        try:
+            score = await self._pool.score(
+                name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), task
+            )
+        except VerifierError as e:  # what it is asked of responses will say the same, and is counted
+            logging.warning("a task's own answer can't be judged verifier=%s problem=%r", name, str(e))
+            return
+        if score.verdict == "ok":
+            self._anchors.passed(task_key(task), score.case_s)
+
+    async def _check_it_works(self, name: str, task: Task, hang: HangError) -> None:
+        """Has a verifier that hung judge the task's own answer: if it hangs on that, too, the response is not to blame.
+
+        Raises:
+          VerifierError: it did not judge it.
+        """
+        own = Response(
+            text=own_answer(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
+        )
+        if name in TIMES_CASES and not own.text:
+            raise VerifierError(f"{hang}; and the row has no program that would show whether the verifier works")
+        try:
+            await self._pool.score(name, own, task)
+        except VerifierError as e:
+            raise VerifierError(f"{hang}; and of the task's own answer: {e}") from e

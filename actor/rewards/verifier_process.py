@@ -1,0 +1,166 @@
+"""A verifier's worker, seen from the actor: started, asked, killed with all that it started."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from actor.rewards import verifier_worker
+from actor.rewards.verifier_worker import Answer, Question, Timeouts
+from bridge import framing
+from bridge.credentials import without_secrets
+from configs import custom_functions
+
+END_S = 1.0
+"""A worker that closed its output ends within this, or it is killed; one that ended is read for as long."""
+KILL_S = 10.0
+"""A killed process that is not gone by then hangs in the kernel, and is left to it."""
+FOLLOW_S = 0.2
+"""Between two questions for the timeouts of the test cases that are judged."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Running:
+    """One process and its channel, a socket: a pipe that a process of the verifier's holds open would never end."""
+
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    exited: asyncio.Future[int]
+    """Its exit code; by then all that is left of its session's process group is killed."""
+
+
+class WorkerProcess:
+    """One process; started by its first question, and again after each kill."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._running: _Running | None = None
+        self.loaded: set[str] = set()
+        self.timeouts_s: Callable[[], tuple[float, ...]] | None = None
+        """Timeouts of the test cases that are judged, as they are known now; None: it judges none."""
+
+    async def ask(self, question: Question) -> Answer:
+        """Returns its answer; while it judges, `timeouts_s` is followed.
+
+        Raises:
+          OSError, asyncio.IncompleteReadError: it ended.
+          struct.error, msgspec.MsgspecError, ValueError: it wrote something else.
+        """
+        if self._running is None or self._running.exited.done():
+            await self.kill()
+            self._running = await self._start()
+        running = self._running
+        sent = question.context.case_timeouts_s
+        running.writer.write(verifier_worker.frame(question))
+        await running.writer.drain()
+        answer = asyncio.ensure_future(_read(running.reader))
+        try:
+            while not answer.done() and not running.exited.done():
+                waits: list[asyncio.Future[object]] = [answer, running.exited]  # pyright: ignore[reportAssignmentType]
+                await asyncio.wait(
+                    waits, timeout=FOLLOW_S if self.timeouts_s else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self.timeouts_s and not answer.done() and (now := self.timeouts_s()) != sent:
+                    sent = now
+                    running.writer.write(verifier_worker.frame(Timeouts(case_timeouts_s=now)))
+            if not answer.done():  # what it wrote before it ended
+                await asyncio.wait([answer], timeout=END_S)
+            if not answer.done():
+                raise ConnectionResetError("it ended")
+            return answer.result()
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Returns True if a signal stopped it, or a debugger (Linux; False elsewhere)."""
+        if self._running is None:
+            return False
+        try:
+            stat = pathlib.Path(f"/proc/{self._running.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+    async def ended(self) -> str:
+        """Returns how the process ended, if it has or is about to, for a message."""
+        if self._running is None:
+            return ""
+        await asyncio.wait([self._running.exited], timeout=END_S)
+        if not self._running.exited.done():
+            return ""
+        code = self._running.exited.result()
+        return f" by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f" with exit code {code}"
+
+    def close_input(self) -> None:
+        """Ends its input, after which it ends in order."""
+        if self._running is not None:
+            self._running.writer.close()
+
+    async def kill(self) -> None:
+        """Kills it with all processes of its session's group."""
+        running, self._running = self._running, None
+        self.loaded.clear()
+        if running is None:
+            return
+        if not running.exited.done():
+            _kill_group(running.process)
+            await asyncio.wait([running.exited], timeout=KILL_S)
+        running.writer.transport.abort()
+
+    async def _start(self) -> _Running:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,
+                # One thread each: the cores are the engine's.
+                env={
+                    **without_secrets(os.environ),  # a verifier may be anybody's code
+                    "PYTHONPATH": custom_functions.python_path(),
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+            )
+        exited = _exit_of(process)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        return _Running(process=process, reader=reader, writer=writer, exited=exited)
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """The exit code, when it ends; its process group is killed then, before its id may be another's."""
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int] = loop.create_future()
+    end = os.pidfd_open(process.pid)
+
+    def reap() -> None:
+        loop.remove_reader(end)
+        os.close(end)
+        _kill_group(process)
+        code = process.wait()
+        if not exited.done():
+            exited.set_result(code)
+
+    loop.add_reader(end, reap)
+    return exited
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _read(reader: asyncio.StreamReader) -> Answer:
+    length = verifier_worker.frame_length(await reader.readexactly(framing.HEAD_BYTES))
+    return msgspec.msgpack.decode(await reader.readexactly(length), type=Answer)

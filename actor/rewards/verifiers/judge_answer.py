@@ -1,0 +1,112 @@
+"""How a judge's answer is read: text in, a number out, or a reason why there is none. Pure."""
+
+import json
+import math
+import re
+from typing import Any
+
+from bridge import thinking
+from configs.sections.rewards import JudgeConfig
+
+MAX_CHARS = 50_000
+"""Of an answer: its end. Nobody says more than this after what counts."""
+_AROUND_WORDS = " \t*_`\"'.!"
+"""What may stand around a verdict on its line."""
+_TYPES: dict[str, tuple[type, ...]] = {"number": (int, float), "string": (str,), "boolean": (bool,)}
+
+
+class UnreadableError(ValueError):
+    """An answer that holds no score; `kind` says in a word what was wrong."""
+
+    def __init__(self, kind: str, said: str) -> None:
+        """`said` is for people."""
+        super().__init__(said)
+        self.kind = kind
+
+
+def raw_score(text: str, config: JudgeConfig) -> float:
+    """The number that an answer gives, as it stands there.
+
+    Raises:
+      UnreadableError: it gives none.
+    """
+    text = thinking.DEFAULT.split(text).answer[-MAX_CHARS:]
+    number = {"json": _by_json, "regex": _by_pattern, "verdict": _by_word}[config.parser](text, config)
+    if not math.isfinite(number):
+        raise UnreadableError("not_finite", f"the score is {number}")
+    return number
+
+
+def scaled(number: float, config: JudgeConfig) -> float:
+    """A score between 0 and 1: clamped to the bounds of the config, which become 0 and 1."""
+    clamped = min(max(number, config.min_score), config.max_score)
+    return (clamped - config.min_score) / (config.max_score - config.min_score)
+
+
+def schema(config: JudgeConfig) -> dict[str, Any]:
+    """The `response_format` that asks for an answer which `raw_score` reads."""
+    properties = {name: {"type": kind} for name, kind in config.json_fields.items()}
+    body = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "score", "schema": body, "strict": True}}
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects of a text that are in no other, in order."""
+    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+    found, at = [], text.find("{")
+    while at >= 0:
+        try:
+            one, end = decoder.raw_decode(text, at)
+            found.append(one)
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find("{", end)
+    return found
+
+
+def _by_json(text: str, config: JudgeConfig) -> float:
+    found = objects(text)
+    if not found:
+        raise UnreadableError("no_json", f"no JSON object in {text[-80:]!r}")
+    for name, kind in config.json_fields.items():
+        value = found[-1].get(name)
+        # To Python a truth value is a number.
+        if not isinstance(value, _TYPES[kind]) or (kind == "number" and isinstance(value, bool)):
+            raise UnreadableError("wrong_schema", f"{name} must be a {kind}, got {str(value)[:80]!r}")
+    return _the_one([one["score"] for one in found if "score" in one])
+
+
+def _by_pattern(text: str, config: JudgeConfig) -> float:
+    found = [match.group(1) for match in re.finditer(config.pattern, text)]
+    if not found:
+        raise UnreadableError("no_match", f"judge.pattern is not in {text[-80:]!r}")
+    return _the_one(found)
+
+
+def _by_word(text: str, config: JudgeConfig) -> float:
+    """Alone on the last line: within a sentence a word may be denied ("not correct")."""
+    scores = {word.strip().casefold(): score for word, score in config.verdicts.items()}
+    line = text.strip().rpartition("\n")[2].strip().casefold()
+    for word in (line, line.strip(_AROUND_WORDS)):
+        if word in scores:
+            return scores[word]
+    raise UnreadableError("no_verdict", f"the last line is none of {', '.join(config.verdicts)}: {line[-80:]!r}")
+
+
+def _the_one(stated: list[Any]) -> float:
+    """The number that all of these are: an answer that states two may quote one of them from the response."""
+    numbers = [_number(value) for value in stated]
+    if any(number != numbers[-1] for number in numbers) and not math.isnan(numbers[-1]):
+        raise UnreadableError("ambiguous", f"it states different scores: {', '.join(map(str, numbers[-8:]))}")
+    return numbers[-1]
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise UnreadableError("no_number", f"{str(value)[:80]!r} is no number") from e
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")

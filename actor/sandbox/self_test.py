@@ -1,0 +1,160 @@
+"""Whether this machine can isolate a program: tried, not assumed."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable
+
+from actor.sandbox import bwrap, languages, packages
+from actor.sandbox.bwrap import HostView
+from actor.sandbox.pool import Sandbox
+from actor.sandbox.program import MIB, Case, Outcome, SandboxError, SandboxLimits, SandboxUnavailableError
+
+TIMEOUT_S = 20.0
+"""Of each probe."""
+INSTALL = "apt-get install bubblewrap"
+OLDEST = "0.8"
+_PROBES = pathlib.Path(__file__).parent / "probes"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Isolation:
+    """What was found."""
+
+    is_root: bool
+    python_version: str
+    tools: frozenset[str]
+    """Compilers and interpreters that programs may use."""
+
+
+def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | None = None) -> Isolation:
+    """Runs programs that try to get out, and to stay; takes about a second.
+
+    Raises:
+      SandboxUnavailableError: one line that says what is missing, and how to get it.
+    """
+    limits, view = limits or SandboxLimits(), view or HostView()
+    try:
+        packages.files_of(view.packages)
+        with Sandbox(limits, num_warm=1, view=view) as sandbox:
+            process = sandbox._take()
+            found = Isolation(is_root=bwrap.mode().is_root, python_version=process.python_version, tools=process.tools)
+            sandbox._give_back(process)
+            problems = _way_out(sandbox) + _left_behind(sandbox)
+            _check_packages(sandbox, view)
+        with Sandbox(dataclasses.replace(limits, memory_bytes=128 * MIB), num_warm=1, view=view) as sandbox:
+            problems += _memory(sandbox)
+    except ValueError as e:
+        raise SandboxUnavailableError(str(e)) from e
+    except SandboxError as e:
+        raise SandboxUnavailableError(f"programs can't be isolated here: {missing(str(e))}") from e
+    if problems:
+        raise SandboxUnavailableError(
+            f"programs are not isolated here: {'; '.join(problems)} (actor/sandbox/self_test.py)"
+        )
+    return found
+
+
+def missing(problem: str, *, read: Callable[[str], str] | None = None) -> str:
+    """What would help where no sandbox starts; `read` gives the content of a file of /proc/sys, "" if there is none."""
+    said = " ".join(problem.split())
+    if "not installed" in said:
+        return f"bubblewrap is not installed: {INSTALL} (as root, or `bash launch/setup.sh` as root)"
+    if "nknown option" in said:
+        return f"bubblewrap is older than {OLDEST}: {INSTALL} of a newer release ({said})"
+    if not any(sign in said for sign in ("namespace", "uid map", "not permitted", "ermission", "Can't mount proc")):
+        return said
+    read = read or _read
+    for name, forbidding, command_ in (
+        ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=10000"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile of bwrap that has userns",
+        ),
+    ):
+        if read(name).strip() == forbidding:
+            return f"this kernel lets no user make namespaces: {command_} (as root; {said})"
+    return (
+        "namespaces are forbidden, as in most containers: run it with CAP_SYS_ADMIN as root, or as any user with "
+        "seccomp and AppArmor unconfined and /proc unmasked (docker run --security-opt seccomp=unconfined "
+        f"--security-opt apparmor=unconfined --security-opt systempaths=unconfined) ({said})"
+    )
+
+
+def _read(name: str) -> str:
+    try:
+        return pathlib.Path("/proc/sys", name).read_text()
+    except OSError:
+        return ""
+
+
+def _way_out(sandbox: Sandbox) -> list[str]:
+    """What a program reached that it should not."""
+    mark = secrets.token_hex(16)
+    with contextlib.ExitStack() as held:
+        file = held.enter_context(tempfile.NamedTemporaryFile("w", prefix="sluice-isolation-"))
+        file.write(mark)
+        file.flush()
+        os.chmod(file.name, 0o644)
+        listener = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+        unix = held.enter_context(socket.socket(socket.AF_UNIX))
+        unix.bind(f"\0sluice-{mark}")
+        unix.listen()
+        wanted = {
+            "file": file.name,
+            "port": listener.getsockname()[1],
+            "unix": mark,
+            "num_processes": sandbox.limits.num_processes,
+            "address_space_bytes": sandbox.limits.address_space_bytes,
+        }
+        outcome = _probe(sandbox, "way_out", json.dumps(wanted).encode())
+    if not outcome.succeeded:
+        return [f"the probe ended by {outcome.ended} {outcome.code}: {_last_line(outcome)}"]
+    try:
+        return [str(problem) for problem in json.loads(outcome.stdout)]
+    except ValueError:
+        return ["the probe said nothing that can be read"]
+
+
+def _check_packages(sandbox: Sandbox, view: HostView) -> None:
+    modules = packages.modules_of(view.packages)
+    if not modules:
+        return
+    source = "\n".join(f"import {module}" for module in modules)
+    (outcome,) = sandbox.run(languages.program("python", source), [Case(timeout_s=TIMEOUT_S)])
+    if not outcome.succeeded:
+        raise SandboxUnavailableError(
+            f"rewards.packages={','.join(view.packages)}: `import {', '.join(modules)}` fails in the sandbox "
+            f"({outcome.ended} {outcome.code}: {_last_line(outcome)}); take what fails out of the field"
+        )
+
+
+def _left_behind(sandbox: Sandbox) -> list[str]:
+    """What a case found of the case before."""
+    program = languages.program("python", (_PROBES / "left_behind.py").read_text())
+    first, second = sandbox.run(program, [Case(timeout_s=TIMEOUT_S)] * 2)
+    if not first.succeeded or not second.succeeded:
+        return [f"a case ended by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]
+    return [] if first.stdout == second.stdout else [f"a case found what another left: {second.stdout[:200]!r}"]
+
+
+def _memory(sandbox: Sandbox) -> list[str]:
+    outcome = _probe(sandbox, "memory", str(sandbox.limits.memory_bytes).encode())
+    return [] if outcome.ended == "memory" else [f"processes got more memory together than they may ({outcome.ended})"]
+
+
+def _probe(sandbox: Sandbox, name: str, stdin: bytes) -> Outcome:
+    program = languages.program("python", (_PROBES / f"{name}.py").read_text())
+    (outcome,) = sandbox.run(program, [Case(timeout_s=TIMEOUT_S, stdin=stdin)])
+    return outcome
+
+
+def _last_line(outcome: Outcome) -> str:
+    return (outcome.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]

@@ -1,0 +1,173 @@
+"""Sampling parameters, outputs, log-probs and stats between vLLM's types and ours."""
+
+import collections
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from blake3 import blake3
+from jaxtyping import Int32
+
+from actor.engine_protocol import EngineDeadError, EngineStats, Part
+from bridge.rollout_types import Sampling, Version
+from bridge.snapshots.snapshot_format import TensorTable
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+    from vllm.outputs import CompletionOutput
+
+
+NUM_RECENT = 1024
+"""Finished requests whose lengths are remembered."""
+
+
+class StatLogger:
+    """A vLLM stat logger (by shape): counts since the start, and the load at the last engine step."""
+
+    def __init__(self) -> None:
+        """Nothing was counted yet."""
+        self.num_tokens = 0
+        self.num_preempted = 0
+        self._num_finished = 0
+        self._num_running = 0
+        self._num_waiting = 0
+        self._kv_usage = 0.0
+        self._kv_usage_peak = 0.0
+        self._num_to_forgive = 0
+        self._recent: collections.deque[tuple[int, int]] = collections.deque(maxlen=NUM_RECENT)
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        """Takes vLLM's SchedulerStats and IterationStats of one engine step; either may be None."""
+        if iteration_stats is not None:
+            self.num_tokens += iteration_stats.num_generation_tokens
+            forgiven = min(self._num_to_forgive, iteration_stats.num_preempted_reqs)
+            self._num_to_forgive -= forgiven
+            self.num_preempted += iteration_stats.num_preempted_reqs - forgiven
+            for request in iteration_stats.finished_requests:
+                if str(request.finish_reason) != "abort":
+                    self._num_finished += 1
+                    self._recent.append((request.num_prompt_tokens, request.num_generation_tokens))
+        if scheduler_stats is not None:
+            self._num_running = scheduler_stats.num_running_reqs
+            self._num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self._kv_usage = scheduler_stats.kv_cache_usage
+            self._kv_usage_peak = max(self._kv_usage_peak, self._kv_usage)
+
+    def forgive_running(self) -> None:
+        """Doesn't count the preemption of what runs now: an update asks for it, memory does not.
+
+        vLLM books a preemption with the request's next token, so they are taken off the next ones that arrive.
+        """
+        self._num_to_forgive = self._num_running  # what was aborted since the last one leaves nothing behind
+
+    def start_peak(self) -> None:
+        """Begins a new peak of the KV usage."""
+        self._kv_usage_peak = 0.0
+
+    def stats(self, *, is_idle: bool) -> EngineStats:
+        """The counts; an idle engine makes no more steps, so its last one says nothing about its load."""
+        return EngineStats(
+            num_running=0 if is_idle else self._num_running,
+            num_waiting=0 if is_idle else self._num_waiting,
+            kv_usage=0.0 if is_idle else self._kv_usage,
+            kv_usage_peak=self._kv_usage_peak,
+            num_preempted=self.num_preempted,
+            num_finished=self._num_finished,
+            num_sampled_tokens=self.num_tokens,
+        )
+
+    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
+        """Prompt and response tokens of the last requests that finished."""
+        return np.array(self._recent, np.int32).reshape(-1, 2)
+
+    def log_engine_initialized(self) -> None:
+        """For vLLM to call; nothing to do."""
+
+    def log(self) -> None:
+        """For vLLM to call; nothing to do."""
+
+    def record_sleep_state(self, *_: Any) -> None:
+        """For vLLM to call; nothing to do."""
+
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def seed_of(seed: int | None, request_id: str) -> int | None:
+    """A request's own seed, in [0, 2^31): the same for the same id; None without one."""
+    if seed is None:
+        return None
+    return int.from_bytes(blake3(f"{seed}:{request_id}".encode()).digest(4), "little") >> 1
+
+
+def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams":
+    """Parameters for one response: its whole output at the end, with the sampled tokens' logprobs.
+
+    `seed`: the request draws by a state of its own.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=seed if sampling.temperature else None,  # nothing is drawn of a greedy one
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=list(sampling.stop_token_ids),
+        logprobs=0,  # the sampled token's
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def read_part(completion: "CompletionOutput", version: Version | None = None) -> Part:
+    """The tokens of one request with their logprobs and versions, whether it ended by itself or not.
+
+    All of them are `version`'s, if it is given: of the adapter that the request ran under.
+
+    Raises:
+      EngineDeadError: logprobs or versions are not those of the tokens.
+    """
+    num_tokens = len(completion.token_ids)
+    if not num_tokens:
+        return Part(tokens=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), token_versions=())
+    return Part(
+        tokens=np.asarray(completion.token_ids, np.int32),
+        logprobs=_sampled_logprobs(completion),
+        token_versions=_token_versions(completion) if version is None else (version,) * num_tokens,
+    )
+
+
+def kv_sizes(config: "VllmConfig", weights: TensorTable) -> dict[str, int]:
+    """`kv_tokens` and `weights_kv_tokens` of an `EngineSize`, for a decoder whose layers all keep a KV cache."""
+    model, parallel = config.model_config, config.parallel_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    kv_bytes_of_rank = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * _ITEM_BYTES[dtype]
+    kv_bytes = kv_bytes_of_rank * model.get_num_layers(parallel) * parallel.tensor_parallel_size
+    weights_bytes = sum(math.prod(shape) * _ITEM_BYTES[dtype] for dtype, shape in weights.values())
+    return {
+        "kv_tokens": config.cache_config.kv_cache_size_tokens or 0,
+        "weights_kv_tokens": math.ceil(weights_bytes / kv_bytes),
+    }
+
+
+def _sampled_logprobs(completion: "CompletionOutput") -> np.ndarray:
+    flat: Any = completion.logprobs  # FlatLogprobs: the sampled token comes first in each position
+    starts = np.asarray(flat.start_indices)
+    if not np.array_equal(np.asarray(flat.token_ids)[starts], completion.token_ids):
+        raise EngineDeadError("the engine's logprobs are not those of its tokens")
+    return np.asarray(flat.logprobs, np.float32)[starts]
+
+
+def _token_versions(completion: "CompletionOutput") -> tuple[Version, ...]:
+    versions: list[Version] = []
+    for span in completion.weight_versions or ():
+        versions += [Version.parse(span.version)] * (span.end - span.start)
+    if len(versions) != len(completion.token_ids):
+        raise EngineDeadError(f"{len(versions)} token versions for {len(completion.token_ids)} tokens")
+    return tuple(versions)

@@ -1,0 +1,180 @@
+"""Verifies served weights against the snapshot's digests, also sharded and MoE.
+
+Told from what vLLM's layers say of themselves (rank, size, heads), not by its loading code: that is what is proved.
+
+A matrix is [out, in]. Column-parallel layers hold some of its rows, row-parallel ones some of its columns, vocabulary
+layers a range of rows. Keys and values have fewer heads than queries: where there are fewer than processes, several
+hold the same head.
+
+A matrix is asked through the very kernel that serves it (on a CPU the parameter itself is gone, repacked): its product
+with unit vectors must be the snapshot's columns, bit for bit, since all that is added to them is zero. Embeddings,
+norms and biases are compared directly. The columns and rows differ from update to update; the first and the last are
+always among them. With tensor parallelism each process proves its own part (`actor.vllm.verify_weights`), before
+anything of the others is added to it.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+
+def local_part(layer: Any, number: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The rows that this process holds of part `number` of a layer (q, k, v; gate, up): of a matrix, or of a bias."""
+    if isinstance(layer, VocabParallelEmbedding):
+        held = layer.shard_indices
+        return tensor[held.org_vocab_start_index : held.org_vocab_end_index]
+    if not isinstance(layer, ColumnParallelLinear):
+        return tensor
+    num_copies = layer.num_kv_head_replicas if isinstance(layer, QKVParallelLinear) and number > 0 else 1
+    return tensor[_range(tensor.shape[0], layer.tp_rank // num_copies, layer.tp_size // num_copies)]
+
+
+def local_columns(layer: Any, num_columns: int) -> tuple[int, int]:
+    """The first of a matrix's columns that this process holds, and how many there are."""
+    if not isinstance(layer, RowParallelLinear):
+        return 0, num_columns
+    held = _range(num_columns, layer.tp_rank, layer.tp_size)
+    return held.start, held.stop - held.start
+
+
+def expert_rows(layer: Any, num_rows: int) -> slice:
+    """Which of an expert's hidden units this process holds."""
+    return _range(num_rows, layer.moe_config.tp_rank, layer.moe_config.tp_size)
+
+
+def _range(size: int, rank: int, among: int) -> slice:
+    part, rest = divmod(size, among)
+    if rest:
+        raise RuntimeError(f"{size} rows can't be split over {among} processes evenly")
+    return slice(rank * part, (rank + 1) * part)
+
+
+_PROBED_COLUMNS = 4
+_PROBED_ROWS = 64
+_PLAIN_EXPERTS = ("CPU", "TRITON", "BATCHED_TRITON")
+"""vLLM's backends that hold experts as they are loaded (a CPU packs them only after that)."""
+
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+
+def prove_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, seed: int) -> None:
+    """Compares what this process's part of the model computes with the snapshot.
+
+    Raises:
+      RuntimeError: a tensor is not served as it is in the snapshot, or is served by no layer.
+    """
+    proof = _Proof(model, tensors, seed)
+    for full_name, layer in model.named_modules():
+        module: Any = layer  # what it has depends on its class
+        name = full_name.removesuffix(".base_layer")  # beside which it keeps adapters
+        if isinstance(module, LinearBase | ParallelLMHead):
+            proof.matrix(name, module)
+        elif isinstance(module, VocabParallelEmbedding):
+            proof.embedding(name, module)
+        elif has_experts(module):
+            proof.experts(name, module)
+        elif not any(module.children()) and f"{name}.weight" in tensors:
+            proof.scale(name, module)
+    if unproved := sorted(tensors.keys() - proof.proved):
+        raise RuntimeError(f"{len(unproved)} tensors are served by no layer we know, first {unproved[0]}")
+
+
+def has_experts(module: torch.nn.Module) -> bool:
+    """Whether a layer holds a MoE's experts."""
+    return hasattr(module, "w13_weight") and hasattr(module, "w2_weight")
+
+
+def expert_prefixes(model: torch.nn.Module) -> tuple[str, ...]:
+    """What the names of the experts' tensors begin with, in a snapshot."""
+    return tuple(_expert_prefix(name) + "." for name, layer in model.named_modules() if has_experts(layer))
+
+
+def _expert_prefix(module_name: str) -> str:
+    return module_name.removesuffix(".routed_experts")
+
+
+class _Proof:
+    """The tensors proved so far."""
+
+    def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], seed: int) -> None:
+        self._model, self._tensors, self._seed = model, tensors, seed
+        self._fused = getattr(model, "packed_modules_mapping", {})
+        self.proved: set[str] = set()
+
+    def matrix(self, name: str, layer: Any) -> None:
+        """[out, in], of parts that one layer holds one below the other; its bias too."""
+        weights = self._parts(name, "weight")
+        start, num_inputs = local_columns(layer, weights[0].shape[1])
+        columns = self._spread(num_inputs, _PROBED_COLUMNS)
+        device = next(self._model.parameters()).device
+        units = torch.zeros(len(columns), num_inputs, dtype=weights[0].dtype, device=device)
+        units[torch.arange(len(columns)), columns] = 1
+        local = [local_part(layer, i, w) for i, w in enumerate(weights)]
+        want = torch.cat([w[:, start + columns] for w in local]).T
+        got = layer.quant_method.apply(layer, units, None)
+        self._compare(name, got[:, : want.shape[1]], want)  # a head is padded
+        if getattr(layer, "bias", None) is not None and isinstance(layer, LinearBase):
+            biases = [local_part(layer, i, b) for i, b in enumerate(self._parts(name, "bias"))]
+            self._compare(f"{name}.bias", layer.bias, torch.cat(biases))
+
+    def embedding(self, name: str, layer: Any) -> None:
+        """[vocabulary, D], some rows."""
+        (weight,) = self._parts(name, "weight")
+        local = local_part(layer, 0, weight)
+        rows = self._spread(local.shape[0], _PROBED_ROWS)
+        self._compare(name, layer.weight[rows], local[rows])
+
+    def scale(self, name: str, layer: Any) -> None:
+        """A norm's scale, whole in every process."""
+        (weight,) = self._parts(name, "weight")
+        self._compare(name, layer.weight, weight)
+
+    def experts(self, name: str, layer: Any) -> None:
+        """Rows of a layer's experts; vLLM holds gate and up as one [experts, 2 F, D], down as [experts, D, F].
+
+        Some GPU kernels shuffle them. Then they are proved by the learner's probe only.
+        """
+        prefix = _expert_prefix(name)
+        gate_up, down = layer.w13_weight, layer.w2_weight
+        backend = getattr(layer.quant_method, "unquantized_backend", None)
+        if getattr(backend, "name", "") not in _PLAIN_EXPERTS:
+            logger.warning("experts served by %s are proved by the learner's probe only", backend)
+            self.proved.update(key for key in self._tensors if key.startswith(f"{prefix}."))
+            return
+        for i in range(gate_up.shape[0]):
+            gate, up, out = (f"{prefix}.{i}.{part}_proj.weight" for part in ("gate", "up", "down"))
+            mine = expert_rows(layer, self._tensors[gate].shape[0])
+            size = mine.stop - mine.start
+            rows = self._spread(size, _PROBED_ROWS)
+            for number, key in enumerate((gate, up)):
+                want = self._tensors[key][mine]
+                self._compare(key, gate_up[i, number * size + rows, : want.shape[1]], want[rows])
+            want = self._tensors[out][:, mine]
+            rows = self._spread(want.shape[0], _PROBED_ROWS)
+            self._compare(out, down[i, rows, : want.shape[1]], want[rows])
+            self.proved.update((gate, up, out))
+
+    def _parts(self, module_name: str, kind: str) -> list[torch.Tensor]:
+        prefix, _, leaf = module_name.rpartition(".")
+        prefix = prefix and prefix + "."
+        names = [f"{prefix}{part}.{kind}" for part in self._fused.get(leaf, [leaf])]
+        if names == ["lm_head.weight"] and names[0] not in self._tensors:
+            names = ["model.embed_tokens.weight"]
+        self.proved.update(names)
+        return [self._tensors[name] for name in names]
+
+    def _compare(self, name: str, got: Any, want: torch.Tensor) -> None:
+        want = want.to(device=got.device, dtype=got.dtype)
+        if got.shape != want.shape or not torch.equal(got, want):
+            raise RuntimeError(f"{name} is not served as it is in the snapshot (shape {tuple(got.shape)})")
+
+    def _spread(self, size: int, number: int) -> torch.Tensor:
+        """Some distinct indices below `size`, the first and the last among them."""
+        some = np.random.default_rng(self._seed).integers(0, size, number)
+        return torch.from_numpy(np.unique(np.concatenate([[0, size - 1], some])))

@@ -1,0 +1,133 @@
+"""Background task that keeps the newest published weights in service: in-flight update, drain, rollback.
+
+A version is fetched and verified while requests run; then the engine swaps, and running requests go on under the new
+weights (`actor.weights.client`). Three cases are no update in flight: with publish.at_publish=drain running requests
+end first; those of a future that the learner abandoned start anew; and a fenced actor drops all it has and fetches the
+weights anew before it serves the probe that may let it in again.
+"""
+
+import asyncio
+import time
+
+from absl import logging
+
+from actor.background import beat, follow_store, follow_withdrawals, keep_leases, say_alive, watch
+from actor.engine_protocol import EngineDeadError
+from actor.loop import Actor, Duty
+from bridge.rollout_types import Ticket
+from bridge.weight_types import WeightManifest
+
+ANNOUNCED_S = 0.25
+"""How often the announced version is looked at though the store told of none: a refused one is tried again."""
+
+
+async def follow_weights(actor: Actor) -> None:
+    """Puts each announced version into service.
+
+    Raises:
+      EngineDeadError: an update failed half-way, or hung.
+      WeightLoadError: the announced version was refused for minutes.
+    """
+    told = actor.told["weights"]
+    while True:
+        count = told.count
+        if actor.fence.must_start_over:
+            await _start_over(actor)
+        manifest = await actor.weights.prefetch()
+        if manifest is not None:
+            await _replace(actor, manifest)
+        actor.weights.check_hope()
+        if actor.weights.is_stuck and actor.admission.waiting:
+            await actor.give_back_waiting()  # other actors may have the weights that these tickets want
+        if manifest is None:
+            await told.after(count, timeout_s=ANNOUNCED_S)
+
+
+async def _replace(actor: Actor, manifest: WeightManifest) -> None:
+    """Swaps; before that running requests end (publish.at_publish=drain), or start anew if their future is gone."""
+    newest: WeightManifest | None = manifest
+    if actor.drains and not _is_abandoned(actor, manifest):
+        newest = await _drain(actor, manifest)
+    restarting = await _abandon(actor, newest) if newest is not None and _is_abandoned(actor, newest) else []
+    if newest is not None:
+        await _swap(actor, newest)
+    restarting += await actor.end_groups(actor.sampler.stale_tickets)
+    actor.resume(restarting)
+    if num_stale := actor.sampler.restart_stale():
+        logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
+    await say_alive(actor)  # at once: the learner waits for actors that serve its weights
+
+
+async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
+    """Puts a version into service; False if the engine refused it."""
+    try:
+        async with asyncio.timeout(actor.limits.swap_s):
+            return await actor.weights.swap(manifest)
+    except TimeoutError as e:
+        raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
+
+
+async def _start_over(actor: Actor) -> None:
+    """Rids the actor of all that the weights of before the fence made, and of the weights."""
+    actor.pause()
+    await actor.drop_all()
+    actor.weights.start_over()
+    told = actor.told["weights"]
+    while True:
+        count = told.count
+        manifest = await actor.weights.prefetch()
+        if manifest is not None and await _swap(actor, manifest):
+            break
+        actor.weights.check_hope()
+        await told.after(count, timeout_s=ANNOUNCED_S)
+    actor.timeline.instant("started over", version=str(actor.engine.version))
+    actor.fence.started_over()
+    actor.resume()
+    await say_alive(actor)
+
+
+async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | None:
+    """Lets running requests end under the old weights while nothing new starts.
+
+    It takes as long as the longest response, so what is published meanwhile is prefetched too. Returns the
+    newest version; None if that could not be fetched.
+    """
+    start_s = time.monotonic()
+    newest: WeightManifest | None = manifest
+    actor.pause()
+    while actor.admission.num_sequences and not (newest is not None and _is_abandoned(actor, newest)):
+        await actor.sample_ended.after(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
+        newest = await actor.weights.prefetch()
+    version = str(newest.version if newest else manifest.version)
+    actor.timeline.took("drain", start_s, time.monotonic(), version=version)
+    return newest
+
+
+def _is_abandoned(actor: Actor, manifest: WeightManifest) -> bool:
+    """Returns True if the served weights belong to a future that the learner went back behind.
+
+    A learner that went back to a checkpoint publishes under a higher incarnation, and may train on to any step before
+    this actor hears of it. Tokens of steps that it never made must reach no group. So every group in progress starts
+    again from its prompt if and only if the served step is above the one that any incarnation since began at
+    (`Version.is_abandoned`), or if the manifest does not say where they began.
+    """
+    old, new = actor.engine.version, manifest.version
+    if old is None or new.incarnation == old.incarnation:
+        return False
+    base_steps = {v.incarnation: v.step for v in getattr(manifest, "base_steps", ())}
+    return new.incarnation not in base_steps or old.is_abandoned(base_steps)
+
+
+async def _abandon(actor: Actor, manifest: WeightManifest) -> list[Ticket]:
+    """Ends every group in progress; returns the tickets that start again."""
+    actor.pause()
+    num_groups = actor.num_groups
+    restarting = await actor.end_groups()
+    old, new = actor.engine.version, manifest.version
+    actor.timeline.instant("abandoned", old=str(old), new=str(new), groups=num_groups)
+    logging.warning("future abandoned old=%s new=%s groups=%d", old, new, num_groups)
+    return restarting
+
+
+STANDARD_DUTIES: tuple[Duty, ...] = (follow_store, follow_weights, keep_leases, beat, watch, follow_withdrawals)
+"""The duties of every actor. One that is started again for another engine also has `resizing.follow_limits`."""

@@ -1,0 +1,306 @@
+"""Learner parameter paths <-> Hugging Face and PEFT tensor names.
+
+The learner stacks the layers of one kind of tensor in one array, `[layers, ...]`, and the experts of a MoE layer
+in a second dim, `[layers, experts, ...]`. Inside it keeps Hugging Face's layout (`[out, in]` for a kernel). So a
+Hugging Face tensor is either a whole leaf or one contiguous slice of a leaf, and nothing is ever transposed. Families
+differ in which tensors exist; most names are the same, and a family brings those that aren't (`own_names`).
+
+Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `leaf[layer]` is a layer and
+`leaf[layer][expert]` an expert.
+
+An adapter of the matrix `layers/q_proj/kernel`, [layers, out, in], is two leaves: `layers/q_proj/lora_a`, [layers,
+rank, in], and `layers/q_proj/lora_b`, [layers, out, rank]. A slice of one is a tensor of PEFT's, in its layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+STACKED_PREFIX = "layers/"
+EXPERTS_PREFIX = "layers/experts_"
+
+
+_HEAD_PATH = "lm_head/kernel"
+_WHOLE = {
+    "embed/embedding": "model.embed_tokens.weight",
+    "final_norm/scale": "model.norm.weight",
+    _HEAD_PATH: "lm_head.weight",
+}
+_IN_LAYER = {
+    "layers/input_norm/scale": "input_layernorm.weight",
+    "layers/q_proj/kernel": "self_attn.q_proj.weight",
+    "layers/q_proj/bias": "self_attn.q_proj.bias",
+    "layers/k_proj/kernel": "self_attn.k_proj.weight",
+    "layers/k_proj/bias": "self_attn.k_proj.bias",
+    "layers/v_proj/kernel": "self_attn.v_proj.weight",
+    "layers/v_proj/bias": "self_attn.v_proj.bias",
+    "layers/q_norm/scale": "self_attn.q_norm.weight",
+    "layers/k_norm/scale": "self_attn.k_norm.weight",
+    "layers/o_proj/kernel": "self_attn.o_proj.weight",
+    "layers/o_proj/bias": "self_attn.o_proj.bias",
+    "layers/post_norm/scale": "post_attention_layernorm.weight",
+    "layers/gate_proj/kernel": "mlp.gate_proj.weight",
+    "layers/gate_proj/bias": "mlp.gate_proj.bias",
+    "layers/up_proj/kernel": "mlp.up_proj.weight",
+    "layers/up_proj/bias": "mlp.up_proj.bias",
+    "layers/down_proj/kernel": "mlp.down_proj.weight",
+    "layers/down_proj/bias": "mlp.down_proj.bias",
+    "layers/router/kernel": "mlp.gate.weight",
+}
+_IN_EXPERT = {
+    "layers/experts_gate/kernel": "gate_proj.weight",
+    "layers/experts_up/kernel": "up_proj.weight",
+    "layers/experts_down/kernel": "down_proj.weight",
+}
+_QKV_BIAS = frozenset({"layers/q_proj/bias", "layers/k_proj/bias", "layers/v_proj/bias"})
+_QK_NORM = frozenset({"layers/q_norm/scale", "layers/k_norm/scale"})
+_MLP_BIAS = frozenset({"layers/gate_proj/bias", "layers/up_proj/bias", "layers/down_proj/bias"})
+_DENSE = frozenset({"layers/gate_proj/kernel", "layers/up_proj/kernel", "layers/down_proj/kernel"})
+_MOE = frozenset({"layers/router/kernel", *_IN_EXPERT})
+_NUMBER = "(0|[1-9][0-9]*)"
+_HF_LAYER = re.compile(rf"model\.layers\.{_NUMBER}\.(.+)")
+_HF_EXPERT = re.compile(rf"mlp\.experts\.{_NUMBER}\.(.+)")
+_PATH_IN_EXPERT = {suffix: path for path, suffix in _IN_EXPERT.items()}
+_PATH_OF_WHOLE = {name: path for path, name in _WHOLE.items()}
+
+
+def is_stacked(path: str) -> bool:
+    """Whether the leaf at `path` holds one slice a layer along its first dim."""
+    return path.startswith(STACKED_PREFIX)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParamNames:
+    """The parameters of one model, under both names."""
+
+    num_layers: int
+    tie_word_embeddings: bool
+    """The output head is the embedding: there is no `lm_head` on either side."""
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool
+    mlp_bias: bool = False
+    num_experts: int = 0
+    """Of each layer; 0 is a dense model, whose layers have one MLP and no router."""
+    own_names: tuple[tuple[str, str], ...] = ()
+    """(path, Hugging Face name within a layer) of what the family alone has, or names otherwise than the others."""
+
+    def __post_init__(self) -> None:
+        """Refuses a model without layers."""
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers must be >= 1, got {self.num_layers}")
+        if self.num_experts < 0:
+            raise ValueError(f"num_experts must be >= 0, got {self.num_experts}")
+
+    def paths(self) -> tuple[str, ...]:
+        """Every Flax path of this model: embedding, the layers' leaves, final norm, head."""
+        layer_paths = (path for path in (*self._in_layer, *_IN_EXPERT) if self._has(path))
+        head = () if self.tie_word_embeddings else (_HEAD_PATH,)
+        return ("embed/embedding", *layer_paths, "final_norm/scale", *head)
+
+    def stack(self, path: str) -> tuple[int, ...]:
+        """The leading dims that count Hugging Face tensors: () for a whole leaf, (layers,), or (layers, experts)."""
+        if path.startswith(EXPERTS_PREFIX):
+            return (self.num_layers, self.num_experts)
+        return (self.num_layers,) if is_stacked(path) else ()
+
+    def hf_names(self, path: str) -> tuple[str, ...]:
+        """The Hugging Face names behind one leaf, in the order of its slices: as many as `stack` counts.
+
+        Raises:
+          ValueError: this model has no such path.
+        """
+        if not self._has(path):
+            raise ValueError(f"no parameter {path!r} in this model, wanted one of {list(self.paths())}")
+        if path in _IN_EXPERT:
+            return tuple(
+                f"model.layers.{i}.mlp.experts.{j}.{_IN_EXPERT[path]}"
+                for i in range(self.num_layers)
+                for j in range(self.num_experts)
+            )
+        if is_stacked(path):
+            return tuple(f"model.layers.{i}.{self._in_layer[path]}" for i in range(self.num_layers))
+        return (_WHOLE[path],)
+
+    def all_hf_names(self) -> tuple[str, ...]:
+        """Every Hugging Face name of this model, leaf by leaf."""
+        return tuple(name for path in self.paths() for name in self.hf_names(path))
+
+    def locate(self, hf_name: str) -> tuple[str, tuple[int, ...]]:
+        """Where a Hugging Face tensor lives: (path, index); the tensor is `leaf[index]`.
+
+        The index is () for a whole leaf, (layer,), or (layer, expert).
+
+        Raises:
+          ValueError: this model has no such tensor.
+        """
+        path, index = _PATH_OF_WHOLE.get(hf_name), ()
+        if layer := _HF_LAYER.fullmatch(hf_name):
+            path, index = _paths_in_layer(self.own_names).get(layer[2]), (int(layer[1]),)
+            if expert := _HF_EXPERT.fullmatch(layer[2]):
+                path, index = _PATH_IN_EXPERT.get(expert[2]), (int(layer[1]), int(expert[1]))
+        in_range = path is not None and all(i < n for i, n in zip(index, self.stack(path), strict=True))
+        if path is None or not self._has(path) or not in_range:
+            raise ValueError(f"no tensor {hf_name!r} in this model ({self})")
+        return path, index
+
+    def _has(self, path: str) -> bool:
+        if path in _QKV_BIAS:
+            return self.qkv_bias
+        if path in _QK_NORM:
+            return self.qk_norm
+        if path in _MOE:
+            return self.num_experts > 0
+        if path in _DENSE:
+            return self.num_experts == 0
+        if path == "layers/o_proj/bias":
+            return self.o_bias
+        if path == _HEAD_PATH:
+            return not self.tie_word_embeddings
+        if path in _MLP_BIAS:
+            return self.mlp_bias and self.num_experts == 0
+        return path in self._in_layer or path in _WHOLE
+
+    @property
+    def _in_layer(self) -> Mapping[str, str]:
+        return _names_in_layer(self.own_names)
+
+
+@functools.cache
+def _names_in_layer(own_names: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return _IN_LAYER | dict(own_names)
+
+
+@functools.cache
+def _paths_in_layer(own_names: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return {suffix: path for path, suffix in _names_in_layer(own_names).items()}
+
+
+def check_same_names(kind: str, *, got: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
+    """Compares two sets of names.
+
+    Raises:
+      ValueError: they differ; says what is missing and what is unexpected (the first 8 of each).
+    """
+    missing = [name for name in wanted if name not in got]
+    unexpected = sorted(set(got) - set(wanted))
+    if missing or unexpected:
+        raise ValueError(
+            f"{kind} names differ: {len(missing)} missing {missing[:8]}, {len(unexpected)} unexpected {unexpected[:8]}"
+        )
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested dict of parameters as {"layers/q_proj/kernel": leaf, ...}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            branch = cast(Mapping[str, Any], value)
+            flat.update({f"{key}/{rest}": leaf for rest, leaf in flatten(branch).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+A, B = "lora_a", "lora_b"
+_PREFIX = "base_model.model."
+_WEIGHT = ".weight"
+_PEFT = {A: ".lora_A.weight", B: ".lora_B.weight"}
+
+
+class TensorNames(Protocol):
+    """The leaves that a snapshot is made of, under both names: a model's, or its adapters'."""
+
+    def paths(self) -> tuple[str, ...]:
+        """Every Flax path."""
+        ...
+
+    def stack(self, path: str) -> tuple[int, ...]:
+        """The leading dims that count tensors."""
+        ...
+
+    def hf_names(self, path: str) -> tuple[str, ...]:
+        """The tensors behind one leaf, in the order of its slices."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterNames:
+    """The adapters of some of a model's matrices."""
+
+    model: ParamNames
+    modules: tuple[str, ...]
+    """The matrices that have one, as in `LoraConfig.modules`."""
+
+    def paths(self) -> tuple[str, ...]:
+        """Every Flax path."""
+        return tuple(f"layers/{module}/{part}" for module in self.modules for part in (A, B))
+
+    def stack(self, path: str) -> tuple[int, ...]:
+        """The leading dims that count tensors: (layers,)."""
+        return self.model.stack(_kernel(path))
+
+    def hf_names(self, path: str) -> tuple[str, ...]:
+        """PEFT's names of a leaf's slices."""
+        part = path.rpartition("/")[2]
+        return tuple(adapter_tensor(name, part) for name in self.model.hf_names(_kernel(path)))
+
+
+def adapter_tensor(weight: str, part: str) -> str:
+    """PEFT's name of `lora_a` or `lora_b` of a matrix: model.layers.0.mlp.up_proj.weight -> base_model.model. ..."""
+    return _PREFIX + weight.removesuffix(_WEIGHT) + _PEFT[part]
+
+
+def adapter_table(
+    table: Mapping[str, tuple[str, tuple[int, ...]]], *, modules: tuple[str, ...], rank: int
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The adapters' tensors, name -> (dtype, shape), told from a model's own.
+
+    Raises:
+      ValueError: the model has no such matrix.
+    """
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for module in modules:
+        names = [name for name in table if name.endswith(f".{module}{_WEIGHT}") and ".experts." not in name]
+        if not names:
+            raise ValueError(f"lora.targets: the model has no {module}; leave {module.removesuffix('_proj')} out")
+        for name in names:
+            dtype, (num_out, num_in) = table[name]
+            found[adapter_tensor(name, A)] = (dtype, (rank, num_in))
+            found[adapter_tensor(name, B)] = (dtype, (num_out, rank))
+    return found
+
+
+def base_names(tensors: Mapping[str, object]) -> dict[str, dict[str, str]]:
+    """The matrices that some adapters' tensors belong to: vLLM's module name -> {lora_a: tensor, lora_b: tensor}."""
+    found: dict[str, dict[str, str]] = {}
+    for name in tensors:
+        for part, suffix in _PEFT.items():
+            if name.startswith(_PREFIX) and name.endswith(suffix):
+                found.setdefault(name.removeprefix(_PREFIX).removesuffix(suffix), {})[part] = name
+    return found
+
+
+def combine(base: Mapping[str, object], adapters: Mapping[str, object]) -> dict[str, object]:
+    """One tree of both: what applies them."""
+    return unflatten(flatten(base) | flatten(adapters))
+
+
+def _kernel(path: str) -> str:
+    return path.rpartition("/")[0] + "/kernel"

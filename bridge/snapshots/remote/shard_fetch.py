@@ -1,0 +1,318 @@
+"""One shard, whole or by its delta; resume of broken downloads.
+
+A piece has no hash of its own: it is right if and only if the chunk that it makes of the version before has the hash
+that is announced. So neither a broken piece nor a wrong base gets through.
+
+Chunks that are there already are not fetched again: those of a download that broke off, and those that the version
+before has too. Where the version before lies beside it, the delta is fetched in place of the rest.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import mmap
+import os
+import pathlib
+import socket
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+import blake3
+import numpy as np
+from absl import logging
+
+from bridge.files import try_flock
+from bridge.rollout_types import Version
+from bridge.snapshots.delta import DeltaError, apply_chunk, check_delta, compressed_range
+from bridge.snapshots.remote.download import Chunks, Patience, Place, Stop, StoppedError, Tally, download
+from bridge.snapshots.shard_map import Placement
+from bridge.snapshots.shared_memory import each_on_all_cores
+from bridge.snapshots.snapshot_format import SnapshotError, is_chunk, manifest_path, part_path, read_manifest
+from bridge.weight_types import PieceEntry, WeightManifest
+
+
+@contextlib.contextmanager
+def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Version, np.ndarray] | None]:
+    """The version that a file holds and its bytes, locked against being overwritten; None if no delta leads from it.
+
+    Args:
+      path: the file.
+      manifest: of the version that is to be fetched.
+    """
+    if not path.exists():
+        yield None
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not try_flock(fd, fcntl.LOCK_SH) or (version := _held_base(path, manifest)) is None:
+            yield None
+        else:
+            data = mmap.mmap(fd, manifest.num_bytes, prot=mmap.PROT_READ)
+            yield version, np.frombuffer(data, np.uint8)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # the map keeps a duplicate of fd
+    finally:
+        os.close(fd)
+
+
+def download_delta(
+    piece: PieceEntry,
+    placement: Placement,
+    base: np.ndarray,
+    places: Sequence[tuple[str, Callable[[], Place]]],
+    whole: np.ndarray,
+    *,
+    wanted: Sequence[int],
+    stop: Stop,
+    patience: Patience,
+    tally: Tally,
+) -> list[int]:
+    """Makes chunks of a piece from the version before and the delta; returns those that could not be made so.
+
+    Args:
+      piece: which one; it has a delta.
+      placement: where it lies in the whole file.
+      base: the whole file of the version that the delta leads from.
+      places: where the piece is, the best one first.
+      whole: the whole file that is to be.
+      wanted: the chunks to make, by index.
+      stop: once set, the download ends within a moment.
+      patience: with places that fail.
+      tally: what it takes is added here.
+
+    Raises:
+      DeltaError: this build can't apply it.
+      SupersededError: no place has the delta (any more).
+      StoppedError: `stop` was set.
+      SnapshotError: no place could be read for long enough, or what it had was bad again and again.
+    """
+    delta, file = piece.delta, piece.file
+    if delta is None:
+        raise DeltaError(f"{file.name} has no delta")
+    check_delta(delta, full_bytes=file.num_bytes)
+
+    def accept(index: int, compressed: np.ndarray) -> bool:
+        start, end = file.chunk(index)
+        chunk = placement.room(whole, start, end)
+        try:
+            apply_chunk(compressed.data, placement.gather(base, start, end), chunk)
+        except DeltaError:
+            return False
+        if not is_chunk(chunk, file, index):
+            return False
+        placement.put(chunk, start, whole)
+        return True
+
+    nothing = np.empty(0, np.uint8)
+    unchanged = [i for i in wanted if delta.chunk_ends[i] == compressed_range(delta, i)[0]]
+    are_right = each_on_all_cores(lambda i: accept(i, nothing), unchanged)
+    chunks = Chunks(
+        name=delta.name,
+        num=file.num_chunks,
+        num_bytes=delta.num_bytes,
+        where=lambda index: compressed_range(delta, index),
+        room=lambda start, end: np.empty(end - start, np.uint8),
+        accept=accept,
+    )
+    changed = sorted(set(wanted) - set(unchanged))
+    download(chunks, places, wanted=changed, stop=stop, patience=patience, tally=tally)
+    return [i for i, right in zip(unchanged, are_right, strict=True) if not right]
+
+
+def _held_base(path: pathlib.Path, manifest: WeightManifest) -> Version | None:
+    try:
+        held = read_manifest(manifest_path(path))
+    except SnapshotError:  # damaged, or of another build
+        return None
+    bases = {piece.delta.base_version for piece in manifest.pieces if piece.delta is not None}
+    if held is None or held.version not in bases:
+        return None
+    # Longer than its data a file may be; a map of a shorter one would end the process.
+    return held.version if os.stat(path).st_size >= manifest.num_bytes else None
+
+
+MAX_AT_ONCE = 16
+"""Pieces that are fetched at the same time."""
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """What a file may hold of a version that is to be fetched into it; each chunk is hashed before it is believed."""
+
+    is_part: bool
+    """Whether a download broke off in it, so that any chunk may be there."""
+    manifest: WeightManifest | None
+    """Of the version that it holds whole."""
+
+    @classmethod
+    def in_file(cls, into: pathlib.Path) -> "Held":
+        """What is written beside a file."""
+        return cls(part_path(into).exists(), held_in(into))
+
+
+class PieceFetch:
+    """The fetch of one piece."""
+
+    def __init__(
+        self,
+        manifest: WeightManifest,
+        piece: PieceEntry,
+        places: Sequence[tuple[str, Callable[[], Place]]],
+        whole: np.ndarray,
+        *,
+        patience: Patience,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+          manifest: the version's, checked.
+          piece: which of its pieces.
+          places: (what to call it, what opens it) of those that have it, the best one first.
+          whole: the whole file's bytes.
+          patience: with places that are slow or fail.
+        """
+        self.piece, self.tally = piece, Tally()
+        self._manifest, self._places, self._whole, self._patience = manifest, places, whole, patience
+        self._placement = Placement(manifest.tensors, piece.blocks)
+
+    def run(self, *, held: Held, before: tuple[Version, np.ndarray] | None, stop: Stop) -> None:
+        """Brings it, and proves that it arrived. Blocks its thread.
+
+        Args:
+          held: what `whole` may hold already.
+          before: another version, and its whole file's bytes.
+          stop: once set, the download ends within a moment.
+
+        Raises:
+          SupersededError, StoppedError, UnreachableError, SnapshotError: as `download`.
+        """
+        file, there = self.piece.file, self._chunks_there(held)
+        missing = [i for i in range(file.num_chunks) if i not in there]
+        missing = self._by_delta(before, missing, stop)
+        chunks = Chunks.of(file, self._placement, self._whole)
+        download(chunks, self._places, wanted=missing, stop=stop, patience=self._patience, tally=self.tally)
+
+    def _chunks_there(self, held: Held) -> set[int]:
+        """The chunks that need not be fetched; each hashed anew, whatever is written of it."""
+        file = self.piece.file
+        candidates: list[int] = []
+        if held.is_part:
+            candidates = list(range(file.num_chunks))
+        elif (old := self._like_piece(held.manifest)) is not None:
+            num_common = min(old.file.num_chunks, file.num_chunks)
+            candidates = [i for i in range(num_common) if old.file.chunk_hash(i) == file.chunk_hash(i)]
+        is_there = each_on_all_cores(self._is_there, candidates)
+        return {i for i, there in zip(candidates, is_there, strict=True) if there}
+
+    def _is_there(self, index: int) -> bool:
+        start, end = self.piece.file.chunk(index)
+        return is_chunk(self._placement.gather(self._whole, start, end), self.piece.file, index)
+
+    def _like_piece(self, manifest: WeightManifest | None) -> PieceEntry | None:
+        """The piece of another version that lies at the same places, in chunks of the same size."""
+        if manifest is None or manifest.tensors != self._manifest.tensors:
+            return None
+        for old in manifest.pieces:
+            if (old.blocks, old.file.chunk_bytes) == (self.piece.blocks, self.piece.file.chunk_bytes):
+                return old
+        return None
+
+    def _by_delta(self, before: tuple[Version, np.ndarray] | None, missing: list[int], stop: Stop) -> list[int]:
+        """Makes what it can from the version before; returns the chunks that are still missing."""
+        delta = self.piece.delta
+        if before is None or delta is None or delta.base_version != before[0] or not missing:
+            return missing
+        try:
+            left = download_delta(
+                self.piece,
+                self._placement,
+                before[1],
+                self._places,
+                self._whole,
+                wanted=missing,
+                stop=stop,
+                patience=self._patience,
+                tally=self.tally,
+            )
+        except StoppedError:
+            raise
+        except SnapshotError as e:
+            version = self._manifest.version
+            logging.warning("delta failed version=%s reason=%s; the full file is fetched", version, e)
+            left = [i for i in missing if not self._is_there(i)]
+        self.tally.num_by_delta = len(missing) - len(left)
+        self.tally.num_failed_deltas = int(bool(left))
+        return left
+
+
+def num_connections(num_pieces: int, patience: Patience) -> int:
+    """Returns the connections that one reader of a version of so many pieces has at once, to all hosts together."""
+    at_once = min(MAX_AT_ONCE, num_pieces)
+    return at_once * patience.shared_by(at_once).num_ranges
+
+
+def rotated(pieces: Sequence[T], reader: str) -> list[T]:
+    """Returns the pieces in the order in which a reader asks for them.
+
+    All readers hear of a version at the same moment. Each begins with another piece, by a hash of its name, so that
+    they do not all begin with the same host of the learner.
+    """
+    start = int.from_bytes(blake3.blake3(reader.encode()).digest()[:8]) % max(1, len(pieces))
+    return [*pieces[start:], *pieces[:start]]
+
+
+def fetch_all(
+    fetches: Sequence[PieceFetch],
+    *,
+    held: Held,
+    before: tuple[Version, np.ndarray] | None,
+    stop: Stop,
+    reader: str = socket.gethostname(),
+) -> None:
+    """Runs all of them, each in a thread, in this machine's order (`rotated`).
+
+    When one fails the others end soon, and what arrived stays.
+
+    Raises:
+      SnapshotError: what the first one failed with.
+    """
+    if len(fetches) == 1:
+        return fetches[0].run(held=held, before=before, stop=stop)
+    failed = threading.Event()
+    errors: list[BaseException] = []
+
+    def run(fetch: PieceFetch) -> None:
+        try:
+            fetch.run(held=held, before=before, stop=_Any(stop, failed))
+        except BaseException as e:
+            if isinstance(e, SnapshotError) and not isinstance(e, StoppedError):
+                e = type(e)(f"piece of host {fetch.piece.host}: {e}")
+            errors.append(e)
+            failed.set()
+
+    with concurrent.futures.ThreadPoolExecutor(min(MAX_AT_ONCE, len(fetches)), "sluice-piece") as threads:
+        for fetch in rotated(fetches, reader):
+            threads.submit(run, fetch)
+    if errors:
+        raise errors[0]
+    return None
+
+
+def held_in(into: pathlib.Path) -> WeightManifest | None:
+    """Which version a file holds, whole and verified; None also where that can't be read."""
+    try:
+        return read_manifest(manifest_path(into))
+    except SnapshotError:  # damaged, or of another build: it is fetched anew
+        return None
+
+
+class _Any:
+    """Set as soon as one of several is."""
+
+    def __init__(self, *events: Stop) -> None:
+        self._events = events
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self._events)

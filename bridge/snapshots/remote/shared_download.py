@@ -1,0 +1,197 @@
+"""One download for all actors of a host: two files in shared memory, in turn, from which each maps its tensors.
+
+copy-0, copy-1      as a mirror's file, each with its `.manifest`, or its `.part` while it is being filled
+download            locked by whoever downloads; a dead one's lock goes to the next, who goes on with what is there
+users               locked by every process that uses the folder; the last one removes it
+"""
+
+import fcntl
+import os
+import pathlib
+import shutil
+import threading
+import time
+import urllib.parse
+
+from bridge.files import is_own_folder, make_private_folder, open_own, try_flock
+from bridge.rollout_types import Version
+from bridge.snapshots.remote.download import StoppedError
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.remote.shard_fetch import held_in
+from bridge.snapshots.snapshot_format import SnapshotBusyError, SupersededError, manifest_path, part_path
+from bridge.weight_types import Announcement, WeightManifest
+
+_FILES = ("copy-0", "copy-1")
+_DOWNLOAD = "download"
+_USERS = "users"
+_PREFIX = "sluice-shared"
+_POLL_S = 0.05
+
+
+class SharedCopy:
+    """A run's newest snapshots on this host, as one of its processes uses them. One thread at a time, `older` apart."""
+
+    def __init__(self, root: pathlib.Path, *, run: str, fetcher: SnapshotFetcher, wait_s: float = 600.0) -> None:
+        """Joins the other processes of this user on this host that follow the run, and sweeps what dead ones left.
+
+        Args:
+          root: a folder in shared memory.
+          run: which one.
+          fetcher: this process's own.
+          wait_s: how long another process's download is waited for.
+
+        Raises:
+          ValueError: somebody else owns what lies there.
+        """
+        _sweep(root)
+        self._folder = root / f"{_PREFIX}-{os.geteuid()}-{urllib.parse.quote(run, safe='')}"
+        self._fetcher, self._wait_s = fetcher, wait_s
+        self._users_fd: int | None = _join(self._folder)
+        self._download_fd = open_own(self._folder / _DOWNLOAD, os.O_RDWR | os.O_CREAT)
+        self._pin_fd: int | None = None
+
+    def fetch(self, announcement: Announcement, *, stop: threading.Event) -> pathlib.Path:
+        """The file that holds a version, whole and verified, fetched by this process or another one.
+
+        It stays so until the next call, or `release`.
+
+        Raises:
+          SupersededError: this host has a newer one already, or no source has this one any more.
+          SnapshotBusyError: another process was downloading for all of `wait_s`.
+          StoppedError: `stop` was set.
+          SnapshotError: as `SnapshotFetcher.fetch`.
+        """
+        self.release()
+        manifest = announcement.manifest
+        self._fetcher.check(announcement)
+        deadline_s = time.monotonic() + self._wait_s
+        while (path := self._pinned(manifest)) is None:
+            if try_flock(self._download_fd, fcntl.LOCK_EX):
+                try:
+                    if (path := self._pinned(manifest)) is None:
+                        self._download(announcement, stop)
+                finally:
+                    fcntl.flock(self._download_fd, fcntl.LOCK_UN)
+            elif time.monotonic() >= deadline_s:
+                raise SnapshotBusyError(
+                    f"another process of this host is still downloading into {self._folder} after {self._wait_s:.0f} s"
+                )
+            elif stop.wait(_POLL_S):
+                raise StoppedError("told to stop while another process downloads")
+        return path
+
+    def older(self, announcement: Announcement, *, than: Version | None) -> Announcement | None:
+        """As `SnapshotFetcher.older`."""
+        return self._fetcher.older(announcement, than=than)
+
+    @property
+    def num_arrived_bytes(self) -> int:
+        """Of this process's own download; another one's, for which it waits, is none."""
+        return self._fetcher.num_arrived_bytes
+
+    def release(self) -> None:
+        """Lets the file of the last `fetch` be overwritten."""
+        if self._pin_fd is not None:
+            os.close(self._pin_fd)
+            self._pin_fd = None
+
+    def forget(self) -> None:
+        """From here on trusts nothing of what lies here, but what others of this host use at this moment."""
+        self.release()
+        for file in (self._folder / name for name in _FILES):
+            try:
+                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            if try_flock(fd, fcntl.LOCK_EX):
+                manifest_path(file).unlink(missing_ok=True)
+                part_path(file).unlink(missing_ok=True)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Leaves; the last one to leave removes the folder."""
+        self.release()
+        self._fetcher.close()
+        if self._users_fd is not None:
+            os.close(self._download_fd)
+            if try_flock(self._users_fd, fcntl.LOCK_EX):
+                shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._users_fd)
+            self._users_fd = None
+
+    def _download(self, announcement: Announcement, stop: threading.Event) -> None:
+        into = self._oldest()
+        before = next(self._folder / name for name in _FILES if name != into.name)
+        try:
+            self._fetcher.fetch(announcement, into, stop=stop, base=before)
+        except SnapshotBusyError:
+            # Whoever still maps the file keeps it; it is only no longer found here.
+            for file in (manifest_path(into), part_path(into), into):
+                file.unlink(missing_ok=True)
+            self._fetcher.fetch(announcement, into, stop=stop, base=before)
+
+    def _find(self, manifest: WeightManifest) -> pathlib.Path | None:
+        """The file that holds a version.
+
+        Raises:
+          SupersededError: there is a newer one.
+        """
+        for name in _FILES:
+            held = held_in(self._folder / name)
+            if held == manifest:
+                return self._folder / name
+            if held is not None and held.version > manifest.version:
+                raise SupersededError(f"version {manifest.version} was superseded: {held.version} is on this host")
+        return None
+
+    def _pinned(self, manifest: WeightManifest) -> pathlib.Path | None:
+        """The file that holds a version, locked against being overwritten; None if there is none."""
+        path = self._find(manifest)
+        if path is None:
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if try_flock(fd, fcntl.LOCK_SH) and held_in(path) == manifest:
+            self._pin_fd = fd
+            return path
+        os.close(fd)  # it is being overwritten at this moment
+        return None
+
+    def _oldest(self) -> pathlib.Path:
+        """The file to fill: one whose filling broke off, one that holds nothing, or else the older version's."""
+
+        def rank(path: pathlib.Path) -> tuple[bool, tuple[int, int]]:
+            held = held_in(path)
+            if held is None:
+                return False, (0, 0) if part_path(path).exists() else (0, 1)
+            return True, (held.version.incarnation, held.version.step)
+
+        return min((self._folder / name for name in _FILES), key=rank)
+
+
+def _join(folder: pathlib.Path) -> int:
+    """Makes the folder, or finds it, and marks it as used by this process."""
+    while True:
+        try:
+            make_private_folder(folder)
+            fd = open_own(folder / _USERS, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            continue  # removed in between
+        # Whoever removes the folder holds the lock exclusively for that moment.
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if (folder / _USERS).exists() and os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
+
+
+def _sweep(root: pathlib.Path) -> None:
+    """Removes the folders of this user that no live process uses."""
+    for folder in root.glob(f"{_PREFIX}-{os.geteuid()}-*"):
+        if not is_own_folder(folder):
+            continue
+        try:
+            fd = open_own(folder / _USERS, os.O_RDWR)
+        except (OSError, ValueError):
+            continue
+        if try_flock(fd, fcntl.LOCK_EX):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)

@@ -1,0 +1,443 @@
+"""Weight snapshots in shared memory: written in place, announced by one rename.
+
+A version is written into the slot that nobody has been told of, hashed, and announced. Until then,
+and whatever happens to its writer, readers find the version before it, whole.
+
+Of several learner hosts each has a writer, which writes its blocks. A version is sealed by all of them, joined
+(`join`), and announced when all pieces are there.
+"""
+
+import dataclasses
+import fcntl
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+
+import numpy as np
+from absl import logging
+
+from bridge import codec
+from bridge.credentials import Token
+from bridge.files import make_private_folder, open_own, replace_file, try_flock
+from bridge.rollout_types import Version
+from bridge.snapshots.delta import make_delta
+from bridge.snapshots.shard_map import DTYPES, Placement, aligned, lay_out, matrix_shape, whole_blocks
+from bridge.snapshots.shared_memory import Segment, cast_all_into
+from bridge.snapshots.snapshot_format import (
+    CHUNK_BYTES,
+    MANIFEST,
+    HostFiles,
+    SnapshotBusyError,
+    SnapshotError,
+    SupersededError,
+    check_layout,
+    delta_of,
+    hashed,
+    latest,
+    reserve,
+    sign,
+    unhashed,
+)
+from bridge.snapshots.verified_copy import SnapshotMirror, fetch, map_tensors, mirrored
+from bridge.weight_types import (
+    Block,
+    DeltaEntry,
+    FileEntry,
+    PieceEntry,
+    TensorEntry,
+    WeightManifest,
+    deciding_base_steps,
+)
+
+__all__ = [
+    "SnapshotBusyError",
+    "SnapshotDraft",
+    "SnapshotError",
+    "SnapshotMirror",
+    "SnapshotWriter",
+    "SupersededError",
+    "fetch",
+    "latest",
+    "map_tensors",
+    "mirrored",
+]
+
+_SPARE_AFTER_S = 1.0
+"""A copy within a machine is over by then, and costs no third slot."""
+_SPARE_AGAIN_S = 1.0
+"""Room for it may come while we wait, and the server, which looks all the time, then keeps the other slot for long."""
+_POLL_S = 0.001
+
+
+class SnapshotWriter:
+    """Publishes into one folder; the only process that may. Not for several threads at once."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        run: str,
+        tokenizer_hash: str,
+        lock_timeout_s: float = 60.0,
+        token: Token | None = None,
+        full_every: int = 1,
+        has_spare: bool = False,
+        host: int = 0,
+        num_hosts: int = 1,
+        base_steps: Mapping[int, int] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Makes the folder, or takes it over from a dead writer of the same run; what it announced stays.
+
+        `host` of `num_hosts` is this process's index among the learner's; those of one machine share the folder.
+
+        With a token manifests are signed, as actors on other machines want them. Of this writer's versions each
+        `full_every`-th, from the first on, has no delta against the one before. With `has_spare` a third slot is taken,
+        and stays, as soon as a version has to go out while the one that is not announced is still being read.
+        `base_steps` has the step that each incarnation of the learner began at.
+
+        Raises:
+          SnapshotError: another writer lives, or the folder holds another run's snapshots.
+          ValueError: the folder, or a file in it, is not this user's alone.
+        """
+        self._folder = pathlib.Path(folder)
+        self._run, self._tokenizer_hash = run, tokenizer_hash
+        self._lock_timeout_s, self._chunk_bytes, self._clock = lock_timeout_s, chunk_bytes, clock
+        self._token, self._full_every = token, full_every
+        self._base_steps = deciding_base_steps(base_steps or {})
+        self._base: WeightManifest | None = None
+        self._num_announced = 0
+        self._draft: SnapshotDraft | None = None
+        self._segments: dict[str, Segment] = {}
+        self._host, self._files = host, HostFiles(host)
+        make_private_folder(self._folder)
+        self._lock_fd = open_own(self._folder / self._files.writer, os.O_RDWR | os.O_CREAT)
+        try:
+            if not try_flock(self._lock_fd, fcntl.LOCK_EX):
+                raise SnapshotError(f"another live process publishes into {self._folder}")
+            announced = latest(self._folder)
+            if announced is not None and announced.run != run:
+                raise SnapshotError(
+                    f"{self._folder} holds snapshots of run {announced.run!r}, this is {run!r}: "
+                    "remove the folder or choose another"
+                )
+            names = [name for name in self._files.slots if has_spare or name != self._files.spare]
+            self._segments = {name: Segment(self._folder / name) for name in names}
+            _sweep(self._folder, num_hosts)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(
+        self,
+        version: Version,
+        entries: Iterable[tuple[str, str, Sequence[int]]],
+        blocks: Sequence[Block] | None = None,
+    ) -> "SnapshotDraft":
+        """Starts a version of the given (name, dtype, shape) tensors; waits for slow readers.
+
+        Args:
+          version: newer than the announced one.
+          entries: the model's tensors.
+          blocks: what this host writes of them; None: all.
+
+        Raises:
+          ValueError: not newer than the announced version, a dtype not served, a draft still open.
+          SnapshotError: too little room; or (SnapshotBusyError) a reader did not finish in time.
+        """
+        if self._draft is not None:
+            raise ValueError(f"version {self._draft.version} is neither committed nor aborted")
+        announced = latest(self._folder)
+        if announced is not None and version <= announced.version:
+            raise ValueError(f"version {version} is not newer than the announced {announced.version}")
+        tensors, _ = lay_out(entries)
+        blocks = whole_blocks(tensors) if blocks is None else tuple(blocks)
+        placement = Placement(tensors, blocks)
+        num_bytes = placement.num_bytes
+        reserve([segment for name, segment in self._segments.items() if name != self._files.spare], num_bytes)
+        own = None if announced is None else _piece_of(announced, self._host)
+        segment = self._lock_free("" if own is None else own.file.name, num_bytes)
+        file = unhashed(segment.path.name, num_bytes, smallest=self._chunk_bytes)
+        manifest = WeightManifest(
+            run=self._run,
+            version=version,
+            tensors=tensors,
+            pieces=(PieceEntry(host=self._host, blocks=blocks, file=file),),
+            tokenizer_hash=self._tokenizer_hash,
+            created_s=self._clock(),
+        )
+        self._draft = SnapshotDraft(manifest, placement, segment, self)
+        return self._draft
+
+    def join(self, parts: Sequence[WeightManifest]) -> WeightManifest:
+        """What is announced of a version that all hosts have sealed, each its part; signed, where there is a token.
+
+        Raises:
+          SnapshotError: the parts are of different versions or models, or don't make up one, whole.
+        """
+        first = parts[0]
+        if any(dataclasses.replace(p, pieces=first.pieces, created_s=first.created_s) != first for p in parts):
+            raise SnapshotError(f"the hosts' pieces of version {first.version} are not of one snapshot")
+        pieces = sorted((piece for part in parts for piece in part.pieces), key=lambda piece: piece.host)
+        whole = dataclasses.replace(first, pieces=tuple(pieces), base_steps=self._base_steps)
+        check_layout(whole)
+        return whole if self._token is None else sign(whole, self._token)
+
+    def announce(self, manifest: WeightManifest) -> None:
+        """From here on readers find this version, of which this host's piece is sealed and all others are there."""
+        replace_file(self._folder / MANIFEST, codec.encode(manifest))
+        self._base = manifest
+        self._num_announced += 1
+
+    def seal(self, part: WeightManifest, data: np.ndarray) -> WeightManifest:
+        """This host's part of a version that is written, hashed, and with a delta where it gets one.
+
+        Called by the draft, under the lock of the version's slot: so nobody reads the file whose place a delta takes.
+        """
+        (piece,) = part.pieces
+        part = dataclasses.replace(part, pieces=(dataclasses.replace(piece, file=hashed(piece.file, data)),))
+        (piece,) = part.pieces
+        return dataclasses.replace(part, pieces=(dataclasses.replace(piece, delta=self._write_delta(part)),))
+
+    def end(self) -> None:
+        """The draft is sealed or aborted; called by it."""
+        self._draft = None
+
+    def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
+        """Publishes arrays as they are at hand, all cast to one dtype."""
+        with self.begin(version, [(name, dtype, a.shape) for name, a in tensors.items()]) as draft:
+            cast_all_into((draft.buffer(name), array) for name, array in tensors.items())
+            return draft.commit()
+
+    def remove(self) -> None:
+        """Closes, and deletes the folder; readers keep what they have mirrored.
+
+        A folder that somebody else has put something into stays, with that, and the log says so.
+        """
+        self.close()
+        names = (MANIFEST, *self._files.all)
+        part_written = (path for name in names for path in self._folder.glob(f".{name}.*"))  # by killed writers
+        for path in (*part_written, *(self._folder / name for name in names)):
+            path.unlink(missing_ok=True)
+        try:
+            self._folder.rmdir()
+        except OSError as e:  # all that was published is gone, and what ends here has ended well
+            if not any(self._folder.glob("writer*")):  # else it is another host's, who removes it
+                logging.warning("snapshot folder stays: %s", e)
+
+    def close(self) -> None:
+        """Lets the next writer in; the announced snapshot stays."""
+        if self._draft is not None:
+            self._draft.abort()
+        for segment in self._segments.values():
+            segment.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _lock_free(self, announced: str, num_bytes: int) -> Segment:
+        """The announced slot is only ever read; any other is free as soon as its last reader is done."""
+        name_of_spare = self._files.spare
+        free = [segment for name, segment in self._segments.items() if name not in (announced, name_of_spare)]
+        spare = None if announced == name_of_spare else self._segments.get(name_of_spare)
+        try_spare_s = 0.0 if spare is not None and spare.missing_bytes(num_bytes) == 0 else _SPARE_AFTER_S
+        is_told = False
+        begin_s = time.monotonic()
+        while True:
+            if (found := next((s for s in free if s.lock(timeout_s=0)), None)) is not None:
+                return found
+            waited_s = time.monotonic() - begin_s
+            if waited_s >= self._lock_timeout_s:
+                raise SnapshotBusyError(
+                    f"{free[0].path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
+                )
+            if spare is not None and waited_s >= try_spare_s:
+                try:
+                    reserve([spare], num_bytes)
+                    free.append(spare)
+                    spare = None
+                except SnapshotError as e:  # no room: the server does not keep a slot then (`HeldSlots`)
+                    if not is_told:
+                        logging.warning("no third slot for slow readers: %s", e)
+                    is_told, try_spare_s = True, waited_s + _SPARE_AGAIN_S
+            time.sleep(_POLL_S)
+
+    def _write_delta(self, part: WeightManifest) -> DeltaEntry | None:
+        (piece,) = part.pieces
+        old = None if self._base is None else _piece_of(self._base, self._host)
+        name = delta_of(piece.file.name)
+        path = self._folder / name
+        path.unlink(missing_ok=True)
+        if self._base is None or old is None or self._num_announced % self._full_every == 0:
+            return None
+        base = dataclasses.replace(self._base, pieces=(old,))
+        made = make_delta(base, self._data_of(old.file), part, self._data_of(piece.file), name=name)
+        if made is None:
+            return None
+        try:
+            replace_file(path, b"".join(made[1]))
+        except OSError as e:  # no room: the version goes out all the same
+            logging.warning("no delta for version %s: %s", part.version, e)
+            return None
+        return made[0]
+
+    def _data_of(self, file: FileEntry) -> np.ndarray:
+        return self._segments[file.name].bytes_view(file.num_bytes)
+
+
+class SnapshotDraft:
+    """A version being written; left without `commit` or `seal`, it is as if it had never begun."""
+
+    def __init__(
+        self, manifest: WeightManifest, placement: Placement, segment: Segment, writer: SnapshotWriter
+    ) -> None:
+        """Called by `SnapshotWriter.begin`, with the segment locked."""
+        self._manifest, self._placement, self._segment, self._writer = manifest, placement, segment, writer
+        (piece,) = manifest.pieces
+        self._blocks = piece.blocks
+        self._data = segment.bytes_view(piece.file.num_bytes)
+        self._indices = {t.name: i for i, t in enumerate(manifest.tensors)}
+        self._block_of = {i: b for b, block in enumerate(self._blocks) for i in _indices(block)}
+        self._views: dict[int, np.ndarray] = {}
+        self._buffers: dict[str, np.ndarray] = {}
+        self._unwritten = {(b, i) for b, block in enumerate(self._blocks) for i in _indices(block)}
+        self._is_open = True
+
+    @property
+    def version(self) -> Version:
+        """The version this will be."""
+        return self._manifest.version
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """The model's, as they lie in the whole file."""
+        return self._manifest.tensors
+
+    def block(self, number: int) -> np.ndarray:
+        """A block's place in the slot, `[num_tensors, num_rows, num_cols]`; to be filled completely, as `buffer`.
+
+        Raises:
+          ValueError: the draft was sealed or aborted.
+        """
+        self._check_open()
+        if number not in self._views:
+            self._views[number] = self._view(number)
+            self._unwritten -= {(number, i) for i in _indices(self._blocks[number])}
+        return self._views[number]
+
+    def buffer(self, name: str) -> np.ndarray:
+        """The tensor's place in the slot, to be filled completely before `commit`.
+
+        It holds what an earlier version left there. Cast straight into it (`cast.cast_all_into`).
+
+        Raises:
+          KeyError: `begin` was not told of this tensor.
+          ValueError: the draft was sealed or aborted, or this host writes only a part of the tensor.
+        """
+        self._check_open()
+        if name in self._buffers:
+            return self._buffers[name]
+        index = self._indices[name]
+        tensor, number = self._manifest.tensors[index], self._block_of.get(index)
+        if number is None and tensor.num_bytes == 0:
+            return np.empty(tensor.shape, DTYPES[tensor.dtype])
+        if number is None or (self._blocks[number].num_rows, self._blocks[number].num_cols) != matrix_shape(
+            tensor.shape
+        ):
+            raise ValueError(f"this host does not write all of tensor {name}; see `block`")
+        whole = self._views[number] if number in self._views else self._view(number)
+        self._unwritten.discard((number, index))
+        buffer = whole[index - self._blocks[number].first_tensor].reshape(tensor.shape)
+        self._buffers[name] = buffer
+        return buffer
+
+    def seal(self) -> WeightManifest:
+        """Hashes what was written; returns this host's part of the version, which nobody is told of yet.
+
+        Raises:
+          ValueError: a tensor's buffer was never asked for, so it would be an old version's.
+        """
+        self._check_open()
+        if self._unwritten:
+            missing = sorted({self._manifest.tensors[i].name for _, i in self._unwritten})
+            raise ValueError(f"version {self.version}: {len(missing)} tensors not written, first {missing[0]}")
+        for start, end in self._placement.gaps():  # they are hashed too: equal weights give equal hashes
+            self._data[start:end] = 0
+        part = self._writer.seal(self._manifest, self._data)
+        # Unlocked before it is announced: who reads the new manifest must not find the slot locked.
+        self._close()
+        return part
+
+    def commit(self) -> WeightManifest:
+        """Hashes what was written and announces it, all of it by one host; from here on readers find this version.
+
+        Raises:
+          ValueError: as `seal`.
+          SnapshotError: it is a part of the version only.
+        """
+        manifest = self._writer.join([self.seal()])
+        self._writer.announce(manifest)
+        return manifest
+
+    def abort(self) -> None:
+        """Gives the slot back; the announced version stays what it was."""
+        if self._is_open:
+            self._close()
+
+    def __enter__(self) -> "SnapshotDraft":
+        """The draft itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Aborts unless it was committed."""
+        self.abort()
+
+    def _view(self, number: int) -> np.ndarray:
+        block, starts = self._blocks[number], self._placement.starts[number]
+        dtype = DTYPES[self._manifest.tensors[block.first_tensor].dtype]
+        rectangle = block.num_rows * block.num_cols * dtype.itemsize
+        return np.ndarray(
+            (block.num_tensors, block.num_rows, block.num_cols),
+            dtype,
+            self._data.data,
+            offset=starts[0],
+            strides=(aligned(rectangle), block.num_cols * dtype.itemsize, dtype.itemsize),
+        )
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"version {self.version} was sealed, committed or aborted already")
+
+    def _close(self) -> None:
+        self._is_open = False
+        # A late write would change an announced version.
+        for array in (*self._views.values(), *self._buffers.values()):
+            array.flags.writeable = False
+        self._writer.end()
+        self._segment.unlock()
+
+
+def _indices(block: Block) -> range:
+    return range(block.first_tensor, block.first_tensor + block.num_tensors)
+
+
+def _piece_of(manifest: WeightManifest, host: int) -> PieceEntry | None:
+    return next((piece for piece in manifest.pieces if piece.host == host), None)
+
+
+def _sweep(folder: pathlib.Path, num_hosts: int) -> None:
+    """Removes what dead processes left here when the learner had more of them."""
+    for lock in folder.glob("writer.host-*"):
+        host = lock.name.rpartition("-")[2]
+        if not host.isdigit() or int(host) < num_hosts:
+            continue
+        fd = open_own(lock, os.O_RDWR)
+        if try_flock(fd, fcntl.LOCK_EX):
+            for name in HostFiles(int(host)).all:
+                (folder / name).unlink(missing_ok=True)
+        os.close(fd)

@@ -1,0 +1,221 @@
+"""A reader's verified copy of a snapshot, mapped without a copy.
+
+One bad chunk can be told from the others and taken again, and a download that broke off goes on where it stopped.
+
+The copy has a warm file of its own, so a publisher never waits for a model being loaded, only for
+a copy. Beside it lies `<file>.manifest`, which exists only while the file holds that version, whole.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import pathlib
+from types import TracebackType
+
+import blake3
+import numpy as np
+
+from bridge import codec
+from bridge.files import open_own, replace_file, try_flock
+from bridge.snapshots.shard_map import Placement, view, zero_gaps
+from bridge.snapshots.shared_memory import Segment, each_on_all_cores
+from bridge.snapshots.snapshot_format import (
+    COPY_BLOCK_BYTES,
+    SnapshotBusyError,
+    SnapshotError,
+    SupersededError,
+    TensorTable,
+    check_fit,
+    latest,
+    manifest_path,
+    read_manifest,
+    reserve,
+)
+from bridge.weight_types import FileEntry, PieceEntry, WeightManifest
+
+
+def copy_chunks(fd: int, file: FileEntry, placement: Placement, into: np.ndarray) -> list[int]:
+    """Copies a piece to where it lies in the whole file and hashes what arrived, still in cache.
+
+    Args:
+      fd: the piece's file.
+      file: what it should be.
+      placement: where it goes.
+      into: the whole file's bytes.
+
+    Returns:
+      The chunks that are not what was announced.
+
+    Raises:
+      EOFError: the file is shorter.
+    """
+
+    def copy(index: int) -> bool:
+        position, end = file.chunk(index)
+        hasher = blake3.blake3()
+        while position < end:
+            length = min(COPY_BLOCK_BYTES, end - position)
+            block = placement.room(into, position, position + length)
+            num_read = os.preadv(fd, [block.data], position)
+            if num_read == 0:
+                raise EOFError(f"ends at byte {position}, {file.num_bytes} expected")
+            hasher.update(block[:num_read].data)
+            placement.put(block[:num_read], position, into)
+            position += num_read
+        return hasher.digest() == file.chunk_hash(index)
+
+    return [index for index, is_right in enumerate(each_on_all_cores(copy, range(file.num_chunks))) if not is_right]
+
+
+class SnapshotMirror:
+    """Fetches version after version into one warm local file."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        into: str | os.PathLike[str],
+        *,
+        run: str,
+        tokenizer_hash: str,
+        expected: TensorTable | None = None,
+        lock_timeout_s: float = 60.0,
+    ) -> None:
+        """Opens or makes the local file `into`, best in shared memory; its folder is made.
+
+        `expected` lists the model's tensors: a snapshot with other names, dtypes or shapes is refused.
+
+        Raises:
+          ValueError: the local file is another user's, or a link.
+        """
+        self._folder, self._into = pathlib.Path(folder), pathlib.Path(into)
+        self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
+        self._lock_timeout_s = lock_timeout_s
+        self._into.parent.mkdir(parents=True, exist_ok=True)
+        self._segment = Segment(self._into)
+
+    def fetch(self, manifest: WeightManifest) -> None:
+        """Copies a version here and proves that it arrived; `map_tensors` then gives its tensors.
+
+        Raises:
+          SupersededError: a newer one was announced; take `latest(folder)` and call again.
+          SnapshotBusyError: somebody still maps the version that is here.
+          SnapshotError: another run, tokenizer or model, or bytes that do not match their hash.
+        """
+        check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
+        reserve([self._segment], manifest.num_bytes)
+        if not self._segment.lock(timeout_s=self._lock_timeout_s):
+            raise SnapshotBusyError(
+                f"{self._into} is still mapped or written after {self._lock_timeout_s} s: "
+                "drop the tensors of the last version before fetching the next"
+            )
+        try:
+            manifest_path(self._into).unlink(missing_ok=True)
+            if bad := self._copy(manifest, self._segment.bytes_view(manifest.num_bytes)):
+                raise SnapshotError(f"version {manifest.version} is corrupt: {bad}")
+            replace_file(manifest_path(self._into), codec.encode(manifest))
+        finally:
+            self._segment.unlock()
+
+    def close(self) -> None:
+        """Lets go of the local file; it stays, and so does what is mapped."""
+        self._segment.close()
+
+    def __enter__(self) -> "SnapshotMirror":
+        """The mirror itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _copy(self, manifest: WeightManifest, into: np.ndarray) -> str:
+        """Puts the data together from all pieces; returns which chunks are not what was announced, empty if all are."""
+        zero_gaps(into, manifest.tensors)
+        with contextlib.ExitStack() as opened:
+            fds = [self._open(manifest, piece, opened) for piece in manifest.pieces]
+            # A writer locks only the slot that is not announced; while we hold ours its bytes cannot change.
+            are_locked = [try_flock(fd, fcntl.LOCK_SH) for fd in fds]
+            announced = latest(self._folder)
+            if announced != manifest:
+                now = announced.version if announced is not None else "no version"
+                raise SupersededError(f"version {manifest.version} was superseded: announced is {now}")
+            for piece, fd, is_locked in zip(manifest.pieces, fds, are_locked, strict=True):
+                file = piece.file
+                if not is_locked:
+                    raise SnapshotBusyError(
+                        f"{self._folder / file.name} is announced, but locked by a process that is not its writer"
+                    )
+                try:
+                    bad = copy_chunks(fd, file, Placement(manifest.tensors, piece.blocks), into)
+                except EOFError as e:
+                    path = self._folder / file.name
+                    raise SnapshotError(f"version {manifest.version} is corrupt: {path} {e}") from e
+                if bad:
+                    of = f"of {file.num_chunks} chunks of {file.name}"
+                    return f"{len(bad)} {of} do not match their hash, first {bad[0]}"
+        return ""
+
+    def _open(self, manifest: WeightManifest, piece: PieceEntry, opened: contextlib.ExitStack) -> int:
+        path = self._folder / piece.file.name
+        try:
+            fd = open_own(path, os.O_RDONLY)
+        except ValueError as e:
+            raise SnapshotError(str(e)) from e
+        except FileNotFoundError as e:
+            where = "" if len(manifest.pieces) == 1 else "; where the learner has several machines, give --store"
+            raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist{where}") from e
+        opened.callback(os.close, fd)
+        return fd
+
+
+def fetch(
+    folder: str | os.PathLike[str],
+    manifest: WeightManifest,
+    into: str | os.PathLike[str],
+    *,
+    run: str,
+    tokenizer_hash: str,
+    expected: TensorTable | None = None,
+) -> None:
+    """`SnapshotMirror.fetch` for once; who follows a run keeps a mirror, whose file stays mapped."""
+    with SnapshotMirror(folder, into, run=run, tokenizer_hash=tokenizer_hash, expected=expected) as mirror:
+        mirror.fetch(manifest)
+
+
+def mirrored(path: str | os.PathLike[str]) -> WeightManifest | None:
+    """Which version a mirror's file holds, whole and verified; None if none."""
+    return read_manifest(manifest_path(pathlib.Path(path)))
+
+
+def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[str, np.ndarray]:
+    """The tensors of a mirrored version as read-only views of the file: no copy.
+
+    The file stays locked against the next fetch until the last view is gone.
+
+    Raises:
+      SnapshotBusyError: a fetch is writing the file.
+      SnapshotError: the file does not hold this version.
+    """
+    path = pathlib.Path(path)
+    try:
+        fd = open_own(path, os.O_RDONLY)
+    except ValueError as e:
+        raise SnapshotError(str(e)) from e
+    except FileNotFoundError as e:
+        raise SnapshotError(f"{path} does not exist, wanted {manifest.version} there") from e
+    try:
+        if not try_flock(fd, fcntl.LOCK_SH):
+            raise SnapshotBusyError(f"{path} is being written")
+        held = mirrored(path)
+        if held != manifest or os.fstat(fd).st_size < manifest.num_bytes:
+            now = held.version if held is not None else "no whole version"
+            raise SnapshotError(f"{path} holds {now}, wanted {manifest.version}")
+        # The map keeps a duplicate of fd, and with it the lock, for as long as a view lives.
+        data = mmap.mmap(fd, manifest.num_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    finally:
+        os.close(fd)
+    whole = np.frombuffer(data, np.uint8)
+    return {t.name: view(whole, t) for t in manifest.tensors}

@@ -1,0 +1,221 @@
+"""The runs of a store, as whoever keeps it in order sees them: listed, dropped, and a fenced actor's second chance.
+
+For a learner's role: the tables refuse it to an actor's. A process that leads a run goes by `open.open_store` instead.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from bridge import codec
+from bridge.store.group_blobs import GroupObjects
+from bridge.store.open import sqlite_path
+from bridge.store.postgres import tables_and_roles
+from bridge.store.postgres.postgres_database import PostgresDatabase
+from bridge.store.protocol import FOR_GOOD
+from bridge.store.sql.base import new_call
+from bridge.store.sql.database import Database, Row, Script, Step
+from bridge.store.sql.learner_side import DROPPER, NUM_TICKETS
+from bridge.store.sqlite_database import SqliteDatabase
+
+ALIVE_S = 10.0
+"""A process whose last sign of life is younger is taken for alive."""
+ON_PROBATION = "on probation: "
+"""What the reason of a fence begins with whose actor may be probed again."""
+_DROP_S = 100 * 365 * 86400.0
+"""For how long whoever drops a run leads it: for good, since a learner could do nothing with what is left of it."""
+_RETRY_S = 60.0
+"""For how long what a bucket fails to delete is tried again."""
+# Table, what names a row, rows dropped in one transaction: the large ones first, so that none takes for ever.
+_IN_PARTS = (("groups", "seq", 256), ("payloads", "call", 256), ("tickets", "number", 4096), ("anchors", "key", 4096))
+_REST = (
+    *("groups", "payloads", "tickets", "dropped_objects", "restores", "heartbeats", "fences", "announcements"),
+    *("serving", "cards", "blobs", "anchors", "runs"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """One run, at one moment of the store's clock."""
+
+    run: str
+    """Its id."""
+    name: str
+    """What people call it; empty where the store holds one run."""
+    leader: str
+    """Where its learner lives, if one holds the lead; empty else."""
+    finished_step: int | None
+    """Of its last weights, once all steps are done."""
+    step: int | None
+    """Of the weights announced last; None before the first."""
+    num_trained: int
+    """Training tickets (groups, or samples where those are tickets of their own) whose training is safe."""
+    num_waiting: int
+    """Groups that are here and not trained, or not yet in a checkpoint."""
+    num_bytes: int
+    """Of tickets, groups, files and anchors in the database."""
+    num_objects: int
+    """Of its groups, those that lie in a bucket."""
+    silent_s: float | None
+    """Seconds since the last sign of life of any of its processes; None: there was none."""
+    live_actors: tuple[str, ...]
+    """Names of those that most likely live."""
+
+
+class Runs:
+    """The runs that this role may lead."""
+
+    def __init__(self, database: Database, *, place: str, names: Callable[[], Sequence[Row]] | None) -> None:
+        """`names` gives (run, name) of a database of many runs; None where it holds one."""
+        self._database, self._place, self._names = database, place, names
+
+    def all(self) -> list[RunState]:
+        """Every run, the newest first where the store knows it."""
+        runs = {r[0]: r[1:] for r in self._read(_RUNS)}
+        names = dict.fromkeys(runs, "") if self._names is None else dict(self._names())
+        steps = dict(self._read("SELECT run, step FROM announcements"))
+        trained = dict(self._read(_TRAINED))
+        waiting = dict(self._read("SELECT run, count(*) FROM groups GROUP BY run"))
+        sizes = {run: (int(num_bytes), num_objects) for run, num_bytes, num_objects in self._read(_SIZES)}
+        beats = self._read("SELECT run, process, {now} - time_s FROM heartbeats ORDER BY process")
+        found: list[RunState] = []
+        for run, name in names.items():
+            if run not in runs:
+                continue  # it was made since
+            leader, finished_step = runs[run]
+            silences = [(process, silent_s) for r, process, silent_s in beats if r == run]
+            num_bytes, num_objects = sizes.get(run, (0, 0))
+            found.append(
+                RunState(
+                    run=run,
+                    name=name,
+                    leader=leader or "",
+                    finished_step=finished_step,
+                    step=steps.get(run),
+                    num_trained=int(trained.get(run, 0)),
+                    num_waiting=waiting.get(run, 0),
+                    num_bytes=num_bytes,
+                    num_objects=num_objects,
+                    silent_s=min((s for _, s in silences), default=None),
+                    live_actors=tuple(p for p, s in silences if s < ALIVE_S and p != "learner"),
+                )
+            )
+        return found
+
+    def find(self, name_or_id: str) -> RunState:
+        """One of them.
+
+        Raises:
+          ValueError: none, or several of that name.
+        """
+        found = [r for r in self.all() if name_or_id in (r.run, r.name)]
+        found = [r for r in found if r.run == name_or_id] or found
+        if not found:
+            raise ValueError(f"{self._place} has no run {name_or_id!r} that this role began")
+        if len(found) > 1:
+            ids = ", ".join(f"{r.run} ({'finished' if r.finished_step is not None else 'not finished'})" for r in found)
+            raise ValueError(f"{len(found)} runs are called {name_or_id!r}; give one's id: {ids}")
+        return found[0]
+
+    def drop(self, run: str, *, force: bool = False, bucket: str = "") -> RunState:
+        """Forgets a run with all its rows; returns what it was. Called again, it goes on where it was cut off.
+
+        With `force` a live learner is superseded and ends; live actors hear that the run is finished, and end.
+
+        Args:
+          run: name or id.
+          force: also one that is led or served.
+          bucket: where its large groups lie, which go too; empty: they stay.
+
+        Raises:
+          ValueError: there is no such run, it is led or served, or the store holds no other.
+        """
+        if self._names is None:
+            raise ValueError(f"{self._place} is one run's file: stop its processes and remove the run's folder")
+        state = self.find(run)
+        if state.live_actors and not force:
+            raise ValueError(f"run {state.run} is served by {', '.join(state.live_actors)}: stop them, or give --force")
+        self._take_away(state.run, force=force)
+        for table, key, at_once in _IN_PARTS:
+            part = f"SELECT {key} FROM {table} WHERE run = :run LIMIT :at_once"
+            delete = f"DELETE FROM {table} WHERE run = :run AND {key} IN ({part}) RETURNING 1"
+            while self._write(state.run, _step(delete, state.run, at_once=at_once))[0]:
+                pass
+        if bucket:
+            objects = GroupObjects(bucket, run=state.run, max_bytes=codec.MAX_BYTES, retry_s=_RETRY_S)
+            with contextlib.closing(objects):
+                objects.delete_all()
+        self._write(state.run, *(_step(f"DELETE FROM {t} WHERE run = :run", state.run) for t in _REST), locks=True)
+        return state
+
+    def put_on_probation(self, run: str, actor: str) -> None:
+        """Gives an actor that is fenced for good another chance: its next process is probed, and let in if it is clean.
+
+        Raises:
+          ValueError: there is no such run, or the actor isn't fenced.
+        """
+        id_ = self.find(run).run
+        reasons = dict(self._read("SELECT actor, reason FROM fences WHERE run = :run ORDER BY actor", run=id_))
+        if actor not in reasons:
+            fenced = f"fenced are: {', '.join(reasons)}" if reasons else "nobody is"
+            raise ValueError(f"actor {actor!r} of run {id_} is not fenced; {fenced}")
+        reason = ON_PROBATION + reasons[actor].removeprefix(ON_PROBATION).removeprefix(FOR_GOOD)
+        change = "UPDATE fences SET reason = :reason WHERE run = :run AND actor = :actor"
+        self._write(id_, _step(change, id_, actor=actor, reason=reason), locks=True, changes=("tickets",))
+
+    def _take_away(self, run: str, *, force: bool) -> None:
+        """Leads it, as far as others see, so that no learner begins to; actors pass over it, and live ones end."""
+        call = new_call()
+        take = """UPDATE runs SET incarnation = incarnation + 1, holder = :holder, lead_by = :call,
+            lead_expires_s = {now} + :lease_s, finished_step = coalesce(finished_step, 0),
+            finished_s = coalesce(finished_s, {now})
+            WHERE run = :run AND coalesce(lead_by, '') <> :call
+                AND (:force = 1 OR holder IS NULL OR holder = :holder OR lead_expires_s <= {now})"""
+        given: dict[str, object] = {"holder": DROPPER, "call": call, "lease_s": _DROP_S, "force": int(force)}
+        ask = "SELECT lead_by, holder FROM runs WHERE run = :run"
+        steps = (_step(take, run, **given), _step(ask, run))
+        lead_by, holder = self._write(run, *steps, locks=True, changes=("run",))[1][0]
+        if lead_by != call:
+            raise ValueError(f"run {run} has a learner, at {holder}: stop it, or give --force")
+
+    def _read(self, sql: str, /, **params: Any) -> list[Row]:
+        return self._database.read("", Step(sql, params))
+
+    def _write(self, run: str, *steps: Step, locks: bool = False, **options: Any) -> list[list[Row]]:
+        return self._database.write(run, Script(steps=steps, locks=locks, **options))
+
+
+_RUNS = "SELECT run, CASE WHEN lead_expires_s > {now} THEN holder END, finished_step FROM runs ORDER BY run"
+_TRAINED = f"SELECT run, {NUM_TICKETS} FROM tickets WHERE kind = 'train' AND state = 'acknowledged' GROUP BY run"
+_SIZES = """SELECT run, sum(num_bytes), sum(num_objects) FROM (
+        SELECT run, length(payload) AS num_bytes, CASE WHEN object IS NULL THEN 0 ELSE 1 END AS num_objects
+        FROM payloads
+        UNION ALL SELECT run, length(payload), 0 FROM tickets
+        UNION ALL SELECT run, length(content), 0 FROM blobs
+        UNION ALL SELECT run, length(ms), 0 FROM anchors) AS parts
+    GROUP BY run"""
+
+
+@contextlib.contextmanager
+def open_runs(url: str, *, retry_s: float = 10.0) -> Generator[Runs]:
+    """The runs of a store; nothing is made where there is none.
+
+    Raises:
+      ValueError: there is no store, it refuses us, or the role is no learner's.
+      StoreLostError, StoreBusyError: it could not be reached, or not be locked, in time.
+    """
+    if path := sqlite_path(url):
+        if not path.is_file():
+            raise ValueError(f"there is no store {path}")
+        with contextlib.closing(SqliteDatabase(path, busy_timeout_s=retry_s)) as file:
+            yield Runs(file, place=str(path), names=None)
+        return
+    with contextlib.closing(PostgresDatabase(url, retry_s=retry_s)) as database:
+        database.insist(tables_and_roles.check_schema)
+        database.insist(tables_and_roles.check_learner)
+        yield Runs(database, place=database.place, names=lambda: database.insist(tables_and_roles.name_runs))
+
+
+def _step(sql: str, run: str, /, **params: Any) -> Step:
+    return Step(sql, {"run": run, **params})

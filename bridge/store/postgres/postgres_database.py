@@ -1,0 +1,286 @@
+"""Transactions on a PostgreSQL server, retried; LISTEN/NOTIFY.
+
+A script goes out as one pipeline, BEGIN and COMMIT included, so nobody waits for a client between two statements.
+Where the connection is lost nobody knows whether it was committed; it is run again, and finds by the name of its call
+what it did (docs/exactly_once.md).
+"""
+
+import functools
+import hashlib
+import os
+import random
+import select
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+import psycopg
+from absl import logging
+from psycopg import sql
+from typing_extensions import override
+
+from bridge.store.postgres.connections import Connection, Connections, cut
+from bridge.store.postgres.errors import heals, is_full, reason_of
+from bridge.store.protocol import TOPICS, Mark, StoreLostError, SupersededLearnerError, Topic
+from bridge.store.sql.database import Database, Row, Script, Step, StoreClosedError, translate
+
+
+def channel_of(run: str) -> str:
+    """The channel on which a run's changes are told; their payload is the topic."""
+    return f"sluice_{hashlib.blake2b(run.encode(), digest_size=16).hexdigest()}"
+
+
+class Listener:
+    """Counts the changes of one run's topics."""
+
+    def __init__(self, connections: Connections, run: str) -> None:
+        """Begins to listen at once; what happens before it can is counted as a change of everything."""
+        self._connections, self._run = connections, run
+        self._changed = threading.Condition()
+        self._counts: dict[Topic, int] = dict.fromkeys(TOPICS, 0)
+        self._is_closed = False
+        self._connection: Connection | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="store-listener", daemon=True)
+        self._thread.start()
+
+    def mark(self) -> Mark:
+        """How often each topic has changed."""
+        with self._changed:
+            return dict(self._counts)
+
+    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        """Returns when one of `topics` has changed since `mark`, at `close`, or after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or any(self._counts[t] != mark[t] for t in topics), timeout_s
+            )
+
+    def close(self) -> None:
+        """Lets go of whoever waits."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+            connection = self._connection
+        os.write(self._wake_write, b"x")
+        if connection is not None:
+            cut(connection)
+        self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _listen(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closed:
+            began_s = time.monotonic()
+            try:
+                self._listen_once()
+            except (psycopg.Error, OSError, RuntimeError, ValueError) as e:
+                if self._is_closed:
+                    return
+                why = reason_of(e) if isinstance(e, psycopg.Error) else type(e).__name__
+                logging.log_every_n_seconds(logging.WARNING, "the store's changes are not heard: %s", 30, why)
+            if time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S:
+                pause_s = _FIRST_PAUSE_S
+            select.select([self._wake_read], [], [], pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _listen_once(self) -> None:
+        with self._connections.connect() as connection:
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel_of(self._run))))
+            with self._changed:
+                self._connection = connection
+            self._count(TOPICS)  # whatever happened before this moment
+            while not self._is_closed:
+                select.select([connection.fileno(), self._wake_read], [], [])
+                self._count({n.payload for n in connection.notifies(timeout=0) if n.payload in TOPICS})
+
+    def _count(self, topics: Collection[Topic]) -> None:
+        with self._changed:
+            for topic in topics:
+                self._counts[topic] += 1
+            self._changed.notify_all()
+
+
+SUPERSEDED, NO_RUN = "SL001", "SL002"  # schema.sql: lock_run
+LOCKED_AT_MOST = "5s"
+"""How long a transaction may go on that holds a run's lock."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_LOCK = Step("SELECT lock_run(:run, CAST(:incarnation AS bigint), :at_most)", {})
+_NOTIFY = "SELECT pg_notify(:channel, :topic) WHERE {condition}"
+
+
+T = TypeVar("T")
+
+
+class PostgresDatabase(Database):
+    """One database; a process has one of these a run."""
+
+    def __init__(self, url: str, *, retry_s: float) -> None:
+        """Connects to nothing yet.
+
+        Args:
+          url: postgresql://user@host/database?sslmode=...; passwords come from PGPASSFILE or PGPASSWORD.
+          retry_s: how long a server that can't be reached is tried again.
+
+        Raises:
+          ValueError: the URL is none of PostgreSQL's.
+        """
+        self._connections = Connections(url)
+        self._retry_s = retry_s
+        self._num_breaks = 0
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+
+    @property
+    def place(self) -> str:
+        """Which database, without any secret."""
+        return self._connections.place
+
+    @override
+    def write(self, run: str, script: Script) -> list[list[Row]]:
+        try:
+            return self.insist(lambda db: _run_and_tell(db, run, script), patience_s=script.patience_s)
+        except psycopg.Error as e:
+            if e.sqlstate == SUPERSEDED and script.incarnation is not None:
+                raise SupersededLearnerError.of(script.incarnation, e.diag.message_primary) from None
+            raise self._in_words(e) from e
+
+    @override
+    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
+        try:
+            return self.insist(lambda db: _execute(db, step).fetchall(), patience_s=patience_s)
+        except psycopg.Error as e:
+            raise self._in_words(e) from e
+
+    def insist(self, act: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
+        """What `act` returns, which may be called again after the connection was lost in its middle.
+
+        Raises:
+          StoreLostError: the server could not be reached, or not do it, for as long as we were told to try.
+          StoreClosedError: `close` was called.
+          ValueError: the server refuses us.
+          psycopg.Error: the server says that what was asked is wrong.
+        """
+        patience_s = self._retry_s if patience_s is None else patience_s
+        deadline, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                with self._connections.borrow() as connection:
+                    return act(connection)
+            except psycopg.Error as e:
+                if not heals(e):
+                    raise
+                why = reason_of(e)
+                self._num_breaks += 1
+                if not is_full(e):  # what we have is worth more than ever where no more are to be had
+                    self._connections.drop_idle()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                place = self._connections.place
+                raise StoreLostError(f"the store at {place} could not be reached for {patience_s:.0f} s: {why}")
+            logging.log_every_n_seconds(logging.WARNING, "the store can't be reached, trying again: %s", 10, why)
+            # Jitter: or all who lost a server would be back at the same moment.
+            if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
+                raise StoreClosedError(f"the store at {self._connections.place} was closed")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @property
+    @override
+    def num_breaks(self) -> int:
+        return self._num_breaks
+
+    @override
+    def mark(self, run: str) -> Mark:
+        return self._listen(run).mark()
+
+    @override
+    def wait(self, run: str, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        self._listen(run).wait(mark, topics, timeout_s=timeout_s)
+
+    @override
+    def close(self) -> None:
+        if self._connections.is_of_another_process:
+            return  # what a fork left here is the parent's
+        with self._lock:
+            self._connections.closed.set()
+            listener = self._listener
+        if listener is not None:
+            listener.close()
+        self._connections.close()
+
+    def _listen(self, run: str) -> Listener:
+        with self._lock:
+            if self._listener is None:
+                if self._connections.closed.is_set():
+                    raise StoreClosedError(f"the store at {self._connections.place} was closed")
+                self._listener = Listener(self._connections, run)
+            return self._listener
+
+    def _in_words(self, error: psycopg.Error) -> Exception:
+        if isinstance(error, psycopg.DataError):  # a NUL in a text, an integer beyond 64 bits
+            return ValueError(f"PostgreSQL can't keep this: {str(error).splitlines()[0]}")
+        if error.sqlstate == NO_RUN:
+            return ValueError(f"{self._connections.place}: {error.diag.message_primary}")
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return PermissionError(f"{self._connections.place}: {str(error).splitlines()[0]}")
+        return error
+
+
+def _run_and_tell(db: Connection, run: str, script: Script) -> list[list[Row]]:
+    """Runs a script; where the server's queue of notifications is full, nobody is told: who waits looks again anyway.
+
+    Any role that may connect can fill that queue, which all databases of the server share.
+    """
+    try:
+        return _run_script(db, run, script)
+    except psycopg.errors.ProgramLimitExceeded as e:
+        logging.log_every_n_seconds(
+            logging.ERROR,
+            "change not announced: %s; waiting processes notice it late. End the session that listens in an open "
+            "transaction (pg_stat_activity, pg_notification_queue_usage())",
+            60,
+            reason_of(e),
+        )
+    db.rollback()
+    return _run_script(db, run, script, tells=False)
+
+
+def _run_script(db: Connection, run: str, script: Script, *, tells: bool = True) -> list[list[Row]]:
+    with db.pipeline():
+        db.execute("BEGIN")
+        for step in script.before_lock:
+            _execute(db, step)
+        if script.locks:
+            given = {"run": run, "incarnation": script.incarnation, "at_most": LOCKED_AT_MOST}
+            _execute(db, Step(_LOCK.sql, given))
+        for topic in script.changes if tells else ():
+            _execute(db, _notification(run, topic, script.notify_if))
+        cursors = [_execute(db, step) for step in script.steps]
+        for topic, condition in script.told_after.items() if tells else ():
+            _execute(db, _notification(run, topic, condition))
+        db.execute("COMMIT")
+    # Out here the server has answered to all of it.
+    return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+
+def _notification(run: str, topic: Topic, condition: Step | None) -> Step:
+    asked = "true" if condition is None else f"EXISTS ({condition.sql})"
+    params: Mapping[str, object] = {} if condition is None else condition.params
+    return Step(_NOTIFY.replace("{condition}", asked), {**params, "channel": channel_of(run), "topic": topic})
+
+
+def _execute(db: Connection, step: Step) -> "psycopg.Cursor[Row]":
+    return db.cursor(binary=True).execute(_in_postgres(step.sql), dict(step.params))
+
+
+@functools.cache
+def _in_postgres(text: str) -> sql.SQL:
+    """A shared text in PostgreSQL's words."""
+    form = r"= ANY (CAST(:\1 AS text[]))"
+    words = translate(text.replace("%", "%%"), now="now_s()", list_form=form, parameter_form=r"%(\1)s")
+    return sql.SQL(words)  # pyright: ignore[reportArgumentType] a text of ours

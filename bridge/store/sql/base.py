@@ -1,0 +1,254 @@
+"""Statements of both sides: heartbeats, announcements, run card."""
+
+import dataclasses
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import blake3
+import msgspec
+from absl import logging
+from typing_extensions import override
+
+from bridge import codec
+from bridge.rollout_types import Group, Heartbeat, Ticket, Version
+from bridge.store.protocol import NAME_LEASE_S, Finished, GroupStore, Mark, NameTakenError, SharedStore, Topic
+from bridge.store.sql.database import Database, Row, Script, Step
+from bridge.weight_types import Announcement, RunCard
+
+
+def fit_of(value: Ticket | Group) -> str:
+    """A digest of what a group has in common with its ticket: kind, round, order, K and the prompt; hex."""
+    num_samples = value.num_samples if isinstance(value, Ticket) else len(value.rollouts)
+    head = [value.kind, int(value.round), int(value.order), num_samples]  # numpy's integers as Python's
+    prompt = value.prompt_tokens.astype("<i4", copy=False).tobytes()
+    return blake3.blake3(msgspec.msgpack.encode([*head, prompt])).hexdigest(length=16)
+
+
+def describe_misfit(ticket: Ticket, group: Group) -> str:
+    """Why a group does not fit its ticket, in words."""
+    want = (ticket.kind, ticket.round, ticket.order, ticket.num_samples)
+    got = (group.kind, group.round, group.order, len(group.rollouts))
+    if got != want:
+        why = f"(kind, round, order, rollouts) is {got}, wanted {want}"
+    else:
+        why = f"its prompt differs ({group.prompt_tokens.size} tokens, wanted {ticket.prompt_tokens.size})"
+    return f"group {ticket.id} does not fit its ticket: {why}"
+
+
+FENCE = "SELECT reason FROM fences WHERE run = :run AND actor = :actor"
+
+
+T = TypeVar("T", bound=codec.Message)
+
+
+OPEN = "UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL"
+"""Offers tickets, to whoever claims them next; the `WHERE` is its user's."""
+
+
+class SqlShared(SharedStore):
+    """One run in a database."""
+
+    def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
+        """`run` is how the run is called in the database's rows."""
+        self._database = database
+        self._run = run
+        self._max_bytes = max_message_bytes
+        self._places: dict[str, str] = {}
+        """Where the actors live whose names were taken by this process (`take_name`)."""
+        self._incarnation: int | None = None
+        """The one that this process leads as; None: it doesn't lead, and its writes are nobody's but its caller's."""
+        self._led_after_seq = 0
+        """The last group when it began to lead: older ones may lie in the bucket that an earlier learner had."""
+
+    @override
+    def mark(self) -> Mark:
+        return self._database.mark(self._run)
+
+    @override
+    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        self._database.wait(self._run, mark, topics, timeout_s=timeout_s)
+
+    @override
+    def heartbeat(self, beat: Heartbeat) -> None:
+        self._beat(beat, self._places.get(beat.process, ""))
+
+    def _beat(self, beat: Heartbeat, place: str) -> None:
+        """One heartbeat; with a place only if no live actor elsewhere has the name.
+
+        Raises:
+          NameTakenError: one has.
+        """
+        put = """INSERT INTO heartbeats (run, process, payload, time_s, holder, places)
+            VALUES (:run, :process, :payload, {now}, :place, :places)
+            ON CONFLICT (run, process) DO UPDATE SET payload = excluded.payload, time_s = excluded.time_s,
+                holder = excluded.holder, places = excluded.places
+            WHERE excluded.holder = '' OR heartbeats.holder IN ('', excluded.holder)
+                OR heartbeats.time_s <= {now} - :lease_s"""
+        step = self._step(
+            put,
+            process=beat.process,
+            payload=self._encode(beat),
+            place=place,
+            places=_places(beat),
+            lease_s=NAME_LEASE_S,
+        )
+        ask = self._step(
+            "SELECT holder, time_s FROM heartbeats WHERE run = :run AND process = :process", process=beat.process
+        )
+        # An actor's is a row of its own and waits for nobody; a learner's is refused once another one leads.
+        rows = self._write(step, ask, guarded=True, locks=self._incarnation is not None)[1]
+        if place and rows and rows[0][0] != place:
+            raise NameTakenError(beat.process, rows[0][0], beat_s=rows[0][1])
+
+    @override
+    def heartbeats(self) -> list[Heartbeat]:
+        beats: list[Heartbeat] = []
+        rows = self._read("SELECT process, payload, time_s FROM heartbeats WHERE run = :run ORDER BY process")
+        for process, payload, time_s in rows:
+            try:
+                beat = self._decode(Heartbeat, payload)
+                if beat.process != process:
+                    raise ValueError(f"it says that it is {beat.process!r}")
+            except codec.OtherFormatError:
+                continue  # processes of another build may live in a run, and beat as they do
+            except ValueError as e:
+                logging.log_every_n_seconds(logging.ERROR, "heartbeat ignored process=%r: %s", 60, process, e)
+            else:
+                beats.append(dataclasses.replace(beat, time_s=time_s))
+        return beats
+
+    @override
+    def now_s(self) -> float:
+        return self._read("SELECT {now} WHERE :run <> ''")[0][0]
+
+    @override
+    def announced(self) -> Announcement | None:
+        rows = self._read("SELECT payload FROM announcements WHERE run = :run")
+        return self._decode(Announcement, rows[0][0]) if rows else None
+
+    @override
+    def fenced(self, actor: str) -> str | None:
+        rows = self._read(FENCE, actor=actor)
+        return rows[0][0] if rows else None
+
+    @override
+    def finished(self) -> Finished | None:
+        rows = self._read(
+            """SELECT incarnation, finished_step, finished_s FROM runs
+            WHERE run = :run AND finished_step IS NOT NULL"""
+        )
+        return Finished(Version(incarnation=rows[0][0], step=rows[0][1]), rows[0][2]) if rows else None
+
+    @override
+    def close(self) -> None:
+        self._database.close()
+
+    def _step(self, sql: str, /, **params: Any) -> Step:
+        return Step(sql, {"run": self._run, **params})
+
+    def _read(self, sql: str, /, **params: Any) -> list[Row]:
+        return self._database.read(self._run, self._step(sql, **params))
+
+    def _write(
+        self,
+        *steps: Step,
+        before_lock: Sequence[Step] = (),
+        guarded: bool = False,
+        locks: bool = True,
+        changes: Collection[Topic] = (),
+        notify_if: Step | None = None,
+        told_after: Mapping[Topic, Step] | None = None,
+        patience_s: float | None = None,
+    ) -> list[list[Row]]:
+        script = Script(
+            steps=steps,
+            before_lock=before_lock,
+            locks=locks,
+            incarnation=self._incarnation if guarded else None,
+            changes=changes,
+            notify_if=notify_if,
+            told_after=told_after or {},
+            patience_s=patience_s,
+        )
+        return self._database.write(self._run, script)
+
+    def _change(self, sql: str, /, *, tells: bool = False, **params: object) -> None:
+        self._write(self._step(sql, **params), guarded=True, changes=("tickets",) if tells else ())
+
+    def _encode(self, message: codec.Message) -> bytes:
+        return codec.encode(message, max_bytes=self._max_bytes)
+
+    def _decode(self, type_: type[T], payload: bytes) -> T:
+        return codec.decode(type_, payload, max_bytes=self._max_bytes)
+
+    def _tickets(self, rows: Sequence[Row]) -> list[Ticket]:
+        return [self._decode(Ticket, payload) for (payload,) in rows]
+
+
+def _places(beat: Heartbeat) -> int | None:
+    """Sequences that its engine runs at once; None if it serves none."""
+    if beat.role != "actor" or beat.version is None or beat.report is None or beat.report.is_leaving:
+        return None
+    return beat.report.max_sequences
+
+
+def new_call() -> str:
+    """A name for one call: what it did is known by it, should it have to be made again."""
+    return uuid.uuid4().hex
+
+
+def check_limit(limit: int) -> None:
+    """Refuses what some engine would take for "no limit"."""
+    if limit < 0:
+        raise ValueError(f"limit must be >= 0, got {limit}")
+
+
+def check_lease(lease_s: float) -> None:
+    """Refuses a lease that is over at once."""
+    if not lease_s > 0:
+        raise ValueError(f"lease_s must be > 0, got {lease_s}")
+
+
+class SqlCards(SqlShared, GroupStore):
+    """One card a run, put by its learner, and small files by their hashes."""
+
+    @override
+    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+        for hash_, content in blobs.items():
+            _check_blob(hash_, content)
+        put = "INSERT INTO blobs (run, blake3, content) VALUES (:run, :blake3, :content) ON CONFLICT DO NOTHING"
+        self._write(
+            self._step(
+                """INSERT INTO cards (run, payload) VALUES (:run, :payload)
+                ON CONFLICT (run) DO UPDATE SET payload = excluded.payload""",
+                payload=self._encode(card),
+            ),
+            self._step("DELETE FROM blobs WHERE run = :run AND NOT blake3 IN [kept]", kept=list(blobs)),
+            before_lock=[self._step(put, blake3=h, content=c) for h, c in blobs.items()],
+            guarded=True,
+        )
+
+    @override
+    def card(self) -> RunCard | None:
+        rows = self._read("SELECT payload FROM cards WHERE run = :run")
+        return self._decode(RunCard, rows[0][0]) if rows else None
+
+    @override
+    def blob(self, blake3: str) -> bytes:
+        rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
+        if not rows:
+            raise KeyError(f"the store has no file of hash {blake3}")
+        (content,) = rows[0]
+        _check_blob(blake3, content)
+        return content
+
+
+def _check_blob(hash_: str, content: bytes) -> None:
+    """Refuses bytes of another hash.
+
+    Raises:
+      ValueError: they were changed on their way or where they lay.
+    """
+    if blake3.blake3(content).hexdigest() != hash_:
+        raise ValueError(f"the file of hash {hash_} has another one: it was changed; start the learner again")

@@ -1,0 +1,316 @@
+"""Reading groups; blobs referenced by rows and their garbage collection.
+
+An object is put before its row. What a group's end leaves behind is noted in the very transaction that ends it
+(`dropped_objects`, by a trigger), and deleted after it: a learner that dies in between finds the note when it starts
+again. What an actor put and gave no row is found by listing, when it is old enough.
+"""
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+
+from absl import logging
+from typing_extensions import override
+
+from bridge import codec
+from bridge.rollout_types import Group
+from bridge.store.group_blobs import BadObjectError, GroupObjects, Reference
+from bridge.store.protocol import FencedError, LearnerStore, StoredGroup, StoreLostError, UnfitGroupError
+from bridge.store.sql.base import SqlShared, check_limit, fit_of
+from bridge.store.sql.database import Database, StoreClosedError
+
+_AT_A_TIME = 256
+"""Noted objects that are deleted between two looks at the database."""
+SWEEP_EVERY_S = 1800.0
+
+
+class SqlObjects(SqlShared):
+    """The part of a run's store that has to do with its bucket; without one all groups stay in the database."""
+
+    _objects: GroupObjects | None = None
+    _inline_bytes = 0
+    _has_marked = False
+    _keeper: "ObjectKeeper | None" = None
+
+    def use_bucket(self, objects: GroupObjects, *, inline_bytes: int) -> None:
+        """Puts groups of more than `inline_bytes` there from now on; once, before anything else."""
+        self._objects, self._inline_bytes = objects, inline_bytes
+
+    def check_bucket(self) -> None:
+        """Looks whether the bucket here, where there is one, is the one that the learner reads.
+
+        Raises:
+          ValueError: it is another one, or it refuses us.
+          StoreLostError: it could not be reached.
+        """
+        if self._objects is not None:
+            self._objects.check_mark()
+
+    def _mark_bucket(self) -> None:
+        """Marks the bucket as this run's; where groups of the run lie there it must be marked already.
+
+        Raises:
+          ValueError: it isn't, as an empty folder is on which the shared one is not mounted; or it refuses us.
+          StoreLostError: it could not be reached.
+        """
+        if self._objects is None:
+            return
+        if self._references():
+            self._objects.check_own_mark()
+        self._objects.mark()
+        self._has_marked = True
+
+    def _check_own_bucket(self) -> None:
+        """Looks whether the bucket is still the one that this learner has marked.
+
+        Raises:
+          ValueError: its mark is missing, or it refuses us.
+          StoreLostError: it could not be reached.
+        """
+        if self._objects is not None and self._has_marked:
+            self._objects.check_own_mark()
+
+    def delete_dropped(self) -> int:
+        """Deletes the objects of groups that are gone; returns how many were noted."""
+        if self._objects is None:
+            return 0
+        num_dropped = 0
+        while rows := self._read(
+            "SELECT ticket_id, object FROM dropped_objects WHERE run = :run ORDER BY object LIMIT :limit",
+            limit=_AT_A_TIME,
+        ):
+            self._objects.delete([(ticket_id, object_) for ticket_id, object_ in rows])
+            # What could not be deleted is an orphan now, and swept.
+            forget = "DELETE FROM dropped_objects WHERE run = :run AND object IN [objects]"
+            self._write(self._step(forget, objects=[object_ for _, object_ in rows]), locks=False)
+            num_dropped += len(rows)
+        return num_dropped
+
+    def sweep_objects(self) -> int:
+        """Deletes the objects that no group refers to and that are too old for one that is on its way; how many."""
+        return self._objects.sweep(self._references) if self._objects is not None else 0
+
+    @override
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
+        try:
+            super().close()
+        finally:
+            if self._objects is not None:
+                self._objects.close()
+
+    def _keep_objects(self) -> None:
+        """Has a thread delete and sweep from now on, for as long as this process leads the run."""
+        if self._objects is not None and self._keeper is None:
+            self._keeper = ObjectKeeper(self.delete_dropped, self.sweep_objects)
+
+    def _groups_went(self) -> None:
+        if self._keeper is not None:
+            self._keeper.wake()
+
+    @contextlib.contextmanager
+    def _stowed(self, ticket_id: str, message: bytes) -> Generator["Stowed"]:
+        """A group's message as its row has it; an object whose row is refused for good is deleted again."""
+        if self._objects is None or len(message) <= self._inline_bytes:
+            yield Stowed(message, None)
+            return
+        stowed = Stowed(b"", str(self._objects.put(ticket_id, message)))
+        row = (ticket_id, str(stowed.object))
+        try:
+            yield stowed
+        except (KeyError, FencedError, UnfitGroupError):
+            self._objects.delete([row])
+            raise
+        # After any other error the row may be there all the same.
+        if not stowed.is_taken:
+            self._objects.delete([row])
+
+    def _unstow(self, rows: Sequence[tuple[str, bytes, str | None]]) -> list[bytes | BadObjectError]:
+        """The messages of rows (ticket id, payload, reference), or what is wrong with one's object.
+
+        Raises:
+          ValueError: the bucket refuses us.
+          StoreLostError: the bucket could not be reached.
+        """
+        referring = [(ticket_id, object_) for ticket_id, _, object_ in rows if object_ is not None]
+        if self._objects is None:
+            # No reason to end: any actor's role can write such a row.
+            no_bucket = BadObjectError("it is in a bucket, and this run's learner has none: give both store.bucket")
+            return [payload if object_ is None else no_bucket for _, payload, object_ in rows]
+        fetched = iter(self._objects.fetch_all(referring))
+        return [payload if object_ is None else next(fetched) for _, payload, object_ in rows]
+
+    def _references(self) -> Collection[tuple[str, str]]:
+        rows = self._read(
+            """SELECT groups.ticket_id, object
+            FROM groups JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
+            WHERE groups.run = :run AND object IS NOT NULL"""
+        )
+        return [(ticket_id, object_) for ticket_id, object_ in rows]
+
+
+class Stowed:
+    """Where a group's bytes are: in the row, or in the object that it refers to."""
+
+    def __init__(self, payload: bytes, object_: str | None) -> None:
+        self.payload, self.object = payload, object_
+        self.is_taken = False
+        """Set once the row is there."""
+
+
+class ObjectKeeper:
+    """A thread that deletes what groups left, when it is woken and now and then."""
+
+    def __init__(self, delete_dropped: Callable[[], int], sweep: Callable[[], int]) -> None:
+        """Begins at once, with a sweep."""
+        self._delete_dropped, self._sweep = delete_dropped, sweep
+        self._woken, self._is_over = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="object-keeper", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Some groups are gone."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Ends it after what it does now; what is left is there for the next."""
+        self._is_over = True
+        self._woken.set()
+        self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        sweep_at_s = time.monotonic()
+        while not self._is_over:
+            try:
+                self._delete_dropped()
+                if time.monotonic() >= sweep_at_s:
+                    sweep_at_s = time.monotonic() + SWEEP_EVERY_S
+                    self._sweep()
+            except StoreClosedError:
+                return
+            except (StoreLostError, OSError, ValueError) as e:  # whatever it is, learning goes on
+                logging.warning("objects_left error=%s", e)
+            self._woken.wait(max(1.0, sweep_at_s - time.monotonic()))
+            self._woken.clear()
+
+
+class SqlGroups(SqlObjects, LearnerStore):
+    """Groups that are there for the learner; those that can't be read are set aside, and offered again."""
+
+    def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
+        """See `SqlShared`."""
+        super().__init__(database, run=run, max_message_bytes=max_message_bytes)
+        self.set_aside: collections.Counter[str] = collections.Counter()
+        """Groups that could not be read, by the actor that they name; their tickets were offered again."""
+        self._lost_in_a_row: collections.Counter[str] = collections.Counter()
+        self._newest_seq = 0
+        """The highest number that this learner has read."""
+        self.page_bytes = 2 * max_message_bytes
+        """`read_groups` stops after so much, so that many large groups at once don't fill the memory."""
+
+    @override
+    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
+        # Nothing is missed: a number is given out by whoever holds the run's lock until it is committed, so no group
+        # can appear below one already visible.
+        check_limit(limit)
+        # Looked up row by row, not joined: a plan that was made while the tables were empty (a prepared statement keeps
+        # it) would go through all tickets for each payload.
+        rows = self._read(
+            """SELECT seq, ticket_id, actor, fit,
+                (SELECT payload FROM payloads WHERE run = :run AND call = group_call),
+                (SELECT object FROM payloads WHERE run = :run AND call = group_call)
+            FROM (SELECT seq, ticket_id, actor, fit, group_call, sum(size) OVER (ORDER BY seq) - size AS before
+                FROM (SELECT seq, ticket_id, actor, call AS group_call,
+                    (SELECT fit FROM tickets WHERE run = :run AND id = ticket_id) AS fit,
+                    (SELECT length(payload) FROM payloads WHERE run = :run AND payloads.call = groups.call) AS size
+                    FROM groups WHERE run = :run AND kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit
+                ) AS next) AS page
+            WHERE before < :num_bytes AND fit IS NOT NULL ORDER BY seq""",
+            kind=kind,
+            after_seq=after_seq,
+            limit=limit,
+            num_bytes=self.page_bytes,
+        )
+        rows = rows[: _num_within([object_ for *_, object_ in rows], self.page_bytes)]
+        messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
+        if any(isinstance(message, BadObjectError) for message in messages):
+            self._check_own_bucket()  # before anybody is blamed, and a ticket offered again
+        groups: list[StoredGroup] = []
+        spoiled: list[str] = []
+        for (seq, ticket_id, actor, fit, _, object_), message in zip(rows, messages, strict=True):
+            try:
+                if isinstance(message, BadObjectError):
+                    if seq > self._led_after_seq:
+                        self._lost_in_a_row[actor] += 1
+                    raise message
+                if object_ is not None:
+                    self._lost_in_a_row.pop(actor, None)
+                groups.append(StoredGroup(seq, self._group(message, ticket_id, actor, fit)))
+            except ValueError as e:
+                logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
+                self.set_aside[actor] += 1
+                spoiled.append(ticket_id)
+        self._newest_seq = max([self._newest_seq, *(row[0] for row in rows)])
+        if self._incarnation is not None:  # others only read
+            self.reissue(spoiled)
+        return groups
+
+    def _read_on_an_older_copy(self) -> None:
+        """Gives all groups numbers above those that were read, so that every reader reads them again.
+
+        What answers after a break may be a copy of the store without its last commits. There, numbers that a reader has
+        seen are free, and are given to other groups.
+        """
+        params = {"newest": self._newest_seq}
+        shift = "(SELECT CASE WHEN last_seq > :newest THEN last_seq ELSE :newest END FROM runs WHERE run = :run)"
+        before, *_ = self._write(
+            self._step("SELECT last_seq FROM runs WHERE run = :run"),
+            self._step(f"UPDATE groups SET seq = seq + {shift} WHERE run = :run", **params),
+            self._step(f"UPDATE runs SET last_seq = last_seq + {shift} WHERE run = :run", **params),
+            guarded=True,
+        )
+        if before[0][0] < self._newest_seq:
+            logging.error(
+                "store went back last_group=%d read_group=%d: it is a copy without the last commits; all groups are "
+                "read again, and open tickets offered again (docs/store_care.md)",
+                before[0][0],
+                self._newest_seq,
+            )
+
+    @property
+    @override
+    def num_set_aside(self) -> int:
+        return sum(self.set_aside.values())
+
+    @property
+    @override
+    def lost_in_a_row(self) -> dict[str, int]:
+        return self._lost_in_a_row
+
+    def _group(self, payload: bytes, ticket_id: str, actor: str, fit: str) -> Group:
+        """The group of a row. A role that may put one may put any bytes: what `put_group` sees to is looked at again.
+
+        Raises:
+          ValueError: it is no group, or it does not answer the row's ticket.
+        """
+        group = self._decode(Group, payload)
+        if (group.ticket_id, group.actor) != (ticket_id, actor):
+            raise ValueError(f"what is in it answers {group.ticket_id!r}, and was made by {group.actor!r}")
+        if fit_of(group) != fit:
+            raise ValueError("what is in it does not fit its ticket (prompt, number of rollouts, kind, round, order)")
+        return group
+
+
+def _num_within(objects: Sequence[str | None], num_bytes: int) -> int:
+    """How many of these rows to read: up to the one whose object reaches so many bytes."""
+    total = 0
+    for i, object_ in enumerate(objects):
+        if total >= num_bytes:
+            return i
+        if object_ is not None:
+            with contextlib.suppress(BadObjectError):
+                total += Reference.parse(object_).num_bytes
+    return len(objects)

@@ -1,0 +1,47 @@
+"""A published preset's schedule, publishing and loss at a size of one's own."""
+
+import dataclasses
+
+from configs.presets import pipelinerl, roll_flash, rolloutpipe, rollpacker
+from configs.schema import Config
+
+PRESETS = {
+    "serial": rolloutpipe.serial,
+    "cgp": rolloutpipe.cgp,
+    "rolloutpipe": rolloutpipe.rolloutpipe,
+    "rollpacker": rollpacker.rollpacker,
+    "pipelinerl": pipelinerl.pipelinerl,
+    "pipelinerl_ess": pipelinerl.pipelinerl_ess,
+    "roll_flash": roll_flash.roll_flash,
+}
+
+
+def schedule(
+    preset: str, *, groups_per_round: int, samples_per_group: int, groups_per_update: int, size: str = "tiny"
+) -> Config:
+    """The preset with other R, K and U, for responses of any length; a window keeps R groups in service.
+
+    `size` is whose other settings of the schedule are taken: tiny, where engine and learner share a machine's cores,
+    or paper, where each has devices of its own. A paper's penalty on overlong responses is left out: where it begins
+    depends on how long they may be.
+
+    Raises:
+      ValueError: no such preset.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
+    base = PRESETS[preset](size)
+    admission = base.admission
+    if admission.policy == "window" and admission.sequences:
+        admission = dataclasses.replace(admission, sequences=groups_per_round * samples_per_group)
+    return dataclasses.replace(
+        base,
+        rounds=dataclasses.replace(
+            base.rounds,
+            groups_per_round=groups_per_round,
+            samples_per_group=samples_per_group,
+            groups_per_update=groups_per_update,
+        ),
+        admission=admission,
+        loss=dataclasses.replace(base.loss, overlong_buffer_tokens=None),
+    )

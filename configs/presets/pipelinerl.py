@@ -1,0 +1,86 @@
+"""PipelineRL's presets: `pipelinerl`, `pipelinerl_ess`."""
+
+import dataclasses
+
+from configs.presets.sizes import PaperSize, sections
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, PublishConfig, RoundsConfig
+
+PAPER = PaperSize(
+    num_updates=1024,  # section 5
+    max_tokens=32768,  # "maximum sequence length of 32k", section 5
+    max_response_tokens=31744,  # the rest of it; the 1024 of a prompt are ours
+    optimizer=OptimizerConfig(
+        learning_rate=1e-6,  # section 5
+        beta2=0.999,  # section 5 says Adam; this is Kingma's
+        warmup_steps=0,  # none is given
+    ),
+    max_num_seqs=64,  # H, section 5
+)
+OVERLONG_TOKENS = 2048
+"""Section 5 has a soft penalty from 30k to 32k tokens, so over the last 2k. How large it is at the end it does not say;
+here it is DAPO's, 1 (`loss.overlong_penalty`)."""
+
+
+def pipelinerl(size: str = "paper") -> Config:
+    """In-flight weight updates after every step, running requests and their KV cache kept (PipelineRL section 4).
+
+    Sections are those of the TMLR version; `configs/pipelinerl_ess.py` is the NeurIPS version. At paper size: 48 GPUs
+    generate for H = 64 sequences each and 80 train (section 5); of complete groups that wait for the trainer the oldest
+    give way (its ring buffers, section 4). K is not given; it divides both B and 48 H.
+    """
+    tiny = size == "tiny"
+    return Config(
+        preset="pipelinerl",
+        rounds=RoundsConfig(
+            groups_per_round=32 if tiny else 256,
+            samples_per_group=8 if tiny else 16,
+            groups_per_update=16 if tiny else 64,  # B = 1024, section 5
+        ),
+        # Tiny, engine and learner share two cores: groups that wait hold the engine back instead of giving way.
+        admission=AdmissionConfig(
+            policy="window", sequences=128 if tiny else 48 * 64, when_full="block" if tiny else "drop_oldest"
+        ),
+        publish=PublishConfig(when="every", every_n_steps=1, kv_cache="keep"),
+        loss=LossConfig(
+            name="truncated_is",
+            advantage="mean_baseline",
+            max_weight=5.0,  # section 5
+            normalization="sequence_sum",
+            overlong_buffer_tokens=None if tiny else OVERLONG_TOKENS,
+        ),
+        **sections(size, "pipelinerl", PAPER),
+    )
+
+
+PIPELINERL_ESS_PAPER = PaperSize(
+    num_updates=1000,  # section 5
+    max_tokens=8192,  # "the 8K maximum", section 5
+    max_response_tokens=7168,  # the rest of it; the 1024 of a prompt are ours
+    optimizer=PAPER.optimizer,  # Adam at 1e-6, section 5
+    max_num_seqs=64,  # H, section 5
+)
+ESS_FLOOR = 0.5
+"""The paper says "a certain threshold", which its own run never reached (section 5). At this one half of a batch is
+worth nothing."""
+
+
+def pipelinerl_ess(size: str = "paper") -> Config:
+    """PipelineRL as in its NeurIPS version: no update whose effective sample size is too low (section 4, Algorithm 2).
+
+    Otherwise `configs/pipelinerl.py`, at that version's size: 16 GPUs generate for H = 64 sequences each and 16 train
+    (section 5), and long responses are not penalised.
+    """
+    base = pipelinerl(size)
+    by_size = sections(size, "pipelinerl_ess", PIPELINERL_ESS_PAPER)
+    if size != "tiny":
+        # Section 5 rewards a correct response whether or not it ended by itself.
+        by_size["prompts"] = dataclasses.replace(by_size["prompts"], truncated="keep")
+    return dataclasses.replace(
+        base,
+        preset="pipelinerl_ess",
+        rounds=dataclasses.replace(base.rounds, ess_floor=ESS_FLOOR),
+        admission=base.admission if size == "tiny" else dataclasses.replace(base.admission, sequences=16 * 64),
+        loss=dataclasses.replace(base.loss, overlong_buffer_tokens=None),
+        **by_size,
+    )

@@ -1,0 +1,41 @@
+"""Rollout and training decoupled, bounded by the async ratio (ROLL Flash sections 4.3 and 5.1).
+
+alpha = 2 (its recommendation): a sample that began more than two updates ago is aborted and started anew. Every step is
+published, running requests are ended and continued under the new weights, and each sample is a ticket of its own (queue
+scheduling, prompt replication). The loss is decoupled PPO's (section 2.2).
+
+The paper doesn't say how many optimizer steps are made of a batch. With one, the policy is its own proximal one at
+every gradient and decoupled PPO is truncated importance sampling; so a batch is trained twice, the least that tells the
+two apart, and the proximal policy is the one that the batch was first trained by.
+"""
+
+from configs.presets.sizes import PaperSize, sections
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, PublishConfig, RoundsConfig
+
+# Its models are Qwen3-8B-Base and -Think on DAPO-MATH-18K. What its runs were set to beyond alpha is not given with the
+# results; these are the published system's examples of asynchronous training.
+PAPER = PaperSize(
+    num_updates=1024,
+    max_tokens=8192,
+    max_response_tokens=7168,  # the 1024 of a prompt are ours
+    optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10, beta2=0.999),
+)
+
+
+def roll_flash(size: str = "paper") -> Config:
+    """`configs/roll_flash.py`, or `configs/roll_flash.py:tiny`."""
+    tiny = size == "tiny"
+    return Config(
+        preset="roll_flash",
+        rounds=RoundsConfig(
+            groups_per_round=32 if tiny else 256,
+            samples_per_group=8 if tiny else 16,
+            groups_per_update=16 if tiny else 256,  # ours
+            epochs=2,
+        ),
+        admission=AdmissionConfig(policy="window", async_ratio=2.0, unit="sample"),
+        publish=PublishConfig(when="every", every_n_steps=1, at_publish="abort_and_resume"),
+        loss=LossConfig(name="decoupled_ppo", proximal="batch", advantage="grpo", normalization="sequence"),
+        **sections(size, "roll_flash", PAPER),
+    )

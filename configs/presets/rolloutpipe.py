@@ -1,0 +1,57 @@
+"""RolloutPipe's three schedules: `serial`, `cgp`, `rolloutpipe`."""
+
+from typing import Literal
+
+from configs.presets.sizes import PaperSize, sections
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, PublishConfig, RoundsConfig
+
+PAPER = PaperSize(
+    num_updates=192,  # four rounds of R / U = 48, section 5.1
+    # All share "the same generation and training hyperparameters" (section 5.1), and none is given. Responses of 3.3k
+    # to 3.6k tokens (Figure 5) fit; the rest is as in the example scripts of Slime, on which it is built.
+    max_tokens=9216,
+    max_response_tokens=8192,
+    optimizer=OptimizerConfig(learning_rate=1e-6, weight_decay=0.1, beta2=0.98),
+)
+# Section 5.1's verifier is exact match. `math` takes a final answer out of the response, which `exact` would compare as
+# a whole; it is what a model that reasons in text needs.
+
+
+def round_end(
+    preset: str,
+    size: str,
+    *,
+    train_start: Literal["round_complete", "group_ready"],
+    admission: Literal["fifo", "frontier"],
+) -> Config:
+    """R = 96, K = 8, U = 2 at paper size: 48 updates a round."""
+    tiny = size == "tiny"
+    return Config(
+        preset=preset,
+        rounds=RoundsConfig(
+            groups_per_round=32 if tiny else 96,
+            samples_per_group=8,
+            groups_per_update=16 if tiny else 2,
+            train_start=train_start,
+        ),
+        admission=AdmissionConfig(policy=admission),
+        publish=PublishConfig(when="round_end"),
+        loss=LossConfig(name="grpo_clip", advantage="grpo", normalization="sequence"),
+        **sections(size, preset, PAPER),
+    )
+
+
+def cgp(size: str = "paper") -> Config:
+    """Complete-group pipelining: train on each group as it arrives (RolloutPipe section 3.2)."""
+    return round_end("cgp", size, train_start="group_ready", admission="fifo")
+
+
+def rolloutpipe(size: str = "paper") -> Config:
+    """Complete-group pipelining with frontier-group dispatch of width U (RolloutPipe section 3.3)."""
+    return round_end("rolloutpipe", size, train_start="group_ready", admission="frontier")
+
+
+def serial(size: str = "paper") -> Config:
+    """The papers' baseline: train once the whole round is there (Slime; conventional RL with G = R/U steps)."""
+    return round_end("serial", size, train_start="round_complete", admission="fifo")

@@ -1,0 +1,51 @@
+"""Tail batching with streamed gradients: short rounds race, their losers make long rounds (RollPacker section 3).
+
+P0 = 128 prompts of R0 = 8 responses (section 6), eta = 1.25 for both (section 6.3), one update a round (U = R):
+gradients are accumulated while the round still runs and applied at its end. They run on the learner's own devices; the
+paper's stream trainer, which gives half of the engines up to them (section 4.4), is not built. Elastic engines follow
+preemptions (section 4.2).
+
+At paper size it is the middle one of the paper's three, Qwen2.5-14B at 16k on 32 GPUs, whose rollout has TP = 2
+(section 6). A race is one only if all of it runs at once: 160 prompts of 10 responses want seven engines of 256
+sequences (`actor.num_engines`; the paper has 16), or prompts lose that never began; a start with fewer says so, and so
+does the learner while fewer serve.
+"""
+
+import dataclasses
+
+from configs.presets.sizes import PaperSize, sections
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, PublishConfig, RoundsConfig
+
+PAPER = PaperSize(
+    num_updates=200,  # not given; Figure 9 shows the first 40
+    max_tokens=17408,
+    max_response_tokens=16384,  # sections 2.2 and 6; the 1024 of a prompt are ours
+    optimizer=OptimizerConfig(learning_rate=1e-6),  # not given
+    max_num_seqs=256,  # not given; vLLM's own default
+)
+# The paper has a reference model (section 6) and gives no coefficient of its penalty: here it is off (loss.kl_coef).
+
+ELASTIC = {"elastic": True, "tensor_parallel_size": 2, "max_tensor_parallel_size": 4}
+"""The 14B model's rollout begins with TP = 2 (section 6); its largest is 4 (Figure 12(a)), and each engine's
+devices are reserved for that."""
+
+
+def rollpacker(size: str = "paper") -> Config:
+    """`configs/rollpacker.py`, or `configs/rollpacker.py:tiny`."""
+    tiny = size == "tiny"
+    config = Config(
+        preset="rollpacker",
+        rounds=RoundsConfig(
+            groups_per_round=16 if tiny else 128,
+            samples_per_group=8,
+            groups_per_update=16 if tiny else 128,
+            overprovision_prompts=1.25,
+            overprovision_samples=1.25,
+        ),
+        admission=AdmissionConfig(policy="fifo"),
+        publish=PublishConfig(when="round_end"),
+        loss=LossConfig(name="grpo_clip", advantage="grpo", normalization="sequence"),
+        **sections(size, "rollpacker", PAPER),
+    )
+    return config if tiny else dataclasses.replace(config, actor=dataclasses.replace(config.actor, **ELASTIC))

@@ -1,0 +1,124 @@
+"""Presets of TPU slices: `tpu_v5e_16`, `tpu_v5p_64`, `tpu_v5p_128`, `tpu_v6e_256`."""
+
+import dataclasses
+from typing import Literal
+
+from configs.presets import pipelinerl
+from configs.schema import Config
+from configs.sections import MeshConfig, ModelConfig, PackingConfig, RunConfig, SamplingConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SliceCase:
+    """A preset with the slice and the model that it was tuned for."""
+
+    preset: str
+    topology: str
+    """As libtpu names it."""
+    model: str
+    """A name in `configs.model_sizes.MODEL_SIZES`."""
+    is_recipe: bool = False
+    """Its file is in configs/recipes, and is for that model alone."""
+
+    @property
+    def key(self) -> str:
+        """A short name of the case."""
+        return f"{self.model}@{self.topology}"
+
+    @property
+    def config_path(self) -> str:
+        """For --config."""
+        return f"configs/recipes/{self.preset}.py" if self.is_recipe else f"configs/{self.preset}.py:{self.model}"
+
+
+CASES = (
+    SliceCase(preset="tpu_v5e_16", topology="v5e:4x4", model="Qwen3-1.7B"),
+    SliceCase(preset="tpu_v5p_64", topology="v5p:4x4x4", model="Qwen2.5-7B"),
+    SliceCase(preset="tpu_v5p_128", topology="v5p:4x4x8", model="Qwen2.5-32B"),
+    SliceCase(preset="tpu_v5p_128", topology="v5p:4x4x8", model="Qwen3-30B-A3B"),
+    SliceCase(preset="tpu_v6e_256", topology="v6e:16x16", model="Qwen2.5-32B"),
+    SliceCase(preset="gsm8k_qwen2_5_1_5b", topology="v5e:4x4", model="Qwen2.5-1.5B", is_recipe=True),
+    SliceCase(preset="countdown_qwen2_5_3b", topology="v5e:4x4", model="Qwen2.5-3B", is_recipe=True),
+    SliceCase(preset="deepscaler_qwen3_4b", topology="v5p:2x4x4", model="Qwen3-4B", is_recipe=True),
+)
+"""What `python -m launch.tools.compile_tpu --all` compiles; the first case of a preset is its default."""
+
+
+def slice_config(
+    preset: str,
+    *,
+    mesh: MeshConfig,
+    packing: PackingConfig,
+    max_tokens: int,
+    remat: Literal["full", "attention", "dots", "none"] = "attention",
+) -> Config:
+    """PipelineRL on a slice: bfloat16 compute over float32 master weights and AdamW."""
+    base = pipelinerl.pipelinerl()
+    return dataclasses.replace(
+        base,
+        preset=preset,
+        run=RunConfig(name=preset.replace("_", "-"), num_updates=base.run.num_updates),
+        model=ModelConfig(compute_dtype="bfloat16", served_dtype="bfloat16", remat=remat, max_tokens=max_tokens),
+        sampling=SamplingConfig(max_response_tokens=max_tokens - 1024),
+        packing=packing,
+        mesh=mesh,
+    )
+
+
+def pick(preset: str, model: str, sizes: dict[str, Config]) -> Config:
+    """The configuration for a model; the preset's default for "".
+
+    Raises:
+      ValueError: the preset has none for it.
+    """
+    name = model or next(c.model for c in CASES if c.preset == preset)
+    if name not in sizes:
+        raise ValueError(f"no model {name!r}; {preset} comes as {', '.join(f'configs/{preset}.py:{m}' for m in sizes)}")
+    return sizes[name]
+
+
+def tpu_v5e_16(model: str = "") -> Config:
+    """16 chips of v5e (topology v5e:4x4, 15.75 GiB each): Qwen3-1.7B in rows of 16k tokens, one a chip.
+
+    Weights and rows are split over all chips (fsdp); the residual stream of 28 layers is what fills the memory.
+    """
+    preset = "tpu_v5e_16"
+    small = slice_config(
+        preset, mesh=MeshConfig(fsdp=16), packing=PackingConfig(rows=16, row_tokens=16384), max_tokens=16384
+    )
+    return pick(preset, model, {"Qwen3-1.7B": small})
+
+
+def tpu_v5p_128(model: str = "") -> Config:
+    """128 chips of v5p (topology v5p:4x4x8, 95.74 GiB each): Qwen2.5-32B, or the mixture of experts Qwen3-30B-A3B.
+
+    Rows of 16k tokens, one a chip, weights split over all chips. The mixture too: with this many tokens a chip,
+    gathering all experts of a layer costs no more than sending the tokens to their experts, and no router can unbalance
+    it. Google's name of this slice is v5p-256, by its TensorCores.
+    """
+    preset = "tpu_v5p_128"
+    config = slice_config(
+        preset, mesh=MeshConfig(fsdp=128), packing=PackingConfig(rows=128, row_tokens=16384), max_tokens=16384
+    )
+    return pick(preset, model, {"Qwen2.5-32B": config, "Qwen3-30B-A3B": config})
+
+
+def tpu_v5p_64(model: str = "") -> Config:
+    """64 chips of v5p (topology v5p:4x4x4, 95.74 GiB each): Qwen2.5-7B in rows of 32k tokens, one a chip.
+
+    Google's name of this slice is v5p-128, by its TensorCores.
+    """
+    preset = "tpu_v5p_64"
+    medium = slice_config(
+        preset, mesh=MeshConfig(fsdp=64), packing=PackingConfig(rows=64, row_tokens=32768), max_tokens=32768
+    )
+    return pick(preset, model, {"Qwen2.5-7B": medium})
+
+
+def tpu_v6e_256(model: str = "") -> Config:
+    """256 chips of v6e (topology v6e:16x16, 31.25 GiB each): Qwen2.5-32B in rows of 8k tokens, one a chip."""
+    preset = "tpu_v6e_256"
+    dense = slice_config(
+        preset, mesh=MeshConfig(fsdp=256), packing=PackingConfig(rows=256, row_tokens=8192), max_tokens=8192
+    )
+    return pick(preset, model, {"Qwen2.5-32B": dense})

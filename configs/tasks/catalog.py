@@ -1,0 +1,75 @@
+"""Row types; tasks and environment rows by name."""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from configs.tasks import arithmetic, calculator, guess, textarena, word_problems
+from configs.tasks.rows import Args, EpisodeRow, Said
+
+ROWS: dict[str, Callable[[int, Args], Callable[[int], EpisodeRow]]] = {
+    guess.NAME: guess.rows,
+    calculator.NAME: calculator.rows,
+    textarena.NAME: textarena.rows,
+}
+"""Called with a seed and arguments they give a function from an index to its row."""
+
+
+EXAMPLES: dict[str, Callable[[EpisodeRow, random.Random], list[Said]]] = {
+    guess.NAME: guess.example,
+    calculator.NAME: calculator.example,
+}
+"""How an episode of a row may go, for warming up a small model."""
+
+
+def rows(name: str, *, seed: int, args: Args) -> Callable[[int], EpisodeRow]:
+    """The rows of an environment, each a function of (seed, index).
+
+    Raises:
+      ValueError: it makes none, or refuses the arguments.
+    """
+    if name not in ROWS:
+        raise ValueError(
+            f"environment {name!r} makes no rows of its own, want one of {', '.join(ROWS)}, or a file's rows"
+        )
+    return ROWS[name](seed, args)
+
+
+Row = Callable[[int, int], dict[str, Any]]
+"""(seed, index) to a row of prompts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """One file of rows."""
+
+    row: Row
+    num_rows: int
+    """At most this many to train on, less those whose prompt was there before; of held-out ones exactly as many."""
+    is_held_out: bool = False
+
+
+_STEPS = {1: "one_step", 2: "two_steps", 3: "three_steps"}
+
+
+TASKS: Mapping[str, Mapping[str, File]] = {
+    "arithmetic": {
+        "train": File(arithmetic.train_row, 20_000),
+        "held_out": File(arithmetic.held_out_row, 256, is_held_out=True),
+    },
+    "word_problems": {
+        **{
+            name: File(functools.partial(word_problems.train_row, num_steps=steps), 20_000)
+            for steps, name in _STEPS.items()
+        },
+        **{
+            f"{name}_held_out": File(
+                functools.partial(word_problems.held_out_row, num_steps=steps), 128, is_held_out=True
+            )
+            for steps, name in _STEPS.items()
+        },
+    },
+}
+"""By task and file, without its ending."""

@@ -1,0 +1,251 @@
+"""Terminal view of a run, start-up status line."""
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rich.box
+from absl import logging
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from launch.terminal import make_console
+
+
+class SetUp:
+    """Shows one thing after the other, from when it is opened until it is closed.
+
+    Of the log only warnings come between: what else it would say is in the steps, or in the notes after them.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Shows nothing yet."""
+        self._console = console or make_console()
+        self._verbosity = logging.get_verbosity()
+        logging.set_verbosity(min(self._verbosity, logging.WARNING))
+        self._status = Status("", console=self._console) if self._console.is_terminal else None
+
+    def __call__(self, what: str) -> None:
+        """Says what begins now."""
+        if self._status is None:
+            self._console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
+            return
+        self._status.update(f"{what} ...")
+        self._status.start()
+
+    def close(self) -> None:
+        """Leaves the terminal to others."""
+        logging.set_verbosity(self._verbosity)
+        if self._status is not None:
+            self._status.stop()
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MAX_APART = 5
+"""Processes that are told one by one."""
+_PID = re.compile(r"^pid \d+(, )?")
+_HISTORY = 50
+"""Block characters of a curve; with its title and last value a line of 80 columns."""
+OF_SET = "eval/"
+"""What the kind of the rows of an evaluation set begins with, but for the held-out one's."""
+
+
+class MetricsTail:
+    """Reads what was appended to a JSONL file since last asked; starts over when it was replaced."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """The file need not exist yet."""
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+
+    def new_rows(self) -> tuple[bool, list[dict[str, Any]]]:
+        """(whether the file was replaced and everything read before is void, rows)."""
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115  # read below
+        except FileNotFoundError:
+            return False, []
+        with file:
+            stat = os.fstat(file.fileno())  # of what is read, whatever has the name by now
+            replaced = stat.st_ino != self._inode or stat.st_size < self._offset
+            if replaced:
+                self._inode, self._offset = stat.st_ino, 0
+            file.seek(self._offset)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return replaced, [json.loads(line) for line in data[:whole].splitlines()]
+
+
+class RunView:
+    """What the terminal shows of a run."""
+
+    def __init__(self, config: Config, folder: pathlib.Path) -> None:
+        """Reads nothing yet."""
+        self._config = config
+        self._folder = folder
+        self._tail = MetricsTail(RunFolder(folder).metrics)
+        self._started_s = time.monotonic()
+        self._first_step: tuple[int, float] | None = None
+        self.steps: list[dict[str, Any]] = []
+        self.evals: list[dict[str, Any]] = []
+        self.sets: dict[str, dict[str, Any]] = {}
+        """The last row of each other evaluation set."""
+        self.rounds: list[dict[str, Any]] = []
+        self.status: dict[str, str] = {}
+        """Process -> what it is doing."""
+        self._since_s: dict[str, float] = {}
+        """What a process was last shown to be at -> since when."""
+
+    def update(self) -> list[dict[str, Any]]:
+        """Reads new metrics; returns the rows."""
+        replaced, rows = self._tail.new_rows()
+        if replaced:
+            self.steps, self.evals, self.rounds, self.sets = [], [], [], {}
+            self._first_step = None
+        for row in rows:
+            kinds = {"step": self.steps, "eval": self.evals, "round": self.rounds}
+            kinds.get(row["kind"], []).append(row)
+            if row["kind"].startswith(OF_SET):
+                self.sets[row["set"]] = row
+        if self.steps and self._first_step is None:
+            self._first_step = (self.steps[-1]["step"], time.monotonic())
+        return rows
+
+    def line(self) -> str:
+        """The latest step in one line; there must be one."""
+        s = self.steps[-1]
+        return (
+            f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
+            f"lag {_number(s, 'lag/mean', 1)} ess {_number(s, 'ess')} "
+            f"tokens/s {_number(s, 'tokens_per_s', 0)} eta {self._eta()}"
+        )
+
+    def render(self) -> RenderableType:
+        """The whole view."""
+        step = self.steps[-1]["step"] if self.steps else 0
+        total = self._config.run.num_updates
+        head = Table.grid(expand=True, padding=(0, 1))
+        head.add_column(width=14)
+        head.add_column(ratio=1)
+        head.add_column(justify="right", width=28)
+        elapsed = datetime.timedelta(seconds=int(time.monotonic() - self._started_s))
+        head.add_row(f"step {step}/{total}", ProgressBar(total=total, completed=step), f"{elapsed}  eta {self._eta()}")
+        parts = (head, self._starting()) if not self.steps else (head, self._numbers(), self._curves(), self._doing())
+        return Panel(
+            Group(*parts),
+            # Text: in a plain string square brackets are markup.
+            title=Text(f"sluice  {self._config.run.name}  [{self._config.preset}]"),
+            subtitle=Text(str(self._folder)),
+            box=rich.box.ROUNDED,
+        )
+
+    def _starting(self) -> Table:
+        """What each process is at and for how long, so that one sees that it goes on; before there are numbers."""
+        now_s = time.monotonic()
+        states = told(self.status)
+        self._since_s = {state: self._since_s.get(state, now_s) for state in states}
+        table = Table.grid(expand=True, padding=(0, 1))
+        table.add_column(ratio=1)
+        table.add_column(justify="right")
+        for state in states:
+            table.add_row(Text(state), f"{now_s - self._since_s[state]:.0f} s")
+        return table
+
+    def _doing(self) -> Columns:
+        """Beside each other where there is room, and none over two lines that fits on one."""
+        return Columns([Text(state, style="dim", overflow="fold") for state in told(self.status)], padding=(0, 3, 0, 0))
+
+    def _numbers(self) -> Table:
+        table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns
+        columns = (
+            ("reward", "reward/mean", 3),
+            ("lag", "lag/mean", 2),
+            ("lag max", "lag/max", 0),
+            ("ESS", "ess", 3),
+            ("KL", "mismatch_kl_k3", 4),
+            ("entropy", "entropy", 3),
+            ("tokens/s", "tokens_per_s", 0),
+            ("wait s", "time/wait_s", 2),
+            ("train s", "time/train_s", 2),
+        )
+        last = self.steps[-1] if self.steps else {}
+        for title, _, _ in columns:
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("waiting", justify="right", no_wrap=True)
+        table.add_row(
+            *(_number(last, name, digits) for _, name, digits in columns),
+            _number(self.rounds[-1], "round/waiting_ratio") if self.rounds else "-",
+        )
+        return table
+
+    def _curves(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        table.add_row("train reward", Text(sparkline([r["reward/mean"] for r in self.steps]), style="green"))
+        shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
+        table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
+        for name, row in sorted(self.sets.items()):
+            table.add_row(name[:12], Text(f"{told_estimates(row)}  @{row['step']}", style="cyan"))
+        last = self.steps[-1] if self.steps else {}
+        table.add_row("cut off", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
+        return table
+
+    def _eta(self) -> str:
+        if self._first_step is None or self.steps[-1]["step"] <= self._first_step[0]:
+            return "-"
+        done = self.steps[-1]["step"] - self._first_step[0]
+        left = self._config.run.num_updates - self.steps[-1]["step"]
+        seconds = (time.monotonic() - self._first_step[1]) / done * left
+        return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def told_estimates(row: Mapping[str, Any]) -> str:
+    """An evaluation set's row in a few words: each estimate with its standard error."""
+    prefix = f"eval/{row['set']}/"
+    told = []
+    for key, value in row.items():
+        if key.startswith(prefix) and "@" in key and not key.endswith("_stderr") and value is not None:
+            error = row.get(f"{key}_stderr")
+            told.append(f"{key.removeprefix(prefix)} {value:.3f}" + ("" if error is None else f"+-{error:.3f}"))
+    return " ".join(told)
+
+
+def told(status: Mapping[str, str]) -> list[str]:
+    """What each process does, in a few words; of many, those that do the same together."""
+    if len(status) <= _MAX_APART:
+        return [f"{name}: {doing}" for name, doing in status.items()]
+    names: dict[str, list[str]] = {}
+    for name, doing in status.items():
+        what = "" if name == "learner" else _PID.sub("", doing) or "running"
+        names.setdefault(what or doing, []).append(name)
+    return [f"{n[0] if len(n) == 1 else f'{len(n)} actors'}: {doing}" for doing, n in names.items()]
+
+
+def sparkline(values: Sequence[float | None], width: int = _HISTORY) -> str:
+    """The values as block characters, averaged down to `width`."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return "-"
+    size = -(-len(known) // width)
+    means = [sum(known[i : i + size]) / len(known[i : i + size]) for i in range(0, len(known), size)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    bars = "".join(_BLOCKS[int((v - low) * scale)] for v in means)
+    return f"{bars}  {known[-1]:.3f}"
+
+
+def _number(row: dict[str, Any], name: str, digits: int = 3) -> str:
+    value = row.get(name)
+    return "-" if value is None else f"{value:,.{digits}f}"

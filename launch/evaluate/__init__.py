@@ -1,1 +1,0 @@
-"""Evaluates a model folder, or a run's checkpoint, on vLLM: `python -m launch.evaluate`."""

@@ -1,0 +1,122 @@
+"""A run on a Ray cluster: `python -m launch.ray --config=configs/NAME.py [--address=auto] [--learner_on=...] [...]`.
+
+Places the learner's processes and the actors on nodes that have what they ask for, watches them as launch.local does,
+streams their logs and the live view to this terminal, and stops all of them whatever ends it. The run's data goes
+through its store and its snapshots: store.url is a database, publish.serve or publish.bucket is set.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Generator, Mapping
+
+import ray
+import ray.exceptions
+from absl import flags
+
+from bridge.files import first_line
+from configs.extras import install_command
+from launch import cli
+from launch.console.finalize import conclude
+from launch.console.live_view import SetUp
+from launch.local import CODES
+from launch.startup import prepare_run
+from launch.startup.join_run import check_no_password
+from launch.supervision.supervisor import Supervisor
+from launch.terminal import make_console
+
+_MODE = "RAY_AUTH_MODE"
+
+
+@contextlib.contextmanager
+def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> Generator[None]:
+    """Connects to a cluster that is there; what was started through it ends with the connection.
+
+    Args:
+      address: host:port of its head, or auto.
+      allow_open: whether it may let in everybody.
+      environ: of this process.
+
+    Raises:
+      ValueError: it lets in everybody, and that was not allowed; or it refuses us.
+      TimeoutError: there is none.
+    """
+    check_guarded(environ, allow_open=allow_open)
+    try:
+        ray.init(address, namespace="sluice", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, TimeoutError) as e:
+        raise TimeoutError(f"no Ray cluster at {address}: start one with `ray start --head`; {first_line(e)}") from e
+    except (ray.exceptions.AuthenticationError, ray.exceptions.RaySystemError, RuntimeError) as e:
+        raise ValueError(f"the Ray cluster at {address} does not let us in: {first_line(e)}") from e
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_guarded(environ: Mapping[str, str], *, allow_open: bool) -> None:
+    """Refuses a cluster without tokens: who reaches its ports runs what they like on every node.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    if not allow_open and environ.get(_MODE, "").lower() != "token":
+        raise ValueError(
+            f"a Ray cluster without tokens runs anybody's code: set {_MODE}=token, here and where `ray start` is "
+            "called on each node (`ray get-auth-token --generate` makes the token), or give --allow_open_cluster on a "
+            "network that nobody else reaches"
+        )
+
+
+_ADDRESS = flags.DEFINE_string("address", "auto", "Of the cluster: host:port of its head, or auto for this node's.")
+_LEARNER_ON = flags.DEFINE_string(
+    "learner_on", "cpu", "What the learner computes on: tpu:v5p:4x4x4 (a slice), gpu[:TYPE] (gpu:H100) or cpu[:CORES]."
+)
+_ACTORS_ON = flags.DEFINE_string("actors_on", "cpu", "What engines compute on: gpu[:TYPE] or cpu[:CORES].")
+_ACTOR_STORE = flags.DEFINE_string(
+    "actor_store", None, "The store's URL as actors' role reaches it; default: store.url. No password in it."
+)
+_PLACE_S = flags.DEFINE_float("place_s", 600.0, "How long the cluster may take to find places for the learner.")
+_LOGS = flags.DEFINE_bool("logs", True, "Show the processes' logs; they are in the run's folder anyway.")
+_OPEN = flags.DEFINE_bool(
+    "allow_open_cluster", False, "Use a cluster that lets in whoever reaches it: without RAY_AUTH_MODE=token."
+)
+
+
+def main() -> int:
+    """Runs to the end; codes as launch.local's."""
+    with cli.usage_errors():
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError(f"Ray is not installed: {install_command('ray')}")
+    from launch.ray.ray_backend import RayCrew
+    from launch.ray.resources import check_spread, parse
+
+    console = make_console()
+    with cli.usage_errors():
+        learner_on = parse(_LEARNER_ON.value, flag="learner_on")
+        actors_on = parse(_ACTORS_ON.value, flag="actors_on")
+        with contextlib.closing(SetUp(console)) as at:
+            prepared = prepare_run.prepare(("learner",), at)
+        check_spread(prepared.config)
+        if _ACTOR_STORE.value:
+            check_no_password(_ACTOR_STORE.value)
+        crew = RayCrew(
+            prepared.config,
+            prepared.folder.resolve(),
+            learner_on=learner_on,
+            actors_on=actors_on,
+            actor_store=_ACTOR_STORE.value or prepared.config.store.url,
+            place_s=_PLACE_S.value,
+            console=console if _LOGS.value else None,
+        )
+        parts = connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ)
+    with parts:
+        with cli.usage_errors():
+            supervisor = Supervisor(prepared, console, crew=crew)
+        ending = supervisor.run()
+    conclude(prepared, ending)
+    if supervisor.last_error and CODES[ending] in (1, cli.USAGE_ERROR):
+        print(f"error: {supervisor.last_error}", file=sys.stderr)
+    return CODES[ending]

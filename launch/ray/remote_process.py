@@ -1,0 +1,285 @@
+"""A process of the run on some node of the cluster, as the supervisor at the driver sees it."""
+
+import concurrent.futures
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ray
+import ray.exceptions
+from rich.console import Console
+
+from bridge.liveness import Doing
+from configs.custom_functions import one_line
+from launch.ray.node_agent import Look
+from launch.supervision.cause import telling_line
+from launch.supervision.child import END_S, SAID, PhaseLog, name_of
+from launch.supervision.process_group import LostError
+
+LOOK_EVERY_S = 0.5
+_LOST = -9
+"""What counts as the code of a process whose node, or whose station, is gone."""
+_WAITING = Look(None, 0, Doing.STARTING, "", b"")
+
+
+class Berth(Protocol):
+    """Makes stations: where one process of the run may be."""
+
+    def take(self) -> Any:
+        """A handle of a new `Station` on a node that has what the process asks for; Ray may still look for one."""
+        ...
+
+    def __str__(self) -> str:
+        """What it asks for."""
+        ...
+
+
+class RemoteChild:
+    """See `launch.supervision.process_group.Process`."""
+
+    def __init__(
+        self,
+        role: str,
+        arguments: Sequence[str],
+        log: pathlib.Path,
+        *,
+        berth: Berth,
+        place_s: float,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Not started; takes no place yet.
+
+        Args:
+          role: as `Child`'s.
+          arguments: of every start.
+          log: where its output is kept at the driver.
+          berth: where it may be.
+          place_s: how long the cluster may take to find a place for it.
+          console: where its output is shown, too.
+          clock: monotonic, in seconds.
+        """
+        self.role, self.num_restarts, self.num_restarts_in_a_row, self.hung = role, 0, 0, ""
+        self._arguments, self._log, self._berth, self._place_s = list(arguments), log, berth, place_s
+        self._console, self._clock = console, clock
+        self._station: Any = None
+        self._starting: Any = None
+        """The start that was asked for and not answered yet, so that it isn't known whether there is a place."""
+        self._asked: Any = None
+        """The look that was asked for and not answered yet."""
+        self._asked_s = self._began_s = 0.0
+        self._seen = _WAITING
+        self._lost = ""
+        self._is_begun = False
+        self._rest = b""
+        self._phases = PhaseLog(log)
+
+    @property
+    def name(self) -> str:
+        """See `Child.name`."""
+        return name_of(self.role, self.num_restarts)
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs, or waits for a place.
+
+        Raises:
+          TimeoutError: there was no place for it for too long.
+        """
+        self._look()
+        return _LOST if self._lost else self._seen.returncode
+
+    @property
+    def doing(self) -> Doing:
+        """What it last said it does."""
+        return Doing(self._seen.doing)
+
+    def station(self) -> Any:
+        """A handle of its station; takes a place for it where it has none, or has lost it."""
+        if self._lost:
+            self._leave()
+            self._lost = ""
+        if self._station is None:
+            self._station, self._is_begun = self._berth.take(), False
+        return self._station
+
+    def ask(self, call: Callable[[Any], Any], is_over: Callable[[], bool]) -> Any:
+        """What its station answers to a call, once there is a place for it.
+
+        Raises:
+          TimeoutError: there was no place for it for too long.
+          InterruptedError: `is_over`.
+          LostError: the station is gone, or failed.
+        """
+        try:
+            return answered(call(self.station()), wait_s=self._place_s, is_over=is_over, clock=self._clock)
+        except ray.exceptions.RayError as e:
+            self._lose(e)
+            raise LostError(f"{self.role}: {self._lost}") from e
+        except TimeoutError:
+            raise TimeoutError(self._no_place()) from None
+
+    def start(self, more: Sequence[str] = ()) -> None:
+        """Starts it where it was, or, where that is gone, in another place."""
+        station = self.station()
+        self.hung, self._seen, self._asked = "", _WAITING, None
+        self._phases = PhaseLog(self._log)
+        self._began_s, self._is_begun = self._clock(), True
+        self._starting = station.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
+
+    def end_if_hung(self) -> bool:
+        """Whether the station found it hung, and killed it."""
+        self._look()
+        return bool(self.hung)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, if it runs."""
+        with contextlib.suppress(TimeoutError):  # it has no place
+            if self._station is not None and self.returncode is None:
+                self._station.ask_to_stop.remote()
+
+    def kill_after(self, is_over: Callable[[], bool]) -> None:
+        """Waits until it has ended or the wait is over, then kills it, and gives the place back."""
+        if self._station is None:
+            return
+        while self._is_begun and self._starting is None and self.returncode is None and not is_over():
+            time.sleep(LOOK_EVERY_S / 5)
+        if self._starting is None:  # else there is nothing to kill: it has no place
+            self._call(self._station.close.remote())
+        self._leave()
+
+    def kill(self) -> None:
+        """Kills it and all it started; its place is kept, unless it is gone.
+
+        Raises:
+          TimeoutError: the node does not answer.
+        """
+        if self._station is not None and not self._lost:
+            self._call(self._station.kill.remote())
+        if self._lost:
+            self._leave()
+
+    def describe(self) -> str:
+        """What it is and does, in a few words."""
+        if self._lost:
+            return self._lost
+        if not self._seen.pid:
+            return f"waits for a place ({self._berth})"
+        code = self._seen.returncode
+        if code is not None:
+            return f"ended ({code})"
+        restarts = [f"restarted {self.num_restarts}x"] if self.num_restarts else []
+        phase = self._phases.phase()
+        return ", ".join([f"pid {self._seen.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
+
+    def last_error(self) -> str:
+        """The line that says most about its end."""
+        if self._lost:
+            return self._lost
+        return telling_line(self._log) if self._log.exists() else "it printed nothing"
+
+    def _look(self) -> None:
+        """Takes what the station answered since; asks again."""
+        if self._station is None or self._lost or self._seen.returncode is not None:
+            return
+        try:
+            self._check_place()
+            if self._asked is None and self._starting is None and self._clock() - self._asked_s >= LOOK_EVERY_S:
+                self._asked, self._asked_s = self._station.look.remote(), self._clock()
+            if self._asked is not None and _is_there(self._asked):
+                seen, self._asked = _answer(self._asked), None
+                self._keep(seen.log)
+                while seen.returncode is not None and (more := _answer(self._station.look.remote())).log:
+                    self._keep(more.log)
+                self._seen, self.hung = seen, seen.hung
+        except ray.exceptions.RayError as e:
+            self._lose(e)
+
+    def _check_place(self) -> None:
+        if self._starting is None:
+            return
+        if _is_there(self._starting):
+            ray.get(self._starting)
+            self._starting = None
+        elif self._clock() - self._began_s > self._place_s:
+            raise TimeoutError(self._no_place())
+
+    def _no_place(self) -> str:
+        return (
+            f"the cluster had no place for {self.name} ({self._berth}) within {self._place_s:.0f} s; `ray status` "
+            "shows what it has"
+        )
+
+    def _lose(self, error: ray.exceptions.RayError) -> None:
+        if isinstance(error, ray.exceptions.RayTaskError):  # the station lives, and is to leave nothing there
+            self._lost = f"its node failed it ({one_line(error.cause)[:120]})"
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self._station.close.remote(), timeout=END_S)
+        else:
+            self._lost = f"its node or its station is gone ({one_line(error)[:120]})"
+        self._keep(f"{self.name}: {self._lost}\n".encode())
+        self._starting = self._asked = None
+        self.hung = ""
+
+    def _call(self, answer: Any) -> None:
+        """Waits for it; a station that is gone has nothing left to do."""
+        try:
+            ray.get(answer, timeout=END_S)
+        except ray.exceptions.RayActorError as e:
+            self._lose(e)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError(f"the node of {self.name} does not answer for {END_S:.0f} s") from None
+
+    def _leave(self) -> None:
+        if self._station is not None:
+            with contextlib.suppress(ray.exceptions.RayError, concurrent.futures.TimeoutError):
+                ray.kill(self._station)
+        self._station = None
+
+    def _keep(self, written: bytes) -> None:
+        if not written:
+            return
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "ab") as log:
+            log.write(written)
+        if self._console is None:
+            return
+        *lines, self._rest = (self._rest + written).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            self._console.print(f"{self.role} | {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def answered(
+    answer: Any, *, wait_s: float, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+) -> Any:
+    """What Ray answers, once it does.
+
+    Args:
+      answer: Ray's reference to it.
+      wait_s: for how long.
+      is_over: looked at meanwhile: whether to wait no longer.
+      clock: monotonic, in seconds.
+
+    Raises:
+      TimeoutError: it did not.
+      InterruptedError: `is_over`.
+      RayError: what came instead.
+    """
+    end_s = clock() + wait_s
+    while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - clock())))[0]:
+        if is_over():
+            raise InterruptedError("told to end while it waited for a place")
+        if clock() >= end_s:
+            raise TimeoutError(f"no answer within {wait_s:.0f} s")
+    return ray.get(answer)
+
+
+def _answer(look: Any) -> Look:
+    return ray.get(look)  # pyright: ignore[reportReturnType]
+
+
+def _is_there(answer: Any) -> bool:
+    return bool(ray.wait([answer], timeout=0)[0])

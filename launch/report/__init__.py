@@ -1,1 +1,0 @@
-"""A run, or several side by side, as one HTML file: `python -m launch.report`."""

@@ -1,0 +1,1 @@
+"""Server processes beside a run."""

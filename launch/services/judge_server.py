@@ -1,0 +1,321 @@
+"""A second vLLM beside the actor as the judge; its sidecar.
+
+RollPacker section 4.3 has the judge on the rollout's GPUs. It has its own share of their memory (judge.memory_share),
+or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/judge.md says how to let both compute at once.
+
+It asks the kernel to be killed with its parent, and then becomes vLLM: what it asked for outlasts that. It becomes the
+server's own module: the command `vllm` asks for the metadata of a package of that name, which builds for CPUs lack.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+
+from absl import logging
+
+from bridge.credentials import without_secrets
+from configs import custom_functions
+from configs.sections.rewards import JudgeConfig
+from launch.supervision import process_tree
+from launch.supervision.cause import telling_line
+from launch.supervision.hang_detector import StoppedProcesses
+from launch.supervision.placement import core_ids
+
+STEADY_S = 60.0
+"""One that served for so long starts the count of restarts anew; how long it took to start doesn't count."""
+LOOK_S = 5.0
+"""How often it is asked once it has served; before, how often is the caller's."""
+MAX_MISSED = 6
+"""Looks in a row without an answer, each as long as its deadline: then a server that served has hung."""
+
+
+class Health:
+    """Of one process, from its start to its end."""
+
+    def __init__(self, *, start_timeout_s: float, now_s: float) -> None:
+        """It was started now."""
+        self._start_timeout_s, self._started_s = start_timeout_s, now_s
+        self._served_from_s: float | None = None
+        self._answered_s = now_s
+        self._looked_s = now_s
+        self._num_missed = 0
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look."""
+        return self._served_from_s is None or now_s - self._looked_s >= LOOK_S
+
+    def looked(self, *, answers: bool, now_s: float) -> str:
+        """Notes what was seen; why the process is to be killed, empty if it is not."""
+        self._looked_s = now_s
+        if answers:
+            self._num_missed, self._answered_s = 0, now_s
+            if self._served_from_s is None:
+                self._served_from_s = now_s
+            return ""
+        if self._served_from_s is None:
+            is_late = now_s - self._started_s > self._start_timeout_s
+            return f"did not serve within {self._start_timeout_s:g} s (judge.start_timeout_s)" if is_late else ""
+        self._num_missed += 1
+        return f"did not answer {self._num_missed} times in a row" if self._num_missed >= MAX_MISSED else ""
+
+    @property
+    def was_steady(self) -> bool:
+        """Whether it served for long."""
+        return self._served_from_s is not None and self._answered_s - self._served_from_s >= STEADY_S
+
+
+COMMAND = (sys.executable, "-P", "-m", "launch.services.judge_server")
+HOST = "127.0.0.1"
+_LOOK_S = 0.2
+_BACKOFF_S = 1.0
+_HEALTH_S = 5.0
+_END_S, _KILLED_S = 15.0, 30.0
+_NO_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class JudgeService:
+    """A judge's server that is there as long as this object is open."""
+
+    def __init__(
+        self,
+        config: JudgeConfig,
+        log: pathlib.Path,
+        *,
+        stopped_s: float,
+        beats: Callable[[], None] = lambda: None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """Starts it and waits until it answers. Build it before the actor's engine: both measure the memory left.
+
+        Args:
+          config: `judge`, with colocate.
+          log: where the server's output goes.
+          stopped_s: a server that was stopped by a signal for so long is killed (supervision.heartbeat_s).
+          beats: called while it starts, some times a second.
+          command: of the server; the arguments of `vllm serve` follow.
+
+        Raises:
+          ValueError: it does not start; one line says why.
+        """
+        self._config, self._log, self._command = config, log, command
+        self._stopped = StoppedProcesses(stopped_s)
+        self._is_closing = threading.Event()
+        self._failure = ""
+        self.num_restarts = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-judge-")  # its owner's alone
+        self._key = secrets.token_hex(32)
+        self._port = _free_port()
+        key_file = pathlib.Path(self._folder.name) / "key"
+        with open(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self._key)
+        self.config = dataclasses.replace(
+            config,
+            colocate=False,
+            url=f"http://{HOST}:{self._port}/v1",
+            api_key_file=str(key_file),
+            away_s=max(config.away_s, config.start_timeout_s),
+        )
+        """For `actor.rewards.verifiers.judge.Judge`: with the server's address and the file of its key."""
+        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
+        self._thread = threading.Thread(target=self._watch, name="judge", daemon=True)
+        try:
+            self._process = self._start()
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        try:
+            self._wait_until_ready(beats)
+        except BaseException:
+            self.close()
+            raise
+        self._thread.start()
+        logging.info("judge ready model=%s url=%s pid=%d", config.model, self.config.url, self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Of the server that runs now."""
+        return self._process.pid
+
+    @property
+    def failure(self) -> str:
+        """Why it is not started again any more; empty while it is."""
+        return self._failure
+
+    def close(self) -> None:
+        """Ends it, and all it started."""
+        self._is_closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._end()
+        self._folder.cleanup()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        cores = core_ids(self._config.cpu_cores) if self._config.cpu_cores else None
+        with open(self._log, "ab") as output:
+            process = subprocess.Popen(
+                [*self._command, *arguments(self._config, self._port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment(self._config, os.environ, key=self._key),
+            )
+        if cores is not None:
+            try:  # before it has threads: they are bound with it
+                os.sched_setaffinity(process.pid, cores)
+            except OSError as e:
+                process.kill()
+                process.wait()
+                raise ValueError(f"the judge can't run on the cores {self._config.cpu_cores}: {e.strerror}") from e
+        return process
+
+    def _wait_until_ready(self, beats: Callable[[], None]) -> None:
+        end_s = time.monotonic() + self._config.start_timeout_s
+        while not self._answers():
+            if (code := self._process.poll()) is not None:
+                raise ValueError(f"the judge did not start (code {code}): {telling_line(self._log)}; see {self._log}")
+            if time.monotonic() > end_s:
+                raise ValueError(
+                    f"the judge did not start within {self._config.start_timeout_s:g} s (judge.start_timeout_s); "
+                    f"see {self._log}"
+                )
+            beats()
+            self._is_closing.wait(_LOOK_S)
+
+    def _answers(self) -> bool:
+        """Whether it says that it serves."""
+        try:
+            with _NO_PROXIES.open(f"http://{HOST}:{self._port}/health", timeout=_HEALTH_S) as reply:
+                return reply.status == 200 and self._process.poll() is None
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _watch(self) -> None:
+        num_in_a_row, health = 0, self._health()
+        health.looked(answers=True, now_s=time.monotonic())
+        while not self._is_closing.wait(_LOOK_S):
+            code = self._process.poll()
+            if code is None:
+                self._end_if_stopped()
+                self._end_if_hung(health)
+                continue
+            num_in_a_row = 1 if health.was_steady else num_in_a_row + 1
+            said = telling_line(self._log)
+            if num_in_a_row > self._config.max_restarts:
+                self._failure = f"the judge died {num_in_a_row} times in a row (code {code}): {said}; see {self._log}"
+                logging.error("%s", self._failure)
+                return
+            logging.error("judge died code=%s said=%r; starting it again", code, said)
+            self._end()  # what it left: an engine whose server was killed
+            if self._is_closing.wait(_BACKOFF_S * (num_in_a_row - 1)):
+                return
+            health = self._health()
+            self.num_restarts += 1
+            try:
+                self._process = self._start()
+            except (ValueError, OSError) as e:  # looked at again: memory may be free in a moment
+                logging.error("judge not started: %s", e)
+
+    def _health(self) -> Health:
+        return Health(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
+
+    def _end_if_hung(self, health: Health) -> None:
+        """Kills a server that lives and does not serve."""
+        if health.is_due(time.monotonic()):
+            answers = self._answers()
+            if reason := health.looked(answers=answers, now_s=time.monotonic()):
+                logging.error("judge %s; it is killed", reason)
+                self._kill()
+
+    def _end_if_stopped(self) -> None:
+        """Kills a server of which a process stands still: whoever asks it waits in vain."""
+        below = {self._process.pid} | process_tree.descendants(self._process.pid)
+        for pid in self._stopped.look(below & process_tree.stopped_below(os.getpid())):
+            logging.error("judge's process %d was stopped for too long (supervision.heartbeat_s); it is killed", pid)
+            self._kill()
+
+    def _end(self) -> None:
+        """SIGTERM, then SIGKILL to its whole session: its engine is a process of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._kill()
+
+    def _kill(self) -> None:
+        """SIGKILL to its whole group; returns once none of it lives, or logs which still does."""
+        try:
+            process_tree.end_group(self._process.pid, deadline_s=_KILLED_S)
+            self._process.wait(_KILLED_S)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            logging.error("judge killed error=%r", str(e))
+
+
+def arguments(config: JudgeConfig, port: int) -> list[str]:
+    """What `vllm serve` is told."""
+    found = [
+        f"--model={config.model}",
+        f"--host={HOST}",
+        f"--port={port}",
+        f"--served-model-name={config.model}",
+        f"--max-model-len={config.max_model_tokens}",
+        f"--max-num-seqs={config.max_num_seqs}",
+        f"--gpu-memory-utilization={config.memory_share}",
+        "--no-enable-log-requests",
+        "--disable-uvicorn-access-log",
+    ]
+    return found + ([f"--cpu-offload-gb={config.cpu_offload_gib}"] if config.cpu_offload_gib else [])
+
+
+def environment(config: JudgeConfig, around: Mapping[str, str], *, key: str) -> dict[str, str]:
+    """What it finds in its environment: its key, which no command line shows, and no secret of the run."""
+    found = without_secrets(around) | {
+        "VLLM_API_KEY": key,
+        "PYTHONPATH": custom_functions.python_path(),
+        "SLUICE_ENGINE": "1",  # its engine's process ends with it (`actor.vllm.worker.register`)
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    found.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if config.cpu_cores:
+        found["VLLM_CPU_OMP_THREADS_BIND"] = config.cpu_cores
+    else:
+        found.pop("VLLM_CPU_OMP_THREADS_BIND", None)  # the engine's cores are the engine's
+    # Its mark stays: what outlives a killed actor is found by it.
+    return found | {process_tree.VARIABLE: str(os.getpid())}
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind((HOST, 0))
+        return one.getsockname()[1]
+
+
+MODULE = "vllm.entrypoints.openai.api_server"
+
+
+def main() -> None:
+    """Becomes the server."""
+    process_tree.die_with_parent()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

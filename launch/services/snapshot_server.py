@@ -1,0 +1,173 @@
+"""Serves a run's snapshots: `python -m launch.services.snapshot_server --folder=FOLDER --listen=HOST:PORT`.
+
+The token comes from SLUICE_TOKEN or SLUICE_TOKEN_FILE, certificate and key from SLUICE_TLS_CERT and SLUICE_TLS_KEY.
+The first line on stdout is the URL it serves at. It ends with whoever started it, and by SIGTERM.
+"""
+
+import asyncio
+import os
+import pathlib
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from absl import flags
+
+from bridge.credentials import KEY, TOKEN, TOKEN_FILE, read_tls, read_token, without_secrets
+from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
+from configs import custom_functions
+from launch import cli
+from launch.supervision import process_tree
+
+_FOLDER = flags.DEFINE_string("folder", None, "The snapshot folder that the learner publishes into.")
+_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "Address and port to serve at; port 0 takes a free one.")
+_SCHEME = flags.DEFINE_enum("scheme", "https", ["http", "https"], "http is served on loopback only.")
+_READER_WAIT_S = flags.DEFINE_float(
+    "reader_wait_s", 10.0, "How long a superseded version is served on to who has begun to read it."
+)
+_SLOW_READER_S = flags.DEFINE_float(
+    "slow_reader_s",
+    0.0,
+    "How long one version is served on after that, to readers slower than versions come; takes a third slot.",
+)
+_MAX_CONNECTIONS = flags.DEFINE_integer("max_connections", 256, "Connections that are served at once.", lower_bound=1)
+_OTHER_FILES = 64
+_START_S = 30.0
+_END_S = 10.0
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Serves until it is told to end (0)."""
+    process_tree.die_with_parent()
+    cli.log_to_stderr()
+    with cli.usage_errors():
+        if not _FOLDER.value or _READER_WAIT_S.value <= 0 or _SLOW_READER_S.value < 0:
+            raise ValueError(
+                "give --folder=FOLDER of the snapshots, a --reader_wait_s > 0 and a --slow_reader_s of at least 0"
+            )
+        token = read_token()
+        _allow_files(_MAX_CONNECTIONS.value)
+        listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
+    server = SnapshotServer(
+        _FOLDER.value,
+        listener,
+        token=token,
+        tls=tls,
+        reader_wait_s=_READER_WAIT_S.value,
+        slow_reader_s=_SLOW_READER_S.value,
+        max_connections=_MAX_CONNECTIONS.value,
+    )
+
+    async def serve() -> None:
+        serving = asyncio.create_task(server.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        print(url_of(listener, _SCHEME.value), flush=True)
+        await asyncio.wait({serving})
+        if not serving.cancelled():
+            serving.result()
+
+    asyncio.run(serve())
+    return 0
+
+
+def _allow_files(num_connections: int) -> None:
+    """Raises the bound on open files so far that so many connections fit.
+
+    Raises:
+      ValueError: this machine's own bound is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise ValueError(
+            f"publish.max_connections={num_connections} needs {wanted} open files, ulimit -n allows {hard}: raise it, "
+            "or set a lower publish.max_connections"
+        )
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class ServerProcess:
+    """A snapshot server of one's own, as the learner's process starts it; it ends with this process."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        listen: str,
+        scheme: str,
+        reader_wait_s: float,
+        slow_reader_s: float = 0.0,
+        max_connections: int = 256,
+        log: pathlib.Path,
+    ) -> None:
+        """Starts it and waits until it listens; token and certificates are those of the environment.
+
+        Raises:
+          ValueError: it refuses to start, with its own words.
+        """
+        arguments = [
+            *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),
+            *(f"--reader_wait_s={reader_wait_s}", f"--slow_reader_s={slow_reader_s}"),
+            f"--max_connections={max_connections}",
+        ]
+        with open(log, "ab") as err:
+            begins = err.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "launch.services.snapshot_server", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                env=without_secrets(os.environ, keep=(TOKEN, TOKEN_FILE, KEY))
+                | {"PYTHONPATH": custom_functions.python_path(), process_tree.VARIABLE: str(os.getpid())},
+            )
+        self.url = self._first_line()
+        """Where it serves: scheme, address and port."""
+        if not self.url:
+            self.close()
+            said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()
+            raise ValueError(f"the snapshot server did not start: {said[-1] if said else 'it said nothing'}")
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _first_line(self) -> str:
+        out = self._process.stdout
+        assert out is not None
+        line, end_s = b"", time.monotonic() + _START_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            while not line.endswith(b"\n") and selector.select(max(0.0, end_s - time.monotonic())):
+                read = os.read(out.fileno(), 4096)
+                if not read:
+                    return ""
+                line += read
+        return line.decode().strip() if line.endswith(b"\n") else ""
+
+
+if __name__ == "__main__":
+    cli.run(main)

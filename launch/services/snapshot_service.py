@@ -1,0 +1,128 @@
+"""The snapshot server beside a learner: started with it, started again when it dies or is stopped, ended with it."""
+
+import os
+import pathlib
+import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
+
+from absl import logging
+
+from bridge.snapshots.snapshot_format import SnapshotError, place_of
+from bridge.weight_types import WeightManifest
+from configs.run_folder import RunFolder, run_id, snapshot_folder
+from configs.schema import Config
+from launch.services.snapshot_server import ServerProcess
+from launch.startup.network_check import of_process
+from launch.supervision.hang_detector import StoppedProcesses
+from launch.supervision.process_tree import kill_below, stopped_below
+from learner.publish.destinations import Outlet
+
+MAX_RESTARTS = 5
+"""In a row; one that served for `STEADY_S` starts the count anew."""
+STEADY_S = 60.0
+_WATCH_S = 0.5
+_BACKOFF_S = 1.0
+
+
+class SnapshotService:
+    """A server process that is there as long as this object is open."""
+
+    def __init__(self, config: Config, folder: pathlib.Path, *, host: int = 0, num_hosts: int = 1) -> None:
+        """Starts it and waits until it listens.
+
+        Args:
+          config: the run's.
+          folder: the run's.
+          host: which of the learner's processes this is: it serves that one's rows.
+          num_hosts: how many there are.
+
+        Raises:
+          ValueError: it refuses to start (no token, no certificate, an address that can't be had, one URL for several
+            processes); one line says why.
+        """
+        publish = config.publish
+        listen, advertise = (of_process(address, host) for address in (publish.listen, publish.advertise))
+        if num_hosts > 1 and publish.advertise and advertise == publish.advertise:
+            raise ValueError(
+                "each of the learner's processes serves its own rows: publish.advertise needs {process_id} or {host}, "
+                f"or leave it empty; got {publish.advertise!r}"
+            )
+        self._run = run_id(folder)
+        self._snapshots, self._scheme = snapshot_folder(config), publish.serve
+        self._waits = {"reader_wait_s": publish.reader_wait_s, "slow_reader_s": publish.slow_reader_s}
+        self._max_connections = publish.max_connections
+        self._stopped = StoppedProcesses(config.supervision.heartbeat_s)
+        self._is_required = not publish.bucket
+        self._log = RunFolder(folder).log(f"snapshot-server-{host}" if host else "snapshot-server")
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._server = self._start(listen)
+        self._listen = urllib.parse.urlsplit(self._server.url).netloc
+        """With the port that was free: actors were told of it."""
+        self.url = advertise or self._server.url
+        self._failure = ""
+        self._is_closing = threading.Event()
+        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
+        self._thread = threading.Thread(target=self._watch, name="snapshot server", daemon=True)
+        self._thread.start()
+        logging.info("snapshots served url=%s listen=%s", self.url, self._listen)
+
+    @property
+    def outlet(self) -> Outlet:
+        """For the publisher: under which URL a version is fetched. Nothing is copied: the server reads the slots."""
+        return Outlet(name="snapshot server", put=self._put, is_required=self._is_required)
+
+    @property
+    def pid(self) -> int:
+        """Of the server that runs now."""
+        return self._server.pid
+
+    def close(self) -> None:
+        """Ends it."""
+        self._is_closing.set()
+        self._thread.join()
+        self._server.close()
+
+    def _put(self, manifest: WeightManifest) -> Sequence[str]:
+        if self._failure:
+            raise SnapshotError(self._failure)
+        return (place_of(self.url, self._run, manifest.version),)
+
+    def _start(self, listen: str) -> ServerProcess:
+        return ServerProcess(
+            self._snapshots,
+            listen=listen,
+            scheme=self._scheme,
+            **self._waits,
+            max_connections=self._max_connections,
+            log=self._log,
+        )
+
+    def _end_if_stopped(self) -> None:
+        """Kills a server that stands still: its readers wait, and by rounds the run with them."""
+        for pid in self._stopped.look({self._server.pid} & stopped_below(os.getpid())):
+            logging.error("snapshot server was stopped for too long (supervision.heartbeat_s) and is killed")
+            kill_below(pid, os.getpid())
+
+    def _watch(self) -> None:
+        num_restarts, started_s = 0, time.monotonic()
+        while not self._is_closing.wait(_WATCH_S):
+            code = self._server.returncode
+            if code is None:
+                self._end_if_stopped()
+                continue
+            num_restarts = 1 if time.monotonic() - started_s > STEADY_S else num_restarts + 1
+            if num_restarts > MAX_RESTARTS:
+                self._failure = f"the snapshot server died {num_restarts} times in a row (code {code}); see {self._log}"
+                logging.error("%s", self._failure)
+                return
+            logging.error("snapshot server died code=%s; starting it again", code)
+            if self._is_closing.wait(_BACKOFF_S * (num_restarts - 1)):
+                return
+            started_s = time.monotonic()
+            try:
+                self._server.close()
+                self._server = self._start(self._listen)
+            except (ValueError, OSError) as e:  # looked at again: its port, or memory, may be free in a moment
+                logging.error("snapshot server not started: %s", e)

@@ -1,0 +1,118 @@
+"""Brings a run's metrics to a tracker: `python -m launch.services.track --run_dir=FOLDER --tracker=wandb`.
+
+A run does that by itself where run.trackers says so. By hand it sends what a tracker has not got yet: of a run that had
+none, or whose tracker's server was away. Server and key come from the tracker's own environment (docs/trackers.md).
+"""
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+
+from absl import flags, logging
+
+from bridge.files import RunLock
+from configs.run_folder import RunFolder, run_id
+from launch import cli
+from launch.startup import prepare_run
+from learner.metrics.trackers import KINDS, Feed, RefusedError, Told, UnsureError, check_installed, opener
+
+_TRACKER = flags.DEFINE_enum("tracker", None, sorted(KINDS), "Where to.")
+_FOLLOW = flags.DEFINE_bool("follow", False, "Go on with what comes, until standard input ends.")
+END_S = 20.0
+"""How long it may take to hand over the rest when the run ends: rows that are left wait in metrics.jsonl."""
+_LOOK_S = 0.5
+SHARED_FLAGS = ("run_dir",)
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Sends all there is; 0 then, 4 where the tracker is away or takes nothing, 1 where it failed at its end."""
+    with cli.usage_errors():
+        if flags.FLAGS.run_dir is None or _TRACKER.value is None:
+            raise ValueError(f"give --run_dir=FOLDER of a run and --tracker={'|'.join(sorted(KINDS))}")
+        prepared = prepare_run.open_prepared(cli.run_dirs(most=1)[0])
+        check_installed([_TRACKER.value])
+        config, run = prepared.config, RunFolder(prepared.folder)
+        folder = run.tracker(_TRACKER.value)
+        folder.parent.mkdir(exist_ok=True)
+        lock = _lock(run)
+        told = Told(
+            run=run_id(run.path),
+            name=config.run.name,
+            project=config.run.project,
+            config=dataclasses.asdict(config),
+            folder=folder,
+        )
+        over = threading.Event()
+
+        def wait(seconds: float) -> None:
+            if over.is_set():
+                time.sleep(min(seconds, _LOOK_S))
+            else:
+                over.wait(seconds)
+
+        feed = Feed(
+            run.metrics,
+            folder.with_suffix(".json"),
+            opener(_TRACKER.value, told),
+            wait=wait,
+            name=_TRACKER.value,
+            is_patient=_FOLLOW.value,
+        )
+    cli.log_to_stderr()
+    try:
+        return _follow(feed, over) if _FOLLOW.value else _send(feed)
+    finally:
+        lock.release()
+
+
+def _send(feed: Feed) -> int:
+    num_before = feed.marks.num_sent
+    try:
+        feed.follow(lambda: True)
+    except RefusedError as e:
+        print(f"error: {e}; start it again when it can be reached", file=sys.stderr)
+        return cli.BUSY
+    except UnsureError as e:
+        print(f"error: {e}; they are not sent again", file=sys.stderr)
+        return 1
+    print(f"{feed.marks.num_sent - num_before} rows sent; {feed.marks.where}")
+    return 0
+
+
+def _follow(feed: Feed, over: threading.Event) -> int:
+    """Until standard input ends: the learner closes it when its run has ended, or has died."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal's whole group
+        signal.signal(number, signal.SIG_IGN)
+    has_sent = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.buffer.read()
+        over.set()
+        if not has_sent.wait(END_S):
+            logging.error("%s: %d rows are not sent; they wait in metrics.jsonl", _TRACKER.value, feed.give_up())
+            os._exit(cli.BUSY)  # the library hangs, and has threads that nobody else ends
+
+    threading.Thread(target=listen, name="end of the run", daemon=True).start()
+    feed.follow(over.is_set)
+    has_sent.set()
+    return 0
+
+
+def _lock(run: RunFolder) -> RunLock:
+    """One process a tracker of a run: the one of a learner before this one may still be handing over the rest."""
+    end_s = time.monotonic() + (2 * END_S if _FOLLOW.value else 0.0)
+    while True:
+        try:
+            return RunLock(run.tracker(f"{_TRACKER.value}.lock"), f"launch.services.track --tracker={_TRACKER.value}")
+        except ValueError:
+            if time.monotonic() >= end_s:
+                raise
+            time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,151 @@
+"""The trackers' processes beside a learner: started with it, started again when they die, ended with it.
+
+Each reads the run's record by itself (`learner.metrics.trackers`), so the learner never waits for one, and nothing that
+hangs or breaks in a tracker's library is in the learner's process.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from absl import logging
+
+from configs import custom_functions
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from launch.services.track import END_S
+from learner.metrics.trackers import KINDS, Marks
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
+"""Before a process that died is started again; doubled each time."""
+_GRACE_S = 5.0
+"""What it may take longer than it allows itself, before it is killed."""
+
+
+class TrackerService:
+    """The processes of a run's trackers, there as long as this object is open."""
+
+    def __init__(self, config: Config, folder: pathlib.Path, *, end_s: float = END_S + _GRACE_S) -> None:
+        """Starts them; waits for none.
+
+        Args:
+          config: the run's.
+          folder: the run's.
+          end_s: how long all of them together may take to end.
+        """
+        names = [name for name in config.run.tracker_names if name in KINDS]
+        self._end_s = end_s
+        self._all = [TrackerProcess(name, folder) for name in names]
+
+    def close(self) -> None:
+        """Has them hand over the rest, all at once, and says what each has."""
+        for one in self._all:
+            one.end()
+        deadline_s = time.monotonic() + self._end_s
+        for one in self._all:
+            one.join(max(0.0, deadline_s - time.monotonic()))
+
+
+class TrackerProcess:
+    """One tracker's process, or the one that is started in its place."""
+
+    def __init__(self, name: str, folder: pathlib.Path, *, command: Sequence[str] = ()) -> None:
+        """Starts it.
+
+        Args:
+          name: the tracker's.
+          folder: the run's.
+          command: what is started, if not `launch.services.track`.
+        """
+        self._name, self._run = name, RunFolder(folder)
+        self._command = list(command) or [
+            *(sys.executable, "-P", "-m", "launch.services.track", f"--run_dir={folder.resolve()}"),
+            *(f"--tracker={name}", "--follow"),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Tells it that the run has ended."""
+        with self._lock:
+            self._is_ending.set()
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def join(self, seconds: float) -> None:
+        """Waits so long at most, then kills it, and says what the tracker has."""
+        self._thread.join(seconds)
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._thread.join()
+        try:
+            marks = Marks.read(self._run.tracker(self._name).with_suffix(".json"))
+        except (ValueError, OSError) as e:
+            logging.error("tracker %s: %s", self._name, e)
+            return
+        if marks.num_unsure and not marks.num_left:
+            logging.error(
+                "tracker %s: %d of %d rows may be missing there (%s); see %s",
+                self._name,
+                marks.num_unsure,
+                marks.num_sent,
+                marks.problem or "it was ended before it had written them",
+                self._log,
+            )
+        elif marks.problem or marks.num_left:
+            logging.error(
+                "tracker %s: %d rows are not there (%s); "
+                "python -m launch.services.track --run_dir=%s --tracker=%s sends them",
+                self._name,
+                marks.num_left,
+                marks.problem,
+                self._run.path,
+                self._name,
+            )
+        else:
+            logging.info("tracker %s: %d rows sent; %s", self._name, marks.num_sent, marks.where)
+
+    def _watch(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            with self._lock:
+                if self._is_ending.is_set():
+                    return
+                self._process = self._start()
+            code = self._process.wait()
+            if self._is_ending.is_set():
+                return
+            logging.error(
+                "tracker %s: its process ended with code %d; it is started again in %g s; see %s",
+                self._name,
+                code,
+                pause_s,
+                self._log,
+            )
+            self._is_ending.wait(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    @property
+    def _log(self) -> pathlib.Path:
+        return self._run.log(f"tracker-{self._name}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is the learner's
+                env=os.environ | {"PYTHONPATH": custom_functions.python_path(), "PYTHONUNBUFFERED": "1"},
+            )

@@ -1,0 +1,142 @@
+"""Engine start deadline and heartbeats; SIGTERM/SIGINT handling."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+
+from absl import logging
+
+from actor.background import heartbeat, leave
+from actor.elastic_control import LimitsFile
+from actor.loop import Actor, Duty, Limits
+from bridge.liveness import Doing, Pulse
+from bridge.store.protocol import SharedStore
+from launch import cli
+
+
+@contextlib.contextmanager
+def deadline(seconds: float, limits_file: LimitsFile, pulse: Pulse) -> Iterator[None]:
+    """Ends the process if its block takes longer: what hangs in there can't be interrupted.
+
+    Who feels the pulse counts from where we do, so that its bound, which is longer, never ends us first.
+    """
+
+    def end() -> None:
+        reason = f"the engine did not start within {seconds:.0f} s (actor.start_timeout_s)"
+        if limits_file.refuse():
+            say_refused(limits_file, reason)
+            os._exit(cli.RESIZE)
+        print(f"error: {reason}", file=sys.stderr)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    pulse.work(Doing.STARTING)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    pulse.work(Doing.STARTING)
+
+
+@contextlib.contextmanager
+def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
+    """Heartbeats of an actor that does not serve yet, while its block runs."""
+    has_ended = threading.Event()
+
+    def beat() -> None:
+        while not has_ended.is_set():
+            try:
+                store.heartbeat(heartbeat(name, None, None))
+            except Exception as e:  # whoever serves with this store hears of it, too
+                logging.error("no heartbeat while the engine starts: %s", e)
+                return
+            has_ended.wait(Limits.heartbeat_s)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+def say_refused(file: LimitsFile, reason: str) -> None:
+    """Says that the limits asked for were put aside, and why."""
+    print(
+        f"error: the engine did not start with the limits of {file.path}: {reason}; the file is "
+        f"{file.refused_path.name} now and the config's limits are used",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+LATE_SIGNAL_S = 0.5
+"""How long a signal is waited for when the actor ends: one to its whole process group reaches the engine too, perhaps
+before us."""
+GIVE_BACK_S = 5.0
+"""How long giving back tickets may take; a store that is away hands them to others when their leases end."""
+
+
+async def serve_until_told(actor: Actor, duties: Iterable[Duty], *, leave_s: float) -> None:
+    """Serves until SIGTERM or SIGINT, or until the actor ends by itself.
+
+    After SIGTERM it claims nothing more, and finishes within `leave_s` what it can; SIGINT, which a terminal sends to
+    the engine too, and a second SIGTERM end at once.
+
+    Raises:
+      Exception: what ended the actor before it was told to.
+    """
+    told, at_once = asyncio.Event(), asyncio.Event()
+
+    def tell(number: int) -> None:
+        if told.is_set():
+            at_once.set()
+        told.set()
+        if number == signal.SIGINT:
+            at_once.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, tell, number)
+
+    serving = asyncio.create_task(actor.run(duties))
+    told_at_all, told_twice = asyncio.create_task(told.wait()), asyncio.create_task(at_once.wait())
+    await asyncio.wait({serving, told_at_all}, return_when=asyncio.FIRST_COMPLETED)
+    if not told.is_set():
+        await asyncio.wait({told_at_all}, timeout=LATE_SIGNAL_S)
+    if not serving.done() and leave_s > 0:
+        leaving = asyncio.create_task(leave(actor))
+        await asyncio.wait({serving, leaving, told_twice}, timeout=leave_s, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    serving.cancel()
+    for waiting in (told_at_all, told_twice):
+        waiting.cancel()
+    await asyncio.wait({serving}, timeout=GIVE_BACK_S)
+    if told.is_set():
+        logging.info("actor stopped groups=%d", actor.serving.tally.num_emitted)
+        if not serving.done():
+            end_now("what it held is free when its leases end: the store could not be told")
+        return
+    (outcome,) = await asyncio.gather(serving, return_exceptions=True)
+    if isinstance(outcome, BaseException):
+        raise first_cause(outcome)
+
+
+def end_now(why: str) -> None:
+    """Ends the process, told to, with threads that still wait for the store; the engine's processes die with it."""
+    print(f"actor ends at once; {why}", file=sys.stderr, flush=True)
+    os._exit(0)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What was raised first of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

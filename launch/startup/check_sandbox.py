@@ -1,0 +1,57 @@
+"""Whether this machine can isolate programs, asked before anything starts that would run some."""
+
+import os
+
+from actor.rewards.verifiers import code
+from actor.sandbox import bwrap
+from actor.sandbox.bwrap import HostView
+from actor.sandbox.languages import LANGUAGES, program
+from actor.sandbox.program import SandboxUnavailableError
+from actor.sandbox.self_test import check_isolation
+from configs.schema import Config
+from launch.supervision.placement import core_ids
+
+
+def check_sandbox(config: Config) -> list[str]:
+    """What to know of the sandboxes that the config's rewards need; nothing where they need none.
+
+    Raises:
+      ValueError: one line that says what is missing, and how to get it.
+    """
+    if "code" not in config.parts:
+        return []
+    view = code.view_of(config.rewards)
+    try:
+        found = check_isolation(view=view)
+    except SandboxUnavailableError as e:
+        raise ValueError(f"code rewards are refused: {e}") from e
+    _check_hidden(config, view)
+    there = [name for name in LANGUAGES if found.tools.issuperset(program(name, "").tools)]
+    importable = f"; packages {', '.join(view.packages)}" if view.packages else ""
+    notes = [f"code is judged in sandboxes: Python {found.python_version}{importable}; languages {', '.join(there)}"]
+    return notes + _crowded(config)
+
+
+def _check_hidden(config: Config, view: HostView) -> None:
+    """Refuses files of the run that programs could read: they hold what the test cases want."""
+    paths = {"run.dir": config.run.dir}
+    for where, source in config.asked_sources.items():
+        paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
+    for field, path in paths.items():
+        if path and (folder := bwrap.folder_shown(view, os.path.expanduser(path))):
+            raise ValueError(
+                f"{field}={path} is in {folder}, which programs in the sandbox can read: move it out of there"
+            )
+
+
+def _crowded(config: Config) -> list[str]:
+    num_workers = config.actor.verifier_workers * config.actor.num_engines
+    cores = config.rewards.cpu_cores
+    num_cores = len(core_ids(cores)) if cores else len(os.sched_getaffinity(0))
+    if num_workers <= num_cores:
+        return []
+    where = f"rewards.cpu_cores={cores} names {num_cores}" if cores else f"this machine has {num_cores}"
+    return [
+        f"note: actor.verifier_workers={config.actor.verifier_workers} makes {num_workers} workers, and {where} cores: "
+        "programs are timed by their own CPU seconds, so no verdict changes, but rewards arrive later"
+    ]

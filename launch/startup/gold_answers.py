@@ -1,0 +1,226 @@
+"""Rows whose own answer does not pass their verifiers, found before a run starts."""
+
+import asyncio
+import dataclasses
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from absl import logging
+
+from actor.rewards.registry import own_answer
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import RaisedError, VerifierError, VerifierPool
+from actor.sandbox.languages import TOOLS
+from bridge.files import replace_file
+from configs import custom_functions
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from launch.startup.tiny_model import cache_folder
+from learner.data.row_filter import GoldRow, SetAside, gold_rows, read_set_aside
+
+NOT_ASKED = ("judge", "format")
+"""A judge costs what a judge costs; and an answer has not the form of a response."""
+REVISION = 3
+"""Goes up when the same answers are judged otherwise."""
+PROGRESS_S = 10.0
+MAX_WORKERS = 8
+_LIBRARIES = ("math-verify", "reasoning-gym", "latex2sympy2-extended")
+_Failed = dict[tuple[str, int], str]
+"""Reasons by source and row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was found."""
+
+    set_aside: SetAside
+    notes: list[str]
+
+
+def check_answers(config: Config, roles: Collection[str], *, show: Callable[[str], None] = print) -> Checked:
+    """Has rows' own answers judged: `rewards.check_answers` of each file, and all of them if one does not pass.
+
+    A run that was set up before has its rows looked at no more. What was judged is kept in the cache, by its content.
+
+    Args:
+      config: the run's.
+      roles: those of this command: where no actor is to run, verifiers that are not installed are only told of.
+      show: is given a line now and then.
+
+    Raises:
+      ValueError: a file is unusable, no row passes, or a verifier can't be had that rows are judged by here.
+    """
+    known = RunFolder(pathlib.Path(config.run_dir)).set_aside
+    if known.is_file():
+        return Checked(set_aside=read_set_aside(known), notes=[])
+    num = config.rewards.check_answers
+    rows = list(gold_rows(config.prompts, limit=num)) if num else []
+    if not rows:
+        return Checked(set_aside={}, notes=[])
+    names, notes = _names(config, rows, roles)
+    failed = _judged(config, rows, names, show)
+    if failed and len(everything := list(gold_rows(config.prompts))) > len(rows):
+        show(f"own answers: {len(failed)} of {len(rows)} rows do not pass, all {len(everything)} are judged")
+        rows = everything
+        names, notes = _names(config, rows, roles)
+        failed = _judged(config, rows, names, show)
+    if failed and len(failed) == len(rows):
+        (source, row), reason = next(iter(failed.items()))
+        raise ValueError(
+            f"no row's own answer passes its verifiers; row {row}{f' of {source}' if source else ''}: {reason}; mend "
+            "them, or set rewards.check_answers=0"
+        )
+    set_aside: dict[str, dict[int, str]] = {}
+    for (source, row), reason in failed.items():
+        set_aside.setdefault(source, {})[row] = reason
+    notes.append(f"own answers: {len(rows)} rows judged, {len(failed)} set aside")
+    return Checked(set_aside=set_aside, notes=notes)
+
+
+def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> tuple[frozenset[str], list[str]]:
+    """The verifiers that can be asked, and a line on each that can't.
+
+    Raises:
+      ValueError: one can't that is needed where an actor runs.
+    """
+    wanted = sorted({name for row in rows for name, _ in _questions(config, row)})
+    problems = asyncio.run(_load(config, wanted)) if wanted else {}
+    if problems and "actor" in roles:
+        raise ValueError("; ".join(f"rows are judged by {name}: {said}" for name, said in problems.items()))
+    notes = [f"note: rows' own answers are not judged by {n} on this machine: {said}" for n, said in problems.items()]
+    return frozenset(wanted) - frozenset(problems), notes
+
+
+async def _load(config: Config, names: Sequence[str]) -> dict[str, str]:
+    problems = {}
+    pool = VerifierPool.of_config(config, num_workers=1)
+    try:
+        for name in names:
+            try:
+                await pool.load(name)
+            except VerifierError as e:
+                problems[name] = str(e)
+    finally:
+        await pool.close()
+    return problems
+
+
+def _questions(config: Config, row: GoldRow) -> list[tuple[str, str]]:
+    """(verifier, the response that gives the row's own answer) for each that is to be asked."""
+    parts = [part.name for part in row.task.rewards if part.weight > 0 and part.name not in NOT_ASKED]
+    asked = [(name, own_answer(name, row.task, config.rewards)) for name in parts]
+    return [(name, text) for name, text in asked if text]
+
+
+def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show: Callable[[str], None]) -> _Failed:
+    """The rows that do not pass, out of the cache if the same were judged before."""
+    asked = [(row, [(n, text) for n, text in _questions(config, row) if n in names]) for row in rows]
+    asked = [(row, questions) for row, questions in asked if questions]
+    if any(custom_functions.is_own(name) for name in names):  # whose text may be another by now
+        return _told(*asyncio.run(_judge_all(config, asked, show)), show)
+    key = _key(config, asked)
+    try:
+        return _kept(key)
+    except (OSError, ValueError):  # not there, or torn
+        failed, unjudged = asyncio.run(_judge_all(config, asked, show))
+    if unjudged:
+        return _told(failed, unjudged, show)
+    try:
+        _keep(key, failed)
+    except (OSError, ValueError) as e:
+        logging.warning("own answers will be judged again, what was found can't be kept: %s", e)
+    return failed
+
+
+def _told(failed: _Failed, unjudged: _Failed, show: Callable[[str], None]) -> _Failed:
+    if unjudged:
+        why = next(iter(unjudged.values()))
+        show(f"own answers: {len(unjudged)} rows could not be judged, and are kept; the next run asks again: {why}")
+    return failed
+
+
+def _kept(key: str) -> _Failed:
+    found = json.loads((cache_folder() / "own_answers" / f"{key}.json").read_text())
+    return {(source, row): reason for source, row, reason in found}
+
+
+def _keep(key: str, failed: _Failed) -> None:
+    folder = cache_folder() / "own_answers"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [[source, row, reason] for (source, row), reason in failed.items()]
+    replace_file(folder / f"{key}.json", json.dumps(found).encode())
+
+
+def _key(config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]]) -> str:
+    """A hash of all that a verdict depends on: answers and test cases, bounds, libraries, compilers."""
+    versions = {}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            versions[library] = ""
+    tools = [tool for tool in sorted(TOOLS) if shutil.which(tool)]
+    digest = hashlib.sha256()
+    bounds = [dataclasses.asdict(config.rewards), config.actor.verifier_timeout_s]
+    for part in (REVISION, versions, tools, bounds):
+        digest.update(json.dumps(part, sort_keys=True).encode() + b"\n")
+    for row, questions in asked:
+        digest.update(json.dumps([row.source, row.row, row.task.answer, row.task.metadata, questions]).encode() + b"\n")
+    return digest.hexdigest()[:32]
+
+
+async def _judge_all(
+    config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]], show: Callable[[str], None]
+) -> tuple[_Failed, _Failed]:
+    """The rows that do not pass, and those that could not be judged, which says nothing of them."""
+    num_workers = max(config.actor.verifier_workers, min(MAX_WORKERS, os.cpu_count() or 1, len(asked)))
+    pool = VerifierPool.of_config(config, num_workers=num_workers)
+    failed: _Failed = {}
+    unjudged: _Failed = {}
+    left = iter(asked)
+    num_done = 0
+    shown_s = time.monotonic()
+
+    async def judge_some() -> None:
+        nonlocal num_done, shown_s
+        for row, questions in left:
+            try:
+                reason = await _judge(pool, row, questions)
+            except VerifierError as e:
+                reason, unjudged[row.source, row.row] = "", str(e)
+            num_done += 1
+            if reason:
+                failed[row.source, row.row] = reason
+            if time.monotonic() > shown_s + PROGRESS_S:
+                shown_s = time.monotonic()
+                show(f"own answers: {num_done} of {len(asked)} rows judged, {len(failed)} do not pass")
+
+    try:
+        async with asyncio.TaskGroup() as judging:
+            for _ in itertools.repeat(None, num_workers):
+                judging.create_task(judge_some())
+    finally:
+        await pool.close()
+    order = {(row.source, row.row): i for i, (row, _) in enumerate(asked)}
+    return dict(sorted(failed.items(), key=lambda item: order[item[0]])), unjudged
+
+
+async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str, str]]) -> str:
+    """Why a row does not pass; empty if it does."""
+    for name, text in questions:
+        try:
+            score = await pool.score(
+                name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), row.task
+            )
+        except RaisedError as e:
+            return f"its own answer can't be judged: {e}"
+        if score.verdict != "ok":
+            return f"its own answer is no right one: verifier {name} says {score.verdict}"
+    return ""

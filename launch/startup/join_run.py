@@ -1,0 +1,380 @@
+"""An actor finds its run: by directory or by store; store trust."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from absl import logging
+
+from actor.background import heartbeat
+from actor.weights.check_run_card import check_versions, installed_vllm, make_model_folder, model_folder_of
+from actor.weights.model_folder import ModelFolder, for_adapters, read_model_folder, with_base
+from actor.weights.source import LocalCopy, LocalSource, RemoteSource, WeightSource
+from bridge.credentials import TOKEN_FILE, Token, read_tls, read_token
+from bridge.files import place_of
+from bridge.liveness import say_phase
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.snapshot_format import SnapshotError
+from bridge.store.open import FinishedRunError, NoRunError, find_run, open_store, sqlite_path
+from bridge.store.postgres.connections import parse, way_of
+from bridge.store.protocol import NAME_LEASE_S, ActorStore, NameTakenError
+from bridge.store.sql.sql_store import SqlStore
+from bridge.store.url_login import secret_in
+from bridge.weight_types import RunCard
+from configs import overrides
+from configs.run_folder import RunFolder, run_id, snapshot_folder, store_url
+from configs.schema import Config
+from launch.startup import prepare_run
+from launch.startup.locked_folders import ModelUse, WorkFolder
+from launch.startup.tiny_model import cache_folder
+
+
+def check_trust(url: str, token: Token | None) -> None:
+    """Refuses to serve a run elsewhere whose weights nobody vouches for, and a password that everyone may read.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    check_no_password(url)
+    if token is None and sqlite_path(url) is None and not way_of(url).is_here:
+        raise ValueError(
+            f"a run of another machine needs its token, by which its weights are known: set {TOKEN_FILE} to a file "
+            "with it"
+        )
+
+
+def allowing(config: Config) -> list[str]:
+    """Flags by which an actor may import the code that a config names, for whoever has it before him and starts one."""
+    return [f"--allow_module={name}" for name in (*config.own_verifiers, *config.own_environments)]
+
+
+def check_no_password(url: str) -> None:
+    """Refuses a URL of the command line that holds a password.
+
+    Raises:
+      ValueError: it does, or is no store's.
+    """
+    if sqlite_path(url) is None and (secret_in(url) or not {"password", "sslpassword"}.isdisjoint(parse(url))):
+        raise ValueError("--store holds a password, and every user of this machine sees it; use PGPASSFILE, PGPASSWORD")
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_FOLDER_POLL_S, _CARD_POLL_S = 0.1, 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Joined:
+    """A run, as an actor finds it."""
+
+    config: Config
+    run: str
+    """Its id."""
+    name: str
+    """This actor's."""
+    model: ModelFolder
+    store: ActorStore
+    work: RunFolder
+    """Where the actor keeps its events and limits: the run's folder, or one of its own."""
+    source: WeightSource
+    """Where its weights come from."""
+    parts: contextlib.ExitStack
+    """What is let go at the end."""
+    own: WorkFolder | None = None
+    """`work`, where it is this actor's alone."""
+
+    def done(self) -> None:
+        """The actor has ended well: when `parts` are let go, what it alone kept in the cache goes, too."""
+        if self.own is not None:
+            self.own.is_done = True
+
+    @property
+    def own_verifiers(self) -> Collection[str]:
+        """The user's own functions that may be imported to judge responses."""
+        return self.config.own_verifiers
+
+
+def _nothing() -> None:
+    """For who is not told of a wait."""
+
+
+def join_folder(
+    run_dir: str, name: str, *, wait_s: float, has_patience: bool = False, waits: Callable[[], None] = _nothing
+) -> Joined:
+    """A run on this machine, by its folder, as soon as it is set up, in its store, and not finished.
+
+    Args:
+      run_dir: its folder.
+      name: the actor's.
+      wait_s: how long to wait for that.
+      has_patience: to wait for it however long it takes.
+      waits: called for as long as it waits, every so often.
+
+    Raises:
+      FinishedRunError: it is finished.
+      ValueError: it was not in time, or can't be used.
+    """
+    folder = pathlib.Path(run_dir)
+    deadline = math.inf if has_patience else time.monotonic() + wait_s
+    if not RunFolder(folder).model_path_file.is_file():
+        say_phase("waiting for the run to be set up")
+    while not RunFolder(folder).model_path_file.is_file() and time.monotonic() < deadline:
+        waits()
+        time.sleep(_FOLDER_POLL_S)
+    prepared = prepare_run.open_prepared(run_dir)
+    config, id_ = prepared.config, run_id(folder)
+    model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
+    with contextlib.ExitStack() as parts:
+        copy = LocalCopy(snapshot_folder(config), name)
+        parts.callback(copy.close)
+        source = LocalSource(
+            snapshot_folder(config),
+            copy.file,
+            run=id_,
+            tokenizer_hash=model.tokenizer_hash,
+            expected=model.tensors,
+        )
+        parts.callback(source.close)
+        path = sqlite_path(store_url(config))
+        if path is None or path.is_file():  # made by whoever comes first; a run in a database by its learner
+            _wait_for_run(store_url(config), id_, deadline, retry_s=wait_s, waits=waits)
+        store = _open(store_url(config), id_, config)
+        parts.callback(store.close)
+        take_name(store, name, place=place_of(folder))
+        return Joined(
+            config=config,
+            run=id_,
+            name=name,
+            model=model,
+            store=store,
+            work=RunFolder(folder),
+            source=source,
+            parts=parts.pop_all(),
+        )
+
+
+def join_store(
+    url: str,
+    run: str,
+    name: str,
+    *,
+    given: Mapping[str, str],
+    allowed_modules: Collection[str],
+    work_dir: str | None,
+    memory: str,
+    wait_s: float,
+    has_patience: bool = False,
+    waits: Callable[[], None] = _nothing,
+) -> Joined:
+    """A run anywhere, by its store: its card has all but the weights.
+
+    Args:
+      url: where the store is.
+      run: the run's name in it.
+      name: the actor's.
+      given: --config.actor.* of this machine.
+      allowed_modules: `module:function` names that the run's config may make this machine import.
+      work_dir: a folder for this actor's events and limits; None: one in the cache folder.
+      memory: a folder in shared memory for weights.
+      wait_s: how long to wait for the run to appear, and where it is finished, for one of its name that goes on.
+      has_patience: to wait for it however long it takes.
+      waits: called for as long as it waits, every so often.
+
+    Raises:
+      FinishedRunError: all runs of that name are finished.
+      ValueError: another version, a name that a live actor has, code that is not allowed, an override that is not this
+        actor's, weights that nobody vouches for, another bucket than the learner's; one line says what to do.
+      TimeoutError: the store can't be reached, or there is no such run in time.
+    """
+    check_names(run=run, name=name)
+    check_given(given)
+    token, tls = read_token(), read_tls()
+    check_trust(url, token)
+    deadline = math.inf if has_patience else time.monotonic() + wait_s
+    id_ = _wait_for_run(url, run, deadline, retry_s=wait_s, waits=waits)
+    check_id(id_, run)
+    with contextlib.ExitStack() as parts, contextlib.closing(open_store(url, run=id_, retry_s=wait_s)) as first:
+        card = _wait_for_card(first, run, deadline, waits=waits)
+        check_id(card.run, run)
+        check_versions(card, vllm=installed_vllm())
+        config = config_of(card, given, allowed_modules)
+        cached = cache_folder() / "actors" / f"{id_}-{name}"
+        own = WorkFolder(pathlib.Path(work_dir) if work_dir else cached, name, is_ours=work_dir is None)
+        work = RunFolder(own.path)
+        parts.callback(own.close)
+        models = cache_folder() / "models"
+        parts.callback(ModelUse(model_folder_of(card, models)).close)
+        model = with_base(make_model_folder(card, first.blob, models), config)
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(work.path)))
+        fetcher = SnapshotFetcher(
+            run=card.run, tokenizer_hash=model.tokenizer_hash, expected=model.tensors, token=token, tls=tls
+        )
+        check_announced(first, fetcher)
+        shared = SharedCopy(pathlib.Path(memory), run=card.run, fetcher=fetcher)
+        parts.callback(shared.close)
+        store = _open(url, card.run, config)
+        parts.callback(store.close)
+        store.check_bucket()
+        take_name(store, name, place=place_of(work.path))
+        return Joined(
+            config=config,
+            run=card.run,
+            name=name,
+            model=model,
+            store=store,
+            work=work,
+            source=RemoteSource(store, shared),
+            parts=parts.pop_all(),
+            own=own,
+        )
+
+
+def _open(url: str, run: str, config: Config) -> SqlStore:
+    return open_store(
+        url,
+        run=run,
+        busy_timeout_s=config.supervision.lock_wait_s,
+        retry_s=config.store.retry_s,
+        bucket=config.store.bucket,
+        inline_bytes=config.store.inline_bytes,
+    )
+
+
+def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
+    """Looks at what is announced before an engine is started for it; nothing may be yet.
+
+    Raises:
+      ValueError: it could never be served here: another token, or none for what is on other machines, another
+        tokenizer or model, or no way to it.
+    """
+    announcement = store.announced()
+    if announcement is None:
+        return
+    if not announcement.all_sources:
+        raise ValueError(
+            "the run's weights are in its learner's memory alone: start the learner with publish.serve=https or "
+            "publish.bucket, or this actor on its machine with --run_dir"
+        )
+    try:
+        fetcher.check(announcement)
+    except SnapshotError as e:
+        raise ValueError(f"what the run announces can't be served here: {e}") from e
+
+
+def check_names(*, run: str, name: str) -> None:
+    """Refuses what is no name: it becomes a file's, and a group says by it who made it.
+
+    Raises:
+      ValueError: says which.
+    """
+    for flag, value in (("run", run), ("name", name)):
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"--{flag} must be letters, digits, '_', '.' and '-', got {value!r}")
+
+
+def check_id(id_: str, run: str) -> None:
+    """Refuses an id that the store gives a run and that leads out of the folders named by it.
+
+    Raises:
+      ValueError: says which.
+    """
+    if not _NAME.fullmatch(id_):
+        raise ValueError(f"the store gives run {run} the id {id_!r}, which no learner makes: is it the right store?")
+
+
+def check_given(given: Mapping[str, str]) -> None:
+    """Refuses overrides that would make another run of it.
+
+    Raises:
+      ValueError: names the field.
+    """
+    for path in given:
+        if not path.startswith("actor."):
+            raise ValueError(f"--config.{path} is the run's, not this actor's: only --config.actor.* may be given here")
+
+
+def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collection[str]) -> Config:
+    """The run's config with this machine's overrides.
+
+    Raises:
+      ValueError: it is of another build, an override can't be, or it names code that this machine may not import.
+    """
+    try:
+        raw = json.loads(card.config)
+        if not isinstance(raw, dict):
+            raise ValueError("it is no JSON object")
+        config = overrides.from_dict(raw)
+    except RecursionError:
+        raise ValueError(f"the config of run {card.name} can't be read here: it is nested too deeply") from None
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
+    # A folder of the learner's machine is none here.
+    config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
+    own = {name: "verifier" for name in config.own_verifiers} | dict.fromkeys(config.own_environments, "environment")
+    for name, field in own.items():
+        if name not in allowed_modules:
+            raise ValueError(
+                f"run {card.name} has prompts.{field}={name}, code that is not Sluice's: look at it, and give "
+                f"--allow_module={name} if this machine may import it"
+            )
+    return overrides.apply(config, given)
+
+
+def take_name(store: ActorStore, name: str, *, place: str) -> None:
+    """Takes a name for this actor; waits whether one elsewhere that has it still lives.
+
+    Raises:
+      NameTakenError: it does.
+    """
+    beat_s: float | None = None
+    while True:
+        try:
+            return store.take_name(heartbeat(name, None, None), place=place)
+        except NameTakenError as e:
+            if beat_s not in (None, e.beat_s):
+                raise  # it has said so once more
+            if beat_s is None:
+                logging.info("%s; waiting %.0f s at most whether it still lives", e, NAME_LEASE_S)
+            beat_s = e.beat_s
+        time.sleep(_CARD_POLL_S)
+
+
+def _wait_for_run(
+    url: str, run: str, deadline_s: float, *, retry_s: float, waits: Callable[[], None] = _nothing
+) -> str:
+    """The run's id, as soon as its learner has made it, or taken it up again."""
+    has_said = is_waiting = False
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            return find_run(url, run, retry_s=max(1.0, min(left_s, retry_s)))
+        except NoRunError as e:
+            if left_s <= 0:
+                raise
+            if isinstance(e, FinishedRunError) and not has_said:
+                how_long = f"{left_s:.0f} s" if math.isfinite(left_s) else "as long as it takes"
+                logging.info("%s; waiting %s for a learner that goes on with it, or a new run", e, how_long)
+                has_said = True
+        if not is_waiting:
+            say_phase("waiting for a learner that leads the run")
+            is_waiting = True
+        waits()
+        time.sleep(_CARD_POLL_S)
+
+
+def _wait_for_card(store: ActorStore, run: str, deadline_s: float, *, waits: Callable[[], None] = _nothing) -> RunCard:
+    is_waiting = False
+    while (card := store.card()) is None:
+        if not is_waiting:
+            say_phase("waiting for the learner to say what the run is")
+            is_waiting = True
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"the learner of run {run} has not said what the run is: is it running?")
+        waits()
+        time.sleep(_CARD_POLL_S)
+    return card

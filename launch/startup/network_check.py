@@ -1,0 +1,101 @@
+"""Whether actors elsewhere could reach a run and trust it, looked at before anything starts."""
+
+import os
+import socket
+import urllib.parse
+from collections.abc import Mapping
+
+from bridge.credentials import CERTIFICATE, KEY, TOKEN_FILE, read_tls, read_token
+from bridge.object_store import is_loopback
+from configs.run_folder import is_remote_store
+from configs.schema import Config
+
+_EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Checks how weights and groups would travel; returns what to know.
+
+    Raises:
+      ValueError: one line that says what is missing, or open to all, and what to set.
+    """
+    publish = config.publish
+    token, tls = read_token(environ), read_tls(environ)
+    host, port = split_address(of_process(publish.listen, 0))
+    if publish.bucket and not publish.bucket.startswith("file://") and token is None:
+        raise ValueError(
+            f"publish.bucket={publish.bucket} needs a token, by which actors tell your weights from others': "
+            f"set {TOKEN_FILE} to a file with one (openssl rand -hex 32), here and for the actors"
+        )
+    if publish.serve == "none":
+        if publish.advertise:
+            raise ValueError("publish.advertise has no effect with publish.serve=none; set publish.serve=https")
+        if is_remote_store(config) and not publish.bucket:
+            return [
+                "warning: weights are not served (publish.serve=none, publish.bucket empty), so only actors of this "
+                "machine, started with --run_dir, can serve this run"
+            ]
+        return []
+    if publish.advertise:
+        _check_advertised(publish.advertise, publish.serve)
+    elif host in _EVERYWHERE:
+        raise ValueError(
+            f"publish.listen={publish.listen} is every address of this machine; say by publish.advertise which one "
+            f"actors use, as in --config.publish.advertise={publish.serve}://learner.example:{port or 8443}"
+        )
+    if publish.serve == "http":
+        if not is_loopback(host):
+            raise ValueError(
+                f"publish.serve=http would show weights and token to everyone between, at {publish.listen}: take "
+                "publish.serve=https, or publish.listen=127.0.0.1:0 for actors of this machine alone"
+            )
+        return []
+    if token is None:
+        raise ValueError(
+            f"publish.serve=https needs a token: set {TOKEN_FILE} to a file with one (openssl rand -hex 32), here and "
+            "for the actors"
+        )
+    if tls.certificate is None:
+        raise ValueError(
+            f"publish.serve=https needs a certificate: set {CERTIFICATE} and {KEY} to PEM files; for a trial "
+            "python -m launch.tools.make_certificates makes them"
+        )
+    return []
+
+
+def of_process(address: str, process_id: int) -> str:
+    """An address with its place-holders filled in for one of the learner's processes."""
+    return address.replace("{process_id}", str(process_id)).replace("{host}", host_name())
+
+
+def host_name() -> str:
+    """This machine's name in full, as `hostname -f` says it and others find it; in short where nobody knows it in full.
+
+    Not `socket.getfqdn`: that asks for the name of the address, which may be localhost, or another network's.
+    """
+    name = socket.gethostname()
+    try:
+        full = socket.getaddrinfo(name, None, flags=socket.AI_CANONNAME)[0][3]
+    except OSError:
+        return name
+    return name if not full or full.partition(".")[0] == "localhost" else full
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[host]:port`.
+
+    Raises:
+      ValueError: it reads otherwise.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"publish.listen must be HOST:PORT (port 0 takes a free one), got {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def _check_advertised(url: str, serve: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != serve or not parts.hostname:
+        raise ValueError(f"publish.advertise must be a {serve}:// URL with publish.serve={serve}, got {url!r}")
+    if serve == "http" and not is_loopback(parts.hostname):
+        raise ValueError(f"publish.advertise={url} is not this machine's own: take publish.serve=https")

@@ -1,0 +1,404 @@
+"""Looks at everything a run needs before anything starts; jax and torch stay unloaded."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+
+from actor.environments.environment_pool import check_environments
+from actor.rewards import verifier_pool
+from actor.vllm.compiler import check_library, do_without_compiler
+from actor.weights.model_folder import tensor_table
+from bridge.param_names import adapter_table
+from configs import custom_functions
+from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
+from configs.schema import Config, may_be_too_narrow, too_few_places
+from configs.sections.evaluation import HELD_OUT
+from launch.startup.check_sandbox import check_sandbox
+from launch.startup.gpu_memory import check_shared
+from launch.startup.snapshot_room import SnapshotRoom
+from launch.supervision.placement import Machine, core_ids, place
+from learner.data.open_sources import open_sources
+from learner.data.row_filter import SetAside
+from learner.data.tokenizer import Tokenizer, load_tokenizer
+from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
+from learner.metrics.trackers import check_installed
+from learner.model.architecture import Architecture
+from learner.model.lora import check_lora
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PROBE_BYTES = 2**16
+CHECK_S = 300.0
+"""For importing the user's own loss and advantage, and compiling them for a few tokens."""
+
+
+def check(
+    config: Config,
+    model_folder: pathlib.Path,
+    *,
+    set_aside: SetAside | None = None,
+    roles: Collection[str] = ("learner",),
+    num_hosts: int | None = None,
+) -> list[str]:
+    """Checks the model folder, the tokenizer, the prompts and the room for snapshots; returns what to know.
+
+    Args:
+      config: the run's.
+      model_folder: the policy's.
+      set_aside: rows whose own answers do not pass (`launch.startup.gold_answers`).
+      roles: as in `check_snapshot_room`.
+      num_hosts: as in `check_snapshot_room`.
+
+    Raises:
+      ValueError: one line that says what is wrong and what to do.
+    """
+    tokenizer = check_model(config, model_folder)
+    notes = [*tokenizer.notes]
+    own = open_own_sets(config, tokenizer)
+    opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=questions_of(own))
+    for looked_at in [one for o in (*own.values(), *opened) for one in o.looked_at]:
+        looked_at.check_num_bad(config.prompts.max_bad_share)
+        if looked_at.num_contradicting:
+            notes.append(
+                f"warning: {looked_at.path}: {looked_at.num_contradicting} questions have rows with different answers"
+            )
+    for source in opened:
+        if not source.is_endless:
+            notes.append(
+                f"{source.source.path}: {len(source.problems)} problems to train on, {len(source.held_out)} held out"
+            )
+        if source.bad:
+            first = source.bad[0]
+            notes.append(
+                f"warning: {len(source.bad)} rows set aside, see quarantine.jsonl; row {first.row}: {first.reason}"
+            )
+    for one in all_sets(config, own, [problem for source in opened for problem in source.held_out]):
+        if one.name != HELD_OUT:
+            notes.append(
+                f"evaluation set {one.name}: {len(one.problems)} problems, {one.how.k} samples each"
+                + (f"; {len(one.bad)} rows set aside: {one.bad[0].reason}" if one.bad else "")
+            )
+    num_held_out = sum(len(source.held_out) for source in opened)
+    if num_held_out < config.evaluation.num_problems:
+        notes.append(
+            f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {num_held_out} are there"
+        )
+    check_snapshot_room(config, model_folder, roles=roles, num_hosts=num_hosts)
+    return notes
+
+
+def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
+    """Checks the model folder and what is in it; returns its tokenizer.
+
+    Raises:
+      ValueError: one line that says what is wrong and what to do.
+    """
+    _check_is_folder(model_folder, "model.path")
+    try:
+        model = Architecture.from_hf(model_folder)
+    except FileNotFoundError as e:
+        raise ValueError(str(e)) from e
+    check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
+    missing = missing_weights(model_folder)
+    if missing:
+        raise ValueError(f"{model_folder} has no weights: {missing}")
+    if config.model.max_tokens > model.max_position_embeddings:
+        raise ValueError(
+            f"model.max_tokens ({config.model.max_tokens}) is more than the model's max_position_embeddings "
+            f"({model.max_position_embeddings})"
+        )
+    tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size, template=config.prompts.template_settings)
+    _check_template(config, tokenizer)
+    return tokenizer
+
+
+def _check_template(config: Config, tokenizer: Tokenizer) -> None:
+    """Checks that the chat template that prompts ask for is there, can be told from others, and reads its arguments.
+
+    Raises:
+      ValueError: one line that says what is wrong and what to do.
+    """
+    prompts, chat = config.prompts, tokenizer.chat
+    if prompts.chat_template == "off":
+        return
+    if not chat.exists:
+        if prompts.chat_template == "on":
+            raise ValueError(f"{chat.folder} has no chat template; set prompts.chat_template=auto or off")
+        if prompts.template_arguments:
+            raise ValueError(f"prompts.template_arguments has no effect: {chat.folder} has no chat template; remove it")
+        return
+    chat.source_for(tools=False)
+    chat.check_arguments(prompts.template_arguments)
+
+
+def check_engines(config: Config, roles: Collection[str], machine: Machine | None = None) -> list[str]:
+    """Checks that there are devices for the engines that this command starts; returns what to know of them.
+
+    Args:
+      config: the run's.
+      roles: those that this command starts: without actors it is said how many engines a race wants, as nobody knows
+        yet who will join; the learner says so again while fewer serve.
+      machine: what there is to run on, if not all that this process sees.
+
+    Raises:
+      ValueError: there are too few devices, or a library of the system is missing.
+    """
+    size = config.actor.max_num_seqs
+    notes: list[str] = []
+    if config.environments_played and not config.actor.prefix_caching:
+        notes.append(
+            "warning: without actor.prefix_caching each turn of an episode computes all that was said before it again; "
+            "turn it on"
+        )
+    if "actor" not in roles:
+        shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
+        return notes + ([f"note: {shortage}"] if shortage else [])
+    machine = machine or Machine.here()
+    placement = place(config, machine)
+    if "learner" in roles:
+        check_shared(config, placement, machine)
+    num_engines = config.actor.num_engines
+    found = (
+        too_few_places(config, num_engines=num_engines, max_num_seqs=size),
+        may_be_too_narrow(config, num_engines=num_engines),
+    )
+    check_library()
+    # In this process, whose environment its actors inherit: it is said once, whatever their number.
+    uncompiled = do_without_compiler(os.environ)
+    return notes + placement.warnings() + [f"warning: {what}" for what in (*found, uncompiled) if what]
+
+
+def check_folders(config: Config, model_folder: pathlib.Path) -> None:
+    """Checks that what is read is there, and that what is written can be: by trying, where it is to be.
+
+    Raises:
+      ValueError: one line that says which folder, why, and which field names it.
+      OSError: the same of a folder that a run which has begun can't write to.
+    """
+    _check_is_folder(model_folder, "model.path")
+    if config.loss.reference_path:
+        _check_is_folder(pathlib.Path(config.loss.reference_path), "loss.reference_path")
+    _check_writable(config, pathlib.Path(config.run_dir), "--config.run.dir")
+    _check_writable(config, snapshot_root(config), "publish.snapshot_dir")
+
+
+def check_snapshot_room(
+    config: Config,
+    model_folder: pathlib.Path,
+    *,
+    roles: Collection[str] = ("learner",),
+    num_hosts: int | None = None,
+) -> None:
+    """Checks the room for two snapshot slots of this host's rows and a copy for each engine here, in the served dtype.
+
+    Those of this run that exist already are overwritten, so their bytes count as free.
+
+    Args:
+      config: the run's.
+      model_folder: the policy's.
+      roles: those that this command starts. Without actors, engines are on this machine only if weights do not leave
+        it (`publish.serve`, `publish.bucket`).
+      num_hosts: machines of the learner; None: `learner.num_processes` of them, or this one where actors start too.
+
+    Raises:
+      ValueError: there is too little; OSError, if the run has begun.
+    """
+    num_bytes = _num_published(config, model_folder) * _BYTES[config.model.served_dtype]
+    existing = _existing(snapshot_root(config))
+    free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
+    is_local = "actor" in roles
+    room = SnapshotRoom(
+        served_bytes=num_bytes,
+        num_hosts=num_hosts or (1 if is_local else config.learner.num_processes),
+        num_engines=config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0,
+    )
+    if free < room.least_bytes:
+        whose = "two" if room.num_hosts == 1 else f"two of the rows of one host of {room.num_hosts}"
+        raise _refusal(config)(
+            f"{existing} has {_size(free)} free, snapshots need about {_size(room.least_bytes)} ({whose}, and a copy "
+            f"for each of {room.num_engines} engines on this machine); set publish.snapshot_dir to a folder with room"
+        )
+
+
+def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
+    """Checks that the disk holds the checkpoints to come: parameters and the optimizer's moments each.
+
+    Those that are there already have their room, also where they turned out larger or smaller than is reckoned here.
+
+    Raises:
+      ValueError: it does not; OSError, if the run has begun.
+    """
+    run, every = RunFolder(pathlib.Path(config.run_dir)), config.checkpoint.every_n_steps
+    saves = list(run.checkpoints.glob("*"))
+    steps = [int(f.name) for f in saves if f.name.isdigit()]
+    last = max(steps, default=0)
+    num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
+    num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
+    num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
+    num_bytes = num_saves * num_params * _num_saved_bytes(config)
+    existing = _existing(run.path)
+    # The rest is of saves that were killed; they are made again.
+    free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
+    if free < num_bytes:
+        raise _refusal(config)(
+            f"{existing} has {_size(free)} for the run's checkpoints, {num_saves} more at once need about "
+            f"{_size(num_bytes)}; make room, or choose another --config.run.dir"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    """Returns bytes in the largest unit of which there is one."""
+    unit, name = next(((2**p, n) for p, n in ((30, "GiB"), (20, "MiB")) if num_bytes >= 2**p), (2**10, "KiB"))
+    return f"{num_bytes / unit:.1f} {name}"
+
+
+def check_functions(config: Config, roles: Collection[str]) -> list[str]:
+    """Tries the user's own functions, each in a process like the one that will call it; returns what to know.
+
+    Where an actor is to judge programs the sandbox is tried, too, and environments are imported, ours as well: their
+    libraries may not be there. The learner's trackers are looked for.
+
+    Args:
+      config: the run's; costs nothing where it names nothing to try.
+      roles: those that run on this machine: the learner's functions are the loss and the advantage, the actor's are
+        verifier and environment.
+
+    Raises:
+      ValueError: one line that says what is wrong with which function.
+    """
+    own: list[str] = []
+    notes: list[str] = []
+    if "learner" in roles:
+        check_installed(config.run.tracker_names)
+        objective = {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
+        own += [f"{field}={name}" for field, name in objective.items() if custom_functions.is_own(name)]
+        if own:
+            _try_objective(config)
+    if "actor" in roles:
+        own += [f"prompts.verifier={name}" for name in config.own_verifiers]
+        own += [f"prompts.environment={name}" for name in config.own_environments]
+        if config.rewards.cpu_cores:
+            verifier_pool.check_cores(core_ids(config.rewards.cpu_cores))
+        notes += verifier_pool.check_own(config.own_verifiers)
+        check_environments(config.environments_played, config.environments)
+        notes += check_sandbox(config)
+    return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
+
+
+def _try_objective(config: Config) -> None:
+    """In a process of its own, on its CPU: the devices are the learner's."""
+    request = {"loss": dataclasses.asdict(config.loss), "group_size": config.rounds.samples_per_group}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "learner.objective.check_custom"],
+            input=json.dumps(request),
+            env=os.environ | {"PYTHONPATH": custom_functions.python_path(), "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise ValueError(
+            f"loss.name={config.loss.name} and loss.advantage={config.loss.advantage} did not import and compile in "
+            f"{CHECK_S:.0f} s"
+        ) from e
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
+        raise ValueError(said[-1].removeprefix("error: "))
+
+
+def _num_saved_bytes(config: Config) -> int:
+    """Of a parameter in a checkpoint; adafactor's rows and columns are too few to count."""
+    param = _BYTES[config.model.param_dtype]
+    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + 4, "adafactor": 0}
+    return param + moments[config.optimizer.name]
+
+
+def missing_weights(folder: pathlib.Path) -> str:
+    """Which weights a model's folder lacks, in words; empty where all files are there.
+
+    Raises:
+      ValueError: its index of several files can't be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return "" if (folder / "model.safetensors").is_file() else "no model.safetensors, and no index of several"
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"{index} is no index of safetensors files: {e!r}") from e
+    gone = [f for f in files if not (folder / f).is_file()]
+    return f"{', '.join(gone)} of its index" if gone else ""
+
+
+def _check_is_folder(folder: pathlib.Path, field: str) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"no model folder {str(folder)!r} ({field}); python -m launch.tools.get_model gets one")
+
+
+def _refusal(config: Config) -> type[Exception]:
+    """What a disk without room is: wrong from the start, but a run that has begun had room once, and may again."""
+    has_begun = any(RunFolder(pathlib.Path(config.run_dir)).checkpoints.glob("*"))
+    return OSError if has_begun else ValueError
+
+
+def _check_writable(config: Config, folder: pathlib.Path, field: str) -> None:
+    existing = _existing(folder)
+    if not existing.is_dir():
+        raise ValueError(f"{folder} can't be made: {existing} is no folder; choose another {field}")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError as e:
+        raise _refusal(config)(f"nothing can be written in {existing}: {e.strerror}; choose another {field}") from e
+
+
+def _existing(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, or the nearest above it that is there."""
+    return next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p))
+
+
+def _num_file_bytes(model_folder: pathlib.Path) -> int:
+    return sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
+
+
+def _num_params(model_folder: pathlib.Path) -> int:
+    return _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
+
+
+def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
+    """Of the adapters alone."""
+    table = tensor_table(model_folder, dtype=config.model.served_dtype)
+    adapters = adapter_table(table, modules=config.lora.modules, rank=config.lora.rank)
+    return sum(math.prod(shape) for _, shape in adapters.values())
+
+
+def _num_published(config: Config, model_folder: pathlib.Path) -> int:
+    """Parameters that a version has."""
+    return _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
+
+
+def _num_bytes_below(folder: pathlib.Path) -> int:
+    return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+
+
+def _file_dtype(model_folder: pathlib.Path) -> str:
+    """The dtype of a model folder's weights, as its config.json says."""
+    config = json.loads((model_folder / "config.json").read_text())
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype if dtype in _BYTES else "float32"
+
+
+def _num_snapshot_bytes(config: Config) -> int:
+    """What the run's snapshots, and the copies of its actors, take now."""
+    if not RunFolder(pathlib.Path(config.run_dir)).run_id_file.is_file():
+        return 0
+    snapshots = snapshot_folder(config)
+    return sum(map(_num_bytes_below, snapshots.parent.glob(f"{snapshots.name}*")))

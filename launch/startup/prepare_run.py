@@ -1,0 +1,151 @@
+"""Checks before a run, its config, and its folder."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Collection
+
+from bridge.files import replace_file
+from bridge.liveness import say_phase
+from configs import overrides
+from configs.model_sizes import TinyModelRecipe
+from configs.paths import absolute
+from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id, with_template_date
+from configs.schema import Config
+from launch import cli
+from launch.cli import CONFIG, given_run_dir
+from launch.open_files import check_open_files
+from launch.startup.network_check import check_network
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A run that may start."""
+
+    config: Config
+    folder: pathlib.Path
+    model_folder: pathlib.Path
+
+
+def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase, *, num_hosts: int | None = None) -> Prepared:
+    """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
+
+    With --run_dir alone the run's own config.json is read.
+
+    Args:
+      roles: "learner", "actor" or both: whose functions of the user's own must be found on this machine.
+      at: told what begins, in a few words.
+      num_hosts: machines of the learner, as in `preflight.check_snapshot_room`.
+
+    Raises:
+      ValueError: one line that says what is wrong; nothing was changed.
+      OSError: a disk fails, or has no room for a run that has begun.
+    """
+    at("looking at the config")
+    from launch.startup import preflight  # the learner's reading code: not for an actor's process
+    from launch.startup.gold_answers import check_answers
+    from launch.startup.tiny_model import cached_tiny_model
+    from learner.data.row_filter import write_set_aside
+
+    if CONFIG.value is None:
+        run_dir = given_run_dir()
+        if run_dir is None:
+            raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
+        if cli._overrides:
+            raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
+        prepared = open_prepared(run_dir)
+        notes = settle_run_id(prepared.config)
+        at("looking for devices, folders and room")
+        preflight.check_folders(prepared.config, prepared.model_folder)
+        preflight.check_snapshot_room(prepared.config, prepared.model_folder, roles=roles, num_hosts=num_hosts)
+        preflight.check_run_room(prepared.config, prepared.model_folder)
+        notes += check_open_files() + check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
+        for note in notes + preflight.check_functions(prepared.config, roles):
+            print(note, flush=True)
+        return prepared
+    config = overrides.load_preset(CONFIG.value)
+    if (run_dir := given_run_dir()) is not None:
+        cli._overrides.setdefault("run.dir", run_dir)
+    given = overrides.apply(config, cli._overrides)
+    # The run's own folder may be moved; what it reads is found from any working directory.
+    config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
+    check_run_folder(config)
+    config = with_template_date(config)  # what is looked at below is what the run will ask
+    _check_tiny_model_fits(config)
+    model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, at)
+    at("looking for devices, and trying what is imported")
+    notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
+    notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
+    at("reading the model's config and tokenizer")
+    preflight.check_model(config, model_folder)
+    answers = check_answers(config, roles, show=functools.partial(print, flush=True))
+    at("reading the prompts")
+    notes += answers.notes + preflight.check(
+        config, model_folder, set_aside=answers.set_aside, roles=roles, num_hosts=num_hosts
+    )
+    for note in notes:
+        print(note, flush=True)
+    preflight.check_folders(config, model_folder)
+    preflight.check_run_room(config, model_folder)
+    folder = set_up_run(config)
+    for note in settle_run_id(config):
+        print(note, flush=True)
+    write_set_aside(RunFolder(folder).set_aside, answers.set_aside)
+    replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
+    return Prepared(config, folder, model_folder)
+
+
+def config() -> Config:
+    """The preset of --config with its overrides, for a tool that starts no run.
+
+    Raises:
+      ValueError: there is none, or an override is wrong.
+    """
+    if CONFIG.value is None:
+        raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
+    return overrides.apply(overrides.load_preset(CONFIG.value), cli._overrides)
+
+
+def given_config() -> Config:
+    """The run's config by the flags; nothing is set up, or looked at elsewhere.
+
+    Raises:
+      ValueError: there is none, or an override is wrong.
+    """
+    if CONFIG.value is None and (run_dir := given_run_dir()) is not None:
+        return open_prepared(run_dir).config
+    return config()
+
+
+def _check_tiny_model_fits(config: Config) -> None:
+    longest = TinyModelRecipe().max_position_embeddings
+    if not config.model.path and config.model.max_tokens > longest:
+        raise ValueError(
+            f"this config is for a real model (model.max_tokens={config.model.max_tokens}): give "
+            "--config.model.path=FOLDER and --config.prompts.path=FILE, or take a preset at tiny size, "
+            "as in --config=configs/rolloutpipe.py:tiny"
+        )
+
+
+def open_prepared(run_dir: str) -> Prepared:
+    """A run folder that was set up before.
+
+    Raises:
+      ValueError: it was not.
+    """
+    folder = pathlib.Path(run_dir)
+    run = RunFolder(folder)
+    for file in (run.config_file, run.model_path_file):
+        if not file.is_file():
+            raise ValueError(f"{folder} is no run folder (it has no {file.name}); set it up with --config")
+    try:
+        raw = json.loads(run.config_file.read_text())
+        if not isinstance(raw, dict):
+            raise ValueError(f"wanted a JSON object, got {type(raw).__name__}")
+        config = overrides.from_dict(raw)
+    except ValueError as e:
+        raise ValueError(f"{run.config_file}: {e}") from e
+    # The folder may have been moved since, or be named from another working directory.
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
+    return Prepared(config, folder, pathlib.Path(run.model_path_file.read_text().strip()))

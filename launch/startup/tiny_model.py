@@ -1,0 +1,137 @@
+"""Makes and caches the quickstart's model; cache directory."""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+from bridge.liveness import say_phase
+from configs import custom_functions, overrides
+from configs.model_sizes import TinyModelRecipe
+from configs.schema import Config
+from configs.sections import PromptsConfig
+from launch import cli_help
+
+
+def cache_folder() -> pathlib.Path:
+    """Returns $SLUICE_CACHE, or sluice in the user's cache folder; makes it where it isn't there.
+
+    Raises:
+      ValueError: there is neither, or nothing can be written in it.
+    """
+    try:
+        folder = pathlib.Path(os.environ.get("SLUICE_CACHE") or _users()).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    except RuntimeError as e:  # no home
+        raise ValueError(f"there is no cache folder ({e}); set SLUICE_CACHE to a folder") from e
+    except OSError as e:
+        raise ValueError(
+            f"the cache folder can't be written ({e.filename}: {e.strerror}); set SLUICE_CACHE to one that can"
+        ) from e
+    return folder
+
+
+def _users() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "sluice"
+
+
+def cached_tiny_model(config: Config, at: Callable[[str], None] = say_phase) -> pathlib.Path:
+    """The folder of the tiny model for this task; made first if it is not there (about a minute).
+
+    `at` is told how far that is.
+
+    Raises:
+      ValueError: it could not be made; the log says why.
+    """
+    recipe = TinyModelRecipe()
+    depends_on = {
+        "recipe": dataclasses.asdict(recipe),
+        "task": config.prompts.task,
+        "task_args": config.prompts.task_args,
+        "pattern": config.prompts.pattern,
+        "held_out_one_in": config.prompts.held_out_one_in,
+    }
+    if config.prompts.environment:
+        depends_on |= {"environment": config.prompts.environment, "args": config.prompts.environment_args}
+    if config.prompts.path:
+        depends_on |= {"rows": _hash_of_rows(config.prompts), "verifier": config.prompts.verifier}
+    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:12]
+    name = pathlib.Path(config.prompts.path).stem or config.prompts.environment or config.prompts.task
+    folder = cache_folder() / f"tiny-{name}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes while it is being made waits for it
+        _make_unless_there(folder, config, at)
+    return folder
+
+
+def _hash_of_rows(prompts: PromptsConfig) -> str:
+    try:
+        with open(prompts.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as e:
+        raise ValueError(f"no prompts file {prompts.path!r} (prompts.path): {e.strerror}") from e
+
+
+def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str], None]) -> None:
+    if (folder / "config.json").is_file():
+        return
+    at(f"making the tiny model in {folder} (once, about a minute)")
+    # In a process of its own: this one never loads jax.
+    making = subprocess.Popen(
+        [sys.executable, "-P", "-m", "launch.startup.tiny_model", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": custom_functions.python_path()},
+    )
+    assert making.stdin is not None and making.stdout is not None
+    with making:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            making.stdin.write(overrides.to_json(config))
+            making.stdin.close()
+        for line in making.stdout:
+            at(f"making the tiny model: {line.strip()}")
+    if making.returncode != 0:
+        raise ValueError(f"the tiny model could not be made (exit code {making.returncode}; see above)")
+
+
+def main() -> None:
+    """Makes the model in the folder named on the command line, for the config on standard input."""
+    if {"--help", "-h", "--helpfull"} & set(sys.argv[1:]):
+        print(cli_help.render("__main__"), end="")
+        return
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print("error: give one FOLDER, and a config on standard input; launch.local does", file=sys.stderr)
+        sys.exit(2)
+    from launch.startup.warmup import make_tiny_model
+
+    config = overrides.from_dict(json.load(sys.stdin))
+    recipe = TinyModelRecipe()
+
+    total = recipe.num_clean_steps + recipe.num_typo_steps
+    said: set[int] = set()
+
+    def show(step: int, loss: float) -> None:
+        eighth = 8 * step // total
+        if eighth not in said:
+            said.add(eighth)
+            print(f"step {step} of {total}, loss {loss:.3f}", flush=True)
+
+    try:
+        make_tiny_model(pathlib.Path(sys.argv[1]), recipe, config.prompts, on_progress=show)
+    except ValueError as e:
+        sys.exit(f"error: {e}")
+
+
+if __name__ == "__main__":
+    main()

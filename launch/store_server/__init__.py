@@ -1,1 +1,0 @@
-"""A PostgreSQL for a trial of several machines: `python -m launch.store_server`."""

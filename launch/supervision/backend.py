@@ -1,0 +1,175 @@
+"""The processes of a run, wherever they run: what a supervisor starts, watches and stops."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from actor.weights.source import sweep
+from bridge.files import RunLock
+from bridge.snapshots.snapshot_format import HostFiles
+from configs.run_folder import RunFolder, run_id, snapshot_folder
+from configs.schema import Config
+from launch.supervision.child import Child
+from launch.supervision.hang_detector import Bounds
+from launch.supervision.placement import EnginePlace, Machine, place
+from launch.supervision.process_group import Group, Process
+from launch.supervision.process_tree import end_marked
+
+_CPU_DEVICES = "--xla_force_host_platform_device_count"
+
+
+class Crew(Protocol):
+    """The run's processes, none of them started yet."""
+
+    @property
+    def learner(self) -> Process:
+        """The learner; a group, where it is several processes."""
+        ...
+
+    @property
+    def actors(self) -> Sequence[Process]:
+        """One for each engine, by index."""
+        ...
+
+    def open(self, is_over: Callable[[], bool]) -> list[str]:
+        """Before the first start: takes care of what an earlier one left; returns what to say of it.
+
+        Args:
+          is_over: whether the run was told to end; looked at wherever this, or a later start, waits.
+
+        Raises:
+          OSError: there is no place for them.
+          InterruptedError: the run was told to end.
+        """
+        ...
+
+    def close(self) -> None:
+        """After all have ended: removes what killed ones left."""
+        ...
+
+
+class LocalCrew:
+    """The run's processes on this machine."""
+
+    def __init__(self, config: Config, folder: pathlib.Path, machine: Machine | None = None) -> None:
+        """Starts nothing; `machine` is what there is to run on, if not all that this process sees.
+
+        Raises:
+          ValueError: there are too few devices.
+        """
+        placement = place(config, machine or Machine.here())
+        self._config, self._run = config, RunFolder(folder)
+        self._mark = run_mark(folder)
+        self.learner = self._learner(folder, placement.learner)
+        self.actors = [self._actor(f"actor-{i}", folder, one) for i, one in enumerate(placement.engines)]
+
+    def _learner(self, folder: pathlib.Path, devices: Sequence[str]) -> Process:
+        count = self._config.learner.num_processes
+        if count == 1:
+            # Said, or the learner would look for others in the job that this command may be one of.
+            return self._learner_process("learner", [f"--run_dir={folder}", "--num_processes=1"], devices, {})
+        each = self._config.mesh.num_devices // count
+        if devices and len(devices) != each * count:
+            raise ValueError(
+                f"mesh.devices has {len(devices)} devices, the mesh {each * count}: {each} for each of "
+                f"learner.num_processes={count}"
+            )
+        members = [
+            self._learner_process(
+                f"learner-{i}" if i else "learner",
+                [f"--run_dir={folder}"],
+                devices[i * each : (i + 1) * each],
+                with_cpu_devices(each, os.environ),
+            )
+            for i in range(count)
+        ]
+        return Group("learner", members, meeting=loopback_meeting)
+
+    def _learner_process(
+        self, role: str, arguments: list[str], devices: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
+        return Child(
+            role,
+            arguments,
+            self._run.log(role),
+            devices=",".join(devices),
+            environment=environment,
+            mark=f"{self._mark}{role}",
+            bounds=learner_bounds(self._config),
+        )
+
+    def _actor(self, role: str, folder: pathlib.Path, where: EnginePlace) -> Child:
+        # By its role, so that limits outlive the new name after a restart. When the run ends, what it has is of no use
+        # any more; a learner for it is being started.
+        limits = f"--limits={self._run.limits(role)}"
+        arguments = [f"--run_dir={folder}", limits, "--leave_s=0", "--wait_for_learner"]
+        return Child(
+            role,
+            arguments + [f"--cpu_cores={where.cpu_cores}"] * bool(where.cpu_cores),
+            self._run.log(role),
+            devices=",".join(where.devices),
+            mark=f"{self._mark}{role}",
+            bounds=actor_bounds(self._config),
+        )
+
+    def open(self, is_over: Callable[[], bool]) -> list[str]:
+        """Ends what a killed start of this very run left, before its names are claimed; ours is the run's lock."""
+        del is_over  # nothing here waits for long
+        return [
+            f"ended process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
+            "of this run"
+            for one in end_marked(lambda mark: mark.startswith(self._mark))
+        ]
+
+    def close(self) -> None:
+        """Removes what killed processes left in shared memory, unless a learner lives on it.
+
+        That is one started by hand, or, where this folder is a copy, the original's: it has the same snapshots.
+        """
+        snapshots = snapshot_folder(self._config)
+        with contextlib.ExitStack() as locks, contextlib.suppress(ValueError):
+            locks.callback(RunLock(self._run.learner_lock, "learner").release)
+            if snapshots.is_dir():
+                locks.callback(RunLock(snapshots / HostFiles().writer, "learner").release)
+            shutil.rmtree(snapshots, ignore_errors=True)
+            sweep(snapshots)
+
+
+def run_mark(folder: pathlib.Path) -> str:
+    """What the marks of a run's processes begin with; a copy of a run's folder has its id, and is another run."""
+    return f"{run_id(folder)}:{folder.resolve()}:"
+
+
+def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What makes XLA show so many CPU devices, where nothing else says how many; GPUs are as many as they are."""
+    flags = environment.get("XLA_FLAGS", "")
+    return {} if _CPU_DEVICES in flags else {"XLA_FLAGS": f"{flags} {_CPU_DEVICES}={count}".strip()}
+
+
+def loopback_meeting() -> str:
+    """host:port on this machine where nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def learner_bounds(config: Config) -> Bounds:
+    """How long a learner may be silent."""
+    return _bounds(config, start_s=config.supervision.start_s, work_s=config.supervision.work_s)
+
+
+def actor_bounds(config: Config) -> Bounds:
+    """How long an actor may be silent; at its own deadline it ends itself, and says why."""
+    return _bounds(
+        config,
+        start_s=config.actor.start_timeout_s + config.supervision.heartbeat_s,
+        work_s=config.supervision.engine_s,
+    )
+
+
+def _bounds(config: Config, *, start_s: float, work_s: float) -> Bounds:
+    limits = config.supervision
+    return Bounds(first_beat_s=limits.first_heartbeat_s, beat_s=limits.heartbeat_s, start_s=start_s, work_s=work_s)

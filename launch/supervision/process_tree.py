@@ -1,0 +1,228 @@
+"""Parent-death signal, marks, finding and killing process trees."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from bridge import processes
+
+_USAGE_ERROR = 2
+
+
+def arguments(argv: Sequence[str], wanted: str, *, command: str) -> list[str]:
+    """The arguments of this process, without its name.
+
+    Ends it with one line and code 2 where they are others than wanted: it was started by hand.
+
+    Args:
+      argv: with its name.
+      wanted: their names, with spaces between.
+      command: what people start.
+    """
+    given = list(argv[1:])
+    if len(given) != len(wanted.split()) or any(one.startswith("-") for one in given):
+        refuse(command, f"it takes {wanted}, got {' '.join(given) or 'nothing'}")
+    return given
+
+
+def refuse(command: str, why: str) -> NoReturn:
+    """Ends the process with one line and code 2."""
+    print(f"error: this process is started by {command}, not by hand: {why}", file=sys.stderr)
+    sys.exit(_USAGE_ERROR)
+
+
+VARIABLE = "SLUICE_PARENT_PID"
+"""Set by a parent whose children must not outlive it."""
+MARK = "SLUICE_MARK"
+"""Set by a parent that wants to find its children, and all that they start, again."""
+_KEEP_ENVIRONMENT = "SPT_NOENV"
+"""setproctitle, which names vLLM's processes, writes over the environment that the kernel shows, unless this is set."""
+_PROC = pathlib.Path("/proc")
+_GROUP, _NUM_THREADS = 2, 17
+"""Where they are in `_stat`."""
+_EXEC_S = 5.0
+"""Longest a process is waited for that is about to show its environment: microseconds, more where cores are busy."""
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when the parent named in the environment is gone (Linux).
+
+    By SIGKILL: one that is stopped, or stuck, handles no other signal.
+    """
+    parent = os.environ.get(VARIABLE)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    processes.die_with_parent(int(parent))
+
+
+def environment(mark: str) -> dict[str, str]:
+    """What a child finds in its environment so that it dies with this process, and is `marked`."""
+    return {VARIABLE: str(os.getpid()), MARK: mark, _KEEP_ENVIRONMENT: "1"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Marked:
+    """A process with our mark."""
+
+    pid: int
+    mark: str
+    title: str
+
+
+def end_marked(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> list[Marked]:
+    """Kills every process whose mark is ours, waits until they are gone, and returns them.
+
+    The mark is in what the kernel shows of the environment that a process began with. It is read again once the process
+    is held by a descriptor, so that another one which got its id meanwhile is never killed.
+
+    Raises:
+      TimeoutError: one is still there after `deadline_s`.
+    """
+    ended: list[Marked] = []
+
+    def ours() -> list[int]:
+        found = [m for m in _marked() if is_ours(m.mark)]
+        ended.extend(m for m in found if m not in ended)
+        return [m.pid for m in found]
+
+    _end_all(ours, lambda pid: is_ours(_mark_of(pid)), deadline_s)
+    return ended
+
+
+def end_group(group: int, *, deadline_s: float = 30.0) -> None:
+    """Kills every process of a process group and waits until none lives, whoever their parent is.
+
+    Raises:
+      TimeoutError: one is still there after `deadline_s`.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)  # all at once, and whether or not there are descriptors left to wait by
+
+    def is_of_it(pid: int) -> bool:
+        return _living_group(pid) == group
+
+    _end_all(lambda: [pid for pid in _pids() if is_of_it(pid)], is_of_it, deadline_s)
+
+
+def stopped_below(pid: int) -> set[int]:
+    """The processes below one that a signal stopped, and nobody has continued."""
+    return {p for p in descendants(pid) if _state(p) == "T"}
+
+
+def kill_below(pid: int, below: int) -> None:
+    """Kills `pid`, if it is a process below `below`."""
+    _kill([pid], lambda pid: pid in descendants(below), wait_s=0.0)
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    front = [pid]
+    while front:
+        tasks = _PROC / str(front.pop()) / "task"
+        try:
+            threads = os.listdir(tasks)
+        except OSError:  # the process has ended
+            continue
+        for thread in threads:
+            with contextlib.suppress(OSError):  # the thread has ended
+                new = [int(p) for p in (tasks / thread / "children").read_text().split()]
+                found.update(new)
+                front += new
+    return found
+
+
+def _end_all(find: Callable[[], list[int]], is_it: Callable[[int], bool], deadline_s: float) -> None:
+    end_s = time.monotonic() + deadline_s
+    while found := find():  # again: one may have started another meanwhile
+        left = _kill(found, is_it, wait_s=end_s - time.monotonic())
+        if time.monotonic() > end_s:
+            pid = (left or found)[0]
+            raise TimeoutError(f"process {pid} ({_title(pid)}) was killed and does not end")
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
+def _marked() -> Iterator[Marked]:
+    for pid in _pids():
+        if pid != os.getpid() and (mark := _mark_of(pid)):
+            yield Marked(pid, mark, _title(pid))
+
+
+def _mark_of(pid: int) -> str:
+    """A live process's mark; empty if it has none, is another user's, or is gone."""
+    head = f"{MARK}=".encode()
+    entry = _PROC / str(pid)
+    end_s = time.monotonic() + _EXEC_S
+    try:
+        while not (shown := (entry / "environ").read_bytes()) and _is_in_exec(entry) and time.monotonic() < end_s:
+            time.sleep(0.001)
+    except OSError:
+        return ""
+    return next((os.fsdecode(e.removeprefix(head)) for e in shown.split(b"\0") if e.startswith(head)), "")
+
+
+def _is_in_exec(entry: pathlib.Path) -> bool:
+    """Whether it has a new program, but no arguments yet: the kernel shows its environment as soon as it has them."""
+    return not (entry / "cmdline").read_bytes() and bool(os.readlink(entry / "exe"))  # the kernel's own have no program
+
+
+def _title(pid: int) -> str:
+    try:
+        return os.fsdecode((_PROC / str(pid) / "comm").read_bytes()).strip()
+    except OSError:
+        return "gone"
+
+
+def _state(pid: int) -> str:
+    """R, S, D, T (stopped by a signal), Z, ... ; empty if it is gone."""
+    found = _stat(pid)
+    return found[0] if found else ""
+
+
+def _living_group(pid: int) -> int | None:
+    """Its process group; None if it has ended. One whose first thread has ended lives as long as the others do."""
+    found = _stat(pid)
+    if not found or (found[0] in {"Z", "X"} and int(found[_NUM_THREADS]) <= 1):
+        return None
+    return int(found[_GROUP])
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells of a process from its state on (proc_pid_stat); nothing if it is gone."""
+    try:
+        return os.fsdecode((_PROC / str(pid) / "stat").read_bytes()).rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return []
+
+
+def _kill(pids: list[int], is_it: Callable[[int], bool], *, wait_s: float) -> list[int]:
+    """Kills those that are it once they are held by a descriptor; returns which have not ended after the wait."""
+    with contextlib.ExitStack() as held:
+        left: dict[int, int] = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                held.callback(os.close, descriptor)
+                if is_it(pid):
+                    left[descriptor] = pid
+                    with contextlib.suppress(PermissionError):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        ends = select.poll()
+        for descriptor in left:
+            ends.register(descriptor, select.POLLIN)
+        end_s = time.monotonic() + wait_s
+        while left and (ended := ends.poll(max(0.0, end_s - time.monotonic()) * 1000)):
+            for descriptor, _ in ended:
+                ends.unregister(descriptor)
+                del left[descriptor]
+        return list(left.values())

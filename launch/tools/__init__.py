@@ -1,0 +1,1 @@
+"""Commands that a run does not need."""

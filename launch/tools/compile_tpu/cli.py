@@ -1,0 +1,222 @@
+"""Compiles the learner's real steps for a TPU slice on a machine without one, and says what they would need.
+
+    python -m launch.tools.compile_tpu --config=configs/tpu_v5p_64.py --topology=v5p:4x4x4 [--model=Qwen2.5-7B]
+    python -m launch.tools.compile_tpu --all [--out=tests/bench/results/tpu.json]     every preset for a slice
+
+Prints the memory of a chip, FLOPs, collectives and the seconds of an update at an assumed utilization, and ends with
+one line of JSON. Exit code 0: it fits; 1: it doesn't; 2: bad input. libtpu lives in an environment of its own
+(`launch/tools/compile_tpu/compile_worker.py`), made when it is first needed.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from configs import custom_functions, overrides
+from configs.model_sizes import MODEL_SIZES
+from configs.presets.tpu import CASES
+from configs.schema import Config
+from launch import cli
+from launch.terminal import make_console
+from launch.tools.compile_tpu import tpu_tables
+from launch.tools.compile_tpu.compile_worker import environment, tpu_python
+from launch.tools.compile_tpu.estimate import Estimate, estimate
+from launch.tools.out_file import check_out_file, write_out_file
+from learner.metrics.flops import TPU_CHIPS
+from learner.model.architecture import Architecture
+
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "libtpu's name of the slice, as in v5e:4x4, v5p:4x4x8, v6e:16x16; else the preset's."
+)
+_MODEL = flags.DEFINE_string(
+    "model", None, "A name in configs/model_sizes.py; else config.model.path, or the preset's."
+)
+_ALL = flags.DEFINE_bool("all", False, "All presets for slices, and a table of them.")
+_OUT = flags.DEFINE_string("out", None, "A file for the numbers, as JSON.")
+_DUMP = flags.DEFINE_string("dump", None, "A folder that gets the compiled programs as text.")
+
+DOES_NOT_FIT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One program to compile, checked."""
+
+    key: str
+    config: Config
+    topology: str
+    model: dict[str, Any]
+    """A config.json."""
+
+    @property
+    def family(self) -> str:
+        """The kind of chip."""
+        return self.topology.partition(":")[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What became of a job: an estimate, or XLA's word on why it doesn't fit."""
+
+    job: Job
+    estimate: Estimate | None
+    answer: dict[str, Any]
+
+    @property
+    def fits(self) -> bool:
+        """Whether a chip has the memory."""
+        return self.estimate is not None and self.estimate.fits
+
+
+def main() -> int:
+    """Compiles, prints what it would need, and returns the exit code."""
+    given = cli.given_overrides()
+    outcomes, broken = [], 0
+    with cli.usage_errors():
+        _check_flags()
+        if _ALL.value:
+            jobs = [make_job(case.config_path, case.topology, case.model, given) for case in CASES]
+        else:
+            jobs = [make_job(flags.FLAGS.config, _TOPOLOGY.value, _MODEL.value, given)]
+        python = tpu_python()
+        for job in jobs:
+            try:
+                outcome = compile_job(job, python, dump=_DUMP.value)
+            except RuntimeError as e:
+                if not _ALL.value:
+                    raise
+                print(f"error: {job.key}: {e}", file=sys.stderr)
+                broken += 1
+                continue
+            outcomes.append(outcome)
+            tpu_tables.show(job.key, job.config, outcome.estimate, outcome.answer)
+    rows = {o.job.key: tpu_tables.numbers(o.job.config, o.estimate, o.answer) for o in outcomes}
+    if _ALL.value:
+        make_console(width=150, highlight=False).print(tpu_tables.all_cases(rows))
+    if _OUT.value is not None:
+        with cli.usage_errors():
+            write_out_file(pathlib.Path(_OUT.value).expanduser(), json.dumps(rows, indent=1) + "\n")
+        print(f"wrote {_OUT.value}")
+    print(json.dumps(summary(outcomes)))
+    return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
+
+
+def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> Job:
+    """Reads and checks the input; nothing of it needs libtpu.
+
+    Raises:
+      ValueError: one line that says what is wrong.
+    """
+    if not config_path:
+        raise ValueError("give --config=configs/tpu_v5p_64.py (or another preset), or --all")
+    file, _, size = config_path.partition(":")
+    cases = [c for c in CASES if c.preset == pathlib.Path(file).stem]
+    case = next((c for c in cases if c.model == (model or size)), None)
+    config = overrides.apply(overrides.load_preset(case.config_path if case and not size else config_path), given)
+    case = case or next(iter(cases), None)
+    topology = topology or (case.topology if case else None)
+    if not topology:
+        raise ValueError("give --topology, as in --topology=v5p:4x4x4")
+    chips = num_chips(topology)
+    axes = config.mesh.axes
+    if math.prod(axes.values()) != chips:
+        sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
+        raise ValueError(
+            f"the mesh {sizes} is {math.prod(axes.values())} chips, {topology} has {chips}; set --config.mesh.*"
+        )
+    # A recipe's model.path is a folder that need not be here.
+    model = model or (case.model if case and ("model.path" not in given or not config.model.path) else None)
+    fields = _model_fields(config, model)
+    longest = fields["max_position_embeddings"]
+    if config.model.max_tokens > longest:
+        raise ValueError(f"model.max_tokens ({config.model.max_tokens}) is more than the model's {longest} positions")
+    name = model or pathlib.Path(config.model.path).name
+    return Job(key=f"{name}@{topology}", config=config, topology=topology, model=fields)
+
+
+def num_chips(topology: str) -> int:
+    """Chips of a slice by its name.
+
+    Raises:
+      ValueError: it isn't a name of one, or of a kind that we have no figures of.
+    """
+    family, _, shape = topology.partition(":")
+    if family not in TPU_CHIPS:
+        raise ValueError(
+            f"unknown topology {topology!r}: wanted one of {', '.join(TPU_CHIPS)} and a shape, as in v5p:4x4x4"
+        )
+    dims = TPU_CHIPS[family].torus_dims
+    if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{dims - 1}}}", shape):
+        wanted = "x".join("4" * dims)
+        raise ValueError(f"unknown topology {topology!r}: a {family} slice has {dims} dims, as in {family}:{wanted}")
+    return math.prod(int(d) for d in shape.split("x"))
+
+
+def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> Compiled:
+    """Compiles in libtpu's environment.
+
+    Raises:
+      ValueError: the worker refused its input.
+      RuntimeError: it broke.
+    """
+    message = {"config": dataclasses.asdict(job.config), "model": job.model, "topology": job.topology, "dump": dump}
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "answer.json"
+        done = subprocess.run(
+            [str(python), "-P", "-m", "launch.tools.compile_tpu.compile_worker", str(file)],
+            input=json.dumps(message),
+            text=True,
+            env=environment(python) | {"PYTHONPATH": custom_functions.python_path()},
+            check=False,
+        )
+        if done.returncode or not file.is_file():
+            raise RuntimeError(f"compiling for {job.topology} broke (exit code {done.returncode}; see above)")
+        answer = json.loads(file.read_text())
+    error = answer.get("error")
+    if error and error["kind"] == "input":
+        raise ValueError(error["message"])
+    if error:
+        return Compiled(job=job, estimate=None, answer=answer)
+    found = estimate(answer, job.config, Architecture.from_hf(job.model), job.family)
+    return Compiled(job=job, estimate=found, answer=answer)
+
+
+def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
+    """The line of JSON: every key is `fits`, `hbm_gb` or `update_s`, and the case."""
+    values: dict[str, Any] = {}
+    aims: dict[str, Any] = {}
+    for outcome in outcomes:
+        key, found = outcome.job.key, outcome.estimate
+        hbm_gb = round(found.total_hbm_bytes / 1e9, 2) if found else None
+        update_s = round(found.update_s, 2) if found else None
+        values |= {f"fits/{key}": outcome.fits, f"hbm_gb/{key}": hbm_gb, f"update_s/{key}": update_s}
+        aims[f"fits/{key}"] = {"value": outcome.fits, "aim": True, "met": outcome.fits}
+        limit = round(TPU_CHIPS[outcome.job.family].hbm_bytes / 1e9, 2)
+        aims[f"hbm_gb/{key}"] = {"value": hbm_gb, "aim": limit, "met": hbm_gb is not None and hbm_gb <= limit}
+    return {"bench": "compile_tpu", "values": values, "aims": aims}
+
+
+def _check_flags() -> None:
+    if flags.FLAGS.run_dir is not None:
+        raise ValueError("--run_dir has no use here; give --config")
+    if _OUT.value is not None:
+        check_out_file(_OUT.value)
+
+
+def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
+    if name is not None:
+        if name not in MODEL_SIZES:
+            raise ValueError(f"unknown model {name!r}; wanted one of {', '.join(MODEL_SIZES)}")
+        return MODEL_SIZES[name]
+    if not config.model.path:
+        raise ValueError("give --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")
+    return json.loads(Architecture.from_hf(config.model.path).hf_json)

@@ -1,0 +1,232 @@
+"""Compiles for a topology in a TPU venv.
+
+`python -m launch.tools.compile_tpu.compile_worker ANSWER < JOB`, both JSON. The job holds `config`, `model` (a
+config.json) and `topology`; the answer `programs` and `state_bytes`, or `error`. `launch.tools.compile_tpu` is the
+command for people.
+"""
+
+import collections
+import fcntl
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import venv
+from importlib import metadata
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from configs import overrides
+from configs.schema import Config
+from launch.startup.tiny_model import cache_folder
+from launch.supervision import process_tree
+from learner.distributed.sharding import AXES, compiler_options, make_mesh
+from learner.model.architecture import Architecture
+from learner.update.packing import empty_batch
+from learner.update.train_step import Steps, build_steps
+
+_EXTRAS = ("learner", "tpu")
+
+
+def requirements() -> list[str]:
+    """What the project declares for a learner on a TPU, as pip takes it.
+
+    Raises:
+      ValueError: the project isn't installed, so nothing is declared.
+    """
+    try:
+        declared = metadata.requires("sluice") or []
+    except metadata.PackageNotFoundError as e:
+        raise ValueError("sluice is not installed in this Python; run bash launch/setup.sh first") from e
+    wanted = []
+    for line in declared:
+        requirement, _, marker = line.partition(";")
+        extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
+        is_ours = requirement.startswith("sluice")
+        if not is_ours and (extra is None or extra.group(1) in _EXTRAS):
+            wanted.append(requirement.strip())
+    return sorted(wanted)
+
+
+def tpu_python() -> pathlib.Path:
+    """The interpreter of the environment with jax and libtpu; made first if it is not there (about a minute).
+
+    It lives in $SLUICE_TPU_VENV, or in the cache folder under a name that changes with the requirements.
+
+    Raises:
+      ValueError: it could not be made; the log says why.
+    """
+    wanted = requirements()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    key = hashlib.sha256("\n".join([version, *wanted]).encode()).hexdigest()
+    chosen = os.environ.get("SLUICE_TPU_VENV")
+    folder = pathlib.Path(chosen).expanduser().absolute() if chosen else cache_folder() / f"tpu-venv-{key[:12]}"
+    python, stamp = folder / "bin" / "python", folder / ".sluice-stamp"
+    if stamp.is_file() and stamp.read_text().strip() == key:
+        return python
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
+        raise ValueError(f"{folder} (SLUICE_TPU_VENV) has files but is no virtual environment; name another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one maker at a time; a second finds it made
+        if not (stamp.is_file() and stamp.read_text().strip() == key):
+            print(f"making {folder} with jax[tpu] (once, about a minute)", file=sys.stderr, flush=True)
+            _make(folder, python, wanted)
+            stamp.write_text(f"{key}\n")
+    return python
+
+
+def environment(python: pathlib.Path) -> dict[str, str]:
+    """The environment variables with which libtpu compiles where there is no TPU."""
+    library = next((python.parent.parent / "lib").glob("python*/site-packages/libtpu/libtpu.so"), None)
+    if library is None:
+        raise ValueError(f"{python.parent.parent} has no libtpu; remove the folder and start again")
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    return inherited | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_LIBRARY_PATH": str(library),
+        # No metadata server to ask; what it would have said doesn't matter for compiling.
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5p-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        # libtpu's lock is about the chips, which aren't there: several compilers may run at once.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+def _make(folder: pathlib.Path, python: pathlib.Path, wanted: list[str]) -> None:
+    venv.create(folder, with_pip=True, clear=folder.is_dir())
+    log = folder / "install.log"
+    with log.open("w") as out:
+        done = subprocess.run(
+            [str(python), "-P", "-m", "pip", "install", "--progress-bar", "off", *wanted],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    if done.returncode:
+        last = next((line for line in reversed(log.read_text().splitlines()) if "ERROR" in line), "see the log")
+        raise ValueError(f"could not install jax[tpu] into {folder}: {last} (log: {log})")
+
+
+_MEMORY = ("argument", "output", "alias", "temp", "generated_code")
+_COLLECTIVE = re.compile(
+    r" (all-gather|all-reduce|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast))(?:-start)?\("
+)
+
+
+def main() -> None:
+    """Reads the job, writes the answer."""
+    (file,) = process_tree.arguments(sys.argv, "ANSWER", command="launch.tools.compile_tpu")
+    try:
+        job = json.load(sys.stdin)
+    except ValueError as e:
+        process_tree.refuse("launch.tools.compile_tpu", f"its input is no job ({e})")
+    try:
+        answer = measure(job)
+    except (ValueError, NotImplementedError) as e:
+        answer = {"error": {"kind": "input", "message": str(e)}}
+    pathlib.Path(file).write_text(json.dumps(answer))
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Compiles every step of the job and adds up what it needs.
+
+    Raises:
+      ValueError: a topology, mesh or model that doesn't fit together.
+    """
+    config = overrides.from_dict(job["config"])
+    mesh = topology_mesh(job["topology"], config)
+    model = Architecture.from_hf(job["model"])
+    steps = build_steps(model, config, mesh)
+    options = (compiler_options(mesh) or {}) | (job.get("compiler_options") or {})
+    answer: dict[str, Any] = {
+        "device_kind": mesh.devices.flat[0].device_kind,
+        "num_chips": mesh.devices.size,
+        "remat": steps.remat,
+        "state_bytes": state_bytes(steps, config),
+        "programs": {},
+    }
+    for name, lowered in steps.lower().items():
+        start = time.monotonic()
+        try:
+            compiled = lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as e:
+            if "RESOURCE_EXHAUSTED" not in str(e):
+                raise
+            return answer | {"error": {"kind": "memory", "program": name, "message": str(e)}}
+        text = compiled.as_text() or ""
+        if job.get("dump"):
+            (pathlib.Path(job["dump"]) / f"{name}.hlo").write_text(text)
+        answer["programs"][name] = program(compiled, text) | {"compile_s": time.monotonic() - start}
+    return answer
+
+
+def topology_mesh(topology: str, config: Config) -> Mesh:
+    """The config's mesh over the chips of a slice, ordered along its links as on the real one.
+
+    Raises:
+      ValueError: libtpu doesn't know the topology, or the mesh has another number of chips.
+    """
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    except Exception as e:  # libtpu's own errors have no common type
+        raise ValueError(f"libtpu doesn't know the topology {topology!r}: {str(e).splitlines()[0]}") from e
+    sizes = config.mesh.axes
+    shape = tuple(sizes[axis] for axis in AXES)
+    if math.prod(shape) == len(devices):
+        devices = list(jax.make_mesh(shape, AXES, devices=devices).devices.flat)
+    return make_mesh(**sizes, devices=devices)
+
+
+def program(compiled: Any, text: str) -> dict[str, Any]:
+    """Returns a compiled program's memory and work per chip as plain numbers; XLA counts the body of a loop once."""
+    memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    return {
+        "memory": {name: getattr(memory, f"{name}_size_in_bytes") for name in _MEMORY},
+        "collectives": count_collectives(text),
+        "xla": {key: costs.get(key) for key in ("flops", "bytes accessed")},
+    }
+
+
+def count_collectives(text: str) -> dict[str, int]:
+    """Counts the collective instructions of a program's HLO text by kind, the body of a loop once."""
+    return dict(collections.Counter(_COLLECTIVE.findall(text)))
+
+
+def state_bytes(steps: Steps, config: Config) -> dict[str, int]:
+    """Bytes a chip of the state's parts and of a batch, without the padding of tiles."""
+    state = steps.abstract_state()
+
+    def size(tree: Any) -> int:
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.shape
+        )
+
+    batch = sum(x.nbytes for x in jax.tree.leaves(empty_batch(config.packing)))
+    return {
+        "parameters": size(state.params),
+        "optimizer": size(state.opt_state),
+        "accumulator": size(state.accumulator),
+        "base": size(steps.abstract_base()),
+        # With adapters a reference is the base, and takes nothing more; one of its own is another model.
+        "reference": size(steps.abstract_base()) if steps.needs.reference and config.loss.reference_path else 0,
+        "batch": batch // (config.mesh.batch_shards * config.mesh.sequence),
+    }
+
+
+if __name__ == "__main__":
+    main()

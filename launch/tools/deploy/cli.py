@@ -1,0 +1,75 @@
+"""Renders what starts a run on a cluster, from the config that launch.local takes.
+
+    python -m launch.tools.deploy --config=configs/tpu_v5p_64.py ... --target=kubernetes --out=FOLDER [--learner=v5p]
+    python -m launch.tools.deploy --config=configs/rolloutpipe.py ... --target=slurm --out=FOLDER [--learner=h100 ...]
+
+Nothing is started, and no secret is read or written: docs/deploy.md says what to fill in and what to do next.
+"""
+
+import dataclasses
+import pathlib
+import typing
+from typing import Any, Literal
+
+from absl import flags
+
+from configs.field_docs import meanings
+from launch import cli
+from launch.startup import prepare_run
+from launch.tools.deploy import kubernetes, slurm
+from launch.tools.deploy.deploy_settings import Settings
+from launch.tools.deploy.deployment import Deployment, deploy
+from launch.tools.deploy.writing import write
+
+_OUT = flags.DEFINE_string("out", None, "A folder for what is rendered; files of an earlier time are replaced.")
+_REPEATED = {"learner_options": "learner_option", "actor_options": "actor_option"}
+"""Fields whose flag is given once for each entry, by that flag's name."""
+
+
+def _define_flags() -> None:
+    """Defines a flag for each field of `Settings`, with the field's default and its text."""
+    kinds, texts = typing.get_type_hints(Settings), meanings(Settings)
+    plain = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+    for field in dataclasses.fields(Settings):
+        kind, text = kinds[field.name], texts[field.name]
+        default = None if field.default is dataclasses.MISSING else field.default
+        if field.name in _REPEATED:
+            flags.DEFINE_multi_string(_REPEATED[field.name], [], text)
+        elif typing.get_origin(kind) is Literal:
+            flags.DEFINE_enum(field.name, default, typing.get_args(kind), text)
+        else:
+            plain[kind](field.name, default, text)
+
+
+_define_flags()
+
+
+def main() -> int:
+    """Renders the files and says what to do next."""
+    with cli.usage_errors():
+        given: dict[str, Any] = {name: flags.FLAGS[_REPEATED.get(name, name)].value for name in meanings(Settings)}
+        if not _OUT.value or not given["target"]:
+            raise ValueError("give --target=kubernetes or --target=slurm, and --out=FOLDER")
+        given |= {name: tuple(given[name]) for name in _REPEATED}
+        deployment = deploy(prepare_run.config(), Settings(**given))
+        render = kubernetes.render if given["target"] == "kubernetes" else slurm.render
+        folder = pathlib.Path(_OUT.value)
+        write(folder, render(deployment))
+    print(summary(deployment, folder))
+    return 0
+
+
+def summary(deployment: Deployment, folder: pathlib.Path) -> str:
+    """What would run where, and what to do next."""
+    settings = deployment.settings
+    rows = [f"learner: {deployment.learner.title}"]
+    if settings.one_node:
+        rows = [f"one node: {deployment.learner.title}; learner and {deployment.config.actor.num_engines} engines"]
+    else:
+        rows.append(f"actors: {deployment.num_actors}, each {deployment.actor.title}")
+    rows.append(f"run folder: {deployment.config.run.dir}")
+    if settings.target == "kubernetes":
+        todo = [*kubernetes.secrets_of(deployment), f"kubectl apply -f {folder}"]
+    else:
+        todo = [f"{folder}/submit.sh"]
+    return "\n".join([*rows, "then (docs/deploy.md):", *(f"  {line}" for line in todo)])

@@ -1,0 +1,440 @@
+"""Settings of a deployment, hardware tables, and checks.
+
+A TPU slice is named by its chips here. Google's names of v5p slices count TensorCores, two a chip: 64 chips (4x4x4, 16
+hosts of 4) are v5p-64 here and v5p-128 there. v5e and v6e have one core a chip.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from bridge.store.postgres.connections import check_encrypted, parse, way_of
+from bridge.store.url_login import files_of_a_login, users_of, with_user
+from configs.schema import Config
+from configs.sections.prompts import HUGGING_FACE
+from launch.tools.deploy import kubernetes_names
+
+GKE_GPU, GFD_GPU = "cloud.google.com/gke-accelerator", "nvidia.com/gpu.product"
+"""Labels of nodes with GPUs: Google's, and what NVIDIA's GPU feature discovery sets anywhere."""
+_SQUARES = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"} | {
+    512: "8x8x8",
+    1024: "8x8x16",
+    2048: "8x16x16",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Hosts of one kind that a process each runs on, or a part of one."""
+
+    count: int
+    chips: int
+    """Of each: TPU chips or GPUs."""
+    resource: str
+    """Kubernetes' name of a chip."""
+    labels: Mapping[str, str]
+    """Of the nodes."""
+    cpus: int
+    memory_gib: int
+    """What a process may have of a host, by its share of the chips."""
+    title: str
+    """What it is, in words."""
+
+    @property
+    def is_tpu(self) -> bool:
+        """Whether its chips are TPU's."""
+        return self.resource == "google.com/tpu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tpu:
+    label: str
+    topologies: Mapping[int, str]
+    """The usual one of so many chips."""
+    hosts: Mapping[int, tuple[int, int]]
+    """CPUs and GiB of a host with so many chips."""
+    google_name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Gpu:
+    gke: str
+    product: str
+    cpus: int
+    memory_gib: int
+    per_host: int = 8
+
+
+_TPUS = {
+    "v5e": _Tpu(
+        label="tpu-v5-lite-podslice",
+        topologies=_SQUARES,
+        hosts={1: (24, 44), 4: (112, 178), 8: (224, 357)},
+        google_name="v5litepod-{chips}",
+    ),
+    "v5p": _Tpu(label="tpu-v5p-slice", topologies=_CUBES, hosts={4: (208, 417)}, google_name="v5p-{cores}"),
+    "v6e": _Tpu(
+        label="tpu-v6e-slice",
+        topologies=_SQUARES,
+        hosts={1: (44, 163), 4: (180, 670), 8: (180, 1341)},
+        google_name="v6e-{chips}",
+    ),
+}
+_GPUS = {
+    "h100": _Gpu(gke="nvidia-h100-80gb", product="NVIDIA-H100-80GB-HBM3", cpus=208, memory_gib=1743),
+    "h200": _Gpu(gke="nvidia-h200-141gb", product="NVIDIA-H200", cpus=224, memory_gib=2749),
+}
+TPUS, GPUS = tuple(_TPUS), tuple(_GPUS)
+_FREE = 0.85
+"""Of a host's CPUs and memory: the rest is the system's and the cluster's."""
+
+
+def tpu_slice(kind: str, *, num_chips: int, topology: str = "") -> Hosts:
+    """The hosts of a slice.
+
+    Raises:
+      ValueError: there is no such slice.
+    """
+    tpu = _TPUS[kind]
+    name = topology or tpu.topologies.get(num_chips, "")
+    if not name:
+        raise ValueError(
+            f"the mesh has {num_chips} chips, {kind} slices have {', '.join(map(str, tpu.topologies))}; change mesh.*, "
+            "or give --topology"
+        )
+    num_axes = 3 if kind == "v5p" else 2
+    if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{num_axes - 1}}}", name):
+        raise ValueError(f"--topology of {kind} has {num_axes} sides, as in {tpu.topologies[16]}, got {name!r}")
+    if math.prod(map(int, name.split("x"))) != num_chips:
+        raise ValueError(f"--topology={name} is not of the mesh's {num_chips} chips (mesh.*)")
+    chips = num_chips if num_chips in tpu.hosts else 4
+    if num_chips % chips:
+        raise ValueError(f"{num_chips} chips of {kind} are no whole hosts of {chips}")
+    cpus, memory = tpu.hosts[chips]
+    count = num_chips // chips
+    google = tpu.google_name.format(chips=num_chips, cores=2 * num_chips)
+    return Hosts(
+        count=count,
+        chips=chips,
+        resource="google.com/tpu",
+        labels={"cloud.google.com/gke-tpu-accelerator": tpu.label, "cloud.google.com/gke-tpu-topology": name},
+        cpus=int(cpus * _FREE),
+        memory_gib=int(memory * _FREE),
+        title=f"{kind}-{num_chips} by its chips, Google's name {google}: {name}, {count} hosts of {chips} chips",
+    )
+
+
+def gpu_hosts(kind: str, *, num_gpus: int, is_gke: bool) -> Hosts:
+    """Whole hosts with so many GPUs together, or a part of one.
+
+    Raises:
+      ValueError: they are no whole hosts.
+    """
+    gpu = _GPUS[kind]
+    count = max(1, num_gpus // gpu.per_host)
+    if num_gpus != count * min(num_gpus, gpu.per_host):
+        raise ValueError(f"{num_gpus} GPUs are no whole {kind} hosts of {gpu.per_host}; change mesh.*")
+    each = num_gpus // count
+    return Hosts(
+        count=count,
+        chips=each,
+        resource="nvidia.com/gpu",
+        labels={GKE_GPU: gpu.gke} if is_gke else {GFD_GPU: gpu.product},
+        cpus=int(gpu.cpus * _FREE * each / gpu.per_host),
+        memory_gib=int(gpu.memory_gib * _FREE * each / gpu.per_host),
+        title=f"{num_gpus} {kind} GPU{'s' if num_gpus > 1 else ''} on {count} host{'s' if count > 1 else ''}",
+    )
+
+
+def gpus_of_a_host(kind: str) -> int:
+    """How many GPUs one host has."""
+    return _GPUS[kind].per_host
+
+
+def cpu_hosts(*, count: int = 1, cpus: int = 2, memory_gib: int = 8) -> Hosts:
+    """Any nodes, for a trial without accelerators: a process has one device there."""
+    title = "a node's CPUs" if count == 1 else f"CPUs of {count} nodes"
+    return Hosts(count=count, chips=0, resource="", labels={}, cpus=cpus, memory_gib=memory_gib, title=title)
+
+
+LEARNERS, ACTORS = (*TPUS, *GPUS, "cpu"), (*GPUS, "cpu")
+NODES = (*GPUS, "cpu")
+CONFIG, SECRETS, SCRATCH, SHM = "/etc/sluice", "/etc/sluice-secrets", "/tmp", "/dev/shm"
+"""Folders of a pod."""
+COORDINATOR_PORT, TPU_PORT = 8476, 8471
+"""Ports of a learner's host beside the one that serves weights; the second one is libtpu's own."""
+_SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Flags of the command by their names, each with its help below it."""
+
+    target: Literal["kubernetes", "slurm"]
+    """What starts processes there."""
+    one_node: bool = False
+    """Learner and engines on one machine: launch.local, in shared memory."""
+    learner: str = ""
+    """What the learner's hosts have: v5e, v5p, v6e, h100, h200, or cpu for a trial; as many as mesh.* says."""
+    actors: str = ""
+    """What actors have: h100, h200, or cpu; each actor.tensor_parallel_size."""
+    num_actors: int = 0
+    """How many actors; 0: actor.num_engines."""
+    topology: str = ""
+    """The TPU slice's, as in 4x4x4; else the usual one of that many chips."""
+    num_params: float = 0.0
+    """The model's parameters, where its folder is not here: 7.6e9."""
+    grace_s: float = 600.0
+    """What a learner that is told to end has for its step and its save."""
+    actor_user: str = "actor"
+    """The actors' login in the store."""
+    port: int = 8443
+    """At which the learner's hosts serve weights."""
+    learner_image: str = ""
+    """Kubernetes: the learner's image, or the one node's."""
+    actor_image: str = ""
+    """Kubernetes: the actors' image."""
+    namespace: str = "default"
+    """Kubernetes: where objects are made."""
+    storage_claim: str = ""
+    """Kubernetes: a PersistentVolumeClaim (ReadWriteMany)."""
+    mount: str = "/sluice"
+    """Kubernetes: where the learner's hosts find it."""
+    service_account: str = ""
+    """Kubernetes: one that is there, as for a bucket by workload identity; else one without rights."""
+    uid: int = 10001
+    """Kubernetes: the user of the processes; 0 where devices are root's alone."""
+    node_labels: Literal["gke", "nvidia"] = "gke"
+    """Kubernetes: GPU nodes have GKE's labels, or those of NVIDIA's discovery."""
+    sandbox_seccomp: str = ""
+    """Kubernetes, code rewards: launch/tools/deploy/sandbox_seccomp.json on the nodes, a path below seccomp/."""
+    sandbox_runtime: str = ""
+    """Kubernetes, code rewards: a RuntimeClass of pods that may isolate programs, as gVisor's."""
+    python: str = ""
+    """Slurm: the Python with Sluice, as every node sees it."""
+    actor_python: str = ""
+    """Slurm: the actors', if it is another one."""
+    keys: str = ""
+    """Slurm: folder with token, certificates and password files, for you alone."""
+    learner_options: tuple[str, ...] = ()
+    """Slurm: of sbatch, as in --learner_option=partition=a."""
+    actor_options: tuple[str, ...] = ()
+    """Slurm: of sbatch, for the actors."""
+    time: str = "24:00:00"
+    """Slurm: a job's time limit; the learner goes on in another job after it."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is missing, or can't be: one line says which flag."""
+        self._check_roles()
+        if self.target == "kubernetes":
+            self._check_kubernetes()
+        else:
+            self._check_slurm()
+
+    def _check_roles(self) -> None:
+        wanted = {"learner": (self.learner, NODES if self.one_node else LEARNERS)}
+        if not self.one_node:
+            wanted["actors"] = (self.actors, ACTORS)
+        elif self.actors or self.num_actors:
+            raise ValueError("--one_node has one kind of GPU, named by --learner; its engines are actor.num_engines")
+        for flag, (value, choices) in wanted.items():
+            if value not in choices:
+                raise ValueError(f"--{flag} must be one of {', '.join(choices)}, got {value!r}")
+        if self.topology and self.learner not in TPUS:
+            raise ValueError(f"--topology is of a TPU slice, got --learner={self.learner}")
+        if not 0 <= self.num_actors <= kubernetes_names.MAX_INT32 or not 0 <= self.num_params < math.inf:
+            raise ValueError(
+                "--num_actors and --num_params must be numbers that are not negative, got "
+                f"{self.num_actors} and {self.num_params}"
+            )
+        if not 30 <= self.grace_s <= kubernetes_names.MAX_INT32:
+            raise ValueError(f"--grace_s must be at least 30, the time of a step and a save, got {self.grace_s}")
+        if not 0 < self.port < 65536 or self.port in (COORDINATOR_PORT, TPU_PORT):
+            raise ValueError(
+                f"--port must be from 1 to 65535, {COORDINATOR_PORT} and {TPU_PORT} left out, got {self.port}"
+            )
+        if not self.actor_user or not self.actor_user.isprintable():
+            raise ValueError(f"--actor_user must be a login of the store, got {self.actor_user!r}")
+
+    def _check_kubernetes(self) -> None:
+        images = {"learner_image": self.learner_image} | ({} if self.one_node else {"actor_image": self.actor_image})
+        for flag, image in images.items():
+            if not image:
+                raise ValueError(f"give --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/deploy.md)")
+            kubernetes_names.check_image(flag, image)
+        if not self.storage_claim:
+            raise ValueError(
+                "give --storage_claim=NAME, a PersistentVolumeClaim that all hosts of the learner may write "
+                "(ReadWriteMany): the run folder, the model and the prompts lie on it"
+            )
+        if self.sandbox_seccomp and self.sandbox_runtime:
+            raise ValueError("give one of --sandbox_seccomp and --sandbox_runtime, got both")
+        profile = pathlib.PurePosixPath(self.sandbox_seccomp)
+        if profile.is_absolute() or ".." in profile.parts:
+            raise ValueError(
+                f"--sandbox_seccomp must be a path below the kubelet's folder seccomp/, got {self.sandbox_seccomp!r}"
+            )
+        kubernetes_names.check_label("namespace", self.namespace)
+        kubernetes_names.check_subdomain("storage_claim", self.storage_claim)
+        if self.service_account:
+            kubernetes_names.check_subdomain("service_account", self.service_account)
+        kubernetes_names.check_mount("mount", self.mount, read_only=(CONFIG, SECRETS), scratch=(SCRATCH, SHM))
+        if not 0 <= self.uid <= kubernetes_names.MAX_INT32:
+            raise ValueError(f"--uid must be from 0 to {kubernetes_names.MAX_INT32}, got {self.uid}")
+
+    def _check_slurm(self) -> None:
+        if not _SLURM_TIME.fullmatch(self.time):
+            raise ValueError(f"--time must be sbatch's, as in 24:00:00 or 2-12:00:00, got {self.time!r}")
+        for flag, options in {"learner_option": self.learner_options, "actor_option": self.actor_options}.items():
+            for option in options:
+                if not option or option.startswith("-") or not option.isprintable():
+                    raise ValueError(f"--{flag} is one option of sbatch without its dashes, as in --{flag}=partition=a")
+        if self.learner in TPUS:
+            raise ValueError(
+                f"--target=slurm has learners on GPUs, got --learner={self.learner}; see --target=kubernetes"
+            )
+        for flag, value in {"python": self.python, "keys": self.keys}.items():
+            if (not value.startswith("/") or not value.isprintable()) and not (flag == "keys" and self.one_node):
+                what = (
+                    "the Python with Sluice"
+                    if flag == "python"
+                    else "the folder with token, certificates and passwords"
+                )
+                raise ValueError(f"give --{flag}=/PATH, {what} as every node sees it (docs/deploy.md), got {value!r}")
+
+
+_MAX_NAME = 40
+"""A pod is named after the run, and its host name has 63 characters at most."""
+
+
+def check_name(config: Config) -> None:
+    """Refuses a run's name that Kubernetes has no objects of.
+
+    Raises:
+      ValueError: it does.
+    """
+    name = config.run.name
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _MAX_NAME:
+        fit = re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:_MAX_NAME].rstrip("-") or "run"
+        raise ValueError(
+            f"run.name={name} names Kubernetes objects, so it must be lower-case letters, digits and '-', "
+            f"{_MAX_NAME} at most, and begin with a letter: --config.run.name={fit}"
+        )
+
+
+def check_sandboxes(config: Config, settings: Settings) -> None:
+    """Refuses code rewards in pods without capabilities under the default seccomp profile: nothing is isolated there.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    if "code" in config.parts and not (settings.sandbox_seccomp or settings.sandbox_runtime):
+        raise ValueError(
+            "code rewards isolate programs by user namespaces, which pods may not make: give --sandbox_seccomp=PROFILE "
+            "(launch/tools/deploy/sandbox_seccomp.json on the nodes) or --sandbox_runtime=RUNTIME_CLASS "
+            "(docs/deploy.md)"
+        )
+
+
+def check_meeting_places(config: Config) -> None:
+    """Refuses a store or a way of weights that processes on several machines can't meet at.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    url = config.store.url
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError(
+            f"actors on other machines meet the learner in PostgreSQL, got store.url={url or '(a file)'}: give "
+            "--config.store.url='postgresql://learner@HOST/sluice?sslmode=verify-full', or --one_node"
+        )
+    if not parse(url).get("user"):
+        raise ValueError("store.url names no user; give the learner's, as in postgresql://learner@HOST/sluice?...")
+    way = way_of(url)
+    if way.is_here:
+        raise ValueError(f"store.url={url} is this machine's own: every pod and node would look for it on itself")
+    check_encrypted(way)
+    if config.publish.serve == "http" or (config.publish.serve == "none" and not config.publish.bucket):
+        raise ValueError(
+            f"weights must get to other machines, got publish.serve={config.publish.serve}: give "
+            "--config.publish.serve=https, or --config.publish.bucket=s3://... or gs://..., or --one_node"
+        )
+    for field, bucket in (("publish.bucket", config.publish.bucket), ("store.bucket", config.store.bucket)):
+        if bucket.startswith("file://"):
+            raise ValueError(f"{field}={bucket} is a folder, which other machines don't have; take s3:// or gs://")
+    if config.publish.advertise:
+        raise ValueError(
+            f"publish.advertise={config.publish.advertise} is one address; here each host of the learner has its own, "
+            "and is told so: leave it out"
+        )
+
+
+def on_storage(config: Config, settings: Settings) -> Config:
+    """The config with its run folder on the storage that all hosts share.
+
+    Raises:
+      ValueError: something that is read or written is not on it.
+    """
+    root = pathlib.PurePosixPath(settings.mount if settings.target == "kubernetes" else "/")
+    where = f"below {root}, where the claim is" if settings.target == "kubernetes" else "absolute, on shared storage"
+    run_dir = config.run.dir or (str(root / "runs" / config.run.name) if settings.target == "kubernetes" else "")
+    if not run_dir:
+        raise ValueError("give --config.run.dir=/PATH, on storage that every node shares")
+    paths = {
+        "run.dir": run_dir,
+        "model.path": config.model.path,
+        **_prompt_paths(config),
+        "loss.reference_path": config.loss.reference_path,
+    }
+    for field, path in paths.items():
+        if path and (root not in pathlib.PurePosixPath(path).parents or ".." in path.split("/")):
+            raise ValueError(f"{field} must be {where}, got {path!r}: --config.{field}={root / 'PATH'}")
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=run_dir))
+
+
+def _prompt_paths(config: Config) -> dict[str, str]:
+    """Files that prompts are read from, by their field; not names of data sets."""
+    paths: dict[str, str] = {}
+    for where, source in config.asked_sources.items():
+        paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
+    names = {field: path for field, path in paths.items() if path.startswith(HUGGING_FACE)}
+    folders = {f: p.removeprefix(HUGGING_FACE) for f, p in names.items() if p.startswith(f"{HUGGING_FACE}/")}
+    return {field: path for field, path in paths.items() if field not in names} | folders
+
+
+def listening(config: Config, settings: Settings) -> Config:
+    """The config whose learner serves at all addresses of its host, unless it says at which.
+
+    The port is the same on every host; an actor is told each host's own address by the learner.
+    """
+    if config.publish.serve == "none":
+        return config
+    listen = config.publish.listen
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit() or (int(port) and int(port) != settings.port):
+        raise ValueError(f"publish.listen={listen} has another port than --port={settings.port}")
+    everywhere = "0.0.0.0" if host.strip("[]") in ("127.0.0.1", "localhost", "::1") else host
+    return dataclasses.replace(
+        config, publish=dataclasses.replace(config.publish, listen=f"{everywhere}:{settings.port}")
+    )
+
+
+def store_of_actors(config: Config, user: str) -> str:
+    """Returns the store's URL with the actors' login in place of the learner's.
+
+    Raises:
+      ValueError: the URL names files of the learner's login, or the learner's login is to be the actors' too.
+    """
+    url = config.store.url
+    if files := files_of_a_login(url):
+        raise ValueError(
+            f"store.url names files of the learner's login ({', '.join(files)}), and actors have the same URL: leave "
+            "them out; pods and jobs get each role's password by PGPASSWORD or PGPASSFILE"
+        )
+    if user in users_of(url):
+        raise ValueError(f"--actor_user={user} is the learner's login in store.url: give the actors one of their own")
+    return with_user(url, user)

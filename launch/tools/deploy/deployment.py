@@ -1,0 +1,252 @@
+"""Quantities that a deployment derives, and its processes' commands."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+from configs.schema import Config
+from launch.startup.join_run import allowing
+from launch.startup.snapshot_room import SnapshotRoom, actor_bytes
+from launch.tools.deploy import deploy_settings
+from launch.tools.deploy.deploy_settings import Hosts, Settings
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_ROOM = 1.05
+_OTHER_SHM_GIB = 2
+"""Of the engine, the collectives, and pulses."""
+_LEAST_GIB = 4
+"""What a process has at least beside its shared memory."""
+_LEAVE_S = 60.0
+"""How long an actor may take to end after it has left: it gives back what it has, and its engine ends."""
+_LOCAL_STOP_S = 60.0
+"""How long launch.local takes to end the rest once the learner has ended."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Seconds of silence after which a process hangs; the flags of `launch.supervision.kubernetes_probe`."""
+
+    first_beat_s: float
+    beat_s: float
+    start_s: float
+    work_s: float
+
+    def flags(self) -> list[str]:
+        """For its command line."""
+        return [f"--{name}={value:g}" for name, value in dataclasses.asdict(self).items()]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A run on a cluster."""
+
+    config: Config
+    """As the learner reads it there."""
+    settings: Settings
+    learner: Hosts
+    """Of the learner; with `one_node` the node."""
+    actor: Hosts
+    """Of one actor."""
+    num_actors: int
+    actor_store: str
+    """The store's URL for actors."""
+    learner_shm_gib: int
+    actor_shm_gib: int
+    learner_grace_s: int
+    """From being told to end until it is killed."""
+    actor_grace_s: int
+    learner_bounds: Bounds
+    actor_bounds: Bounds
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.config.run.name
+
+
+def deploy(config: Config, settings: Settings) -> Deployment:
+    """Works it out.
+
+    Raises:
+      ValueError: it can't be; one line says which field or flag.
+    """
+    if settings.target == "kubernetes":
+        deploy_settings.check_name(config)
+        deploy_settings.check_sandboxes(config, settings)
+    config = _with_grace(deploy_settings.on_storage(config, settings), settings)
+    if settings.one_node:
+        learner, actor, actor_store = _node(config, settings), deploy_settings.cpu_hosts(), ""
+    else:
+        deploy_settings.check_meeting_places(config)
+        config = deploy_settings.listening(config, settings)
+        learner, actor = _learner(config, settings), _actor(config, settings)
+        actor_store = deploy_settings.store_of_actors(config, settings.actor_user)
+        # One process per host; each host's own check of its room (`launch.startup.preflight`) reads the number here.
+        config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
+    limits = config.supervision
+    served = _num_params(config, settings) * _BYTES[config.model.served_dtype]
+    room = SnapshotRoom(
+        served_bytes=served,
+        num_hosts=learner.count,
+        num_engines=config.actor.num_engines if settings.one_node else 0,
+    )
+    deployment = Deployment(
+        config=config,
+        settings=settings,
+        learner=learner,
+        actor=actor,
+        num_actors=settings.num_actors or config.actor.num_engines,
+        actor_store=actor_store,
+        learner_shm_gib=_shm_gib(room.full_bytes(config)),
+        actor_shm_gib=_shm_gib(actor_bytes(served)),
+        learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
+        actor_grace_s=math.ceil(config.actor.leave_s + _LEAVE_S),
+        learner_bounds=Bounds(
+            first_beat_s=limits.first_heartbeat_s,
+            beat_s=limits.heartbeat_s,
+            start_s=limits.start_s,
+            work_s=limits.work_s,
+        ),
+        actor_bounds=Bounds(
+            first_beat_s=limits.first_heartbeat_s,
+            beat_s=limits.heartbeat_s,
+            # At its own deadline an actor ends itself, and says why.
+            start_s=config.actor.start_timeout_s + limits.heartbeat_s,
+            work_s=limits.engine_s,
+        ),
+    )
+    _check_memory(deployment)
+    return deployment
+
+
+def _with_grace(config: Config, settings: Settings) -> Config:
+    """The config whose learner has as long to stop as the cluster gives it."""
+    return dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, stop_s=settings.grace_s))
+
+
+def _learner(config: Config, settings: Settings) -> Hosts:
+    num_chips = config.mesh.num_devices
+    if settings.learner == "cpu":
+        return deploy_settings.cpu_hosts(count=num_chips)
+    if settings.learner in deploy_settings.TPUS:
+        return deploy_settings.tpu_slice(settings.learner, num_chips=num_chips, topology=settings.topology)
+    return deploy_settings.gpu_hosts(settings.learner, num_gpus=num_chips, is_gke=settings.node_labels == "gke")
+
+
+def _actor(config: Config, settings: Settings) -> Hosts:
+    if settings.actors == "cpu":
+        return deploy_settings.cpu_hosts(memory_gib=8 + config.actor.kv_cache_gib)
+    num_gpus = _gpus_of_an_engine(config)
+    if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.actors)):
+        raise ValueError(
+            f"an engine runs on one host, and {settings.actors} hosts have {most} GPUs, got {num_gpus} "
+            "(actor.tensor_parallel_size, with actor.elastic actor.max_tensor_parallel_size)"
+        )
+    return deploy_settings.gpu_hosts(settings.actors, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
+
+
+def _node(config: Config, settings: Settings) -> Hosts:
+    """The one machine of `launch.local`."""
+    if settings.learner == "cpu":
+        return deploy_settings.cpu_hosts(cpus=4, memory_gib=16 + config.actor.kv_cache_gib * config.actor.num_engines)
+    num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)
+    if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.learner)):
+        raise ValueError(
+            f"one {settings.learner} node has {most} GPUs, the learner's mesh and {config.actor.num_engines} engines "
+            f"want {num_gpus} (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
+        )
+    return deploy_settings.gpu_hosts(settings.learner, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
+
+
+def _gpus_of_an_engine(config: Config) -> int:
+    return max(config.actor.tensor_parallel_size, config.actor.max_tensor_parallel_size * config.actor.elastic)
+
+
+def _num_params(config: Config, settings: Settings) -> float:
+    """Of the model: as given, or by the index or the files of its folder, where it is here; 0 for the tiny one."""
+    if settings.num_params or not config.model.path:
+        return settings.num_params
+    folder = pathlib.Path(config.model.path)
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"model.path={folder} is not here, so its size is not known, by which memory is asked for: give "
+            "--num_params, as in --num_params=7.6e9"
+        )
+    raw = json.loads((folder / "config.json").read_text())
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    return sum(f.stat().st_size for f in files) / _BYTES.get(dtype, 2)
+
+
+def _shm_gib(num_bytes: int) -> int:
+    return math.ceil(num_bytes * _ROOM / 2**30) + _OTHER_SHM_GIB
+
+
+def _check_memory(deployment: Deployment) -> None:
+    """Refuses weights whose copies don't fit: shared memory counts as the process's own."""
+    one_node = deployment.settings.one_node
+    roles = {"learner": (deployment.learner, deployment.learner_shm_gib)}
+    if not one_node:
+        roles["actor"] = (deployment.actor, deployment.actor_shm_gib)
+    for role, (host, shm_gib) in roles.items():
+        if host.memory_gib < shm_gib + _LEAST_GIB:
+            raise ValueError(
+                f"{'the node' if one_node else f'a host of the {role}'} ({host.title}) has {host.memory_gib} GiB for "
+                f"it, copies of the weights alone take {shm_gib} GiB of shared memory; take hosts with more"
+            )
+
+
+def learner(deployment: Deployment, *, config: str, address: str, coordinator: str, index: str) -> list[str]:
+    """Of one host of the learner.
+
+    Args:
+      deployment: of which run.
+      config: the config's JSON file there.
+      address: under which actors reach a host, with {process_id} or {host} where each fills in its own: the words are
+        the same for all, and so is the config that each of them writes into the run's folder.
+      coordinator: host:port of process 0.
+      index: this process's; as the shell or Kubernetes puts it in.
+    """
+    arguments = ["-m", "launch.learner", f"--config={config}"]
+    if deployment.config.publish.serve != "none":
+        arguments.append(f"--config.publish.advertise=https://{address}:{deployment.settings.port}")
+    arguments.append(f"--num_processes={deployment.learner.count}")  # 1, too: whatever the cluster says of itself
+    if deployment.learner.count > 1:
+        arguments += [f"--coordinator={coordinator}", f"--process_id={index}"]
+    return arguments
+
+
+def actor(deployment: Deployment, *, name: str, work_dir: str) -> list[str]:
+    """Of one actor: a name of its own, and a folder of its own that outlives its process."""
+    return [
+        *("-m", "launch.actor", f"--store={deployment.actor_store}", f"--run={deployment.run}", f"--name={name}"),
+        # Limits of its engine are found again by the process that takes its place.
+        *(f"--work_dir={work_dir}", f"--limits={work_dir}/limits.json", "--wait_for_learner"),
+        *allowing(deployment.config),
+    ]
+
+
+def local(*, config: str) -> list[str]:
+    """Of a machine with learner and engines."""
+    return ["-m", "launch.local", f"--config={config}"]
+
+
+def probe(pulse: str, bounds: Bounds | None) -> list[str]:
+    """Of the look at a process; without bounds the look whether it has started."""
+    return [
+        "-m",
+        "launch.supervision.kubernetes_probe",
+        f"--pulse={pulse}",
+        *(["--ready"] if bounds is None else bounds.flags()),
+    ]
+
+
+def secrets(folder: str) -> Sequence[tuple[str, str]]:
+    """What names the secrets of both roles in the environment, as files of a folder."""
+    return (
+        ("SLUICE_TOKEN_FILE", f"{folder}/token"),
+        ("SLUICE_TLS_CA", f"{folder}/ca.pem"),
+        ("PGSSLROOTCERT", f"{folder}/store-ca.pem"),
+    )

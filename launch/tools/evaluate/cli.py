@@ -1,0 +1,186 @@
+"""Evaluates a model on vLLM: `python -m launch.tools.evaluate --model=FOLDER --prompts=FILE --k=8 --out=results.json`.
+
+Or a run's checkpoint, on its own sets or others: `python -m launch.tools.evaluate --run_dir=FOLDER [--step=N]`.
+Problems come from a file (.jsonl, .parquet, .arrayrecord), a Hugging Face data set (hf:NAME), a reasoning-gym task
+(task:FAMILY) or an environment (environment:NAME); each --prompts is a set, and
+--config.evaluation.sets.NAME.FIELD=VALUE says more of one. docs/evaluation.md explains the numbers.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from actor.environments.environment_pool import check_environments
+from actor.rewards.verifier_pool import check_own
+from bridge.rollout_types import Version
+from bridge.timeline import Timeline
+from configs import overrides
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from launch import cli
+from launch.startup import prepare_run
+from launch.startup.build_actor import open_judge
+from launch.startup.check_sandbox import check_sandbox
+from launch.supervision.process_tree import die_with_parent
+from launch.tools.evaluate import eval_runner, export, results, settings
+from launch.tools.evaluate.eval_runner import Progress, leaves
+from launch.tools.out_file import check_out_file
+
+_MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder of any family that vLLM knows (safetensors).")
+_STEP = flags.DEFINE_integer("step", None, "With --run_dir: the checkpoint's step; default: the newest.", lower_bound=0)
+_PROMPTS = flags.DEFINE_multi_string(
+    "prompts",
+    [],
+    "A set: [NAME=] and a file, hf:DATA_SET, task:FAMILY, environment:NAME, or heldout (of the run's or the preset's "
+    "prompts). May be given several times. Default: the sets of the run or the preset.",
+)
+_K = flags.DEFINE_integer("k", None, "Samples a problem; default: 1, or what the sets say.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature",
+    None,
+    "0 is greedy. Default: what the set, the run or the preset says; else greedy for one sample a problem, 1 for more.",
+)
+_TOP_P = flags.DEFINE_float("top_p", None, "Default: 1, or what the sets say.")
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", None, "Of a response. Default: 1024 or half the model's length; or what the sets say.", lower_bound=1
+)
+_VERIFIER = flags.DEFINE_string("verifier", None, "Who judges rows that name nobody: math, exact, code, judge, ...")
+_SEED = flags.DEFINE_integer("seed", 0, "What is drawn; each sample draws for itself.")
+_LIMIT = flags.DEFINE_integer("limit", None, "Problems of each set at most, the first ones.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "results.json", "The results' file (JSON), written whole at the end.")
+_INTERRUPTED = "interrupted: nothing is written"
+_SHOW = flags.DEFINE_integer("show", 8, "Problems of each set whose responses are in the results.", lower_bound=0)
+
+
+def main() -> int:
+    """Evaluates and writes the results; 1 if the engine failed, 130 if it was interrupted."""
+    die_with_parent()
+    cli.log_to_stderr()
+    with cli.usage_errors():
+        out = check_out_file(_OUT.value)
+        model, step, config = _what()
+        notes = check_own(config.own_verifiers)
+        check_environments(config.environments_played, config.environments)
+        for note in (*notes, *check_sandbox(config)):
+            print(note, flush=True)
+        sets = eval_runner.open_problems(config, model)
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    progress = Progress({one.name: len(one.problems) * one.how.k for one in sets.sets})
+    with contextlib.ExitStack() as parts:
+        with cli.usage_errors():
+            folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="sluice-evaluate-"))
+            judge = None
+            if "judge" in config.parts:
+                judge = parts.enter_context(open_judge(config, pathlib.Path(folder) / "judge.log"))
+            timeline = Timeline(folder, "evaluate")
+            parts.callback(timeline.close)
+        progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")
+        try:
+            with _ended_at_once(parts):
+                engine = eval_runner.start_engine(model, config, seed=_SEED.value)
+            version = Version(incarnation=0, step=step or 0)
+            job = eval_runner.Job(config, sets, engine, timeline, judge, version)
+            with progress:
+                groups = asyncio.run(job.run(progress))
+        except KeyboardInterrupt:
+            print(_INTERRUPTED, file=sys.stderr)
+            return 130
+        except Exception as e:
+            first, *others = leaves(e)
+            more = f" (and {len(others)} more errors)" if others else ""
+            print(f"error: {cli.one_line(RuntimeError(first))}{more}", file=sys.stderr)
+            return 1
+    found = results.results_of(
+        sets,
+        groups,
+        decode=sets.tokenizer.decode,
+        show=_SHOW.value,
+        head=_head(model, step, config) | {"seconds": progress.seconds, "sampled_tokens": progress.num_tokens},
+    )
+    results.print_table(found)
+    try:
+        results.write(found, out)
+    except OSError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    print(f"results      {out}")
+    if flags.FLAGS.run_dir is not None:
+        results.keep_beside(found, RunFolder(pathlib.Path(flags.FLAGS.run_dir)))
+    return 0
+
+
+def _what() -> tuple[pathlib.Path, int | None, Config]:
+    """(the model's folder, the run's step, the config).
+
+    Raises:
+      ValueError: the command line doesn't say, or what it says can't be.
+    """
+    run_dir, preset = flags.FLAGS.run_dir, flags.FLAGS.config
+    given_model = _MODEL.value
+    if (given_model is None) == (run_dir is None):
+        raise ValueError("give --model=FOLDER, or --run_dir=FOLDER of a run with a checkpoint")
+    asked = settings.Asked(
+        prompts=_PROMPTS.value,
+        k=_K.value,
+        temperature=_TEMPERATURE.value,
+        top_p=_TOP_P.value,
+        max_tokens=_MAX_TOKENS.value,
+        limit=_LIMIT.value,
+        verifier=_VERIFIER.value,
+    )
+    if given_model is None:
+        if preset is not None:
+            raise ValueError("--run_dir has its config; leave --config out")
+        base = prepare_run.open_prepared(run_dir).config
+        step, model = export.model_of(RunFolder(pathlib.Path(run_dir)), _STEP.value)
+        return model, step, settings.settle(base, asked, cli.given_overrides(), model)
+    if _STEP.value is not None:
+        raise ValueError("--step goes with --run_dir")
+    model = pathlib.Path(given_model).expanduser().resolve()
+    if preset is None and not asked.prompts:
+        raise ValueError("give --prompts, or --config=configs/NAME.py, whose evaluation sets are asked")
+    base = settings.default_base(model) if preset is None else overrides.load_preset(preset)
+    return model, None, settings.settle(base, asked, cli.given_overrides(), model)
+
+
+def _head(model: pathlib.Path, step: int | None, config: Config) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "run_dir": flags.FLAGS.run_dir,
+        "step": step,
+        "seed": _SEED.value,
+        "dtype": config.model.served_dtype,
+        "max_model_tokens": config.model.max_tokens,
+    }
+
+
+@contextlib.contextmanager
+def _ended_at_once(parts: contextlib.ExitStack) -> Iterator[None]:
+    """Ends this process, its parts and all that it started on Ctrl-C: vLLM's start lets no exception through."""
+
+    def end(*_: object) -> None:
+        print(_INTERRUPTED, file=sys.stderr, flush=True)
+        for child in multiprocessing.active_children():
+            child.kill()
+        parts.close()
+        os._exit(130)
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,309 @@
+"""Engine, problems, scoring (through actor.serving)."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import logging
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from actor.engine_protocol import Sample
+from actor.environments.protocol import EpisodeError
+from actor.responses import ResponseReader
+from actor.rewards.scorer import Rewards
+from actor.rewards.types import Response
+from actor.rewards.verifier_pool import VerifierError
+from actor.rewards.verifiers.judge import Judge
+from actor.sampling import Sampler
+from actor.serving import GroupBuilder
+from actor.weights.model_folder import tensor_table
+from bridge.rollout_types import Group, Sampling, Ticket, Version
+from bridge.timeline import Timeline
+from configs.schema import Config
+from launch.startup.build_actor import build_episodes, build_scorer
+from launch.supervision.placement import bind_to_cores, core_ids
+from launch.terminal import make_console
+from launch.tools.evaluate import settings
+from learner.data.open_sources import open_sources
+from learner.data.problem import Problem
+from learner.data.tokenizer import Tokenizer, load_tokenizer
+from learner.evaluation.eval_sets import ProblemSet, all_sets, open_own_sets
+from learner.evaluation.pinned_requests import pinned_tickets
+
+if TYPE_CHECKING:
+    from actor.vllm.engine import VllmEngine
+
+
+@dataclasses.dataclass(frozen=True)
+class Problems:
+    """What is asked."""
+
+    sets: list[ProblemSet]
+    tokenizer: Tokenizer
+
+
+def open_problems(config: Config, model: pathlib.Path) -> Problems:
+    """All sets of the config, none of them empty; prints how many problems each has, and what was set aside.
+
+    Raises:
+      ValueError: a source or the model's tokenizer is unusable, or a set has no problem.
+    """
+    tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model), template=config.prompts.template_settings)
+    own = open_own_sets(config, tokenizer)
+    for looked_at in [found for one in own.values() for found in one.looked_at]:
+        looked_at.check_num_bad(config.prompts.max_bad_share)
+    held_out: list[Problem] = []
+    if any(not how.has_source for how in config.evaluation_sets.values()):
+        held_out = [problem for source in open_sources(config, tokenizer) for problem in source.held_out]
+    sets = all_sets(config, own, held_out)
+    for one in sets:
+        if not one.problems:
+            raise ValueError(f"evaluation set {one.name} has no problem")
+        how = one.how
+        print(
+            f"{one.name}: {len(one.problems)} problems, {how.k} samples each, temperature {how.temperature:g}, at most "
+            f"{how.max_tokens} tokens",
+            flush=True,
+        )
+        if one.bad:
+            first = one.bad[0]
+            print(f"warning: {len(one.bad)} rows of {one.name} set aside; row {first.row}: {first.reason}", flush=True)
+    return Problems(sets, tokenizer)
+
+
+LINE_S = 15.0
+"""Between two lines where there is no terminal."""
+
+
+class Progress:
+    """Of all sets, in samples."""
+
+    def __init__(
+        self, totals: Mapping[str, int], *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Nothing is done; `totals` are the samples of each set, by its name."""
+        self._totals, self._clock = dict(totals), clock
+        self._console = console or make_console()
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("reward {task.fields[reward]}  {task.fields[rate]} tokens/s"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._name, self._num_done, self._rewards = "", 0, np.zeros(2)
+        self._started_s = self._said_s = clock()
+        self.num_tokens = 0
+        """Sampled so far, in groups that are there."""
+        self.seconds = 0.0
+        """From the first request to the end."""
+
+    def __enter__(self) -> "Progress":
+        self._started_s = self._said_s = self._clock()
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds = round(self._clock() - self._started_s, 3)
+        self._bars.stop()
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, name: str) -> None:
+        """A set begins."""
+        self._name, self._num_done, self._rewards = name, 0, np.zeros(2)
+        self._task = self._bars.add_task(name, total=self._totals[name], reward="-", rate="-")
+
+    def done(self, ticket: Ticket, group: Group | None) -> None:
+        """A problem has its group, or is left out."""
+        self._num_done += ticket.num_samples
+        if group is not None:
+            self.num_tokens += sum(int(np.count_nonzero(r.loss_mask)) for r in group.rollouts)
+            self._rewards += [sum(r.reward for r in group.rollouts), len(group.rollouts)]
+        reward = f"{self._rewards[0] / self._rewards[1]:.3f}" if self._rewards[1] else "-"
+        rate = f"{self.num_tokens / max(self._clock() - self._started_s, 1e-9):,.0f}"
+        if self._task is not None:
+            self._bars.update(self._task, completed=self._num_done, reward=reward, rate=rate)
+        is_last = self._num_done == self._totals[self._name]
+        if not self._console.is_terminal and (is_last or self._clock() - self._said_s >= LINE_S):
+            self._said_s = self._clock()
+            total = self._totals[self._name]
+            self.say(f"{self._name}: {self._num_done}/{total} samples, reward {reward}, {rate} tokens/s")
+
+
+ACTOR = "evaluation"
+
+
+class Runner:
+    """Serves tickets, as many samples at once as there are places."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        rewards: Rewards,
+        *,
+        read: Callable[[Ticket, Sample], Response],
+        places: int,
+        max_attempts: int,
+    ) -> None:
+        """Nothing runs; a ticket whose responses can't be judged is tried `max_attempts` times."""
+        self._sampler, self._rewards, self._read = sampler, rewards, read
+        self._places = asyncio.Semaphore(places)
+        self._num_at_once = places + 1
+        """Tickets begun at a time: enough for the places, though each had one sample."""
+        self._max_attempts = max_attempts
+
+    async def run(self, tickets: Sequence[Ticket], *, done: Callable[[Ticket, Group | None], None]) -> list[Group]:
+        """The groups of all tickets, in their order; of some there may be none.
+
+        `done` hears of each as it ends, with its group, or without where nobody could make one.
+
+        Raises:
+          ExceptionGroup: of what is no fault of a ticket's (EngineDeadError).
+        """
+        waiting = iter(tickets)
+        groups: dict[str, Group] = {}
+
+        async def work() -> None:
+            for ticket in waiting:
+                group = await self._serve(ticket)
+                if group is not None:
+                    groups[ticket.id] = group
+                done(ticket, group)
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(self._num_at_once, len(tickets))):
+                workers.create_task(work())
+        return [groups[t.id] for t in tickets if t.id in groups]
+
+    async def _serve(self, ticket: Ticket) -> Group | None:
+        for attempt in range(self._max_attempts):
+            try:
+                return await self._attempt(ticket)
+            except* (VerifierError, EpisodeError) as e:
+                error = e.exceptions[0]
+                logging.error("problem not judged ticket=%s attempt=%d reason=%s", ticket.id, attempt, error)
+            if isinstance(error, EpisodeError) and error.is_final:
+                break
+        return None
+
+    async def _attempt(self, ticket: Ticket) -> Group:
+        started_s, started = time.time(), time.monotonic()
+        builder = GroupBuilder(ticket, actor=ACTOR, started_s=started_s)
+
+        async def sample(index: int) -> None:
+            async with self._places:
+                made = await self._sampler.sample(ticket, index)
+            response = self._read(ticket, made)
+            builder.add(index, made, await self._rewards.judge(response, ticket.task), response)
+
+        async with asyncio.TaskGroup() as samples:
+            for index in range(ticket.num_samples):
+                samples.create_task(sample(index))
+        return builder.build(finished_s=started_s + time.monotonic() - started)
+
+
+def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, ...], place: int) -> list[Ticket]:
+    """What is asked of a set; `place` is the set's among all of them."""
+    how = one.how
+    sampling = Sampling(
+        max_tokens=how.max_tokens,
+        temperature=how.temperature or 0.0,
+        top_p=1.0 if how.top_p is None else how.top_p,
+        stop_token_ids=stop_token_ids,
+    )
+    problems = [(p, how.k) for p in one.problems]
+    return pinned_tickets("eval", problems, sampling, version=version, round=0, name=one.name, place=place)
+
+
+def leaves(error: BaseException) -> list[str]:
+    """What an error says; of a group what each of its errors says."""
+    if isinstance(error, BaseExceptionGroup):
+        return [said for one in error.exceptions for said in leaves(one)]
+    return [str(error) or type(error).__name__]
+
+
+def start_engine(model: pathlib.Path, config: Config, *, seed: int) -> "VllmEngine":
+    """The engine with the folder's weights; takes long.
+
+    Raises:
+      Exception: it does not start; vLLM says why.
+    """
+    if config.actor.cpu_cores:
+        bind_to_cores(core_ids(config.actor.cpu_cores))
+    if config.actor.devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.actor.devices.partition(";")[0]
+    from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
+
+    table = tensor_table(model, dtype=config.model.served_dtype)
+    return VllmEngine.start(model, config, expected=table, has_own_weights=True, seed=seed)
+
+
+class Job:
+    """Asks all sets, one after the other."""
+
+    def __init__(
+        self,
+        config: Config,
+        problems: Problems,
+        engine: "VllmEngine",
+        timeline: Timeline,
+        judge: Judge | None,
+        version: Version,
+    ) -> None:
+        """Nothing is asked; `version` is what the weights are called."""
+        self._config, self._problems, self._engine = config, problems, engine
+        self._timeline, self._judge, self._version = timeline, judge, version
+
+    async def run(self, progress: Progress) -> dict[str, list[Group]]:
+        """The groups of each set, by its name; the engine is closed at the end, whatever happens.
+
+        Raises:
+          ExceptionGroup: of what is no fault of a problem's (EngineDeadError).
+        """
+        config, tokenizer = self._config, self._problems.tokenizer
+        async with self._parts() as (sampler, rewards):
+            runner = Runner(
+                sampler,
+                rewards,
+                read=ResponseReader(tokenizer.backend, tokenizer.chat, thinking_marks=config.model.thinking_marks),
+                places=max(config.actor.max_num_seqs, config.environments.max_in_flight),
+                max_attempts=config.actor.max_attempts,
+            )
+            groups: dict[str, list[Group]] = {}
+            for place, one in enumerate(self._problems.sets):
+                tickets = tickets_of(one, version=self._version, stop_token_ids=tokenizer.stop_token_ids, place=place)
+                progress.begin(one.name)
+                groups[one.name] = await runner.run(tickets, done=progress.done)
+            return groups
+
+    @contextlib.asynccontextmanager
+    async def _parts(self) -> AsyncIterator[tuple[Sampler, Rewards]]:
+        """Made inside the loop that uses them."""
+        config, engine = self._config, self._engine
+        async with contextlib.AsyncExitStack() as parts:
+            parts.push_async_callback(engine.close)
+            await engine.serve_own_weights(self._version)
+            rewards = build_scorer(config, self._judge)
+            parts.push_async_callback(rewards.close)
+            episodes = build_episodes(config, engine, pathlib.Path(config.model.path))
+            if episodes is not None:
+                parts.push_async_callback(episodes.close)
+            yield Sampler(engine, timeline=self._timeline, lag_bound=None, episodes=episodes), rewards

@@ -1,0 +1,106 @@
+"""A run's checkpoint as a Hugging Face folder, made in a process of its own: it loads jax.
+
+`python -m launch.tools.evaluate.export RUN_DIR STEP TARGET` is that process.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from configs import custom_functions
+from configs.run_folder import RunFolder
+from launch.supervision import process_tree
+
+
+def steps_of(run: RunFolder) -> list[int]:
+    """The steps that a run's checkpoints were saved at, and those whose model lies in its folder."""
+    saved = [int(p.name) for p in run.checkpoints.glob("*") if p.name.isdecimal()] if run.checkpoints.is_dir() else []
+    models = [p.name.removeprefix("model-") for p in run.path.glob("model-*") if (p / "config.json").is_file()]
+    return sorted({*saved, *(int(m) for m in models if m.isdecimal())})
+
+
+def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
+    """The (step, folder) of a run's model, exported to the run's `model-STEP` first if it is not there.
+
+    Args:
+      run: the run's.
+      step: of the weights; None: the newest.
+
+    Raises:
+      ValueError: there is no such step, or it can't be exported; one line says why.
+    """
+    there = steps_of(run)
+    if not there:
+        raise ValueError(f"{run.path} has no checkpoint yet; checkpoint.every_n_steps says when there is one")
+    if step is not None and step not in there:
+        raise ValueError(f"{run.path} has no checkpoint of step {step}; there are {', '.join(map(str, there))}")
+    step = there[-1] if step is None else step
+    target = run.model(step)
+    if not target.is_dir():
+        print(f"exporting the checkpoint of step {step} to {target}", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, str(run.path), str(step), str(target)],
+            env=os.environ | {"PYTHONPATH": custom_functions.python_path(), "JAX_PLATFORMS": "cpu"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["it said nothing"]
+            raise ValueError(f"the checkpoint of step {step} could not be exported: {lines[-1]}")
+    return step, target
+
+
+def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
+    """Restores one checkpoint's weights, checked against its hashes, and writes its model; the run stays as it is.
+
+    Nothing is computed with them: what the run trains by (attention, a reference, the optimizer) is not asked for.
+
+    Raises:
+      CheckpointError: it is damaged, or of another model.
+      ValueError: the run folder is none.
+    """
+    from launch.startup.prepare_run import open_prepared
+    from learner.checkpoint import Checkpoints
+    from learner.model.architecture import Architecture
+    from learner.policy_trainer import save_model
+    from learner.restore import Weights, load_base, restore_params
+
+    prepared = open_prepared(str(run.path))
+    config = dataclasses.replace(
+        prepared.config,
+        mesh=type(prepared.config.mesh)(),
+        learner=dataclasses.replace(prepared.config.learner, num_processes=1),
+    )
+    architecture = Architecture.from_hf(prepared.model_folder)
+    with tempfile.TemporaryDirectory(prefix="sluice-export-") as root:
+        # A folder with this one step: what opens a run's own folder tidies it, and the run may go on.
+        own = RunFolder(pathlib.Path(root)).checkpoints
+        own.mkdir()
+        (own / str(step)).symlink_to(run.checkpoints.resolve() / str(step))
+        hashes = own.with_name(own.name + ".hashes")
+        hashes.mkdir()
+        file = run.checkpoints.with_name(run.checkpoints.name + ".hashes") / f"{step}.json"
+        if file.is_file():
+            shutil.copyfile(file, hashes / file.name)
+        checkpoints = Checkpoints(own, keep=1)
+        try:
+            weights = Weights(config, architecture)
+            base = load_base(weights, prepared.model_folder)
+            _, params = restore_params(checkpoints, weights, prepared.folder, prepared.model_folder, base)
+        finally:
+            checkpoints.close()
+    save_model(config, architecture, params, base, step=step, folder=target, tokenizer_from=prepared.model_folder)
+
+
+if __name__ == "__main__":
+    run_dir, step, target = process_tree.arguments(sys.argv, "RUN_DIR STEP TARGET", command="launch.tools.evaluate")
+    if not step.isdecimal():
+        process_tree.refuse("launch.tools.evaluate", f"STEP is a number, got {step}")
+    try:
+        export(RunFolder(pathlib.Path(run_dir)), int(step), pathlib.Path(target))
+    except (ValueError, OSError) as e:
+        sys.exit(str(e).replace("\n", " "))

@@ -1,0 +1,125 @@
+"""What an evaluation leaves: a JSON file, and a table on the terminal."""
+
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bridge import weight_types
+from bridge.files import replace_file
+from bridge.rollout_types import Group
+from configs.run_folder import RunFolder
+from launch.cli import one_line
+from launch.terminal import make_console
+from launch.tools.evaluate.eval_runner import Problems
+from launch.tools.out_file import write_out_file
+from learner.evaluation import eval_summary
+from learner.evaluation.eval_summary import summarize
+from learner.evaluation.pinned_requests import problem_number
+
+
+def results_of(
+    problems: Problems,
+    groups: Mapping[str, Sequence[Group]],
+    *,
+    decode: eval_summary.Decode,
+    show: int,
+    head: Mapping[str, Any],
+) -> eval_summary.Json:
+    """The results as JSON: `head`, and of each set what a run's evaluations.jsonl has of it.
+
+    A set of which nothing could be judged has a `problems` of 0, and no metrics.
+    """
+    sets: list[eval_summary.Json] = []
+    for one in problems.sets:
+        there = groups.get(one.name, ())
+        asked = eval_summary.asked_of(one)
+        if not there:
+            sets.append(asked | {"k": one.how.k, "problems": 0, "left_out": len(one.problems), "metrics": {}})
+            continue
+        summary = summarize(
+            there,
+            num_problems=len(one.problems),
+            pass_reward=one.how.pass_reward or 0.0,
+            reads_answers=one.reads_answers,
+        )
+        sets.append(
+            asked
+            | eval_summary.result_of(summary)
+            | {
+                "rows_set_aside": len(one.bad),
+                "samples": eval_summary.samples_of(
+                    dict(enumerate(one.problems)), {problem_number(g.ticket_id): g for g in there}, decode, limit=show
+                ),
+            }
+        )
+    made = {
+        "format": eval_summary.FORMAT,
+        "time_s": round(time.time(), 3),
+        "sluice": weight_types.SLUICE,
+        "vllm": weight_types.VLLM,
+    }
+    return made | dict(head) | {"sets": sets}
+
+
+def write(found: eval_summary.Json, out: pathlib.Path) -> None:
+    """Writes the file, whole or not at all.
+
+    Raises:
+      OSError: it can't be; the error says where the results are instead.
+    """
+    write_out_file(out, json.dumps(found, indent=2, allow_nan=False) + "\n")
+
+
+def write_beside(found: eval_summary.Json, run: RunFolder) -> None:
+    """Writes the results of a run's checkpoint into the run's folder as well, where `launch.tools.report` finds them.
+
+    Raises:
+      OSError: it can't be.
+    """
+    run.evaluated.mkdir(exist_ok=True)
+    text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+    replace_file(run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json", text.encode())
+
+
+def keep_beside(found: eval_summary.Json, run: RunFolder) -> None:
+    """`write_beside`, and says where it is; a run's folder that can't be written in is no error.
+
+    The results are where the user said.
+    """
+    try:
+        write_beside(found, run)
+    except OSError as e:
+        print(f"not in {run.evaluated}: {one_line(e)}; launch.tools.report takes --results", file=sys.stderr)
+    else:
+        print(f"report       python -m launch.tools.report --run_dir={run.path}")
+
+
+def print_table(found: eval_summary.Json, console: Console | None = None) -> None:
+    """A row an estimate, and below it what is not there."""
+    console = console or make_console()
+    table = Table(title=pathlib.Path(found["model"]).name)
+    table.add_column("set", no_wrap=True)
+    table.add_column("metric", no_wrap=True)
+    for name in ("value", "+-", "problems", "truncated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found["sets"]:
+        shown, num_samples = one["set"], one["k"] * one["problems"]
+        if not one["metrics"]:
+            table.add_row(shown, "-", "-", "-", "0", "-")
+        for metric, estimate in one["metrics"].items():
+            stderr = "-" if estimate["stderr"] is None else f"{estimate['stderr']:.4f}"
+            cut = f"{one['truncated'] / num_samples:.1%}" if shown else ""
+            table.add_row(shown, metric, f"{estimate['value']:.4f}", stderr, str(one["problems"]) if shown else "", cut)
+            shown = ""
+    console.print(table)
+    for one in found["sets"]:
+        if one["left_out"]:
+            console.print(f"{one['set']}: {one['left_out']} problems left out, nobody could judge them; see the log")
+        for note in one.get("notes", ()):
+            console.print(f"{one['set']}: {note}", soft_wrap=True)

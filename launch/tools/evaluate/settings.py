@@ -1,0 +1,225 @@
+"""What is evaluated, and how: the command line to one config, whose `evaluation.sets` are the sets."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from configs import overrides
+from configs.schema import Config
+from configs.sections import (
+    EvaluationConfig,
+    EvaluationSet,
+    LoraConfig,
+    MeshConfig,
+    ModelConfig,
+    PackingConfig,
+    RunConfig,
+    SamplingConfig,
+)
+from configs.sections.evaluation import HELD_OUT
+from configs.sections.prompts import HUGGING_FACE
+from configs.sections.schedule import DEFAULT_MAX_ADAPTERS
+
+DEFAULT_RESPONSE_TOKENS = 1024
+DEFAULT_PROMPT_TOKENS = 3072
+"""Room for prompts beside the longest response, as far as the model has it."""
+_NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=(.*)")
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says; None or 0: nothing."""
+
+    prompts: Sequence[str] = ()
+    k: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    limit: int | None = None
+    verifier: str | None = None
+
+
+def prompt_set(text: str) -> tuple[str, EvaluationSet]:
+    """The (name, set) of one --prompts: `[NAME=]` and a file, hf:DATA_SET, task:FAMILY, environment:NAME or heldout.
+
+    Raises:
+      ValueError: it says nothing.
+    """
+    match = _NAMED.fullmatch(text)
+    name, source = (match[1], match[2]) if match else ("", text)
+    if not source:
+        raise ValueError(
+            "--prompts wants a file, hf:DATA_SET, task:FAMILY, environment:NAME or heldout, with NAME= before it if a "
+            f"name is to be given, got {text!r}"
+        )
+    kind, _, what = source.partition(":")
+    if source == HELD_OUT:
+        return HELD_OUT, EvaluationSet()
+    if kind == "task" and what:
+        return name or _as_name(what), EvaluationSet(task=what)
+    if kind == "environment" and what:
+        return name or _as_name(what), EvaluationSet(environment=what)
+    if source.startswith(HUGGING_FACE):
+        return name or _as_name(source.removeprefix(HUGGING_FACE).rstrip("/").rpartition("/")[2]), EvaluationSet(
+            path=source
+        )
+    return name or _as_name(pathlib.Path(source).name.partition(".")[0]), EvaluationSet(path=source)
+
+
+def _as_name(text: str) -> str:
+    return _NO_NAME.sub("-", text).strip("-")[:64] or "set"
+
+
+def default_base(model: pathlib.Path) -> Config:
+    """What holds where no run and no preset is given.
+
+    Raises:
+      ValueError: there is no such folder.
+    """
+    window = context_length(model)
+    response_tokens = min(DEFAULT_RESPONSE_TOKENS, window // 2)
+    return Config(
+        preset="evaluate",
+        run=RunConfig(name="evaluate"),
+        model=ModelConfig(max_tokens=min(window, response_tokens + DEFAULT_PROMPT_TOKENS), served_dtype=_dtype(model)),
+        sampling=SamplingConfig(max_response_tokens=response_tokens),
+        packing=PackingConfig(row_tokens=window),
+    )
+
+
+def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.Path) -> Config:
+    """The config of the evaluation: the base's, with what the command line says, for this model.
+
+    Without --prompts the base's own sets are asked. With it, or with --k, it is greedy for one sample a problem and at
+    temperature 1 for more, where neither the set nor the base says a temperature. The folder's weights are whole, so
+    there are no adapters, whatever the base trains.
+
+    Args:
+      base: a run's config, a preset, or the defaults.
+      asked: by the command's own flags.
+      given: --config.section.field=value, by dotted path.
+      model: the folder.
+
+    Raises:
+      ValueError: one line says what can't be.
+    """
+    window, sets = context_length(model), _sets(base.evaluation, asked.prompts)
+    response_tokens = asked.max_tokens or base.sampling.max_response_tokens
+    longest = max([response_tokens, *(one.max_tokens for one in sets.values() if not asked.max_tokens)])
+    if longest >= window:
+        raise ValueError(f"responses of {longest} tokens leave no room for a prompt: {model} takes {window} tokens")
+    room = base.model.max_tokens - base.sampling.max_response_tokens
+    raw = dataclasses.asdict(base)
+    raw["model"] |= {"path": str(model), "max_tokens": max(base.model.max_tokens, min(window, longest + room))}
+    raw["packing"] |= {"row_tokens": max(window, base.packing.row_tokens)}
+    raw["mesh"] = dataclasses.asdict(MeshConfig())
+    raw["learner"] |= {"num_processes": 1}
+    raw["sampling"] |= {"max_response_tokens": response_tokens}
+    raw["loss"] |= {"overlong_buffer_tokens": 0}  # nothing is trained
+    raw["lora"] = dataclasses.asdict(LoraConfig())
+    raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged", "max_adapters": DEFAULT_MAX_ADAPTERS}
+    raw["evaluation"] |= {"sets": {name: dataclasses.asdict(one) for name, one in sets.items()}}
+    if asked.limit is not None and HELD_OUT in sets:
+        raw["evaluation"]["num_problems"] = asked.limit
+    if asked.verifier is not None:
+        raw["prompts"] |= {"verifier": asked.verifier, "rewards": {}}
+    raw = overrides.merge(raw, given)
+    evaluation = raw["evaluation"]
+    evaluation["sets"] = {name: _asked(name, one, evaluation, asked, given) for name, one in evaluation["sets"].items()}
+    config = overrides.from_dict(raw)
+    if config.lora.is_on:
+        raise ValueError(
+            f"lora.rank={config.lora.rank} has no effect: the folder's own weights are evaluated, and a run's adapters "
+            "merged (--run_dir); leave it out"
+        )
+    if any(not one.has_source for one in config.evaluation.sets.values()):
+        return config
+    # Nothing is held out where nobody asks for it: its source need not be there.
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, num_problems=0))
+
+
+def _asked(
+    name: str, one: Mapping[str, Any], evaluation: Mapping[str, Any], asked: Asked, given: Mapping[str, str]
+) -> dict[str, Any]:
+    """A set's fields as the flags say, where --config.evaluation.sets.NAME.FIELD doesn't."""
+    said = {"k": asked.k, "temperature": asked.temperature, "top_p": asked.top_p}
+    said |= {"max_tokens": asked.max_tokens, "num_problems": asked.limit}
+    found = dict(one) | {
+        field: value
+        for field, value in said.items()
+        if value is not None and f"evaluation.sets.{name}.{field}" not in given
+    }
+    # A config always has a temperature: one that is not the default was said.
+    is_said = (
+        found.get("temperature") is not None
+        or "evaluation.temperature" in given
+        or evaluation["temperature"] != EvaluationConfig().temperature
+    )
+    if not is_said and (asked.prompts or asked.k):
+        found["temperature"] = 1.0 if (found.get("k") or evaluation["k"]) > 1 else 0.0
+    return found
+
+
+def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, EvaluationSet]:
+    """Those of the command line, or all of the base's, the held-out one among them if it has it."""
+    if not prompts:
+        held_out = {HELD_OUT: EvaluationSet()} if evaluation.num_problems else {}
+        return held_out | dict(evaluation.sets)
+    named: dict[str, EvaluationSet] = {}
+    for text in prompts:
+        name, one = prompt_set(text)
+        if name == HELD_OUT:
+            one = evaluation.sets.get(HELD_OUT, one)
+        if name in named:
+            raise ValueError(f"two --prompts are named {name!r}; give one of them another, as in --prompts=NAME={text}")
+        named[name] = one
+    return named
+
+
+def context_length(model: pathlib.Path) -> int:
+    """Tokens of the model's longest sequence, as its config.json says.
+
+    Raises:
+      ValueError: there is no such folder, or it doesn't say.
+    """
+    config = _read(model)
+    for part in (config, config.get("text_config") or {}):
+        if isinstance(part.get("max_position_embeddings"), int):
+            return part["max_position_embeddings"]
+    raise ValueError(f"{model / 'config.json'} has no max_position_embeddings")
+
+
+def vocab_size(model: pathlib.Path) -> int:
+    """Rows of its embedding.
+
+    Raises:
+      ValueError: its config.json doesn't say.
+    """
+    config = _read(model)
+    for part in (config, config.get("text_config") or {}):
+        if isinstance(part.get("vocab_size"), int):
+            return part["vocab_size"]
+    raise ValueError(f"{model / 'config.json'} has no vocab_size")
+
+
+def _dtype(model: pathlib.Path) -> Literal["float32", "bfloat16"]:
+    config = _read(model)
+    said = config.get("dtype") or config.get("torch_dtype") or (config.get("text_config") or {}).get("dtype")
+    return "float32" if said in (None, "float32") else "bfloat16"
+
+
+def _read(model: pathlib.Path) -> dict[str, Any]:
+    file = model / "config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ValueError(f"{model} is no Hugging Face folder: config.json can't be read ({e.strerror})") from e
+    except ValueError as e:
+        raise ValueError(f"{file} is not JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is no JSON object")
+    return found

@@ -1,0 +1,35 @@
+"""Certificates and a token for a trial: `python -m launch.tools.make_certificates --out=DIR --host=learner.example`.
+
+Writes ca.pem (an authority of its own), server.pem and server.key (a certificate for the hosts named, and its key) and
+token (a shared secret), and prints what the learner's machine and the actors' set. Nothing is replaced without --force.
+For anything but a trial take certificates of your own authority (docs/security.md).
+"""
+
+import pathlib
+
+from absl import flags
+
+from launch import cli
+from launch.tools import certificates
+
+_OUT = flags.DEFINE_string("out", None, "The folder that gets the files; made if it isn't there.")
+_HOST = flags.DEFINE_multi_string("host", [], "A name or address that clients dial; give it once for each.")
+_DAYS = flags.DEFINE_integer("days", 30, "For how many days the certificate is good.")
+_FORCE = flags.DEFINE_boolean("force", False, "Replace what is there, the token among it.")
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Makes them and says what to do with them."""
+    with cli.usage_errors():
+        if _OUT.value is None:
+            raise ValueError("give --out=FOLDER")
+        folder = pathlib.Path(_OUT.value)
+        certificates.make(folder, _HOST.value, days=_DAYS.value, force=_FORCE.value)
+    print(certificates.settings(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,43 @@
+"""Files that --out and the like name: tried before there is anything to write, and never lost at the end."""
+
+import pathlib
+import tempfile
+
+from bridge.files import replace_file, try_replace_file
+from launch.cli import one_line
+
+
+def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...] = ()) -> pathlib.Path:
+    """Returns the file of a flag, after trying that it can be written; `suffixes` are its formats, if it has some.
+
+    Raises:
+      ValueError: it can't be; the line names the flag.
+    """
+    out = pathlib.Path(given).expanduser()
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise ValueError(f"{flag}={given}: expected a file that ends in {', '.join(suffixes)}")
+    if out.is_dir() or not out.name or given.endswith("/"):
+        raise ValueError(f"{flag}={given} is a folder; name a file in it")
+    if out.exists() and not out.is_file():
+        raise ValueError(f"{flag}={given} is no regular file; name one that may be replaced")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"{flag}={given}: there is no folder {out.parent}; make it, or choose another")
+    try:
+        try_replace_file(out)
+    except OSError as e:
+        raise ValueError(f"{flag}={given}: nothing can be written in {out.parent} ({e.strerror})") from e
+    return out
+
+
+def write_out_file(out: pathlib.Path, text: str) -> None:
+    """Writes a file, whole or not at all; where that fails by now, into the folder of temporary files.
+
+    Raises:
+      OSError: it isn't where it was to be; the error says where it is.
+    """
+    try:
+        replace_file(out, text.encode())
+    except OSError as e:
+        with tempfile.NamedTemporaryFile("wb", prefix=f"{out.stem}-", suffix=out.suffix, delete=False) as kept:
+            kept.write(text.encode())
+        raise OSError(f"{out} can't be written ({one_line(e)}); it is in {kept.name}") from e

@@ -1,0 +1,327 @@
+"""Store calls, weight traffic, group bytes per second.
+
+The rates are those of the actor's own code: who is told that there are tickets asks for some at once, if its engine has
+room, and looks at what is leased to it; without being told it asks as often as its duties say.
+
+Where one of these gives out nothing stops: actors skip versions, so lag grows.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from actor.background import CHANGES_GAP_S, LEASED_S, LOOK_S
+from actor.loop import CLAIM_S, Limits
+from actor.weight_updates import ANNOUNCED_S
+from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS
+from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.shard_fetch import num_connections
+from bridge.store.protocol import COUNTED_S
+from configs.schema import Config
+from launch.tools.plan.control_plane.transfers import Transfers, publishes_per_s
+from launch.tools.plan.profile import Profile, StoreProfile, lowest
+from launch.tools.plan.workload import LengthProfile, Lengths
+
+RENEWALS_PER_LEASE = 3
+"""`actor/background.py:keep_leases`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ControlCalls:
+    """Calls a second, of all processes together."""
+
+    claims: float
+    writes: float
+    reads: float
+    rows: float
+    """Heartbeats that the store looks at where it counts engines."""
+    told: float
+    """Changes told, one for each process that hears of it."""
+
+    def seconds(self, store: StoreProfile) -> dict[str, float]:
+        """Of the store's time a second, by what it does; the groups' own are not among it."""
+        return {
+            "claims": self.claims * store.claim_call_s,
+            "signs of life": self.writes * store.write_s + self.rows * store.row_s,
+            "looks": self.reads * store.read_s,
+            "telling of changes": self.told * store.listener_s,
+        }
+
+
+def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share_with_room: float) -> ControlCalls:
+    """Of so many actors at so many groups trained a second.
+
+    Args:
+      config: the run's.
+      num_actors: engines; each has an actor of its own.
+      groups_per_s: trained.
+      share_with_room: part of the actors whose engines have room for more, so that they ask for tickets.
+    """
+    by_sample = config.admission.unit == "sample"
+    puts = groups_per_s * (config.rounds.samples_per_group if by_sample else 1)
+    # A window is topped up as its tickets are claimed, a round issued at once.
+    rounds_per_s = groups_per_s / config.rounds.groups_per_round
+    offers = groups_per_s if config.publish.when == "every" else rounds_per_s
+    publishes = publishes_per_s(config, groups_per_s)
+    wakes = min(offers, 1 / CHANGES_GAP_S)
+    beats = num_actors / Limits(lease_s=config.actor.lease_s).heartbeat_s
+    # Each put lets its actor claim the next; who has room asks when it is told, or as often as CLAIM_S says.
+    claims = puts + num_actors * share_with_room * max(wakes, 1 / CLAIM_S)
+    looks = max(wakes, 1 / LEASED_S) + max(publishes, 1 / ANNOUNCED_S) + 1 / LOOK_S
+    counts = min(beats, 1 / COUNTED_S)
+    return ControlCalls(
+        claims=claims,
+        writes=beats + num_actors * RENEWALS_PER_LEASE / config.actor.lease_s + counts,
+        reads=num_actors * looks + beats,
+        rows=counts * num_actors,
+        told=(num_actors + 1) * (offers + 2 * puts + publishes),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """At some pace of the run."""
+
+    name: str
+    load: float
+    capacity: float
+    unit: str
+    remedy: str
+    """What to change when it gives out."""
+    made_of: tuple[tuple[str, float], ...] = ()
+    """Parts of the load, by what makes it."""
+
+    @property
+    def share(self) -> float:
+        """Load over capacity: from 1 on it gives out."""
+        return self.load / self.capacity
+
+    @property
+    def mostly(self) -> str:
+        """What makes most of its load; nothing where that is all one."""
+        return max(self.made_of, key=lambda item: item[1])[0] if self.made_of else ""
+
+    @property
+    def full_name(self) -> str:
+        """With what makes most of its load."""
+        return f"{self.name}: {self.mostly}" if self.made_of else self.name
+
+
+GROUPS, BYTES = "groups", "groups' bytes"
+BESIDES = 10
+"""Connections besides: 3 that PostgreSQL keeps for superusers, who looks on, and calls that take long."""
+_REMEDIES = {
+    GROUPS: "a faster server (commits a second), or whole groups in place of single samples (admission.unit=group)",
+    BYTES: "groups to a bucket (store.bucket, store.inline_bytes)",
+    "claims": "fewer and larger engines (chips_per_engine), or a faster server",
+    "signs of life": "fewer and larger engines (chips_per_engine), or a faster server (commits a second)",
+    "looks": "fewer and larger engines (chips_per_engine), or a server with more cores",
+    "telling of changes": "fewer and larger engines (chips_per_engine): each hears of every change",
+}
+
+
+def store_parts(
+    store: StoreProfile, *, seconds: Mapping[str, float], stored_bytes_per_s: float, num_actors: int
+) -> list[Part]:
+    """Of one store.
+
+    Args:
+      store: what it can do.
+      seconds: of its time a second, by what it does.
+      stored_bytes_per_s: of groups that go through it.
+      num_actors: that are connected, besides a learner.
+    """
+    most = max(seconds, key=lambda name: seconds[name])
+    made = [
+        Part(
+            name="store",
+            load=sum(seconds.values()),
+            capacity=1.0,
+            unit="s/s",
+            remedy=_REMEDIES[most],
+            made_of=tuple(seconds.items()),
+        )
+    ]
+    if store.link_bytes_per_s:
+        made.append(
+            Part(
+                name="store's link",  # what comes in goes out to the learner, the link's other way
+                load=stored_bytes_per_s,
+                capacity=store.link_bytes_per_s,
+                unit="B/s",
+                remedy=_REMEDIES[BYTES] + ", or a faster link",
+            )
+        )
+    if store.max_connections:
+        needed = connections_of(store, num_actors=num_actors)
+        made.append(
+            Part(
+                name="store's connections",
+                load=needed,
+                capacity=store.max_connections,
+                unit="connections",
+                remedy=f"max_connections={needed} on the server, or fewer and larger engines (chips_per_engine)",
+            )
+        )
+    return made
+
+
+def connections_of(store: StoreProfile, *, num_actors: int) -> int:
+    """What a server's `max_connections` is to be for so many actors and a learner."""
+    return (num_actors + 1) * store.connections_per_process + BESIDES
+
+
+_LESS = "deltas (publish.full_every), fewer versions (publish.every_n_steps)"
+
+
+def weight_parts(transfers: Transfers, publishes_per_s: float) -> list[Part]:
+    """Of publishing so often; a part whose profile has no bound is left out."""
+    made = [
+        _writing(transfers, publishes_per_s),
+        _learner_links(transfers, publishes_per_s),
+        _actor_links(transfers, publishes_per_s),
+        _bucket(transfers, publishes_per_s),
+    ]
+    if transfers.way == "links":
+        made.append(_server_connections(transfers))
+    return [part for part in made if part.capacity < math.inf]
+
+
+def _writing(transfers: Transfers, publishes_per_s: float) -> Part:
+    return Part(
+        name="learner hosts' writing",
+        load=publishes_per_s * transfers.network.weights_bytes / transfers.num_learner_hosts,
+        capacity=lowest(transfers.network.write_bytes_per_s),
+        unit="B/s a host",
+        remedy="more learner hosts, fewer versions (publish.every_n_steps)",
+    )
+
+
+def _learner_links(transfers: Transfers, publishes_per_s: float) -> Part:
+    uploads = publishes_per_s * transfers.mean_upload_bytes / transfers.num_learner_hosts
+    if transfers.way == "bucket":
+        # An upload is no work of the snapshot server.
+        return Part(
+            name="learner hosts' links",
+            load=uploads,
+            capacity=lowest(transfers.network.learner_bytes_per_s),
+            unit="B/s a host",
+            remedy="more learner hosts, fewer versions (publish.every_n_steps)",
+        )
+    downloads = publishes_per_s * transfers.mean_bytes * transfers.num_actor_hosts / transfers.num_learner_hosts
+    return Part(
+        name="learner hosts' links",
+        load=downloads + uploads,
+        capacity=transfers.send_bytes_per_s,
+        unit="B/s a host",
+        remedy=f"{_LESS}, more learner hosts, or a bucket in place of the links "
+        "(publish.bucket with publish.serve=none)",
+        made_of=(("downloads", downloads), ("uploads", uploads)) if uploads else (),
+    )
+
+
+def _actor_links(transfers: Transfers, publishes_per_s: float) -> Part:
+    return Part(
+        name="actor hosts' links",
+        load=publishes_per_s * transfers.mean_bytes,
+        capacity=transfers.receive_bytes_per_s,
+        unit="B/s a host",
+        remedy=f"{_LESS}, or faster links",
+    )
+
+
+def _bucket(transfers: Transfers, publishes_per_s: float) -> Part:
+    num_readers = transfers.num_actor_hosts if transfers.way == "bucket" else 0
+    a_version = transfers.mean_upload_bytes + transfers.mean_bytes * num_readers
+    return Part(
+        name="weights' bucket",
+        load=publishes_per_s * a_version,
+        capacity=lowest(transfers.network.bucket_bytes_per_s) if transfers.has_bucket else math.inf,
+        unit="B/s",
+        remedy=f"{_LESS}, or more engines a host",
+    )
+
+
+def _server_connections(transfers: Transfers) -> Part:
+    # Each range that is read at once is a connection; those of one reader are spread over the learner's hosts.
+    return Part(
+        name="snapshot servers' connections",
+        load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, Patience()),
+        capacity=MAX_CONNECTIONS * transfers.num_learner_hosts,
+        unit="connections",
+        remedy="a higher publish.max_connections, more engines a host, or a bucket in place of the links "
+        "(publish.bucket with publish.serve=none)",
+    )
+
+
+BYTES_PER_TOKEN = 13
+"""Of a response on the wire: token, logprob and version of 4 bytes each, loss mask (`Rollout`)."""
+BYTES_PER_PROMPT_TOKEN = 4
+_BYTES_PER_ROLLOUT, _BYTES_PER_GROUP = 155, 155
+"""Names, lengths and the fields that are no arrays, about."""
+_NUM_PROBLEMS = 512
+"""Drawn for the means."""
+
+
+def group_bytes(*, num_samples: int, prompt_tokens: float, response_tokens: float) -> float:
+    """Of an encoded group whose responses have so many tokens together."""
+    arrays = BYTES_PER_TOKEN * response_tokens + BYTES_PER_PROMPT_TOKEN * prompt_tokens
+    return arrays + _BYTES_PER_ROLLOUT * num_samples + _BYTES_PER_GROUP
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Means."""
+
+    num_samples: int
+    """K."""
+    num_requests: int
+    """Responses sampled for a group: eta_R K."""
+    puts_per_group: int
+    """Times that something of a group is handed in: once, or each response for itself (admission.unit=sample)."""
+    prompt_tokens: float
+    response_tokens: float
+    """Of one response."""
+    context_tokens: float
+    """That a running sequence has in the cache at some moment: its prompt and what is there of its response."""
+
+    @classmethod
+    def of(cls, config: Config, profile: Profile) -> "Workload":
+        """Of a run under a config."""
+        rounds = config.rounds
+        prompt, mean, square = _moments(profile.response_tokens, profile.prompt_tokens, rounds.samples_per_group)
+        return cls(
+            num_samples=rounds.samples_per_group,
+            num_requests=rounds.requests_per_group,
+            puts_per_group=rounds.samples_per_group if config.admission.unit == "sample" else 1,
+            prompt_tokens=prompt,
+            response_tokens=mean,
+            # A long response is met more often, at half of its length on average.
+            context_tokens=prompt + square / mean / 2,
+        )
+
+    @property
+    def group_tokens(self) -> float:
+        """Prompts and responses of all K, which is what training costs by."""
+        return self.num_samples * (self.prompt_tokens + self.response_tokens)
+
+    @property
+    def group_bytes(self) -> float:
+        """In the store; where samples are tickets of their own, of all K together."""
+        return group_bytes(
+            num_samples=self.num_samples,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=self.num_samples * self.response_tokens,
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _moments(responses: LengthProfile, prompts: LengthProfile, num_samples: int) -> tuple[float, float, float]:
+    """(mean prompt, mean response, mean square of a response), in tokens."""
+    lengths = Lengths(responses, prompts, seed=0)
+    problems = range(_NUM_PROBLEMS)
+    tokens = np.array([lengths.responses(n, num_samples) for n in problems], float)
+    return float(np.mean([lengths.prompt(n) for n in problems])), float(tokens.mean()), float((tokens**2).mean())

@@ -1,0 +1,192 @@
+"""Tables and JSON."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import rich.box
+from rich.table import Table
+
+from launch.tools.plan.control_plane.capacity import Cluster, Limit, first_to_give_out
+from launch.tools.plan.control_plane.loads import Part
+from launch.tools.plan.search import Choice, Tried
+from launch.tools.plan.sim.event_queue import Lag, Outcome
+
+
+def parts_table(parts: Sequence[Part], *, groups_per_s: float) -> Table:
+    """A part a row, the fullest first."""
+    title = f"what each part is asked for at {groups_per_s:.3g} groups/s"
+    table = Table(title=title, box=rich.box.SIMPLE, title_justify="left")
+    table.add_column("part")
+    for column in ("asked for", "can take", "used"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for part in sorted(parts, key=lambda p: -p.share):
+        table.add_row(
+            part.name, quantity(part.load, part.unit), quantity(part.capacity, part.unit), f"{part.share:.1%}"
+        )
+    return table
+
+
+def verdict(cluster: Cluster, limit: Limit, *, groups_per_s: float) -> list[str]:
+    """Lines that say what gives out first, where, and what to change; and what would be next."""
+    part = limit.part
+    lines = [f"gives out first: {part.name}, {_at(limit, groups_per_s)}"]
+    if part.made_of:
+        whole = sum(load for _, load in part.made_of)
+        shares = [(name, load / whole) for name, load in sorted(part.made_of, key=lambda item: -item[1])]
+        lines.append("made of: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
+    lines.append(f"to change: {part.remedy}")
+    after = first_to_give_out(cluster, but={part.name})
+    if after.part.share >= 1:
+        lines.append(f"then: {after.part.full_name}, {_at(after, groups_per_s)}")
+    return lines
+
+
+def _at(limit: Limit, groups_per_s: float) -> str:
+    part = limit.part
+    if limit.groups_per_s:
+        return f"at {limit.groups_per_s:.3g} groups/s, {limit.groups_per_s / groups_per_s:.3g} times the pace above"
+    return f"at any pace: {quantity(part.load, part.unit)} are asked for, it takes {quantity(part.capacity, '')}"
+
+
+def publish_lines(cluster: Cluster) -> list[str]:
+    """How long a version takes to the engines, in full and as a delta."""
+    if (transfers := cluster.transfers) is None or transfers.way == "memory":
+        return []
+    hosts = f"{transfers.num_learner_hosts} learner hosts to {transfers.num_actor_hosts} actor hosts"
+    way = "by the learner hosts' links" if transfers.way == "links" else "by a bucket"
+    full = f"a version, {hosts} {way}: {transfers.publish_s(0, held=-1):.3g} s in full"
+    delta = f", {transfers.publish_s(1, held=0):.3g} s as a delta" if transfers.full_every > 1 else ""
+    return [full + delta]
+
+
+def as_json(cluster: Cluster, limit: Limit, *, groups_per_s: float) -> dict[str, Any]:
+    """Plain data."""
+    parts = [dataclasses.asdict(p) | {"share": p.share} for p in cluster.parts(groups_per_s)]
+    return {"parts": parts, "limit": dataclasses.asdict(limit)}
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number of three digits with its unit, in thousands of it where there are many."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def outcome_table(outcome: Outcome, *, title: str) -> Table:
+    """One run, a number a row."""
+    table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in rows(outcome):
+        table.add_row(name, value)
+    return table
+
+
+def rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """The numbers of a run, named and with units."""
+
+    def of_rounds(name: str) -> str:
+        mean = outcome.round_mean(name)
+        return "no whole round" if math.isnan(mean) else f"{mean:.3f}"
+
+    dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(outcome.num_dropped.items())) or "none"
+    return [
+        ("step time, s", f"{outcome.step_s:.3f}"),
+        ("samples/s", f"{outcome.samples_per_s:.2f}"),
+        ("response tokens/s", f"{outcome.tokens_per_s:.0f}"),
+        ("rollout to train end of a round, s", of_rounds("rollout_to_train_end_s")),
+        ("first dispatch, s", of_rounds("first_dispatch_s")),
+        ("waiting ratio (RolloutPipe eq. 4)", of_rounds("waiting_ratio_eq4")),
+        ("waiting ratio (section 5.1)", of_rounds("waiting_ratio")),
+        ("token lag, steps: mean, p95, max", _lag(outcome.token_lag)),
+        ("group lag, steps: mean, p95, max", _lag(outcome.group_lag)),
+        ("a group in the store's line, ms", f"{1e3 * outcome.store_s:.3g}"),
+        ("export to engines that serve it, s", f"{outcome.update_s:.3g}"),
+        ("engines busy", f"{outcome.engine_utilisation:.1%}"),
+        ("engine places filled", f"{outcome.engine_fill:.1%}"),
+        ("learner computes", f"{outcome.learner_utilisation:.1%}"),
+        ("groups not trained", dropped),
+        ("tokens wasted, recomputed", f"{outcome.wasted_tokens:.0f}, {outcome.recomputed_tokens:.0f}"),
+        ("preemptions", str(outcome.num_preemptions)),
+    ]
+
+
+def _lag(lag: Lag) -> str:
+    return f"{lag.mean:.2f}, {lag.p95:.0f}, {lag.max}"
+
+
+def search_table(tried: Sequence[Tried], *, limit: int, max_lag: int | None) -> Table:
+    """The best choices, the best first."""
+    bound = "" if max_lag is None else f", lag at most {max_lag}"
+    within = sum(t.within_bound for t in tried)
+    title = f"{within} of {len(tried)} choices{bound}"
+    table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", padding=0, collapse_padding=True)
+    for column in ("en-\ngines", "learn.\nchips", "seqs", "window", "tokens\n/s", "step\ns", "max\nlag", "token\nlag"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("engines\nbusy", "learner\nbusy", "first\nd. s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for t in tried[:limit]:
+        o = t.outcome
+        first = o.round_mean("first_dispatch_s")
+        table.add_row(
+            str(t.choice.num_engines),
+            str(t.choice.num_learner_chips),
+            str(t.choice.max_num_seqs),
+            window_name(t.choice),
+            f"{o.tokens_per_s:.0f}",
+            f"{o.step_s:.2f}",
+            f"{o.group_lag.max}" + ("" if t.within_bound else " (over)"),
+            f"{o.token_lag.mean:.2f}",
+            f"{o.engine_utilisation:.0%}",
+            f"{o.learner_utilisation:.0%}",
+            "-" if math.isnan(first) else f"{first:.1f}",
+        )
+    return table
+
+
+def window_name(choice: Choice) -> str:
+    """What bounds the groups in service."""
+    if choice.async_ratio is not None:
+        return f"alpha {choice.async_ratio:g}"
+    return f"{choice.width} groups" if choice.width else "fifo"
+
+
+def plot_search(tried: Sequence[Tried], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
+    """Response tokens/s against the largest lag, and against the split; a line a window, at its best engine size.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # an extra: everything but the plot works without it
+    except ImportError as e:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from e
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    by_lag, by_split = figure.subplots(1, 2)
+    names = list(dict.fromkeys(window_name(t.choice) for t in sorted(tried, key=_window_rank)))
+    for name in names:
+        mine = [t for t in tried if window_name(t.choice) == name]
+        by_lag.plot(
+            [t.outcome.group_lag.max for t in mine], [t.outcome.tokens_per_s for t in mine], "o", ms=4, label=name
+        )
+        best: dict[int, float] = {}
+        for t in mine:
+            best[t.choice.num_engines] = max(best.get(t.choice.num_engines, 0.0), t.outcome.tokens_per_s)
+        by_split.plot(sorted(best), [best[n] for n in sorted(best)], "o-", ms=4, label=name)
+    if max_lag is not None:
+        by_lag.axvline(max_lag, color="black", lw=1, ls=":", label="bound")
+    by_lag.set(xlabel="largest lag of a group, steps", ylabel="response tokens/s", ylim=(0, None))
+    by_split.set(xlabel="engines", ylabel="response tokens/s at the best max_num_seqs", ylim=(0, None))
+    by_lag.legend(fontsize="small")
+    by_split.locator_params(axis="x", integer=True)
+    for axes in (by_lag, by_split):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+
+
+def _window_rank(tried: Tried) -> tuple[float, int]:
+    return (tried.choice.async_ratio or 0.0, tried.choice.width)

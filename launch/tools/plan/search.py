@@ -1,0 +1,174 @@
+"""Tries splits of a chip budget, async ratios, widths and engine sizes; keeps what stays within a lag bound."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from configs.schema import Config
+from launch.tools.plan.frontier_width import narrowest_width
+from launch.tools.plan.profile import Profile
+from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.simulate import default_warmup, simulate
+
+_ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_WIDTHS_IN_UPDATES = (1, 2, 4, 8)
+_SPLITS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One point of the search."""
+
+    num_engines: int
+    num_learner_chips: int
+    max_num_seqs: int
+    async_ratio: float | None
+    """For a window; None: its width is given."""
+    width: int
+    """Groups; 0 for fifo, and where async_ratio says it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A choice and what it came to."""
+
+    choice: Choice
+    outcome: Outcome
+    within_bound: bool
+    """No group was trained at a higher lag than allowed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What to try; empty lists stand for defaults that suit the config."""
+
+    num_chips: int
+    engines: tuple[int, ...] = ()
+    async_ratios: tuple[float, ...] = ()
+    widths: tuple[int, ...] = ()
+    max_num_seqs: tuple[int, ...] = ()
+
+    def choices(self, config: Config, profile: Profile) -> Iterator[Choice]:
+        """Every point.
+
+        Raises:
+          ValueError: the budget has no split, or a list fits not the config's admission.
+        """
+        policy = config.admission.policy
+        if profile.num_learner_chips == 0:
+            raise ValueError(
+                "--search splits chips between engines and learner; this profile's learner has none of its own "
+                "(num_learner_chips=0)"
+            )
+        if self.async_ratios and policy != "window":
+            raise ValueError(f"--search_alpha needs a config with admission.policy=window, got {policy}")
+        if self.widths and policy == "fifo":
+            raise ValueError("--search_width has no effect with admission.policy=fifo; leave it out")
+        if self.widths and self.async_ratios:
+            raise ValueError("--search_width and --search_alpha both set a window's width; give one of them")
+        for num_engines, num_seqs in itertools.product(self._splits(profile), self._sizes(profile)):
+            engine = dataclasses.replace(profile.engine, max_num_seqs=num_seqs)
+            fast = narrowest_width(config, engine, num_engines=num_engines)
+            for async_ratio, width in self._windows(config, fast):
+                yield Choice(
+                    num_engines=num_engines,
+                    num_learner_chips=self.num_chips - num_engines * profile.chips_per_engine,
+                    max_num_seqs=num_seqs,
+                    async_ratio=async_ratio,
+                    width=width,
+                )
+
+    def _splits(self, profile: Profile) -> Sequence[int]:
+        most = (self.num_chips - 1) // profile.chips_per_engine
+        if most < 1:
+            raise ValueError(
+                f"--chips={self.num_chips} is no budget: one engine takes {profile.chips_per_engine}, the learner 1"
+            )
+        for n in self.engines:
+            if not 1 <= n <= most:
+                raise ValueError(f"--search_engines: {n} is not between 1 and {most} (of {self.num_chips} chips)")
+        return self.engines or sorted({max(1, round(most * i / _SPLITS)) for i in range(1, _SPLITS + 1)})
+
+    def _sizes(self, profile: Profile) -> Sequence[int]:
+        most = profile.engine.max_num_seqs
+        for n in self.max_num_seqs:
+            if not 1 <= n <= most:
+                raise ValueError(f"--search_max_num_seqs: {n} is not between 1 and {most}, the profile's")
+        return self.max_num_seqs or sorted({max(1, most // 4), max(1, most // 2), most})
+
+    def _windows(self, config: Config, fast: int) -> Sequence[tuple[float | None, int]]:
+        """Pairs of an async ratio and a width; `fast` is the narrowest frontier that leaves engines their speed."""
+        policy, per_update = config.admission.policy, config.rounds.groups_per_update
+        if policy == "fifo":
+            return [(None, 0)]
+        if self.widths:
+            return [(None, w) for w in self.widths]
+        if policy == "window":
+            return [(a, 0) for a in self._ratios(config)]
+        widths = {fast, *(n * per_update for n in _WIDTHS_IN_UPDATES)}
+        return [(None, width) for width in sorted(widths) if width <= config.rounds.groups_per_round]
+
+    def _ratios(self, config: Config) -> Sequence[float]:
+        # Tickets are issued ahead for rounds.max_lag_steps updates at most: a higher ratio changes nothing.
+        bound = math.inf if config.rounds.max_lag_steps is None else config.rounds.max_lag_steps
+        for ratio in self.async_ratios:
+            if ratio > bound:
+                raise ValueError(
+                    f"--search_alpha: {ratio:g} is above rounds.max_lag_steps={bound}, which bounds it already"
+                )
+        return self.async_ratios or [a for a in _ALPHAS if a <= bound]
+
+
+def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Profile]:
+    """The config and profile of a choice."""
+    is_default = not choice.width and choice.async_ratio is None
+    admission = dataclasses.replace(
+        config.admission,
+        width=choice.width,
+        async_ratio=choice.async_ratio,
+        sequences=config.admission.sequences if is_default else 0,  # H follows from the others
+    )
+    engine = dataclasses.replace(profile.engine, max_num_seqs=choice.max_num_seqs)
+    changed = dataclasses.replace(
+        profile, engine=engine, num_engines=choice.num_engines, num_learner_chips=choice.num_learner_chips
+    )
+    return dataclasses.replace(config, admission=admission), changed
+
+
+def search(
+    config: Config,
+    profile: Profile,
+    grid: Grid,
+    *,
+    max_lag: int | None,
+    num_updates: int,
+    warmup_updates: int | None = None,
+    seed: int = 0,
+    on_tried: Callable[[Tried], None] = lambda tried: None,
+) -> list[Tried]:
+    """All choices: those within the bound first, the fastest first and of equals the one with the lowest lag.
+
+    The fastest trains the most response tokens a second. By samples a choice would gain from what it leaves behind: the
+    groups that are dropped as stale, or still in progress at the end, are those of the longest responses. Then the
+    others, those nearest to the bound first. `warmup_updates` of None is each choice's own (`simulate.default_warmup`):
+    a wider window takes longer to fill.
+
+    Raises:
+      ValueError: the grid has a value that fits neither config nor profile.
+    """
+    tried = []
+    for choice in grid.choices(config, profile):
+        of_choice, hardware = apply(config, profile, choice)
+        warmup = default_warmup(of_choice) if warmup_updates is None else warmup_updates
+        outcome = simulate(of_choice, hardware, num_updates=num_updates, warmup_updates=warmup, seed=seed)
+        within = max_lag is None or outcome.group_lag.max <= max_lag
+        tried.append(Tried(choice=choice, outcome=outcome, within_bound=within))
+        on_tried(tried[-1])
+    return sorted(tried, key=_rank)
+
+
+def _rank(tried: Tried) -> tuple[int, float, float]:
+    # A lag over the bound is worse than any within it. Speeds to four digits: what differs by less is equal.
+    over = 0 if tried.within_bound else 1 + tried.outcome.group_lag.max
+    return (over, -float(f"{tried.outcome.tokens_per_s:.4g}"), tried.outcome.token_lag.mean)

@@ -1,0 +1,1 @@
+"""The simulation of a run in virtual time."""

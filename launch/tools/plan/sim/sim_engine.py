@@ -1,0 +1,387 @@
+"""A generation engine in virtual time: what vLLM would do with requests whose response lengths are known. Pure.
+
+All running sequences advance at one rate, total(h) / h tokens/s for h of them, so the engine keeps a single counter of
+tokens served to each, and a request that starts at counter s and has n tokens to go ends at the mark s + n. The next
+event is the lowest mark: O(log n) an event, however many sequences run.
+
+The model: requests wait by priority (lowest first) for one of `max_num_seqs` places and for room in the KV cache.
+Taking a request in and computing its prompt stop the others for as long as that takes. When the cache is full the
+running request of the lowest priority is preempted: its cache is dropped, and it is computed again, prompt and tokens,
+when there is room.
+
+While it drains the engine serves all it has, what waits for a place too, and then takes the new weights; as in vLLM
+it is the caller who sends nothing more meanwhile.
+"""
+
+import bisect
+import dataclasses
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from launch.tools.plan.profile import EngineProfile
+
+AtPublish = Literal["keep", "abort_and_resume", "drain"]
+NEVER = math.inf
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """A response that ended."""
+
+    id: str
+    time_s: float
+    spans: list[tuple[int, float]]
+    """(step of the weights, tokens they made), in order; the tokens add up to the response's length."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Request:
+    id: str
+    priority: int
+    prompt_tokens: int
+    response_tokens: int
+    to_prefill: float
+    """Tokens to compute when it starts."""
+    is_taken_in: bool = False
+    """The engine has paid for it as a request (`EngineProfile.request_s`)."""
+    made: float = 0.0
+    """Tokens made before it last started."""
+    began: float | None = None
+    """The counter when it last started; None while it isn't running."""
+    place: Literal["waiting", "starting", "running", "gone"] = "waiting"
+    entry: int = 0
+    """Number of its entry in the heap of its place; older ones are void."""
+    spans: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+
+class SimEngine:
+    """One engine. The caller moves it from event to event: `advance(next_event_s())`."""
+
+    def __init__(self, profile: EngineProfile, *, step: int = 0) -> None:
+        """Empty, serving weights of `step`, at time 0."""
+        self.profile = profile
+        self.now_s = 0.0
+        self.num_preemptions = 0
+        self.recomputed_tokens = 0.0
+        """Tokens whose keys and values were computed again, after a preemption or at an update."""
+        self.busy_s = 0.0
+        """Time with a request in a place."""
+        self.sequence_s = 0.0
+        """Requests in places, integrated over time."""
+        self._speeds = profile.speeds()
+        self._is_bounded = profile.kv_capacity_tokens > 0
+        self._kept_free = profile.kv_watermark * profile.kv_capacity_tokens
+        self._requests: dict[str, _Request] = {}
+        self._num_entries = 0
+        self._counter = 0.0
+        self._stalled_until = 0.0
+        self._num_running = 0
+        self._num_starting = 0
+        self._kv_offset = 0.0  # tokens in the cache are this plus counter x running
+        # Heaps of (rank, entry, request).
+        self._waiting: list[tuple[int, int, _Request]] = []
+        self._starting: list[tuple[float, int, _Request]] = []
+        self._marks: list[tuple[float, int, _Request]] = []
+        self._by_priority: list[tuple[int, int, _Request]] = []
+        self._version_counters = [0.0]
+        self._version_steps = [step]
+        self._draining: tuple[int, float] | None = None
+
+    @property
+    def step(self) -> int:
+        """Step of the weights served."""
+        return self._version_steps[-1]
+
+    @property
+    def is_draining(self) -> bool:
+        """New weights wait for the last request to end; nothing should be added meanwhile."""
+        return self._draining is not None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def num_in_place(self) -> int:
+        """Requests in one of the `max_num_seqs` places."""
+        return self._num_running + self._num_starting
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens in the cache."""
+        return self._kv_offset + self._counter * self._num_running
+
+    def add(
+        self, now_s: float, id: str, *, priority: int, prompt_tokens: int, response_tokens: int, cached_tokens: int = 0
+    ) -> None:
+        """A new request; of its prompt `cached_tokens` need not be computed.
+
+        Raises:
+          ValueError: it can never fit the KV cache, has no token, or its id is here already.
+        """
+        if id in self._requests:
+            raise ValueError(f"request {id} is in the engine already")
+        if response_tokens < 1 or prompt_tokens < 0:
+            raise ValueError(f"request {id} wants at least 1 response token, got {response_tokens}")
+        capacity = self.profile.kv_capacity_tokens
+        if capacity and prompt_tokens + response_tokens > capacity:
+            raise ValueError(
+                f"request {id} of {prompt_tokens} + {response_tokens} tokens can never fit "
+                f"engine.kv_capacity_tokens={capacity}; raise it or shorten the responses"
+            )
+        self._move(now_s)
+        request = _Request(id, priority, prompt_tokens, response_tokens, float(prompt_tokens - cached_tokens))
+        self._requests[id] = request
+        self._wait(request)
+        self._fill()
+
+    def abort(self, now_s: float, id: str) -> float:
+        """Ends a request early; returns the tokens it had made. An unknown id is fine."""
+        self._move(now_s)
+        request = self._requests.pop(id, None)
+        if request is None:
+            return 0.0
+        made = self._leave(request)
+        request.place = "gone"
+        self._settle()
+        return made
+
+    def update(
+        self, now_s: float, *, step: int, pause_s: float, at_publish: AtPublish, recompute: bool = False
+    ) -> None:
+        """New weights: the engine stands still for `pause_s`, then goes on under them.
+
+        With drain it first serves all that it has; of several given meanwhile the last are taken.
+
+        Args:
+          now_s: the time.
+          step: of the weights.
+          pause_s: how long nothing is generated.
+          at_publish: what running requests do (`configs/schema.py`).
+          recompute: with keep, their keys and values are computed anew.
+        """
+        self._move(now_s)
+        if at_publish == "drain":
+            self._draining = (step, pause_s)
+            self._settle()
+            return
+        if at_publish == "abort_and_resume":
+            for request in [r for r in self._requests.values() if r.place in ("running", "starting")]:
+                self._put_back(request)
+                request.is_taken_in = False  # what goes on is a request of its own
+        self._swap(step, pause_s)
+        if recompute and at_publish == "keep":
+            self.recomputed_tokens += self.kv_tokens
+            self._stalled_until += self.kv_tokens * self.profile.prefill_s_per_token
+        self._fill()
+
+    def hand_over(self, now_s: float, others: Sequence["SimEngine"]) -> dict[str, int]:
+        """Moves every request to another engine, each to the one with the fewest; returns where each is, by its id.
+
+        They keep their tokens and compute keys and values anew (RollPacker section 4.4).
+        """
+        for engine in (self, *others):
+            engine._move(now_s)
+        hosts: dict[str, int] = {}
+        for request in list(self._requests.values()):
+            index = min(range(len(others)), key=lambda i: others[i].num_requests)
+            others[index]._requests[request.id] = moved = self._taken_out(request)
+            others[index]._wait(moved)
+            hosts[request.id] = index
+        self._requests.clear()
+        for engine in others:
+            engine._fill()
+        return hosts
+
+    def _taken_out(self, request: _Request) -> _Request:
+        """A copy to go on elsewhere: the entries of the one that was here stay void."""
+        if request.place in ("running", "starting"):
+            request.to_prefill = request.prompt_tokens + self._leave(request)
+            self.recomputed_tokens += request.to_prefill
+        copy = dataclasses.replace(request, place="waiting")
+        request.place, request.entry = "gone", 0
+        return copy
+
+    def next_event_s(self) -> float:
+        """When something next happens by itself; infinity if nothing will."""
+        return self._next()[0]
+
+    def advance(self, now_s: float) -> list[Finished]:
+        """Moves to `now_s`; returns the responses that ended on the way, in order."""
+        finished: list[Finished] = []
+        while (event := self._next())[0] <= now_s:
+            at_s, what, counter = event
+            self._move_to(at_s)
+            if what == "start":
+                self._run(heapq.heappop(self._starting)[2])
+                continue
+            self._counter = counter  # exactly: whole tokens stay whole
+            if what == "full":
+                self._preempt()
+                continue
+            self._end_marked(at_s, finished)
+            self._settle()
+        self._move_to(now_s)
+        return finished
+
+    def _end_marked(self, at_s: float, finished: list[Finished]) -> None:
+        """Ends all whose mark is reached, before anything else may start."""
+        while self._marks and self._marks[0][0] <= self._counter:
+            _, entry, request = heapq.heappop(self._marks)
+            if entry == request.entry:
+                self._leave(request)
+                request.place = "gone"
+                del self._requests[request.id]
+                finished.append(Finished(request.id, at_s, request.spans))
+
+    def _next(self) -> tuple[float, str, float]:
+        """(time, what, counter then)."""
+        while self._starting and self._starting[0][1] != self._starting[0][2].entry:
+            heapq.heappop(self._starting)
+        start_s = self._starting[0][0] if self._starting else NEVER
+        if not self._num_running:
+            return start_s, "start", self._counter
+        while (top := self._marks[0])[1] != top[2].entry:
+            heapq.heappop(self._marks)
+        what, counter = "end", top[0]
+        if self._is_bounded and self.num_in_place > 1:
+            full = math.floor((self.profile.kv_capacity_tokens - self._kv_offset) / self._num_running + 1e-6)
+            if full < counter:
+                what, counter = "full", float(full)
+        counter = max(counter, self._counter)
+        at_s = max(self.now_s, self._stalled_until)
+        at_s += (counter - self._counter) / self._speeds[self._num_running]
+        return (at_s, what, counter) if at_s <= start_s else (start_s, "start", self._counter)
+
+    def _move(self, now_s: float) -> None:
+        if now_s < self.now_s:
+            raise ValueError(f"time runs forward: {now_s} is before {self.now_s}")
+        self._move_to(now_s)
+
+    def _move_to(self, now_s: float) -> None:
+        took = now_s - self.now_s
+        if took <= 0:
+            return
+        if self._num_running:
+            active = now_s - max(self.now_s, self._stalled_until)
+            if active > 0:
+                self._counter += active * self._speeds[self._num_running]
+        if places := self.num_in_place:
+            self.busy_s += took
+            self.sequence_s += took * places
+        self.now_s = now_s
+
+    def _wait(self, request: _Request) -> None:
+        request.place = "waiting"
+        heapq.heappush(self._waiting, (request.priority, self._enter(request), request))
+
+    def _enter(self, request: _Request) -> int:
+        self._num_entries += 1
+        request.entry = self._num_entries
+        return request.entry
+
+    def _settle(self) -> None:
+        """After places became free."""
+        if self._draining and not self._requests:
+            step, pause_s = self._draining
+            self._draining = None
+            self._swap(step, pause_s)
+        self._fill()
+
+    def _swap(self, step: int, pause_s: float) -> None:
+        self._stalled_until = max(self.now_s, self._stalled_until) + pause_s
+        self._version_counters.append(self._counter)
+        self._version_steps.append(step)
+
+    def _fill(self) -> None:
+        """Starts what waits, the lowest priority first, while there are places and room."""
+        while self._waiting and self.num_in_place < self.profile.max_num_seqs:
+            _, entry, request = self._waiting[0]
+            if entry != request.entry:
+                heapq.heappop(self._waiting)
+                continue
+            size = request.prompt_tokens + request.made
+            if self._is_bounded and self.num_in_place:
+                room = self.profile.kv_capacity_tokens - self.kv_tokens - size
+                # A token is left for each: else one would be preempted at once.
+                if room < max(self._kept_free, self.num_in_place + 1):
+                    return
+            heapq.heappop(self._waiting)
+            self._start(request, size)
+
+    def _start(self, request: _Request, size: float) -> None:
+        took = request.to_prefill * self.profile.prefill_s_per_token
+        if not request.is_taken_in:
+            request.is_taken_in = True
+            took += self.profile.request_s
+        if took:
+            self._stalled_until = max(self.now_s, self._stalled_until) + took
+        request.place = "starting"
+        entry = self._enter(request)
+        self._kv_offset += size
+        if self._is_bounded:
+            heapq.heappush(self._by_priority, (-request.priority, -entry, request))
+        self._num_starting += 1
+        if self.profile.start_latency_s:
+            heapq.heappush(self._starting, (self.now_s + self.profile.start_latency_s, entry, request))
+        else:
+            self._run(request)
+
+    def _run(self, request: _Request) -> None:
+        self._num_starting -= 1
+        self._num_running += 1
+        request.place = "running"
+        request.began = self._counter
+        mark = self._counter + request.response_tokens - request.made
+        self._kv_offset -= self._counter
+        heapq.heappush(self._marks, (mark, self._enter(request), request))
+
+    def _leave(self, request: _Request) -> float:
+        """Takes a request out of its place; returns the tokens it has made."""
+        if request.place == "running":
+            assert request.began is not None
+            self._note_spans(request)
+            request.made += self._counter - request.began
+            self._num_running -= 1
+            self._kv_offset -= request.prompt_tokens + request.made - self._counter
+            request.began = None
+        elif request.place == "starting":
+            self._num_starting -= 1
+            self._kv_offset -= request.prompt_tokens + request.made
+        request.entry = 0
+        if not self.num_in_place:
+            self._kv_offset = 0.0  # rounding must not add up over a run
+        return request.made
+
+    def _put_back(self, request: _Request) -> None:
+        """Its cache is dropped; it waits to be computed again from where it is."""
+        made = self._leave(request)
+        request.to_prefill = request.prompt_tokens + made
+        self.recomputed_tokens += request.to_prefill
+        self._wait(request)
+
+    def _preempt(self) -> None:
+        capacity = self.profile.kv_capacity_tokens
+        while self.num_in_place > 1 and self.kv_tokens + self._num_running > capacity + 1e-7:
+            request = heapq.heappop(self._by_priority)[2]
+            if request.place in ("running", "starting"):
+                self._put_back(request)
+                self.num_preemptions += 1
+
+    def _note_spans(self, request: _Request) -> None:
+        """Adds what it made since it last started, by weights."""
+        at = request.began
+        assert at is not None
+        first = bisect.bisect_right(self._version_counters, at) - 1
+        for index in range(first, len(self._version_counters)):
+            last = index + 1 == len(self._version_counters)
+            until = self._counter if last else self._version_counters[index + 1]
+            if until > at:
+                step, tokens = self._version_steps[index], until - at
+                if request.spans and request.spans[-1][0] == step:  # it was preempted in between
+                    tokens += request.spans.pop()[1]
+                request.spans.append((step, tokens))
+                at = until

@@ -1,0 +1,263 @@
+"""Learner steps, updates, publishing, shared chips."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bridge.rollout_types import Task, Ticket
+from configs.schema import Config
+from launch.tools.plan.control_plane.transfers import Transfers
+from launch.tools.plan.profile import Profile
+from launch.tools.plan.sim.actors import SimActors
+from launch.tools.plan.sim.chips import Compute, Cost
+from launch.tools.plan.sim.event_queue import Calendar, Recorder
+from launch.tools.plan.sim.fleet import ServedGroup
+from learner.data.problem import Problem
+from learner.metrics.step_timer import RoundClock
+from learner.schedule.group_filter import Intake, TrainingOrder
+from learner.schedule.round_planner import planner_of
+from learner.schedule.ticket_ledger import TicketBooks, training_sampling
+
+
+class Publish(NamedTuple):
+    """A version that went out."""
+
+    step: int
+    number: int
+    """Of those that went out; the weights of before the first step are 0."""
+    at_s: float
+    """When the learner had exported it."""
+
+
+class Updates:
+    """One version is fetched at a time; of those that come meanwhile the newest is next."""
+
+    def __init__(self, config: Config, profile: Profile, calendar: Calendar, take: Callable[[int], None]) -> None:
+        """The engines hold the weights of step 0; `take` has them take those of a step."""
+        self._profile, self._calendar, self._take = profile, calendar, take
+        self._transfers = Transfers.of(config, profile)
+        self._newest = self._held = Publish(0, 0, 0.0)
+        self._is_fetching = False
+        self._num_taken, self._spent_s = 0, 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """From a version's export to engines that serve it, over those that they took."""
+        return self._spent_s / max(1, self._num_taken)
+
+    def publish(self, step: int) -> None:
+        """The learner has exported the weights of `step`."""
+        self._newest = Publish(step, self._newest.number + 1, self._calendar.now_s)
+        if not self._is_fetching:
+            self._fetch(self._newest)
+
+    def _fetch(self, version: Publish) -> None:
+        self._is_fetching = True
+        now_s, fetch_s = self._calendar.now_s, self._profile.publish.prefetch_s
+        if self._transfers is not None:
+            # Learner hosts wrote it, or are at it, while the version before was fetched.
+            fetch_s += max(0.0, version.at_s + self._transfers.announce_s(version.number) - now_s)
+            num_bytes = self._transfers.num_bytes(version.number, held=self._held.number)
+            fetch_s += self._transfers.download_s(num_bytes)
+        self._calendar.at(now_s + fetch_s, self._fetched, version)
+
+    def _fetched(self, version: Publish) -> None:
+        self._is_fetching = False
+        self._held = version
+        self._num_taken += 1
+        self._spent_s += self._calendar.now_s + self._profile.publish.pause_s - version.at_s
+        self._take(version.step)
+        if self._newest is not version:
+            self._fetch(self._newest)
+
+
+class Problems:
+    """Problem n, for its number's sake."""
+
+    def __init__(self) -> None:
+        """Starts at 0."""
+        self._next = 0
+
+    def __call__(self) -> Problem:
+        """The next one; its answer is its number."""
+        number = str(self._next)
+        self._next += 1
+        return Problem(number, np.array([0], np.int32), Task.judged_by("exact", answer=number))
+
+
+class SimDesk:
+    """What the arrival policy asks of a store, asked of the simulated engines."""
+
+    def __init__(self, rollout: SimActors, planner: TicketBooks) -> None:
+        """Nothing was asked for twice yet."""
+        self._rollout, self._planner = rollout, planner
+        self._attempts: dict[str, int] = {}
+
+    def put_tickets(self, tickets: Iterable[Ticket]) -> None:
+        """Offers tickets."""
+        self._rollout.offer(list(tickets))
+
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> None:
+        """Offers open tickets again; another attempt has other lengths."""
+        for id_ in ticket_ids:
+            self._attempts[id_] = self._attempts.get(id_, 0) + 1
+            self._rollout.offer_again(self._planner.ticket(id_), attempt=self._attempts[id_], older_than=older_than)
+
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        """Ends what nobody waits for any more."""
+        self._rollout.withdraw(list(ticket_ids))
+
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        """These groups are done with."""
+        for id_ in ticket_ids:
+            self._attempts.pop(id_, None)
+            self._rollout.acknowledge(id_)
+
+
+class SimLearner:
+    """Issues, waits, trains, steps, publishes; one thing after the other."""
+
+    def __init__(
+        self,
+        config: Config,
+        profile: Profile,
+        calendar: Calendar,
+        recorder: Recorder,
+        *,
+        on_step: Callable[[int], None],
+        last_step: int,
+        seed: int,
+    ) -> None:
+        """Before its first turn. `on_step` is told each step made; the run ends with `last_step`."""
+        self._config, self._profile, self._calendar, self._recorder = config, profile, calendar, recorder
+        self._on_step, self._last_step = on_step, last_step
+        self._planner = planner_of(config, training_sampling(config, ()), Problems(), incarnation=0)
+        self._clock = RoundClock()
+        micro_batch_tokens = profile.learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens
+        self._compute = Compute(Cost(profile.learner, micro_batch_tokens), calendar, epochs=config.rounds.epochs)
+        self._rng = np.random.default_rng((seed, 7))
+        self._rollout: SimActors
+        self._desk: SimDesk
+        self._intake: Intake[ServedGroup]
+        self._order: TrainingOrder[ServedGroup]
+        self._round_is_counted = False
+        self._is_waiting = False
+        self.updates = Updates(config, profile, calendar, lambda step: self._rollout.update(step))
+        """Versions on their way to the engines."""
+        self.is_done = False
+        """The last step was made, and what it was to publish is published."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps made."""
+        return self._intake.step
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Groups that were not trained, by reason."""
+        return self._intake.dropped
+
+    def start(self, rollout: SimActors) -> None:
+        """The first turn."""
+        self._rollout, self._desk = rollout, SimDesk(rollout, self._planner)
+        self._intake = Intake(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)
+        self._order = TrainingOrder(self._config, self._planner, self._intake.hand_out)
+        self._turn()
+
+    def on_claim(self) -> None:
+        """Tickets were claimed; the learner sees to it that there are others, also while it computes."""
+        self._planner.served_step = self._rollout.served_step
+        self._rollout.offer(self._planner.top_up(step=self.step, num_unclaimed=self._num_unclaimed))
+
+    def on_group(self, group: ServedGroup) -> None:
+        """A group is in the store; the learner takes it in at once, also while it computes."""
+        self._intake.take_in(group)
+        self._intake.give_way()
+        if self._is_waiting:
+            self._go_on()
+
+    def on_free_chips(self) -> None:
+        """The engines have given chips up, or have nothing more to generate."""
+        if self._is_waiting:
+            self._go_on()
+        elif num_chips := self._num_chips:
+            self._compute.spread(num_chips)
+
+    @property
+    def _num_chips(self) -> int:
+        """Its own, or those that the engines leave it."""
+        return self._profile.num_learner_chips or self._rollout.num_free_chips
+
+    def _turn(self) -> None:
+        """The learner's hands are free: it issues what is due, then takes what is there or waits for it."""
+        if self._clock.rollout_start_s is None:
+            self._round_is_counted = self._recorder.is_on
+        self._clock.rollout_started(self._calendar.now_s)
+        self._planner.served_step = self._rollout.served_step
+        self._rollout.offer(self._planner.issue(step=self.step, num_unclaimed=self._num_unclaimed))
+        self._go_on()
+
+    def _num_unclaimed(self) -> int:
+        return self._rollout.num_unclaimed
+
+    def _go_on(self) -> None:
+        groups = self._order.next_groups() if self._num_chips else []
+        self._is_waiting = not groups
+        if groups:
+            self._train(groups)
+
+    def _has_signal(self, group: ServedGroup) -> bool:
+        del group  # a simulated one has no rewards
+        return self._rng.random() >= self._profile.zero_variance_groups
+
+    def _train(self, groups: list[ServedGroup]) -> None:
+        fills_update = len(groups) == self._planner.num_left_in_update
+        self._clock.dispatched(self._calendar.now_s, fills_update=fills_update)
+        done = None
+        for group in groups:
+            done = self._planner.consume(group.ticket_id)
+            self._recorder.trained(self.step, group.tokens_by_step, group.ticket.num_samples, group.response_tokens)
+        self._desk.acknowledge([g.ticket_id for g in groups])
+        assert done is not None
+        self._compute.start(
+            sum(g.tokens for g in groups),
+            ends_update=done.ends_update,
+            num_chips=self._num_chips,
+            then=functools.partial(self._computed, done.ends_update, done.ends_round),
+        )
+
+    def _computed(self, ends_update: bool, ends_round: bool, start_s: float) -> None:
+        now_s = self._calendar.now_s
+        self._clock.trained(start_s, now_s)
+        self._recorder.computed(now_s - start_s)
+        self._trained(ends_update, ends_round)
+
+    def _trained(self, ends_update: bool, ends_round: bool) -> None:
+        publish = self._config.publish
+        if not ends_update:
+            self._turn()
+            return
+        self._intake.step += 1
+        self._on_step(self.step)
+        if ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0:
+            at_s = self._calendar.now_s + self._profile.publish.export_s
+            self._clock.set_aside(self._profile.publish.export_s)
+            self._calendar.at(at_s, self._published, ends_round)
+        else:
+            self._end_step(ends_round)
+
+    def _published(self, ends_round: bool) -> None:
+        self.updates.publish(self.step)
+        self._end_step(ends_round)
+
+    def _end_step(self, ends_round: bool) -> None:
+        if ends_round:
+            metrics = self._clock.finish()
+            if self._round_is_counted:
+                self._recorder.rounds.append(metrics)
+        if self.step == self._last_step:
+            self.is_done = True
+        else:
+            self._turn()

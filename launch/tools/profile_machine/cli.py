@@ -1,0 +1,148 @@
+"""Measures this machine for the planner: `python -m launch.tools.profile_machine --config=FILE --out=profile.json`.
+
+On a real engine and a real learner, of the config given: tokens a second against running sequences (each of about
+--context_tokens tokens), KV capacity, the cost of a prompt token; the cost of a training token and of an optimizer
+step; what a publish takes on both sides; how long the model's responses to its own prompts are; what store.url takes.
+`python -m launch.tools.plan --profile=FILE` reads the result; edit it to plan for other numbers of engines and chips
+or other lengths. With --store_only the store alone is measured, and put in its place in the file, where there is one.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import statistics
+import tempfile
+from typing import Any
+
+from absl import flags
+
+from bridge.store.sqlite_database import LOOK_S
+from configs.run_folder import snapshot_folder
+from launch import cli
+from launch.startup import prepare_run
+from launch.tools.out_file import check_out_file, write_out_file
+from launch.tools.profile_machine.measure_engine import PROMPT_TOKENS
+from launch.tools.profile_machine.measure_store import is_server, put_store, store_profile
+from launch.tools.profile_machine.profile_worker import ChildError, PipedProcess, wait_for
+
+_OUT = flags.DEFINE_string("out", "profile.json", "The profile's file.")
+_NUM_PROMPTS = flags.DEFINE_integer(
+    "num_prompts", 64, "Prompts whose responses are sampled for their lengths.", lower_bound=1
+)
+
+_CONTEXT = flags.DEFINE_integer(
+    "context_tokens",
+    0,
+    "Prompt and response tokens that a sequence has, about, while the engine's speed is measured; 0: half of "
+    "model.max_tokens.",
+    lower_bound=0,
+)
+
+_STORE_ONLY = flags.DEFINE_bool(
+    "store_only",
+    False,
+    "Measure store.url alone (a new SQLite file without one), and leave the rest of --out as it is.",
+)
+
+_START_S, _ANSWER_S = 900.0, 1800.0
+_NUM_PUBLISHES = 4
+"""The first is left out: it maps cold memory."""
+_LONGEST_TOKENS = 128
+"""Of the responses that an engine's speed is measured with."""
+
+
+def main() -> int:
+    """Measures and writes; 1 if a process failed, with its log's end."""
+    with cli.usage_errors():
+        out = check_out_file(_OUT.value)
+        if flags.FLAGS.run_dir is not None:
+            raise ValueError("--run_dir has no use here; give --config")
+        max_tokens = prepare_run.config().model.max_tokens
+        if _CONTEXT.value > max_tokens:
+            raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")
+        if _STORE_ONLY.value:
+            return _measure_store(out)
+    with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
+        flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
+        with cli.usage_errors():
+            prepared = prepare_run.prepare(("learner", "actor"))
+        try:
+            profile = measure(
+                prepared, pathlib.Path(root), num_prompts=_NUM_PROMPTS.value, context_tokens=_CONTEXT.value
+            )
+        except ChildError as e:
+            print(f"error: {e}")
+            return 1
+        finally:
+            shutil.rmtree(snapshot_folder(prepared.config), ignore_errors=True)
+    with cli.usage_errors():
+        write_out_file(out, json.dumps(profile, indent=2) + "\n")
+    print(f"profile      {out}")
+    for running, rate in zip(profile["engine"]["running"], profile["engine"]["tokens_per_s"], strict=True):
+        print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")
+    print(f"  training     {1 / profile['learner']['seconds_per_token']:9.0f} tokens/s")
+    return 0
+
+
+def _measure_store(out: pathlib.Path) -> int:
+    try:
+        store = put_store(prepare_run.config().store, out)
+    except ChildError as e:
+        print(f"error: {e}")
+        return 1
+    print(f"profile      {out}")
+    print(f"  store        {1 / store['group_s']:9.0f} groups/s")
+    return 0
+
+
+def measure(
+    prepared: prepare_run.Prepared, logs: pathlib.Path, *, num_prompts: int, context_tokens: int
+) -> dict[str, Any]:
+    """A profile of this machine, as `launch/tools/plan/profile.py` reads it: one engine, one learner.
+
+    Args:
+      prepared: the run whose model and sizes are measured.
+      logs: a folder for the processes' logs.
+      num_prompts: prompts whose responses are sampled for their lengths.
+      context_tokens: how long sequences are while the engine's speed is measured; 0: half of model.max_tokens.
+
+    Raises:
+      ChildError: a process failed or hung.
+    """
+    config = prepared.config
+    with contextlib.ExitStack() as children:  # each is ended, whatever fails
+
+        def start(role: str) -> PipedProcess:
+            child = PipedProcess(
+                "launch.tools.profile_machine.profile_worker", [role, str(prepared.folder)], logs / f"{role}.log"
+            )
+            children.callback(child.close)
+            return child
+
+        sides = learner, engine = start("learner"), start("engine")
+        for side in sides:
+            wait_for(side, *(s for s in sides if s is not side), deadline_s=_START_S)
+
+        def ask(side: PipedProcess, do: str, **arguments: Any) -> dict[str, Any]:
+            side.send({"do": do, **arguments})
+            return wait_for(side, *(s for s in sides if s is not side), deadline_s=_ANSWER_S)
+
+        publishes = [ask(learner, "publish") | ask(engine, "update") for _ in range(_NUM_PUBLISHES)][1:]
+        publish = {name: statistics.median(p[name] for p in publishes) for name in publishes[0]}
+        publish["prefetch_s"] += LOOK_S / 2  # an actor hears of it that often
+        problems = ask(learner, "problems", count=num_prompts)
+        num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
+        context_tokens = context_tokens or config.model.max_tokens // 2
+        lengths = ask(engine, "lengths", prompts=problems["prompts"], stop_token_ids=problems["stop_token_ids"])
+        return {
+            "engine": ask(engine, "decoding", num_tokens=num_tokens, context_tokens=context_tokens),
+            "response_tokens": {"kind": "groups", "groups": lengths["groups"]},
+            "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
+            "learner": ask(learner, "training"),
+            "publish": publish,
+            "claim_s": LOOK_S / 2,  # likewise
+            **ask(engine, "judging", task=problems["task"]),
+            # A file's store serves one machine's few actors, and takes its time to measure.
+            **({"store": store_profile(config.store, logs)} if is_server(config.store) else {}),
+        }

@@ -1,0 +1,104 @@
+"""What training costs on this machine: seconds of a micro-batch and of an optimizer step."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from bridge.rollout_types import Group, Rollout
+from configs.schema import Config
+from learner.model.decoder import Params
+from learner.update.anchors import Anchors
+from learner.update.optimizer import TrainState
+from learner.update.packing import MicroBatch, pack_groups
+from learner.update.train_step import Steps
+
+_REPEATS = 5
+
+
+def profile_learner(
+    config: Config, steps: Steps, anchors: Anchors, state: TrainState, *, base: Params | None = None
+) -> tuple[dict[str, float], TrainState]:
+    """The `learner` part of a profile (`launch/tools/plan/profile.py`), timed on full micro-batches of the run's shape.
+
+    The device computes a micro-batch whole, so a token's seconds are the gradient pass over all its places, as if
+    packing left none empty. The host's part (packing, putting) is a micro-batch's own. Medians, without compilation.
+
+    Args:
+      config: the run's.
+      steps: the run's.
+      anchors: the run's.
+      state: the run's, which is stepped on: a second one might not fit the devices.
+      base: what the state's adapters belong to, if it has adapters.
+
+    Returns:
+      The profile, and the state that takes the place of the one given.
+    """
+    batch = steps.put(full_micro_batch(config).batch)
+
+    def accumulate() -> None:
+        nonlocal state
+        state = steps.accumulate(state, batch, anchors.score(batch), base)
+        jax.block_until_ready(steps.in_progress)
+
+    def apply() -> None:
+        nonlocal state
+        state, metrics = steps.apply(state, epoch=config.rounds.epochs - 1)
+        jax.device_get(metrics)
+
+    accumulate()
+    apply()
+    num_tokens = config.packing.rows * config.packing.row_tokens
+    profile = {
+        "seconds_per_token": _median_s(accumulate) / num_tokens,
+        "micro_batch_s": _median_s(lambda: jax.block_until_ready(steps.put(full_micro_batch(config).batch))),
+        "micro_batch_tokens": num_tokens,
+        "optimizer_step_s": _median_s(apply, before=accumulate),
+    }
+    return profile, state
+
+
+def full_micro_batch(config: Config) -> MicroBatch:
+    """A micro-batch of rows without padding: what a run's groups become when they are packed well."""
+    rows, row_tokens = config.packing.rows, config.packing.row_tokens
+    response = min(config.sampling.max_response_tokens, row_tokens - 1)
+    rollouts = tuple(_rollout(response, float(i % 2)) for i in range(max(2, rows)))
+    group = Group(
+        ticket_id="profile",
+        kind="train",
+        round=0,
+        order=0,
+        prompt_tokens=np.ones(row_tokens - response, np.int32),
+        rollouts=rollouts,
+        incarnation=0,
+        actor="profile",
+        started_s=0.0,
+        finished_s=0.0,
+    )
+    packed = pack_groups(
+        [group], packing=config.packing, loss=config.loss, max_response_tokens=config.sampling.max_response_tokens
+    )
+    return packed[0]
+
+
+def _rollout(size: int, reward: float) -> Rollout:
+    return Rollout(
+        tokens=np.ones(size, np.int32),
+        loss_mask=np.ones(size, np.bool_),
+        behavior_logprobs=np.full(size, -1.0, np.float32),
+        token_versions=np.zeros(size, np.int32),
+        finish="length",
+        reward=reward,
+    )
+
+
+def _median_s(call: Callable[[], None], *, before: Callable[[], None] = lambda: None) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        before()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,346 @@
+"""One of the two processes that `launch.tools.profile_machine` measures with: the learner's side or the engine's.
+
+python -m launch.tools.profile_machine.profile_worker learner|engine RUN_FOLDER      (started by profile_machine)
+
+A child answers on a descriptor of its own, since libraries print to stdout.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+from absl import logging
+
+from bridge.rollout_types import Sampling, Task
+from bridge.timeline import Timeline
+from configs import custom_functions
+from configs.run_folder import RunFolder, run_id, snapshot_folder
+from launch import cli
+from launch.startup import prepare_run
+from launch.supervision import process_tree
+
+_ANSWERS = "SLUICE_ANSWERS_FD"
+_LOG_TAIL = 3000
+_END_S = 30.0
+
+
+class ChildError(RuntimeError):
+    """A process failed, or did not answer in time; its log's end is in the message."""
+
+
+class PipedProcess:
+    """A process, seen from the tool that started it.
+
+    It lives as long as this object and is asked for things; one that must be replaced when it dies, and is never spoken
+    to, is a `child.Child`.
+    """
+
+    def __init__(
+        self, module: str, arguments: list[str], log: pathlib.Path, *, env: dict[str, str] | None = None
+    ) -> None:
+        """Starts `python -P -m module arguments...`; what it prints goes to `log`."""
+        self.name = module.rsplit(".", 1)[-1]
+        self._log = log
+        read, write = os.pipe()
+        self._answers = read
+        self._buffer = b""
+        self._queue: collections.deque[dict[str, Any]] = collections.deque()
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                env=os.environ
+                | {
+                    "PYTHONPATH": custom_functions.python_path(),
+                    _ANSWERS: str(write),
+                    process_tree.VARIABLE: str(os.getpid()),
+                }
+                | (env or {}),
+            )
+        os.close(write)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Asks for something; the answer comes later."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self.failure("ended") from None
+
+    def failure(self, what: str) -> ChildError:
+        """The error that says what this process did, with the end of its log."""
+        tail = self._log.read_text(errors="replace")[-_LOG_TAIL:] if self._log.exists() else ""
+        return ChildError(f"{self.name} {what}; its log {self._log} ends with\n{tail}")
+
+    def close(self) -> None:
+        """Asks it to end, then insists; also after a failed `send`."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what a failed send left in the buffer
+            self.process.stdin.close()
+        try:
+            for number in (None, signal.SIGTERM, signal.SIGKILL):
+                if number is not None:
+                    self.process.send_signal(number)
+                try:
+                    self.process.wait(_END_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            os.close(self._answers)
+
+    def _read(self) -> None:
+        """Queues the whole answers that are there.
+
+        Raises:
+          ChildError: the process ended, or says that something failed.
+        """
+        data = os.read(self._answers, 1 << 20)
+        if not data:
+            raise self.failure("ended")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise self.failure(f"failed: {answer['error']}")
+            self._queue.append(answer)
+
+
+def wait_for(child: PipedProcess, *others: PipedProcess, deadline_s: float) -> dict[str, Any]:
+    """The next answer of `child`; those of the `others` that come meanwhile are kept for their own turn.
+
+    Raises:
+      ChildError: it, or one of the `others`, failed or ended meanwhile; or the time is up.
+    """
+    end = time.monotonic() + deadline_s
+    with selectors.DefaultSelector() as selector:
+        for one in (child, *others):
+            selector.register(one._answers, selectors.EVENT_READ, one)
+        while not child._queue and (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                key.data._read()
+    if child._queue:
+        return child._queue.popleft()
+    raise child.failure(f"did not answer in {deadline_s:.0f} s")
+
+
+class Parent:
+    """The tool, seen from a child."""
+
+    def __init__(self) -> None:
+        """Takes over the descriptor to answer on; this process ends with its parent from here on.
+
+        Without a parent, started by hand, it ends at once, with one line and code 2.
+        """
+        if _ANSWERS not in os.environ:
+            process_tree.refuse("the tool that asks it", "it has nobody to answer")
+        process_tree.die_with_parent()
+        self._out = os.fdopen(int(os.environ[_ANSWERS]), "w", buffering=1)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next request; None when there will be none."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+    def answer(self, message: dict[str, Any]) -> None:
+        """Answers the request."""
+        self._out.write(json.dumps(message) + "\n")
+
+    def fail(self, error: BaseException) -> None:
+        """Says what ended this process."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        self.answer({"error": f"{type(error).__name__}: {error}"})
+
+
+_NAME = "profile"
+
+
+class LearnerSide:
+    """Publishes, trains, and knows the prompts."""
+
+    def __init__(self, prepared: prepare_run.Prepared) -> None:
+        """Opens the run."""
+        from learner.run import open_run
+
+        self._run = open_run(prepared.config, prepared.folder, prepared.model_folder)
+        self._num_publishes = 0
+
+    def publish(self) -> dict[str, Any]:
+        """Exports and announces the weights as the next version."""
+        self._run.publisher.publish(self._run.trainer.weights_out(), step=self._num_publishes)
+        self._run.publisher.finish()
+        self._num_publishes += 1
+        return {"export_s": self._run.publisher.last_publish_s}
+
+    def training(self) -> dict[str, Any]:
+        """The `learner` part of a profile."""
+        from launch.tools.profile_machine.measure_learner import profile_learner
+
+        trainer = self._run.trainer
+        profile, trainer.state = profile_learner(
+            trainer.config, trainer.steps, trainer.anchors, trainer.state, base=trainer.frozen
+        )
+        return profile
+
+    def problems(self, count: int) -> dict[str, Any]:
+        """Prompts of the run, one of their tasks, and what ends a response."""
+        found = [next(self._run.stream.prompts) for _ in range(count)]
+        task = found[0].task
+        return {
+            "prompts": [p.prompt_tokens.tolist() for p in found],
+            "task": dataclasses.asdict(task),
+            "stop_token_ids": list(self._run.tokenizer.stop_token_ids),
+        }
+
+    def close(self) -> None:
+        """Frees the shared memory."""
+        self._run.close()
+
+
+class EngineSide:
+    """Generates, takes over weights, and judges."""
+
+    def __init__(self, prepared: prepare_run.Prepared) -> None:
+        """Starts the engine."""
+        from actor.vllm.engine import VllmEngine
+        from actor.weights.client import WeightClient
+        from actor.weights.model_folder import for_adapters, read_model_folder
+        from actor.weights.source import LocalCopy, LocalSource
+
+        self._config = config = prepared.config
+        model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
+        self._copy = LocalCopy(snapshot_folder(config), _NAME)
+        self._engine = VllmEngine.start(model.path, config, expected=model.tensors, base=model.base)
+        self._timeline = Timeline(RunFolder(prepared.folder).events, _NAME)
+        self._weights = WeightClient(
+            LocalSource(
+                snapshot_folder(config),
+                self._copy.file,
+                run=run_id(prepared.folder),
+                tokenizer_hash=model.tokenizer_hash,
+                expected=model.tensors,
+            ),
+            self._engine,
+            timeline=self._timeline,
+        )
+        self._runner = asyncio.Runner()
+
+    def update(self) -> dict[str, Any]:
+        """Takes over the announced weights.
+
+        Raises:
+          RuntimeError: they were refused.
+        """
+
+        async def update() -> None:
+            manifest = await self._weights.prefetch()
+            if manifest is None or not await self._weights.swap(manifest):
+                raise RuntimeError("the published weights were refused; see the log")
+
+        self._runner.run(update())
+        took = self._weights.timings
+        return {"prefetch_s": took["prefetch_s"] + took["verify_s"], "pause_s": took["pause_s"]}
+
+    def decoding(self, num_tokens: int, context_tokens: int) -> dict[str, Any]:
+        """The `engine` part of a profile."""
+        from launch.tools.profile_machine.measure_engine import counts_up_to, profile_engine
+
+        return self._runner.run(
+            profile_engine(
+                self._engine,
+                counts=counts_up_to(self._config.actor.max_num_seqs),
+                num_tokens=num_tokens,
+                context_tokens=context_tokens,
+                max_tokens=self._config.model.max_tokens,
+            )
+        )
+
+    def lengths(self, prompts: list[list[int]], stop_token_ids: list[int]) -> dict[str, Any]:
+        """How long K responses to each prompt are."""
+        sampling = Sampling(
+            max_tokens=self._config.sampling.max_response_tokens,
+            temperature=self._config.sampling.temperature,
+            stop_token_ids=tuple(stop_token_ids),
+        )
+
+        async def length(prompt: list[int], name: str) -> int:
+            tokens = np.asarray(prompt, np.int32)
+            sample = await self._engine.sample(tokens, sampling, request_id=name, priority=0)
+            return sample.tokens.size
+
+        async def lengths() -> list[list[int]]:
+            num_samples = range(self._config.rounds.samples_per_group)
+            groups = [asyncio.gather(*(length(p, f"{n}.{i}") for i in num_samples)) for n, p in enumerate(prompts)]
+            return [list(g) for g in await asyncio.gather(*groups)]
+
+        return {"groups": self._runner.run(lengths())}
+
+    def judging(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Seconds of one verdict; its verifiers are loaded before."""
+        from actor.rewards.scorer import Rewards
+        from actor.rewards.types import Response
+        from actor.rewards.verifier_pool import VerifierPool
+
+        async def seconds() -> float:
+            rewards, asked = Rewards(VerifierPool.of_config(self._config, num_workers=1)), msgspec.convert(task, Task)
+            # What verifier=math takes for an answer.
+            response = Response(text=f"\\boxed{{{asked.answer}}}", finish="stop", num_tokens=8)
+            try:
+                await rewards.judge(response, asked)
+                start = time.perf_counter()
+                await rewards.judge(response, asked)
+                return time.perf_counter() - start
+            finally:
+                await rewards.close()
+
+        return {"verifier_s": self._runner.run(seconds())}
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._runner.run(self._engine.close())
+        self._runner.close()
+        self._weights.close()
+        self._copy.close()
+        self._timeline.close()
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    given = process_tree.arguments(sys.argv, "learner|engine RUN_FOLDER", command="launch.tools.profile_machine")
+    parent = Parent()
+    cli.log_to_stderr()
+    role, folder = given
+    side = None
+    try:
+        side = {"learner": LearnerSide, "engine": EngineSide}[role](prepare_run.open_prepared(folder))
+        parent.answer({"ready": True})
+        while (request := parent.receive()) is not None:
+            parent.answer(getattr(side, request.pop("do"))(**request))
+    except Exception as e:
+        logging.error("%s side failed", role, exc_info=e)
+        parent.fail(e)
+        sys.exit(1)
+    finally:
+        if side is not None:
+            side.close()
+
+
+if __name__ == "__main__":
+    main()

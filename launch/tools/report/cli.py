@@ -1,0 +1,63 @@
+"""A run as one HTML file: `python -m launch.tools.report --run_dir=runs/NAME [--run_dir=runs/OTHER ...]`.
+
+Curves, the timeline of rounds, samples with a search, faults and config; several runs are shown side by side. What
+launch.tools.evaluate found of a run's checkpoints is in it too, and what it found of other models with --results=FILE,
+which needs no run. The file holds all that it needs and opens without a network. --serve shows it on this machine and
+follows a run under way.
+"""
+
+import pathlib
+import time
+
+from absl import flags
+
+from configs.run_folder import RunFolder
+from launch import cli
+from launch.tools.report.build import check_library
+
+_OUT = flags.DEFINE_string("out", None, "The file to write; else report.html in the run's folder, of several here.")
+_SERVE = flags.DEFINE_boolean("serve", False, "Serve it on 127.0.0.1 and follow the run, until Ctrl-C.")
+_PORT = flags.DEFINE_integer("port", 8800, "Of --serve; 0: any that is free.", lower_bound=0, upper_bound=65535)
+_RESULTS = flags.DEFINE_multi_string(
+    "results",
+    [],
+    "A results' file of launch.tools.evaluate, or several with commas between; may be given several times.",
+)
+SHARED_FLAGS = ("run_dir",)
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Writes the report and says where it is, or serves it; 2 where there is no such run."""
+    with cli.usage_errors():
+        results = [file for given in _RESULTS.value for file in _files(given)]
+        folders = [pathlib.Path(f) for f in cli.run_dirs()] if flags.FLAGS.run_dir or not results else []
+        if _SERVE.value and _OUT.value is not None:
+            raise ValueError("--serve writes no file: leave out --out, or --serve")
+        if _SERVE.value and not folders:
+            raise ValueError("--serve follows a run: give --run_dir=FOLDER, or leave out --serve")
+        check_library()
+        if _SERVE.value:
+            from launch.tools.report.server import serve
+
+            return serve(folders, port=_PORT.value, results=results)
+        from launch.tools.report.build import write_report
+
+        target = target_of(folders)
+        start_s = time.monotonic()
+        num_bytes = write_report(folders, target, results=results)
+    print(f"report       {target}   ({num_bytes / 1e6:.1f} MB, made in {time.monotonic() - start_s:.1f} s)")
+    return 0
+
+
+def _files(given: str) -> list[pathlib.Path]:
+    """Of one --results; a file may have a comma in its name."""
+    file = pathlib.Path(given)
+    return [file] if file.is_file() else [pathlib.Path(part) for part in given.split(",") if part]
+
+
+def target_of(folders: list[pathlib.Path]) -> pathlib.Path:
+    """Where the report of these runs is written."""
+    if _OUT.value is not None:
+        return pathlib.Path(_OUT.value).expanduser()
+    return RunFolder(folders[0]).report if len(folders) == 1 else pathlib.Path("report.html")

@@ -1,0 +1,448 @@
+"""Bokeh figures and axes."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.models import (
+    Band,
+    ColumnDataSource,
+    CrosshairTool,
+    DataRange1d,
+    FixedTicker,
+    GlyphRenderer,
+    HoverTool,
+    Model,
+    Range1d,
+    Span,
+    TeeHead,
+    Whisker,
+)
+from bokeh.plotting import figure
+from jaxtyping import Float64
+
+from launch.tools.report.panels import EVALUATION, REWARD, SECTIONS, Line, Panel, Section, expand, of_set
+from launch.tools.report.run_data import RunData, binned, bins, column, metric_names, running_mean
+from launch.tools.samples_view import visible
+
+STEP, TIME, TOKENS = "step", "time", "tokens"
+_TIME_UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_TOKEN_UNITS = ((2e9, 1e9, ", billions"), (2e6, 1e6, ", millions"), (2e4, 1e3, ", thousands"), (0.0, 1.0, ""))
+"""(from this largest value on, what is divided by, what it then is)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One of the things that curves may be drawn over."""
+
+    name: str
+    """Of its column."""
+    title: str
+    """As it is chosen."""
+    label: str
+    """With its unit."""
+    largest: float
+    """Over all runs."""
+    per_unit: float = 1.0
+
+
+class Axes:
+    """The axes of some runs: steps, and the others if a run has them."""
+
+    def __init__(self, runs: Sequence[RunData]) -> None:
+        """Finds what they have, and units fit for all of them."""
+        largest = {name: max((_largest(run, name) for run in runs), default=0.0) for name in (STEP, TIME, TOKENS)}
+        self.all = [Axis(STEP, "steps", "optimizer step", max(largest[STEP], 1.0))]
+        if largest[TIME] > 0:
+            _, per_unit, unit = next(u for u in _TIME_UNITS if largest[TIME] >= u[0])
+            label = f"{unit} since the training began"
+            self.all.append(Axis(TIME, "training time", label, largest[TIME] / per_unit, per_unit))
+        if largest[TOKENS] > 0:
+            _, per_unit, unit = next(u for u in _TOKEN_UNITS if largest[TOKENS] >= u[0])
+            label = f"trained tokens{unit}"
+            self.all.append(Axis(TOKENS, "trained tokens", label, largest[TOKENS] / per_unit, per_unit))
+
+    def columns(self, run: RunData, kind: str) -> dict[str, Float64[np.ndarray, " N"]]:
+        """Where each row of a kind is on each axis; NaN on what its run doesn't have."""
+        return {axis.name: positions(run, kind, axis.name) / axis.per_unit for axis in self.all}
+
+
+def positions(run: RunData, kind: str, axis: str) -> Float64[np.ndarray, " N"]:
+    """Where each row of a kind is: its step, seconds since the training began, or tokens trained up to its step.
+
+    Seconds are by the clock that the rows bear (`time_s`), so a pause between two starts of a run is in them; of a run
+    whose rows bear none they are those of its updates, added up. A row without a time of its own, as an evaluation's,
+    lies where its step does.
+    """
+    at = column(run.of(kind), "step")
+    if axis == STEP:
+        return at
+    updates = run.of("step")
+    steps = column(updates, "step")
+    if not steps.size:
+        return np.full(at.size, np.nan)
+    if axis == TOKENS:
+        trained = column(updates, "tokens")
+        return _between(at, steps, np.cumsum(_known(trained))) if np.isfinite(trained).any() else at * np.nan
+    clock, took_s = column(updates, "time_s"), _known(column(updates, "time/step_s"))
+    if not np.isfinite(clock).all():
+        return _between(at, steps, np.cumsum(took_s)) if took_s.any() else at * np.nan
+    begin_s = min([clock[0] - took_s[0], *(_first_s(run, of) for of in run.rows)])
+    own = column(run.of(kind), "time_s") - begin_s
+    by_step = _between(at, steps, clock - begin_s, start=clock[0] - took_s[0] - begin_s)
+    return np.where(np.isfinite(own), own, by_step)
+
+
+def _known(values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _first_s(run: RunData, kind: str) -> float:
+    """When the first row of a kind was written, Unix time; infinity where none says."""
+    found = column(run.of(kind), "time_s")
+    found = found[np.isfinite(found)]
+    return float(found.min()) if found.size else float("inf")
+
+
+def _between(
+    at: Float64[np.ndarray, " N"],
+    steps: Float64[np.ndarray, " M"],
+    values: Float64[np.ndarray, " M"],
+    *,
+    start: float = 0.0,
+) -> Float64[np.ndarray, " N"]:
+    """The value at each step, where `values` were at theirs, and `start` before the first."""
+    return np.interp(at, [steps[0] - 1, *steps], [start, *values])
+
+
+def _largest(run: RunData, axis: str) -> float:
+    found = [positions(run, kind, axis) for kind in run.rows]
+    known = [float(np.nanmax(values)) for values in found if np.isfinite(values).any()]
+    return max((value for value in known if np.isfinite(value)), default=0.0)
+
+
+COLOURS = ("#3b82c4", "#d9772b", "#2f9e6e", "#b45fa8", "#c0973a", "#d1495b", "#5f7fa8", "#7c7c7c")
+"""Seen on white and on dark grey alike, and told apart by most who see few colours."""
+_DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+HEIGHT = 250
+_MIN_SMOOTHED = 20
+"""Updates from which on a running mean is drawn over the curve."""
+_MAX_DOTTED = 40
+"""Points that are drawn as such."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """An entry of a legend; it hides and shows what it names."""
+
+    label: str
+    colour: str
+    """Empty: that of the text, where colours tell runs apart."""
+    dash: str
+    run: str
+    """What it names, as in `name_of`; empty is all."""
+    line: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A figure, what is said below it, and its legend, which the page has: it may be wider than a figure."""
+
+    panel: Panel
+    model: Model
+    keys: list[Key]
+
+
+def name_of(run: int, line: int) -> str:
+    """Of all that is drawn of a run's metric, for who hides it."""
+    return f"{run}/{line}"
+
+
+class Sources:
+    """The rows of each run as columns for bokeh: those of one kind share a source, so each number is there once.
+
+    Curves are drawn over the column `x`, which is one of the axes'; the page's script puts another in its place.
+    """
+
+    def __init__(self, runs: Sequence[RunData]) -> None:
+        """Reads nothing yet."""
+        self.axes = Axes(runs)
+        self._made: dict[tuple[str, str], ColumnDataSource] = {}
+        self.thinned: dict[tuple[str, str], int] = {}
+        """(run, kind) -> rows a point stands for, where that is more than one."""
+
+    def of(self, run: RunData, kind: str) -> ColumnDataSource:
+        """The source of a run's rows of a kind, with where they are on each axis."""
+        key = (run.label, kind)
+        if key not in self._made:
+            steps = column(run.of(kind), "step")
+            starts = bins(steps.size)
+            if starts.size < steps.size:
+                self.thinned[key] = int(starts[1])
+            at = {name: _small(binned(v, starts)) for name, v in self.axes.columns(run, kind).items()}
+            self._made[key] = ColumnDataSource(at | {"x": at[STEP]}, name=f"rows-{len(self._made)}")
+        return self._made[key]
+
+    @property
+    def names(self) -> list[str]:
+        """By which the page's script finds them."""
+        return [source.name for source in self._made.values() if source.name]
+
+    def metric(self, run: RunData, kind: str, name: str) -> tuple[ColumnDataSource, str]:
+        """The source with a metric in it, and the name of its column."""
+        source = self.of(run, kind)
+        if name not in source.column_names:
+            values = column(run.of(kind), name)
+            is_largest = name.rpartition("/")[2].startswith("max") and not name.startswith("rewards/")
+            source.add(_small(binned(values, bins(values.size), largest=is_largest)), name)
+        return source, name
+
+    def put(self, run: RunData, kind: str, **columns: Float64[np.ndarray, " N"]) -> ColumnDataSource:
+        """The source with columns that were computed from each of the rows; thinned here, as all others are."""
+        source = self.of(run, kind)
+        for name, values in columns.items():
+            source.add(_small(binned(values, bins(values.size))), name)
+        return source
+
+
+def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Drawn]]], Sources]:
+    """The figures of all sections that have anything to show, by heading; and what they were drawn from."""
+    sources = Sources(runs)
+    width = sources.axes.all[0].largest
+    over = Range1d(name="over", start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
+    drawn: list[tuple[str, list[Drawn]]] = []
+    for section in SECTIONS:
+        found = [_draw(panel, runs, sources, over) for panel in _panels(section, runs)]
+        if found := [d for d in found if d is not None]:
+            drawn.append((section.title, found))
+    return drawn, sources
+
+
+def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
+    """With a panel for each named evaluation set after that of the held-out problems."""
+    panels: list[Panel] = []
+    for panel in section.panels:
+        panels.append(panel)
+        if panel is EVALUATION:
+            kinds = sorted({kind for run in runs for kind in run.eval_kinds})
+            panels += [of_set(kind, sorted({n for r in runs for n in metric_names(r.of(kind))})) for kind in kinds]
+    return panels
+
+
+def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Drawn | None:
+    """None where no run has any of it, or all of it is 0."""
+    lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
+    lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
+    if not lines:
+        return None
+    fig = _empty(panel, over)
+    hovered, keys = [], []
+    is_alone = len(runs) == 1
+    for i, run in enumerate(runs):
+        there = [j for j, line in enumerate(lines) if _says(run, panel, line, zero=True)]
+        for j in there:
+            colour = COLOURS[(j if is_alone else i) % len(COLOURS)]
+            dash = "solid" if is_alone else _DASHES[j % len(_DASHES)]
+            look = _Look(colour=colour, dash=dash, name=name_of(i, j))
+            label = lines[j].label if is_alone else f"{run.label}: {lines[j].label}"
+            glyph, metric = _add(fig, panel, run, lines[j], sources, look)
+            hovered.append((glyph, metric, visible(label)))
+            if is_alone:
+                keys.append(Key(visible(lines[j].label), colour, dash, "", str(j)))
+        if there and not is_alone:
+            keys.append(Key(visible(run.label), COLOURS[i % len(COLOURS)], "solid", str(i), ""))
+    if not is_alone and len(lines) > 1:
+        keys += [Key(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)]
+    _add_hover(fig, hovered)
+    panel = _cut_off(fig, panel, [(r, column(r.of(panel.kind), one.metric)) for r in runs for one in lines])
+    return Drawn(panel, fig, keys if len(keys) > 1 else [])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Look:
+    colour: str
+    dash: str
+    name: str
+
+
+def _empty(panel: Panel, over: Range1d) -> figure:
+    fig = figure(
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        tools="xbox_zoom,xpan,reset,save",
+        active_drag="xbox_zoom",
+        x_range=over,
+        x_axis_label="optimizer step",
+        y_axis_label=panel.y_label,
+        y_axis_type="log" if panel.is_log else "linear",
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        output_backend="canvas",
+    )
+    fig.toolbar.logo = None
+    fig.toolbar.autohide = True
+    fig.min_border_right = 12
+    fig.outline_line_alpha = 0
+    fig.xgrid.grid_line_alpha = 0
+    fig.y_range = DataRange1d(only_visible=True)
+    return fig
+
+
+def _add(
+    fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look
+) -> tuple[GlyphRenderer, str]:
+    """Draws a metric of a run; returns the glyph that is asked under the pointer, and its column."""
+    source, metric = sources.metric(run, panel.kind, line.metric)
+    values = column(run.of(panel.kind), line.metric)
+    width = 1.8
+    if panel.kind == "step" and values.size >= _MIN_SMOOTHED:
+        fig.line("x", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
+        mean, error = running_mean(values, width=max(run.updates_per_round, 5, values.size // 25))
+        metric, width = f"{metric} smooth", 2.2
+        sources.put(run, panel.kind, **{metric: mean})
+        if panel is REWARD:
+            sources.put(run, panel.kind, _low=mean - error, _high=mean + error)
+            band = Band(base="x", lower="_low", upper="_high", source=source, fill_color=look.colour, name=look.name)
+            band.fill_alpha, band.line_alpha = 0.18, 0
+            fig.add_layout(band)
+    glyph = fig.line("x", metric, source=source, color=look.colour, line_dash=look.dash, name=look.name)
+    glyph.glyph.line_width = width
+    if panel.kind.startswith("eval") or values.size <= _MAX_DOTTED:
+        fig.scatter("x", metric, source=source, color=look.colour, size=5, name=look.name)
+    if panel.kind.startswith("eval"):
+        _add_errors(fig, panel, run, metric, sources, look)
+    return glyph, metric
+
+
+def _cut_off(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Float64[np.ndarray, " N"]]]) -> Panel:
+    """Leaves the few largest values above the figure where they would press all others flat; the panel then says so."""
+    known = [(r, v) for r, v in drawn if np.isfinite(v).any()]
+    if not panel.unit or not known:
+        return panel
+    usual = 1.25 * max(float(np.nanpercentile(v, 97)) for _, v in known)
+    run, values = max(known, key=lambda one: float(np.nanmax(one[1])))
+    largest = int(np.nanargmax(values))
+    if not 0 < 3 * usual < values[largest]:
+        return panel
+    fig.y_range = Range1d(start=0, end=usual)
+    step = run.of(panel.kind)[largest]["step"]
+    said = f"Up to {values[largest]:.3g} {panel.unit} (update {step}): the largest few per cent may lie above."
+    return dataclasses.replace(panel, note=f"{panel.note} {said}".strip())
+
+
+def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: Sources, look: _Look) -> None:
+    values, error = column(run.of(panel.kind), metric), standard_error(run, panel.kind, metric)
+    low, high = f"{metric} low", f"{metric} high"
+    source = sources.put(run, panel.kind, **{low: values - error, high: values + error})
+    head = {"size": 6, "line_color": look.colour}
+    whisker = Whisker(
+        base="x",
+        lower=low,
+        upper=high,
+        source=source,
+        line_color=look.colour,
+        name=look.name,
+        lower_head=TeeHead(**head),
+        upper_head=TeeHead(**head),
+    )
+    whisker.level = "underlay"
+    fig.add_layout(whisker)
+    # So that the axis has room for them: a range follows glyphs alone.
+    fig.scatter("x", low, source=source, alpha=0, size=1)
+    fig.scatter("x", high, source=source, alpha=0, size=1)
+
+
+def timeline() -> figure:
+    """The figure of a round; the page's script fills it with the round that is chosen."""
+    fig = figure(
+        name="timeline",
+        height=300,
+        sizing_mode="stretch_width",
+        tools="xbox_zoom,xpan,reset,save",
+        active_drag="xbox_zoom",
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=1, end=0),
+        x_axis_label="seconds since the round's first ticket",
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+    )
+    fig.toolbar.logo = None
+    fig.toolbar.autohide = True
+    fig.outline_line_alpha = 0
+    fig.ygrid.grid_line_alpha = 0
+    fig.yaxis.ticker = FixedTicker(ticks=[])
+    fig.min_border_left = 90  # processes' names
+    names = ("left", "right", "top", "bottom")
+    tracks = ColumnDataSource({n: [] for n in names}, name="timeline-tracks")
+    spans = ColumnDataSource({n: [] for n in (*names, "text", "seconds", "colour", "alpha")}, name="timeline-spans")
+    marks = ColumnDataSource({n: [] for n in ("x", "y", "text")}, name="timeline-marks")
+    fig.quad(*names, source=tracks, fill_color="#8a94a0", fill_alpha=0.14, line_alpha=0)
+    bars = fig.quad(*names, source=spans, fill_color="colour", fill_alpha="alpha", line_alpha=0)
+    points = fig.scatter("x", "y", source=marks, marker="diamond", size=13, color="#d1495b", line_color="white")
+    for renderer, tooltips in (
+        (bars, [("", "@text"), ("seconds", "@seconds{0.000} from @left{0.000}")]),
+        (points, [("", "@text")]),
+    ):
+        fig.add_tools(HoverTool(renderers=[renderer], tooltips=tooltips, visible=False))
+    fig.add_layout(
+        Span(
+            name="timeline-dispatch",
+            dimension="height",
+            location=0,
+            line_color="#176043",
+            line_dash="dashed",
+            visible=False,
+        )
+    )
+    return fig
+
+
+def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, " N"]:
+    """Of an evaluation's mean: the row's own; else sqrt(m (1 - m) / n), which it can't exceed by much.
+
+    Among all that lies in [0, 1] with mean m, what is 0 or 1 alone varies most. NaN where neither is known.
+    """
+    rows = run.of(kind)
+    known = column(rows, f"{metric}_stderr")
+    mean, num = column(rows, metric), column(rows, "problems")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bound = np.where((mean >= 0) & (mean <= 1), np.sqrt(mean * (1 - mean) / num), np.nan)
+    rewards = np.concatenate([column(run.of("step"), name) for name in ("reward/min", "reward/max")])
+    rewards = rewards[~np.isnan(rewards)]
+    in_unit = bool(((rewards >= -1e-9) & (rewards <= 1 + 1e-9)).all())
+    return np.where(np.isfinite(known) | (not in_unit), known, bound)
+
+
+def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]]) -> None:
+    for glyph, metric, name in hovered:
+        fig.add_tools(
+            HoverTool(
+                renderers=[glyph],
+                mode="vline",
+                tooltips=[("step", "@step{0}"), (name.replace("{", "(").replace("}", ")"), f"@{{{metric}}}{{%.4g}}")],
+                formatters={f"@{{{metric}}}": "printf"},
+                attachment="horizontal",
+                visible=False,
+            )
+        )
+    fig.add_tools(CrosshairTool(dimensions="height", line_alpha=0.35, visible=False))
+
+
+def _says(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool:
+    """Whether a run has any value of a metric, other than 0 unless `zero`."""
+    values = column(run.of(panel.kind), line.metric)
+    values = values[np.isfinite(values)]
+    if panel.is_log:
+        return bool((values > 0).any())
+    return values.size > 0 and (zero or panel.kind.startswith("eval") or panel is REWARD or bool(np.any(values != 0)))
+
+
+def _small(values: Float64[np.ndarray, " N"]) -> Any:
+    """As a float32 array, which bokeh's types don't know: half the size, and more digits than a figure shows.
+
+    What is infinite is NaN.
+    """
+    limit = float(np.finfo(np.float32).max)
+    return np.where(np.abs(values) < limit, values, math.nan).astype(np.float32)

@@ -1,0 +1,169 @@
+"""The report's HTML page.
+
+What models, environments and data sets wrote reaches it in two ways alone: through the template, which escapes, and as
+JSON that the script puts onto the page as text, never as markup. Scripts that are not the page's own have no nonce, and
+don't run.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+from bokeh.embed import components
+from bokeh.models import Model
+from bokeh.resources import Resources
+from markupsafe import Markup
+
+from launch.tools.report.run_data import spread_out
+from launch.tools.samples_view import GroupLine, Response, Samples, visible
+
+
+def json_for_script(value: Any) -> str:
+    r"""JSON that may stand in a script element: no `<`, `>` or `&`, nor line separators that end a line of script.
+
+    Lone surrogates stay escapes, as JSON has them, so the page is valid UTF-8. All of it is ASCII, so its length is its
+    size in the file.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":  # what isn't ASCII is an escape already
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str, **values: Any) -> str:
+    """The page.
+
+    Args:
+      models: figures by the name under which the template has them.
+      data: what the script shows; JSON.
+      follow: what is asked by a page that is served whether it is still the newest; empty in a file.
+      values: what else the template shows; as text.
+    """
+    nonce = secrets.token_urlsafe(16)
+    script, figures = components(dict(models), wrap_script=False) if models else ("", {})
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        **values,
+        nonce=nonce,
+        follow=follow,
+        figures={name: Markup(figure) for name, figure in figures.items()},
+        style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
+        library=Markup(_in_script("\n".join(Resources(mode="inline", components=["bokeh"], log_level="warn").js_raw))),
+        figures_script=Markup(_in_script(script)),
+        page_script=Markup(_in_script((_FOLDER / "page.js").read_text(encoding="utf-8"))),
+        data=Markup(json_for_script(data)),
+    )
+
+
+def _in_script(source: str) -> str:
+    r"""Source that doesn't end its script element; in strings, where alone it may be, `<\/` is the same as `</`."""
+    return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+BUDGET_BYTES = 3_000_000
+"""Of all samples of a report together, as they stand in the page."""
+MAX_CHARS = 6_000
+"""Of one text; what is longer was cut already, unless the run says otherwise."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The samples of a run that the page has."""
+
+    groups: list[dict[str, Any]]
+    num_shown: int
+    """Responses, as the next."""
+    num_kept: int
+    """In samples.jsonl."""
+    num_unreadable: int
+    """Lines of it."""
+
+
+def shown_samples(samples: Samples, *, budget_bytes: int) -> Shown:
+    """The groups that fit `budget_bytes`, evenly over the run; evaluations may take half of it, training the rest."""
+    rows = [_group(group) for group in samples.groups]
+    sizes = [len(json_for_script(row)) + 1 for row in rows]
+    evals = [i for i, row in enumerate(rows) if row["kind"] == "eval"]
+    trained = [i for i, row in enumerate(rows) if row["kind"] != "eval"]
+    size_of_trained = sum(sizes[i] for i in trained)
+    for_evals = max(budget_bytes // 2, budget_bytes - size_of_trained)
+    kept = _fitting(evals, sizes, for_evals)
+    kept += _fitting(trained, sizes, budget_bytes - sum(sizes[i] for i in kept))
+    groups = [rows[i] for i in sorted(kept)]
+    return Shown(
+        groups=groups,
+        num_shown=sum(len(g["responses"]) for g in groups),
+        num_kept=samples.num_responses,
+        num_unreadable=samples.num_unreadable,
+    )
+
+
+def _fitting(indices: list[int], sizes: list[int], budget_bytes: int) -> list[int]:
+    return [indices[i] for i in spread_out([sizes[j] for j in indices], budget=budget_bytes)]
+
+
+def _group(group: GroupLine) -> dict[str, Any]:
+    return {
+        "kind": "eval" if group.kind == "eval" else "train",
+        "set": _text(group.set),
+        "step": group.step,
+        "round": group.round,
+        "ticket": _text(group.ticket),
+        "problem": _text(group.prompt_id),
+        "source": _text(group.source),
+        "environment": _text(group.environment),
+        "prompt": _text(group.prompt),
+        "answer": _text(group.answer),
+        "about": "" if group.metadata == "{}" else _text(group.metadata),
+        "of": group.num_responses,
+        "responses": [_response(r) for r in group.responses],
+    }
+
+
+def _response(response: Response) -> dict[str, Any]:
+    parts = [[p.by == "policy", _text(p.text)] for p in response.parts]
+    row = {
+        "parts": parts,
+        "left_out": max(0, response.num_parts - len(response.parts)),
+        "reward": _finite(response.reward),
+        "scores": [[_text(name), _finite(s.value), _text(s.verdict)] for name, s in response.scores.items()],
+        "turn_rewards": [_finite(r) for r in response.turn_rewards],
+        "advantage": _finite(response.advantage),
+        "turn_advantages": [_finite(a) for a in response.turn_advantages],
+        "lag": _finite(response.lag),
+        "lag_max": response.lag_max,
+        "versions": [response.min_version, response.max_version],
+        "tokens": response.tokens,
+        "observed": response.observed_tokens,
+        "finish": _text(response.finish),
+        "actor": _text(response.actor),
+    }
+    return {
+        name: value for name, value in row.items() if value not in (None, [], "", 0) or name in ("reward", "tokens")
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """None of what JSON has no number for."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _text(text: str) -> str:
+    if len(text) > MAX_CHARS:
+        half = MAX_CHARS // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
+    return visible(text)

@@ -1,0 +1,208 @@
+"""Which figures a report has, and of which metrics (learner/metrics/metric_names.py); nothing is drawn here."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+
+from configs.sections.evaluation import HELD_OUT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """A metric in a figure; `*` in its name stands for every metric that fits."""
+
+    metric: str
+    label: str = ""
+    """Empty: what the `*` stands for, or the metric."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A figure over the steps of a run."""
+
+    title: str
+    y_label: str
+    """With its unit."""
+    lines: tuple[Line, ...]
+    kind: str = "step"
+    """Of the rows that it is of."""
+    note: str = ""
+    is_log: bool = False
+    unit: str = ""
+    """Where it is given a few very large values, as of an update that compiles, may lie above the figure."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """Figures under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _lines(**labels: str) -> tuple[Line, ...]:
+    return tuple(Line(metric=name.replace("__", "/"), label=label) for name, label in labels.items())
+
+
+REWARD = Panel(
+    title="Training reward",
+    y_label="mean reward of an update",
+    lines=(Line(metric="reward/mean", label="reward"),),
+    note="The band is the running mean's standard error, by the spread between updates.",
+)
+EVALUATION = Panel(
+    title="Evaluation",
+    y_label="mean reward",
+    lines=(Line(metric="eval/reward", label="held-out"),),
+    kind="eval",
+    note="Bars: one standard error.",
+)
+SECTIONS = (
+    Section(
+        title="What it learns",
+        panels=(
+            REWARD,
+            EVALUATION,
+            Panel(title="Scores by verifier", y_label="mean score", lines=(Line(metric="rewards/*"),)),
+            Panel(
+                title="Signal",
+                y_label="fraction of an update",
+                lines=_lines(reward__zero_variance_groups="groups without signal", response__truncated="cut off"),
+            ),
+            Panel(
+                title="Response length",
+                y_label="sampled tokens",
+                lines=_lines(response__mean_tokens="mean", response__max_tokens="longest"),
+            ),
+            Panel(
+                title="Episodes",
+                y_label="turns, and their reward",
+                lines=_lines(turns__mean="turns", turns__reward="reward"),
+            ),
+        ),
+    ),
+    Section(
+        title="How far off-policy",
+        panels=(
+            Panel(title="Lag", y_label="steps", lines=_lines(lag__mean="mean", lag__max="oldest token")),
+            Panel(
+                title="Effective sample size", y_label="0 to 1", lines=_lines(ess="tokens", ess_sequence="sequences")
+            ),
+            Panel(
+                title="Mismatch of engine and learner",
+                y_label="nats",
+                lines=_lines(
+                    mismatch_kl_k3="KL (k3), all tokens",
+                    max_abs_dlogprob="largest |dlogprob|",
+                    max_abs_dlogprob_lag0="the same at lag 0",
+                ),
+                is_log=True,
+                note="At lag 0 both have the same weights: what is left is the engines' arithmetic.",
+            ),
+            Panel(
+                title="Probes after a publish",
+                y_label="largest |dlogprob|, nats",
+                lines=_lines(parity__max_abs_dlogprob="engine against learner"),
+                kind="probe",
+                is_log=True,
+            ),
+            Panel(
+                title="Importance ratios",
+                y_label="pi / mu",
+                lines=_lines(ratio__p01="1st percentile", ratio__p50="median", ratio__p99="99th percentile"),
+            ),
+            Panel(title="Clipped tokens", y_label="fraction of tokens", lines=_lines(clip_fraction="clipped")),
+        ),
+    ),
+    Section(
+        title="The optimizer",
+        panels=(
+            Panel(title="Entropy", y_label="nats a token", lines=_lines(entropy="entropy")),
+            Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
+            Panel(title="Loss", y_label="nats, as normalised", lines=_lines(loss="loss")),
+            Panel(title="Divergence from the reference", y_label="nats", lines=_lines(reference_kl="KL")),
+        ),
+    ),
+    Section(
+        title="Where the time goes",
+        panels=(
+            Panel(
+                title="Trainer waiting ratio",
+                y_label="fraction of a round",
+                kind="round",
+                lines=_lines(
+                    round__waiting_ratio="wait / (wait + compute)", round__waiting_ratio_eq4="before the first U groups"
+                ),
+                note="RolloutPipe section 5.1, and its equation 4.",
+            ),
+            Panel(
+                title="An update",
+                y_label="seconds",
+                unit="s",
+                lines=_lines(time__step_s="whole", time__train_s="computing", time__wait_s="waiting for groups"),
+            ),
+            Panel(
+                title="A round",
+                y_label="seconds",
+                unit="s",
+                kind="round",
+                lines=_lines(
+                    round__rollout_to_train_end_s="first ticket to last step", round__first_dispatch_s="first U groups"
+                ),
+            ),
+            Panel(
+                title="Weight updates",
+                y_label="seconds",
+                unit="s",
+                lines=_lines(
+                    time__publish_s="publish", actor__pause_s="generation paused", actor__prefetch_s="prefetch"
+                ),
+            ),
+            Panel(title="Throughput", y_label="tokens a second", unit="tokens/s", lines=_lines(tokens_per_s="trained")),
+            Panel(
+                title="Groups kept out, so far",
+                y_label="groups",
+                lines=_lines(
+                    groups__dropped="all",
+                    groups__stale="over the lag bound",
+                    groups__zero_variance="without signal",
+                    groups__reissued="offered again",
+                ),
+            ),
+        ),
+    ),
+)
+
+
+def expand(panel: Panel, names: Sequence[str]) -> list[Line]:
+    """The lines of a panel that have values, with a `*` filled in."""
+    found: list[Line] = []
+    for line in panel.lines:
+        if "*" not in line.metric:
+            found += [line] * (line.metric in names)
+            continue
+        head = line.metric.partition("*")[0]
+        matching = [n for n in names if fnmatch.fnmatchcase(n, line.metric) and not n.endswith("_stderr")]
+        found += [Line(metric=n, label=line.label or n.removeprefix(head)) for n in matching]
+    return found
+
+
+def of_set(kind: str, names: Sequence[str]) -> Panel:
+    """The figure of an evaluation set, whose rows are of `kind` (eval/SET); of the held-out one (eval) where k > 1.
+
+    With one sample a problem all estimates are the mean reward, or what of it passes.
+    """
+    name = HELD_OUT if kind == "eval" else kind.removeprefix("eval/")
+    head = f"eval/{name}/"
+    lines = [Line(metric=f"{head}{estimate}*") for estimate in ("avg@", "pass@", "maj@")]
+    found = [line for pattern in lines for line in expand(Panel(title="", y_label="", lines=(pattern,)), names)]
+    if kind == "eval" and all(line.metric.endswith("@1") for line in found):
+        found = []
+    labelled = tuple(Line(metric=line.metric, label=line.metric.removeprefix(head)) for line in found)
+    return Panel(
+        title=f"Evaluation set {name}",
+        y_label="fraction, or mean reward",
+        lines=labelled,
+        kind=kind,
+        note="Bars: one standard error.",
+    )

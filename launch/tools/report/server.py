@@ -1,0 +1,140 @@
+"""Serves the report of runs on loopback, and makes it anew when they have gone on."""
+
+import http.server
+import pathlib
+import threading
+import time
+from collections.abc import Sequence
+
+from absl import logging
+
+from configs.run_folder import RunFolder
+from launch.tools.report.build import build
+from launch.tools.report.run_data import files_of, read_results, read_run
+from launch.tools.report.timeline_events import num_bytes
+
+_HOSTS = ("127.0.0.1", "localhost")
+MIN_AGE_S = 5.0
+"""A page is at least so old before another is made, and three times as old as it took to make."""
+EVENTS_EVERY_S = 15.0
+"""So often the event log is looked at: it grows all the time, but what hangs or starts is seen in it alone."""
+
+
+class Pages:
+    """The newest page of some runs; made when it is asked for."""
+
+    def __init__(self, folders: Sequence[pathlib.Path], results: Sequence[pathlib.Path] = ()) -> None:
+        """Makes none yet."""
+        self._folders, self._results = list(folders), list(results)
+        self._lock = threading.Lock()
+        self._version, self._page = "", b""
+        self._next_s = 0.0
+        self._events, self._events_s = "", -EVENTS_EVERY_S
+
+    def version(self) -> str:
+        """Of what a page made now would show; of the last one, while that is too young to be made anew."""
+        return self._version if time.monotonic() < self._next_s else self._state()
+
+    def page(self) -> bytes:
+        """The page, of the version just asked for or newer.
+
+        Raises:
+          ValueError, OSError: a run folder can't be read.
+        """
+        with self._lock:
+            version = self.version()
+            if version != self._version:
+                start_s = time.monotonic()
+                self._page = build(self._folders, results=self._results, follow=version).encode("utf-8", "replace")
+                self._version = version
+                self._next_s = time.monotonic() + max(MIN_AGE_S, 3 * (time.monotonic() - start_s))
+            return self._page
+
+    def _state(self) -> str:
+        """Changes with every update, evaluation and ending of a run, and now and then with its events."""
+        found = [self._state_of_events()]
+        for run in map(RunFolder, self._folders):
+            for file in (run.metrics, run.samples, run.summary, *files_of(run.path)):
+                stat = file.stat() if file.is_file() else None
+                found.append(f"{stat.st_size}.{stat.st_mtime_ns}" if stat else "-")
+        return "_".join(found)
+
+    def _state_of_events(self) -> str:
+        """Changes with the events, as they were when they were last looked at."""
+        now_s = time.monotonic()
+        if now_s - self._events_s >= EVENTS_EVERY_S:
+            self._events = ".".join(str(num_bytes(folder)) for folder in self._folders)
+            self._events_s = now_s
+        return self._events
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    pages: Pages
+
+    def do_GET(self) -> None:  # the library's name
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        if host not in _HOSTS:  # a name of somebody's that points here
+            self._answer(403, b"only by 127.0.0.1 or localhost", "text/plain")
+            return
+        try:
+            match self.path:
+                case "/":
+                    self._answer(200, self.pages.page(), "text/html; charset=utf-8")
+                case "/version":
+                    self._answer(200, self.pages.version().encode(), "text/plain")
+                case _:
+                    self._answer(404, b"there is / alone", "text/plain")
+        except (ValueError, OSError) as e:
+            self._refuse(str(e))
+        except Exception as e:  # a file that is damaged in a way that nobody thought of; the server lives
+            logging.debug("report of %s", self.path, exc_info=True)
+            self._refuse(f"no report can be made of this: {type(e).__name__}: {e}")
+
+    def _refuse(self, reason: str) -> None:
+        line = " ".join(reason.split())
+        self._answer(500, line.encode("utf-8", "replace"), "text/plain; charset=utf-8")
+
+    def _answer(self, code: int, body: bytes, kind: str) -> None:
+        try:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):  # who asked is gone
+            pass
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A page that follows asks every few seconds, which nobody wants to read of."""
+
+
+def make_server(
+    folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()
+) -> http.server.ThreadingHTTPServer:
+    """A server on loopback that serves nothing until it is run.
+
+    Raises:
+      ValueError: one is no run folder, or no results' file, or the port is taken.
+    """
+    for folder in folders:
+        read_run(folder)
+    for file in results:
+        read_results(file)
+    handler = type("Handler", (_Handler,), {"pages": Pages(folders, results)})
+    try:
+        return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError as e:
+        raise ValueError(f"127.0.0.1:{port} can't be served ({e.strerror}); give another --port, or 0 for any") from e
+
+
+def serve(folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()) -> int:
+    """Serves until Ctrl-C."""
+    with make_server(folders, port=port, results=results) as server:
+        print(f"report at http://127.0.0.1:{server.server_address[1]}/   (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

@@ -1,0 +1,217 @@
+"""Reads event logs, process lifetimes, supervisor events."""
+
+import bisect
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from configs.run_folder import RunFolder
+from launch.supervision.cause import LOG_HEAD
+from launch.tools.samples_view import visible
+
+SUPERVISOR = "supervisor"
+_DIGITS = re.compile(r"(\d+)")
+_MAX_US = 1e16
+"""Times beyond it (the year 2286) are no times; a damaged file has them."""
+_TAIL_BYTES = 1 << 16
+"""Of a file's end: more than many events, which are written as they end."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event of Chrome's trace format; times in microseconds since 1970."""
+
+    name: str
+    ph: str
+    ts: float
+    dur: float = 0.0
+    tid: int = 0
+    args: dict[str, Any] = {}
+
+    @property
+    def start_s(self) -> float:
+        """Unix time."""
+        return self.ts / 1e6
+
+    @property
+    def end_s(self) -> float:
+        """Unix time."""
+        return (self.ts + self.dur) / 1e6
+
+    @property
+    def is_span(self) -> bool:
+        """Whether it took time."""
+        return self.ph == "X"
+
+    def number(self, name: str) -> int | None:
+        """An argument that is a whole number; None where it is none."""
+        value = self.args.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def processes(folder: pathlib.Path) -> list[str]:
+    """Names of the processes that a run had, learners first; one that was started again has another name (-r1)."""
+    names = [path.stem for path in RunFolder(folder).events.glob("*.jsonl") if path.is_file()]
+    return sorted(
+        names, key=lambda n: (not n.startswith("learner"), [int(p) if p.isdigit() else p for p in _DIGITS.split(n)])
+    )
+
+
+def read_process(folder: pathlib.Path, process: str) -> Iterator[Event]:
+    """A process's events as it wrote them; its own start, which has no time, is left out, as are torn lines."""
+    with open(_file(folder, process), "rb") as lines:
+        yield from _events(lines)
+
+
+def extent(folder: pathlib.Path) -> tuple[float, float] | None:
+    """When the first and the last event of any process was, Unix time; None where there is none."""
+    firsts: list[float] = []
+    lasts: list[float] = []
+    for process in processes(folder):
+        firsts += [e.start_s for e in itertools.islice(read_process(folder, process), 1)]
+        with open(_file(folder, process), "rb") as lines:
+            size = lines.seek(0, os.SEEK_END)
+            lines.seek(max(0, size - _TAIL_BYTES))
+            lasts += [e.end_s for e in _events(lines)]
+    return (min(firsts), max(lasts)) if firsts and lasts else None
+
+
+def num_bytes(folder: pathlib.Path) -> int:
+    """Of all of the event log."""
+    return sum(_file(folder, process).stat().st_size for process in processes(folder))
+
+
+def _file(folder: pathlib.Path, process: str) -> pathlib.Path:
+    return RunFolder(folder).events / f"{process}.jsonl"
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[Event]:
+    decoder = msgspec.json.Decoder(Event)
+    for line in lines:
+        try:
+            event = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if event.ph in ("X", "i") and 0 <= event.ts < _MAX_US and 0 <= event.dur < _MAX_US:
+            yield event
+
+
+_DEATH = re.compile(r"(?P<who>\S+) (?:was killed by signal \d+|ended with code -?\d+|hung \()")
+_KILLED = re.compile(
+    r"(?P<how>\S+ was killed by signal \d+): (?P<last>.*?)"
+    r"(?P<then>(?: \(after \d+ restarts without a new step\))?(?:; starting it again.*|; the run goes on without it)?)",
+    re.DOTALL,
+)
+
+
+def dead(line: str) -> str:
+    """The process whose death a line of the supervisor tells; empty if it tells none."""
+    found = _DEATH.match(line)
+    return found["who"] if found else ""
+
+
+def retold(line: str) -> tuple[str, str]:
+    """What happened, and its detail, fit to be shown.
+
+    Who is killed by a signal says nothing of it: the last line of its log is what it did before, and no reason.
+    """
+    found = _KILLED.fullmatch(line)
+    if found is None:
+        return visible(line), ""
+    last = LOG_HEAD.sub("", found["last"].strip())
+    return visible(f"{found['how']}{found['then']}"), visible(f"its last line was: {last}") if last else ""
+
+
+Life = tuple[float, float]
+"""From when to when, Unix time."""
+
+
+@dataclasses.dataclass
+class Known:
+    """What a run's supervisor says of one of its processes; Unix times, in their order."""
+
+    bounds: list[float] = dataclasses.field(default_factory=list[float])
+    """Where one life ends, if it has not ended before, and another may begin."""
+    starts: set[float] = dataclasses.field(default_factory=set[float])
+    """Of these those where one does begin."""
+    ends: list[float] = dataclasses.field(default_factory=list[float])
+
+
+def known_of(supervisor: Iterable[Event]) -> dict[str, Known]:
+    """By process, over all of the supervisor's own starts."""
+    found: dict[str, Known] = {}
+    alive: set[str] = set()
+    for event in sorted(supervisor, key=lambda e: e.ts):
+        match event.name:
+            case "start":
+                name = str(event.args.get("process", ""))
+                if name in alive and name.startswith("learner"):
+                    # A supervisor that was killed told nothing, and took all with it: this is another one.
+                    for other in alive - {name}:
+                        found[other].bounds.append(event.start_s)
+                    alive.clear()
+                known = found.setdefault(name, Known())
+                known.bounds.append(event.start_s)
+                known.starts.add(event.start_s)
+                alive.add(name)
+            case "told" if (name := dead(str(event.args.get("line", "")))) in alive:
+                found[name].ends.append(event.start_s)
+                alive.remove(name)
+            case "end":
+                for name in alive:
+                    found[name].ends.append(event.start_s)
+                alive.clear()
+            case _:
+                pass
+    return found
+
+
+class Lifetime:
+    """A process's lives, found while its events go by."""
+
+    def __init__(self, known: Known | None = None) -> None:
+        """Nothing went by yet; `known` is None of a process that no supervisor of this run started."""
+        self._known = known or Known()
+        self._seen: dict[int, Life] = {}
+        self._left_s: dict[int, float] = {}
+
+    def add(self, event: Event) -> None:
+        """Takes in an event of the process; their order doesn't matter."""
+        i = bisect.bisect_right(self._known.bounds, event.start_s)
+        first_s, last_s = self._seen.get(i, (event.start_s, event.end_s))
+        self._seen[i] = (min(first_s, event.start_s), max(last_s, event.end_s))
+        if event.name == "leave":
+            self._left_s[i] = max(self._left_s.get(i, 0.0), event.end_s)
+
+    def lives(self, *, recent_s: float, run_end_s: float) -> list[Life]:
+        """From when to when it lived, in order.
+
+        A life without a known end lasts until the run's, where a supervisor would have told of its end, or where the
+        process wrote an event since `recent_s`; else until its last event.
+        """
+        bounds = self._known.bounds
+        found: list[Life] = []
+        for i in range(len(bounds) + 1):
+            seen = self._seen.get(i)
+            is_started = i > 0 and bounds[i - 1] in self._known.starts
+            if seen is None and not is_started:
+                continue
+            begin_s = bounds[i - 1] if is_started else seen[0] if seen else 0.0
+            last_s = seen[1] if seen else begin_s
+            limit_s = bounds[i] if i < len(bounds) else float("inf")
+            ends = [end for end in self._known.ends if begin_s <= end <= limit_s]
+            if ends:
+                end_s = max(last_s, ends[0])
+            elif i < len(bounds) or self._left_s.get(i, -1.0) >= last_s:
+                end_s = last_s
+            elif is_started or last_s >= recent_s:
+                end_s = max(last_s, run_end_s)
+            else:
+                end_s = last_s
+            found.append((begin_s, end_s))
+        return found

@@ -1,0 +1,250 @@
+"""Rounds and faults on the time axis."""
+
+import bisect
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from launch.tools.report import run_data
+from launch.tools.report.run_data import RunData
+from launch.tools.report.timeline_events import SUPERVISOR, Event, retold
+from launch.tools.samples_view import visible
+
+MAX_SHOWN = 300
+_SAYS = {
+    "restored": "the learner went on from its checkpoint",
+    "ess stop": "an update was not made: effective sample size below the floor",
+    "fence": "an actor was fenced: its groups are refused",
+    "unfence": "an actor was let in again",
+    "fenced": "heard that it is fenced",
+    "unfenced": "heard that it is let in again",
+    "refused": "a version of the weights was refused",
+    "abandoned": "groups of a learner that is gone were given up",
+    "started over": "took up the weights of a restarted learner",
+    "dropped": "a group was given up",
+    "events lost": "the event log had no room on its disk",
+}
+"""Events that took no time and say that something was not as it should be."""
+_COUNTS = {
+    "skipped_updates": "updates whose loss or gradient was not finite",
+    "ess_stops": "updates not made for want of effective sample size",
+    "checkpoint/failed": "checkpoints that could not be saved",
+    "actor/verifier_failures": "verifiers that failed or hung",
+    "actor/episode_failures": "environments that failed or hung",
+    "actor/dropped_groups": "groups given up as they could not be judged",
+    "actor/judge_failures": "responses that the judge could not score",
+    "groups/set_aside": "groups that could not be read",
+    "publish/outlet_failures": "versions that could not be put into a bucket",
+}
+"""Metrics that count from the run's start, and are 0 where all is well."""
+_MAX_DETAIL = 300
+_RESTART = re.compile(r"-r(\d+)$")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that happened once."""
+
+    time_s: float
+    """Unix time."""
+    process: str
+    what: str
+    detail: str
+    times: int = 1
+    """How often it happened, nothing else between; the others may have other details."""
+    last_s: float = 0.0
+    """When it last did."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What went wrong in a run."""
+
+    happened: list[Fault]
+    """In order of time, what repeats itself once; the first `MAX_SHOWN`."""
+    num_happened: int
+    """All of them."""
+    num_shown: int
+    """Of all, how many `happened` tells."""
+    counts: list[tuple[str, float]]
+    """What is counted only, and how often it was."""
+    restarts: dict[str, int]
+    """How often each process was started again."""
+
+
+def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults:
+    """Everything that says that something went wrong; `instants` are a run's, by process."""
+    found: list[Fault] = []
+    restarts: dict[str, int] = {}
+    for process, events in instants.items():
+        if number := _RESTART.search(process):
+            role = process[: number.start()]
+            restarts[role] = max(restarts.get(role, 0), int(number[1]))
+        for event in events:
+            if event.name == "restored" and (incarnation := event.number("incarnation") or 0) > 0:
+                restarts[process] = max(restarts.get(process, 0), incarnation)
+            if fault := _fault(process, event):
+                found.append(fault)
+    found.sort(key=lambda f: f.time_s)
+    told = _together(found)
+    last = run.of("step")[-1] if run.of("step") else {}
+    counted = [(said, run_data.number(last.get(name))) for name, said in _COUNTS.items()]
+    counts = [(said, times) for said, times in counted if times and math.isfinite(times)]
+    return Faults(
+        happened=told[:MAX_SHOWN],
+        num_happened=len(found),
+        num_shown=sum(f.times for f in told[:MAX_SHOWN]),
+        counts=counts,
+        restarts=restarts,
+    )
+
+
+def _together(faults: Sequence[Fault]) -> list[Fault]:
+    """What a process says again and again becomes one, with how often it was."""
+    found: list[Fault] = []
+    for fault in faults:
+        before = found[-1] if found else None
+        if before is not None and (before.process, before.what) == (fault.process, fault.what):
+            found[-1] = dataclasses.replace(before, times=before.times + 1, last_s=fault.time_s)
+        else:
+            found.append(fault)
+    return found
+
+
+def _fault(process: str, event: Event) -> Fault | None:
+    if process == SUPERVISOR:
+        if event.name != "told":
+            return None
+        what, detail = retold(str(event.args.get("line", "")))
+        return Fault(time_s=event.start_s, process=process, what=what, detail=detail[:_MAX_DETAIL])
+    if event.name not in _SAYS or (event.name == "restored" and not event.args.get("incarnation")):
+        return None
+    return Fault(time_s=event.start_s, process=process, what=_SAYS[event.name], detail=_detail(event.args))
+
+
+def _detail(args: Mapping[str, Any]) -> str:
+    return visible(", ".join(f"{name} {value}" for name, value in args.items() if value not in ("", None)))[
+        :_MAX_DETAIL
+    ]
+
+
+_MIN_OPEN_S = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """From a round's first ticket until its last weights are out; with weights after every step, R/U updates."""
+
+    number: int
+    """From 0."""
+    first_step: int
+    """Of the updates made in it."""
+    last_step: int
+    begin_s: float
+    """Unix time, as the next."""
+    end_s: float
+    is_open: bool = False
+    """It is under way, hangs, or was cut off: its end is that of the event log, and `last_step` the last one made."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds."""
+        return self.end_s - self.begin_s
+
+
+def find_rounds(learner: Sequence[Event], *, updates_per_round: int, by_rounds: bool) -> list[Round]:
+    """The rounds that were completed; of one that was trained again after a restart the last time.
+
+    Args:
+      learner: the learner's events in order of time, over all of its starts.
+      updates_per_round: R / U.
+      by_rounds: tickets are issued round by round, and not in a window.
+    """
+    applied, published = _by_step(learner, "apply"), _by_step(learner, "publish")
+    issued: dict[int, list[float]] = {}
+    for event in learner:
+        if event.name == "issue" and (step := event.number("step")) is not None:
+            issued.setdefault(step, []).append(event.start_s)
+    starts = [e.start_s for e in learner if e.name == "restored"]
+    found: list[Round] = []
+    for number in sorted({(step - 1) // updates_per_round for step in applied if step > 0}):
+        before, last = number * updates_per_round, (number + 1) * updates_per_round
+        if not all(step in applied for step in range(before + 1, last + 1)):
+            continue
+        first_end_s = applied[before + 1].end_s
+        started_s = starts[bisect.bisect_right(starts, first_end_s) - 1] if starts and starts[0] <= first_end_s else 0.0
+        previous_s = max(started_s, applied[before].end_s if before in applied else 0.0)
+        tickets = [t for t in issued.get(before, []) if previous_s - 1e-3 <= t <= first_end_s]
+        fallback_s = previous_s or applied[before + 1].start_s
+        begin_s = min(tickets) if tickets and (by_rounds or number == 0) else fallback_s
+        end_s = applied[last].end_s
+        if last in published and published[last].start_s >= applied[last].start_s:
+            end_s = max(end_s, published[last].end_s)
+        if end_s > begin_s:
+            found.append(Round(number=number, first_step=before + 1, last_step=last, begin_s=begin_s, end_s=end_s))
+    return found
+
+
+def open_round(
+    learner: Sequence[Event], *, updates_per_round: int, by_rounds: bool, extent: tuple[float, float]
+) -> Round | None:
+    """What came after the last round that was completed; None if nothing did.
+
+    It goes from its first ticket, or from the round before, to the last event of any process: what hangs writes none,
+    and others' events and spans that never ended tell of it.
+
+    Args:
+      learner: as for `find_rounds`, as the next two.
+      updates_per_round: R / U.
+      by_rounds: tickets are issued round by round.
+      extent: when the first and the last event of any process was, Unix time.
+    """
+    step, begin_s, started_s = 0, 0.0, 0.0
+    for event in learner:  # in order of time: a restart goes back
+        match event.name, event.number("step"):
+            case "restored", int(found):
+                step, started_s = found, event.start_s
+                begin_s = event.end_s
+            case "restored", _:
+                begin_s = started_s = event.start_s
+            case "apply", int(found):
+                step = found
+                begin_s = event.end_s if step % updates_per_round == 0 else begin_s
+            case "publish", int(found) if found == step and step % updates_per_round == 0 and event.start_s >= begin_s:
+                begin_s = event.end_s
+            case _:
+                pass
+    first = step - step % updates_per_round
+    issues = [e.start_s for e in learner if e.name == "issue" and e.number("step") == first]
+    tickets = [t for t in issues if t >= max(begin_s, started_s) - 1e-3]
+    if tickets and (by_rounds or first == 0):
+        begin_s = min(tickets)
+    begin_s, end_s = begin_s or extent[0], extent[1]
+    if end_s - begin_s < _MIN_OPEN_S:
+        return None
+    number = first // updates_per_round
+    return Round(number=number, first_step=first + 1, last_step=step, begin_s=begin_s, end_s=end_s, is_open=True)
+
+
+def _by_step(learner: Sequence[Event], name: str) -> dict[int, Event]:
+    """The last event of a name for each step that it gives."""
+    return {step: e for e in learner if e.name == name and (step := e.number("step")) is not None}
+
+
+def choose_rounds(rounds: Sequence[Round], limit: int) -> list[Round]:
+    """At most `limit`, in their order: the first and the last ones, the slowest ones, and evenly between."""
+    if len(rounds) <= limit:
+        return list(rounds)
+    if limit < 3:
+        return [rounds[0], rounds[-1]][-limit:] if limit > 0 else []
+    edge = max(1, limit // 8)
+    wanted = {*range(edge), *range(len(rounds) - edge, len(rounds))}
+    wanted |= set(sorted(range(len(rounds)), key=lambda i: -rounds[i].duration_s)[:edge])
+    for i in np.linspace(0, len(rounds) - 1, limit).astype(int).tolist():
+        if len(wanted) < limit:
+            wanted.add(i)
+    return [rounds[i] for i in sorted(wanted)]

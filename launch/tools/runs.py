@@ -1,0 +1,59 @@
+"""The runs of a store: `python -m launch.tools.runs --store=postgresql://learner@host/database?sslmode=verify-full`.
+
+Lists them; with --drop=RUN forgets one, with --unfence=ACTOR --run=RUN gives a fenced actor another chance. For a
+learner's role; the password comes from PGPASSFILE or PGPASSWORD. A store in a file (sqlite:///FILE) is listed too.
+"""
+
+from absl import flags
+
+from bridge.store.admin import Runs, open_runs
+from launch import cli
+from launch.startup.join_run import check_no_password
+from launch.tools.runs_table import render, size
+
+_STORE = flags.DEFINE_string(
+    "store", None, "URL of the store: postgresql://... in a learner's role, or sqlite:///FILE."
+)
+_DROP = flags.DEFINE_string("drop", None, "Name or id of a run to forget, with all its rows. Its folder stays.")
+_FORCE = flags.DEFINE_boolean("force", False, "With --drop: also one that is led or served; its processes end.")
+_BUCKET = flags.DEFINE_string("bucket", "", "With --drop: the run's store.bucket, whose objects of this run go too.")
+_UNFENCE = flags.DEFINE_string(
+    "unfence", None, "An actor that is fenced for good: probed again when it is started, and let in if it is clean."
+)
+_RUN = flags.DEFINE_string("run", None, "With --unfence: the run's name or id.")
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Does what it was asked for, and says so."""
+    with cli.usage_errors():
+        if _STORE.value is None:
+            raise ValueError("give --store=URL")
+        if _DROP.value is not None and _UNFENCE.value is not None:
+            raise ValueError("--drop and --unfence are two commands")
+        if (_UNFENCE.value is None) != (_RUN.value is None):
+            raise ValueError("--unfence=ACTOR and --run=RUN go together")
+        if _DROP.value is None and (_FORCE.value or _BUCKET.value):
+            raise ValueError("--force and --bucket go with --drop")
+        check_no_password(_STORE.value)
+        with open_runs(_STORE.value) as runs:
+            print(_act(runs))
+    return 0
+
+
+def _act(runs: Runs) -> str:
+    if _DROP.value is not None:
+        run = runs.drop(_DROP.value, force=_FORCE.value, bucket=_BUCKET.value)
+        said = f"dropped run {run.run} ({run.name}): {size(run.num_bytes)}, {run.num_waiting} groups not trained"
+        if run.num_objects and not _BUCKET.value:
+            said += f"; {run.num_objects} objects stay in its bucket, below groups/{run.run}"
+        return said
+    if _UNFENCE.value is not None and _RUN.value is not None:
+        runs.put_on_probation(_RUN.value, _UNFENCE.value)
+        return f"actor {_UNFENCE.value} is on probation: start it again; it is let in when a probe finds it clean"
+    return render(runs.all())
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,66 @@
+"""A table of runs, to be read in a terminal."""
+
+from collections.abc import Sequence
+
+from bridge.store.admin import RunState
+
+_HEADS = ("run", "name", "state", "step", "trained", "waiting", "size", "last sign", "learner", "actors alive")
+_IS_NUMBER = (False, False, False, True, True, True, True, True, False, False)
+
+
+def render(runs: Sequence[RunState]) -> str:
+    """One line a run below a head, its columns aligned: numbers to the right."""
+    if not runs:
+        return "no runs"
+    rows = [_HEADS, *(_row(run) for run in runs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, _IS_NUMBER, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in a unit that people read; three digits at most before it."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """How long ago something was, in the largest unit of which there are two; "never" for None."""
+    if seconds is None:
+        return "never"
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def state_of(run: RunState) -> str:
+    """In a word or two: finished by its learner's word, led by a live one, or neither."""
+    if run.finished_step is not None:
+        return "finished"
+    return "led" if run.leader else "no learner"
+
+
+def _row(run: RunState) -> tuple[str, ...]:
+    step = run.step if run.finished_step is None else run.finished_step
+    return (
+        run.run,
+        run.name or "-",
+        state_of(run),
+        "-" if step is None else str(step),
+        str(run.num_trained),
+        str(run.num_waiting),
+        size(run.num_bytes) + (f" + {run.num_objects} objects" if run.num_objects else ""),
+        duration(run.silent_s),
+        run.leader or "-",
+        ", ".join(run.live_actors) or "-",
+    )

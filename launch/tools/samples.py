@@ -1,0 +1,125 @@
+"""Samples of a run: `python -m launch.tools.samples --run_dir=runs/NAME [--sort=reward|lag|length] [--grep=TEXT]`.
+
+Shows what is kept in samples.jsonl (config section `samples`): prompts, responses, rewards by verifier, advantages, and
+the weights behind them. Reads a running run, too. --compare shows problems at the first and the last evaluation. In a
+pipe no line is wrapped; --json is for other programs.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+from absl import flags
+from rich.console import Console
+from rich.text import Text
+
+from configs.run_folder import RunFolder
+from launch import cli
+from launch.terminal import make_console
+from launch.tools import samples_view
+from launch.tools.samples_choice import SORTS, Query, as_json, choose, pairs, parse_steps
+from launch.tools.samples_view import Samples, read_samples
+
+_SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "By what, the largest first; length is in sampled tokens.")
+_REVERSE = flags.DEFINE_boolean("reverse", False, "The smallest first.")
+_GREP = flags.DEFINE_string(
+    "grep", None, "A regular expression that the prompt or the response has; (?i) at its start ignores case."
+)
+_STEP = flags.DEFINE_string("step", None, "A step, or a range of them, as 40-60.")
+_EVAL = flags.DEFINE_boolean("eval", None, "Evaluations alone; --noeval: training alone.")
+_LIMIT = flags.DEFINE_integer("limit", 10, "Samples at most.", lower_bound=1)
+_COMPARE = flags.DEFINE_boolean("compare", False, "Problems as they were answered at the first and last evaluation.")
+_FULL = flags.DEFINE_boolean("full", False, "Long texts to their end.")
+_JSON = flags.DEFINE_boolean(
+    "json", False, "A JSON object a line, whole; with --compare one with `first` and `last` for each problem."
+)
+SHARED_FLAGS = ("run_dir",)
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Prints the samples asked for; 2 where there is no such run, or nothing is kept of it."""
+    with cli.usage_errors():
+        folder = pathlib.Path(cli.run_dirs(most=1)[0])
+        query = _query()
+        samples = read_kept(folder)
+    console = make_console(highlight=False)
+    said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
+    if samples.num_unreadable:
+        said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
+    if _JSON.value:
+        print(said, file=sys.stderr)
+    else:
+        console.print(Text(said, style="dim"), soft_wrap=True)
+    return 0
+
+
+def _print(console: Console, samples: Samples, query: Query) -> str:
+    if _COMPARE.value:
+        found = pairs(samples, limit=query.limit)
+        samples_view.show_pairs(console, found, full=_FULL.value)
+        return _said_of_pairs(len(found))
+    chosen, num_found = choose(samples, query)
+    samples_view.show(console, chosen, full=_FULL.value, grep=query.grep)
+    return _said(len(chosen), num_found, samples)
+
+
+def _print_json(samples: Samples, query: Query) -> str:
+    """In ASCII: nothing that a model wrote reaches a terminal as it is."""
+    if _COMPARE.value:
+        found = pairs(samples, limit=query.limit)
+        for first, last in found:
+            print(json.dumps({"first": as_json(first), "last": as_json(last)}))
+        return _said_of_pairs(len(found))
+    chosen, num_found = choose(samples, query)
+    for sample in chosen:
+        print(json.dumps(as_json(sample)))
+    return _said(len(chosen), num_found, samples)
+
+
+def _said(num_chosen: int, num_found: int, samples: Samples) -> str:
+    if not num_found:
+        return f"no sample fits (of {samples.num_responses} kept)"
+    return f"{num_chosen} of {num_found} samples that fit, of {samples.num_responses} kept"
+
+
+def _said_of_pairs(num: int) -> str:
+    return f"{num} problem{'s' * (num > 1)}" if num else "no problem was evaluated twice yet"
+
+
+def read_kept(folder: pathlib.Path) -> Samples:
+    """The samples of a run folder.
+
+    Raises:
+      ValueError: it is no run folder, or has no samples.
+    """
+    run = RunFolder(folder)
+    if not run.config_file.is_file():
+        raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")
+    samples = read_samples(folder)
+    if not samples.groups:
+        raise ValueError(
+            f"{run.samples} has no samples yet: they are written with the first evaluation and update "
+            "(samples.groups_per_round, samples.eval_problems; runs of older versions have none)"
+        )
+    return samples
+
+
+def _query() -> Query:
+    try:
+        grep = re.compile(_GREP.value) if _GREP.value is not None else None
+    except re.error as e:
+        raise ValueError(f"--grep={_GREP.value!r} is no regular expression: {e}") from e
+    return Query(
+        sort=_SORT.value,
+        reverse=_REVERSE.value,
+        grep=grep,
+        steps=parse_steps(_STEP.value) if _STEP.value is not None else None,
+        is_eval=_EVAL.value,
+        limit=_LIMIT.value,
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

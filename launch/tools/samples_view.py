@@ -1,0 +1,309 @@
+"""Reading sample files, terminal rendering.
+
+What the lines say was written by a model, an environment or a data set; nothing of it is trusted.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from configs.run_folder import RunFolder
+
+FORMAT = 1
+
+
+class Score(msgspec.Struct, frozen=True):
+    """What a verifier gave."""
+
+    value: float
+    verdict: str = ""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What the policy, or its environment, said without the other between."""
+
+    text: str
+    by: str = "policy"
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A response as its line has it."""
+
+    reward: float
+    finish: str = ""
+    tokens: int = 0
+    observed_tokens: int = 0
+    text: str = ""
+    turns: list[Part] = []
+    num_parts: int = 0
+    """Parts that the episode had; `turns` may have fewer."""
+    scores: dict[str, Score] = {}
+    turn_rewards: list[float] = []
+    min_version: int | None = None
+    max_version: int | None = None
+    lag: float | None = None
+    lag_max: int | None = None
+    advantage: float | None = None
+    turn_advantages: list[float] = []
+    actor: str = ""
+
+    @property
+    def parts(self) -> list[Part]:
+        """Who said what, in order."""
+        return self.turns or [Part(text=self.text)]
+
+
+class GroupLine(msgspec.Struct, frozen=True):
+    """A line: a group, or what is kept of it."""
+
+    format: int
+    kind: str
+    step: int
+    responses: list[Response]
+    prompt: str = ""
+    set: str = ""
+    round: int = 0
+    order: int = 0
+    ticket: str = ""
+    prompt_id: str = ""
+    source: str = ""
+    environment: str = ""
+    answer: str = ""
+    metadata: str = ""
+    prompt_tokens: int = 0
+    num_responses: int = 0
+    incarnation: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One response."""
+
+    group: GroupLine
+    response: Response
+    index: int
+    """Among the responses of its group that are kept, from 0."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Samples:
+    """What a run folder has."""
+
+    groups: list[GroupLine]
+    """In the order in which they were written; an evaluation that was made again replaces the first."""
+    num_unreadable: int
+    """Lines that say nothing of the kind."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (Sample(group, r, i) for group in self.groups for i, r in enumerate(group.responses))
+
+    @property
+    def num_responses(self) -> int:
+        """Kept ones."""
+        return sum(len(group.responses) for group in self.groups)
+
+
+def read_samples(folder: pathlib.Path) -> Samples:
+    """The samples of a run folder; none where it has none.
+
+    A torn last line, of a run that is being written or was killed, is left out.
+
+    Raises:
+      ValueError: a line is of a newer format.
+    """
+    file = RunFolder(folder).samples
+    groups: dict[tuple[str, str, int, int], GroupLine] = {}
+    if not file.is_file():
+        return Samples([], 0)
+    decoder = msgspec.json.Decoder(GroupLine)
+    num_unreadable = 0
+    with open(file, "rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            group = _decoded(line, decoder)
+            if group is None:
+                num_unreadable += 1
+                continue
+            if group.format > FORMAT:
+                raise ValueError(f"{file} has samples of format {group.format}, this Sluice reads up to {FORMAT}")
+            groups[(group.kind, group.set, group.step, group.order)] = group
+    return Samples(list(groups.values()), num_unreadable)
+
+
+def _decoded(line: bytes, decoder: msgspec.json.Decoder[GroupLine]) -> GroupLine | None:
+    """A line; None of what is none. What msgspec is too strict for, as half a surrogate pair, Python's own reads."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return decoder.decode(line)
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return msgspec.convert(json.loads(line), GroupLine)
+    return None
+
+
+_CONTROL = {i: 0x2400 + i for i in range(0x20) if chr(i) not in "\n\t"} | {0x7F: 0x2421}
+_HIDDEN = re.compile(r"[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
+
+
+def visible(text: str) -> str:
+    r"""The text with control characters as pictures (ESC as ␛), and what has none, as `\u202e`, as its number.
+
+    Newlines and tabs stay. What reorders text (bidirectional overrides) and lone surrogates are among them.
+    """
+    text = text.replace("\r\n", "\n").translate(_CONTROL)
+    return _HIDDEN.sub(lambda found: f"‹U+{ord(found[0]):04X}›", text)
+
+
+_MAX_LINES = 40
+_MAX_CHARS = 2000
+"""Of a text that are shown; --full shows all."""
+_AROUND = 4
+"""Where what was looked for lies in what isn't shown, a quarter of that is shown around it."""
+_FOUND = "black on yellow"
+
+
+def show(
+    console: Console, samples: Sequence[Sample], *, full: bool = False, grep: re.Pattern[str] | None = None
+) -> None:
+    """Prints samples, with what `grep` finds marked; a prompt that follows itself is not repeated."""
+    before: GroupLine | None = None
+    for sample in samples:
+        group = sample.group
+        _show_title(console, title(group))
+        if before is None or before.prompt != group.prompt:
+            _show_prompt(console, group, full, grep)
+        _show_response(console, sample.response, full, grep)
+        before = group
+
+
+def show_pairs(console: Console, found: Sequence[tuple[Sample, Sample]], *, full: bool = False) -> None:
+    """Prints problems as they were answered first and last."""
+    for first, last in found:
+        _show_title(console, visible(f"eval {first.group.set}, problem of {numbers(first)}"))
+        _show_prompt(console, first.group, full, None)
+        for sample in (first, last):
+            _show_line(console, Text(f"step {sample.group.step}", style="bold"))
+            _show_response(console, sample.response, full, None)
+
+
+def title(group: GroupLine) -> str:
+    """Which group it is, in a few words."""
+    where = f"eval {group.set}" if group.kind == "eval" else f"round {group.round}"
+    named = [f"step {group.step}", where, *([group.source] if group.source else []), f"ticket {group.ticket}"]
+    return visible(" · ".join(named))
+
+
+def facts(response: Response) -> str:
+    """What is known of a response, in one line of numbers with their names."""
+    parts = [f"reward {response.reward:.3g}"]
+    parts += [f"{name} {s.value:.3g} {s.verdict}".rstrip() for name, s in response.scores.items()]
+    if response.turn_rewards:
+        parts.append("by turn " + " ".join(f"{r:.3g}" for r in response.turn_rewards))
+    if response.advantage is not None:
+        parts.append(f"advantage {response.advantage:+.3g}")
+    if response.turn_advantages:
+        parts.append("by turn " + " ".join(f"{a:+.3g}" for a in response.turn_advantages))
+    if response.lag is not None:
+        parts.append(f"lag {response.lag:.3g} (max {response.lag_max})")
+    if response.min_version is not None:
+        same = response.min_version == response.max_version
+        versions = f"{response.min_version}" if same else f"{response.min_version}-{response.max_version}"
+        parts.append(f"weights {versions}")
+    parts += [f"{response.tokens} tokens", f"finish {response.finish}"]
+    return visible(" · ".join(parts + [response.actor] * bool(response.actor)))
+
+
+def numbers(sample: Sample) -> str:
+    """The prompt's id, by which the same problem is found again."""
+    return visible(sample.group.prompt_id or sample.group.ticket)
+
+
+def shortened(text: str, grep: re.Pattern[str] | None = None) -> str:
+    """A text of many lines, or characters, without its middle, but for what is around the first that `grep` finds."""
+    text = "".join(_kept(text, _MAX_CHARS, "characters", " ", _place(text, grep)))
+    lines = text.split("\n")
+    found = _place(text, grep)
+    line = None if found is None else text.count("\n", 0, found)
+    return "\n".join(_kept(lines, _MAX_LINES, "lines", "", line))
+
+
+def _kept(parts: Sequence[str], most: int, unit: str, gap: str, found: int | None) -> list[str]:
+    """The first and the last of many, those around `found`, and how many are left out where."""
+    if len(parts) <= most + 1:
+        return list(parts)
+    half = most // 2
+    ranges = [(0, half), (len(parts) - half, len(parts))]
+    if found is not None and half <= found < len(parts) - half:
+        start, end = max(half, found - most // _AROUND // 2), min(len(parts) - half, found + most // _AROUND // 2)
+        ranges.insert(1, (start, end))
+    kept = list(parts[:half])
+    for (_, before), (start, end) in itertools.pairwise(ranges):
+        if start > before:
+            kept.append(f"{gap}[... {start - before} {unit}, see --full ...]{gap}")
+        kept += parts[start:end]
+    return kept
+
+
+def _place(text: str, grep: re.Pattern[str] | None) -> int | None:
+    found = grep.search(text) if grep is not None else None
+    return None if found is None else found.start()
+
+
+def _show_title(console: Console, text: str) -> None:
+    if console.is_terminal:
+        console.print(Rule(Text(text, style="bold"), align="left", style="dim"))
+    else:
+        _show_line(console, Text(f"── {text}"))
+
+
+def _show_line(console: Console, text: Text) -> None:
+    """A line; where there is no terminal, as in a pipe, it stays one however long it is."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _show_prompt(console: Console, group: GroupLine, full: bool, grep: re.Pattern[str] | None) -> None:
+    answer = f"   answer: {_in_a_line(group.answer)}" if group.answer else ""
+    _show_line(console, Text(visible(f"prompt{answer}"), style="dim"))
+    _show_text(console, group.prompt, "", full, grep)
+
+
+def _show_response(console: Console, response: Response, full: bool, grep: re.Pattern[str] | None) -> None:
+    colour = "green" if response.reward > 0 else "red"
+    _show_line(console, Text(facts(response), style=colour))
+    for part in response.parts:
+        if part.by != "policy":
+            _show_line(console, Text(visible(part.by), style="dim"))
+        _show_text(console, part.text, "cyan" if _is_policy(part) else "", full, grep)
+    if response.num_parts > len(response.parts):
+        left_out = response.num_parts - len(response.parts)
+        _show_line(console, Text(f"({left_out} turns between are not kept)", style="dim"))
+
+
+def _show_text(console: Console, text: str, style: str, full: bool, grep: re.Pattern[str] | None) -> None:
+    seen = visible(text)
+    shown = Text(seen if full else shortened(seen, grep), style=style, overflow="fold")
+    if grep is not None:
+        shown.highlight_regex(grep, _FOUND)
+    if console.is_terminal:
+        console.print(Padding(shown, (0, 0, 0, 2)))
+        return
+    for line in shown.split("\n", allow_blank=True):
+        _show_line(console, Text("  ").append_text(line) if line else line)
+
+
+def _in_a_line(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= 60 else f"{flat[:57]}..."
+
+
+def _is_policy(part: Part) -> bool:
+    return part.by == "policy"

@@ -1,0 +1,98 @@
+"""A trial store: `python -m launch.tools.store_server --dir=DIR --listen=HOST:PORT --cert=FILE --key=FILE`.
+
+Serves until Ctrl-C or SIGTERM, and goes on with what is in DIR when it is started again. Off loopback it takes
+encrypted connections only, by this machine's own PostgreSQL (apt-get install postgresql). Prints what learner and
+actors set; their passwords are in files that only you can read.
+With a database of your own, --print_sql prints what its administrator runs once.
+"""
+
+import pathlib
+import signal
+import socket
+import sys
+from types import FrameType
+
+from absl import flags
+
+from launch import cli
+from launch.supervision import process_tree
+from launch.tools import trial_store
+
+_DIR = flags.DEFINE_string("dir", None, "The folder that keeps the data and the passwords; made if it isn't there.")
+_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:5432", "Address and port; 0.0.0.0:PORT for all addresses.")
+_ADVERTISE = flags.DEFINE_string("advertise", None, "The name that others dial, if it isn't the address listened at.")
+_CERT = flags.DEFINE_string("cert", None, "PEM file of the server's certificate.")
+_KEY = flags.DEFINE_string("key", None, "PEM file of its key.")
+_PRINT_SQL = flags.DEFINE_boolean("print_sql", False, "Print the schema and the roles' rights, and start nothing.")
+
+
+_LOOK_S = 0.5
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
+
+
+class _StopError(Exception):
+    """We were asked to end."""
+
+
+def main() -> int:
+    """Serves; 1 where the server ended by itself."""
+    process_tree.die_with_parent()
+    with cli.usage_errors():
+        if _PRINT_SQL.value:
+            print(trial_store.administrators_sql())
+            return 0
+        place = _place()
+        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGINT, _stop)
+        try:
+            with trial_store.serving(place) as cluster:
+                print(f"{place.describe()}\n\nserving at {place.host}:{place.port} (Ctrl-C ends it)", flush=True)
+                while (code := cluster.wait(_LOOK_S)) is None:
+                    pass
+                print(f"error: PostgreSQL ended by itself ({code}); see {cluster.log}", file=sys.stderr)
+                return 1
+        except _StopError:
+            return 0
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    del frame
+    signal.signal(signum, signal.SIG_IGN)  # ending takes its time, whoever asks again
+    raise _StopError
+
+
+def _place() -> trial_store.Place:
+    if _DIR.value is None:
+        raise ValueError("give --dir=FOLDER")
+    host, port = parse_address(_LISTEN.value)
+    everywhere = host in ("0.0.0.0", "::", "*")
+    return trial_store.Place(
+        folder=pathlib.Path(_DIR.value).absolute(),
+        host=host,
+        port=port,
+        advertise=_ADVERTISE.value or (socket.gethostname() if everywhere else host),
+        certificate=_path(_CERT.value),
+        key=_path(_KEY.value),
+    )
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, an IPv6 address in brackets.
+
+    Raises:
+      ValueError: it has another form.
+    """
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(f"--listen={text} reads HOST:PORT, as in 127.0.0.1:5432")
+    return host, int(port)
+
+
+def _path(text: str | None) -> pathlib.Path | None:
+    return pathlib.Path(text) if text else None
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,309 @@
+"""Sources made by index: reasoning-gym tasks and environments.
+
+`configs/tasks/NAME.py` has `rows(seed, args)`, which returns row i as a function of i; a user's own function is
+alike. A row is an object or a mapping with a `question` (or `messages`), and, as there are, `role`, `answer`,
+`metadata` and `rewards`.
+"""
+
+import dataclasses
+import functools
+import importlib
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from configs import custom_functions
+from configs.sections.prompts import PromptSource
+from learner.data.parse_row import NotARowError, RowFormat, problem_of
+from learner.data.problem import BadRow, Problem, RawProblem, task_of
+from learner.data.source_context import Opened, Setting, where
+
+NUM_PROCEDURAL = 2**31 - 1
+"""Indices a procedural task has; each is another problem (some of the same text)."""
+
+
+_BLOCKS = {"acre": 500, "gsm_symbolic": 10_000, "list_functions": 10_000, "word_ladder": 10_000}
+"""Families that draw something for all problems of a data set when it is made, which takes memory and time: they come
+as one data set after the other, of so many problems and a seed of its own each."""
+
+
+class ReasoningGymSource:
+    """A procedural task: problem i is a function of (seed, i)."""
+
+    def __init__(self, source: PromptSource, *, seed: int, where: str = "prompts") -> None:
+        """Makes the library's (first) data set; `where` is the source's field of the config.
+
+        Raises:
+          ValueError: no such task family, or the task refuses its arguments.
+        """
+        # Here, since it imports sympy and matplotlib, which a run with prompts of another source does not need.
+        import reasoning_gym
+
+        self._block = _BLOCKS.get(source.task, NUM_PROCEDURAL)
+
+        @functools.lru_cache(maxsize=2)
+        def block(number: int) -> Any:
+            drawn = seed if number == 0 else random.Random(f"{seed}.{number}").getrandbits(31)
+            return reasoning_gym.create_dataset(source.task, size=self._block, seed=drawn, **source.task_args)
+
+        try:
+            block(0)
+        except (ValueError, AssertionError, TypeError) as e:
+            raise ValueError(f"{where}.task={source.task!r} with task_args {source.task_args}: {e}") from e
+        self._dataset = block
+        self._pattern = re.compile(source.pattern) if source.pattern else None
+        self._source, self._where = source, where
+
+    def __len__(self) -> int:
+        return NUM_PROCEDURAL
+
+    def __getitem__(self, index: int) -> RawProblem:
+        """Problem `index`.
+
+        Raises:
+          ValueError: the pattern is not found in the question, or the family names no answer and is judged by one.
+        """
+        number, place = divmod(index, self._block)
+        entry = self._dataset(number)[place]
+        question = entry["question"]
+        if self._pattern is not None:
+            found = self._pattern.search(question)
+            if found is None:
+                raise ValueError(f"{self._where}.pattern {self._pattern.pattern!r} is not in {question!r}")
+            question = found.group(1)
+        source = self._source
+        needs_entry = source.environment != "" or source.parts.keys() != {"math"}
+        answer = entry["answer"]
+        if answer is None and source.parts.keys() & {"math", "exact"}:
+            raise ValueError(f"{self._where}.task={source.task!r} names no answers: use verifier=reasoning_gym")
+        task = task_of(
+            "" if answer is None else answer,
+            source.parts,
+            answer_in=source.answer_in,
+            metadata=entry if needs_entry else None,
+            environment=source.environment,
+        )
+        return RawProblem(question, (), task, environment=source.environment)
+
+
+ROWS = custom_functions.Signature(takes=("seed", "args"), returns="row i of prompts as a function of i")
+
+
+_FIELDS = ("question", "messages", "role", "answer", "metadata", "rewards")
+
+
+class EnvironmentSource:
+    """Row i of an environment is a function of (seed, i)."""
+
+    def __init__(self, form: RowFormat, *, seed: int, where: str = "prompts") -> None:
+        """Finds what makes the rows; `where` is the source's field of the config.
+
+        Raises:
+          ValueError: nothing makes rows for this environment, or it refuses its arguments.
+        """
+        source = form.source
+        self._form = dataclasses.replace(form, rewards_field="rewards", metadata_field="metadata")
+        self._said = f"{where}.environment={source.environment} with environment_args {source.environment_args}"
+        try:
+            self._row = _maker(source, where)(seed, source.environment_args)
+        except (ValueError, TypeError) as e:
+            raise ValueError(f"{self._said}: {e}") from e
+
+    def __len__(self) -> int:
+        return NUM_PROCEDURAL
+
+    def __getitem__(self, index: int) -> RawProblem:
+        """Row `index`.
+
+        Raises:
+          ValueError: it can't be made, or is none.
+        """
+        try:
+            return problem_of(0, _as_row(self._row(index), self._form.source), self._form)
+        except NotARowError as e:
+            raise ValueError(f"{self._said}: row {index}: {e}") from e
+
+
+def _maker(source: PromptSource, where: str) -> Callable[[int, Mapping[str, Any]], Callable[[int], Any]]:
+    if source.environment_rows:
+        return custom_functions.load(f"{where}.environment_rows", source.environment_rows, ROWS)
+    module = f"configs.tasks.{source.environment}"
+    try:
+        return importlib.import_module(module).rows
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module}.".startswith(f"{e.name}."):
+            raise  # one of its own imports
+    raise ValueError(f"it makes no rows; give {where}.environment_rows=module:function, or a {where}.path of rows")
+
+
+def _as_row(made: Any, source: PromptSource) -> dict[str, Any]:
+    """The fields of a file's row."""
+    found = {n: made.get(n) if isinstance(made, Mapping) else getattr(made, n, None) for n in _FIELDS}
+    prompt = found["question"]
+    if found["messages"]:
+        prompt = [dict(m) for m in found["messages"]]
+    elif found["role"] not in (None, "user"):
+        prompt = [{"role": found["role"], "content": found["question"]}]
+    metadata = None if found["metadata"] is None else dict(found["metadata"])
+    answer = None if found["answer"] == "" else found["answer"]  # 0 is one
+    row = {source.prompt_field: prompt, source.answer_field: answer}
+    return row | {"metadata": metadata, "rewards": found["rewards"]}
+
+
+_EVAL_SEED = 1_000_003
+_MAX_DRAWS = 200_000
+MAX_BAD_IN_A_ROW = 2_000
+"""Rows set aside with no good one between them; then what makes them is broken."""
+
+
+class ProceduralProblems:
+    """What is made by index; None where that is held out, a `BadRow` where it is none or does not fit."""
+
+    def __init__(self, made: ReasoningGymSource | EnvironmentSource, name: str, setting: Setting) -> None:
+        """Nothing is made yet."""
+        self._made, self._name, self._setting = made, name, setting
+        self._path = _said(where(name), setting.config.prompts.sources[name])
+
+    def __len__(self) -> int:
+        return NUM_PROCEDURAL
+
+    def __getitem__(self, index: int) -> Problem | BadRow | None:
+        """Problem `index`."""
+        index, max_tokens = int(index), self._setting.max_tokens
+        raw = _make_row(self._made, index, self._path)
+        if isinstance(raw, BadRow):
+            return raw
+        if self._setting.is_held_out(raw) or self._setting.is_evaluated(raw):
+            return None
+        problem = _tokenize(raw, index, self._name, self._setting, self._path)
+        if isinstance(problem, BadRow):
+            return problem
+        size = problem.prompt_tokens.size
+        if not 0 < size <= max_tokens:
+            return BadRow.of_size(index, size, max_tokens=max_tokens, path=self._path)
+        return problem
+
+
+def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened:
+    """A source that is made by index.
+
+    Raises:
+      ValueError: it can't be made, or has too few held-out problems.
+    """
+    source = setting.config.prompts.sources[name]
+    held_out, bad = draw_held_out(
+        source, setting, num_held_out, name=name, field=where(name), bound="evaluation.num_problems"
+    )
+    made = _make(source, setting, seed=_train_seed(setting.config.run.seed), field=where(name))
+    problems = ProceduralProblems(made, name, setting)
+    if not any(isinstance(problems[index], Problem) for index in range(MAX_BAD_IN_A_ROW)):
+        first = _make_row(made, 0, "")
+        raise ValueError(
+            f"{_said(where(name), source)}: of its first {MAX_BAD_IN_A_ROW} questions none can be trained on: "
+            f"{first.reason if isinstance(first, BadRow) else repr(first.question)} and the others are none, are held "
+            "out by their hash (is it the same one each time?), or do not fit"
+        )
+    return Opened(
+        name=name,
+        source=source,
+        problems=problems,
+        is_endless=True,
+        held_out=tuple(held_out),
+        bad=tuple(bad),
+    )
+
+
+def draw_held_out(
+    source: PromptSource, setting: Setting, num_problems: int, *, name: str, field: str, bound: str
+) -> tuple[list[Problem], list[BadRow]]:
+    """Held-out problems of what is made by index, distinct and the same whatever the run's seed; and the bad rows.
+
+    Args:
+      source: what makes them.
+      setting: the run's.
+      num_problems: so many.
+      name: the source's.
+      field: of the config that describes the source.
+      bound: the field that says how many.
+
+    Raises:
+      ValueError: there are too few, or a prompt is too long.
+    """
+    if num_problems == 0:
+        return [], []
+    made = _make(source, setting, seed=_EVAL_SEED, field=field)
+    path = f"{_said(field, source)} (evaluation)"
+    found: dict[str, Problem] = {}
+    bad: list[BadRow] = []
+    last_good = -1
+    for index in range(_MAX_DRAWS):
+        row = _make_row(made, index, path)
+        if isinstance(row, RawProblem) and row.question not in found and setting.is_held_out(row):
+            row = _tokenize(row, index, name, setting, path)
+        if isinstance(row, BadRow):
+            bad.append(row)
+            check_bad_in_a_row(index - last_good, row)
+            continue
+        last_good = index
+        if isinstance(row, Problem):
+            found[row.question] = row
+        if len(found) == num_problems:
+            break
+    else:
+        raise ValueError(
+            f"{_said(field, source)} has only {len(found)} distinct held-out problems in {_MAX_DRAWS} draws; lower "
+            f"{bound} ({num_problems}) or widen its arguments"
+        )
+    longest = max(p.prompt_tokens.size for p in found.values())
+    if longest > setting.max_tokens:
+        raise ValueError(
+            f"prompts of {_said(field, source)} have up to {longest} tokens; model.max_tokens less the tokens of a "
+            f"response (sampling.max_response_tokens, or the set's max_tokens) leaves {setting.max_tokens}"
+        )
+    return list(found.values()), bad
+
+
+def check_bad_in_a_row(num_bad: int, last: BadRow) -> None:
+    """Refuses what makes nothing but bad rows.
+
+    Raises:
+      ValueError: so many were set aside one after the other.
+    """
+    if num_bad >= MAX_BAD_IN_A_ROW:
+        raise ValueError(f"{last.path}: {num_bad} rows in a row were set aside; the last, {last.row}: {last.reason}")
+
+
+def _make_row(made: ReasoningGymSource | EnvironmentSource, index: int, path: str) -> RawProblem | BadRow:
+    try:
+        return made[index]
+    except ValueError as e:
+        return BadRow(index, str(e), path)
+    except Exception as e:  # a library's code, or the user's, makes rows
+        return BadRow(index, f"{type(e).__name__}: {e}", path)
+
+
+def _tokenize(raw: RawProblem, index: int, name: str, setting: Setting, path: str) -> Problem | BadRow:
+    try:
+        return setting.tokenize(raw, name)
+    except ValueError as e:  # the chat template wants other roles, or another order of them
+        return BadRow(index, str(e), path)
+
+
+def _make(source: PromptSource, setting: Setting, *, seed: int, field: str) -> ReasoningGymSource | EnvironmentSource:
+    if source.task:
+        return ReasoningGymSource(source, seed=seed, where=field)
+    return EnvironmentSource(setting.form(source), seed=seed, where=field)
+
+
+def _said(field: str, source: PromptSource) -> str:
+    kind = f"task={source.task!r}" if source.task else f"environment={source.environment!r}"
+    return f"{field}.{kind}"
+
+
+def _train_seed(seed: int) -> int:
+    """Apart from the warm-up's and the evaluation's seeds, and from other runs'.
+
+    The library makes problem i from seed + i, so neighbouring seeds would give the same problems, shifted by one.
+    """
+    return 10_000_000 * (1 + seed)

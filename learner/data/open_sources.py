@@ -1,0 +1,224 @@
+"""Opens a run's prompt sources: what each trains on and holds out.
+
+No grain and no jax in here: `launch.startup.preflight` looks at the prompts before anything starts.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from absl import logging
+from jaxtyping import Int64
+
+from configs.schema import Config
+from configs.sections.prompts import PromptSource
+from learner.data.generated import open_procedural
+from learner.data.mixture import in_parts
+from learner.data.parse_row import RowFormat, parse_row
+from learner.data.problem import Problem, RawProblem
+from learner.data.readers import Rows, open_rows
+from learner.data.row_filter import Screen, Screened, SetAside
+from learner.data.source_context import Opened, Setting, where
+from learner.data.tokenizer import Tokenizer
+
+
+def open_eval_rows(source: PromptSource, form: RowFormat) -> Rows | None:
+    """The rows that the source names for evaluation; None if those are chosen by their hash.
+
+    Raises:
+      ValueError: as `open_rows`.
+    """
+    if source.eval_path:
+        return open_rows(source, form.columns, path=source.eval_path)
+    return open_rows(source, form.columns, split=source.eval_split) if source.eval_split else None
+
+
+def questions(rows: Rows, form: RowFormat) -> set[str]:
+    """The questions, stripped, of all well-formed rows."""
+    found: set[str] = set()
+    first = 1
+    for batch in rows.batches():
+        for number, row in enumerate(batch, start=first):
+            raw = parse_row(number, row, form) if isinstance(row, dict) else None
+            if isinstance(raw, RawProblem):
+                found.add(raw.question.strip())
+        first += len(batch)
+    return found
+
+
+class FileProblems:
+    """Rows of a file by their place among those kept; each is parsed and tokenized when it is asked for."""
+
+    def __init__(
+        self, rows: Rows, kept: Int64[np.ndarray, " N"], name: str, source: PromptSource, setting: Setting
+    ) -> None:
+        """`kept` are indices into `rows`, which are those of source `name`."""
+        self._rows, self._kept, self._name, self._setting = rows, kept, name, setting
+        self._form = setting.form(source)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> Problem:
+        """Problem `index`.
+
+        Raises:
+          ValueError: its row is not what it was.
+        """
+        place = int(self._kept[index])
+        row = self._rows[place]
+        raw = parse_row(place + 1, row, self._form) if isinstance(row, dict) else row
+        if not isinstance(raw, RawProblem):
+            raise ValueError(f"row {place + 1} of {self._form.source.path} changed while the run read it: {raw}")
+        return self._setting.tokenize(raw, self._name)
+
+
+def open_file(
+    name: str,
+    setting: Setting,
+    *,
+    eval_rows: Rows | None,
+    num_held_out: int,
+    set_aside: Mapping[int, str],
+) -> Opened:
+    """A source of rows: what is trained on, held out, and set aside; logs how many.
+
+    Args:
+      name: the source's.
+      setting: the run's.
+      eval_rows: what is held out; chosen by hash if None.
+      num_held_out: so many are evaluated.
+      set_aside: reasons by row number, of rows whose own answer does not pass.
+
+    Raises:
+      ValueError: the file is unusable, or leaves nothing to train on or to evaluate.
+    """
+    source = setting.config.prompts.sources[name]
+    form = setting.form(source)
+    rows = open_rows(source, form.columns)
+
+    def side(raw: RawProblem) -> str:
+        if eval_rows is None and setting.is_held_out(raw):
+            return "held_out"
+        return "neither" if setting.is_evaluated(raw) else "train"
+
+    screen = Screen(
+        path=source.path,
+        form=form,
+        tokenizer=setting.tokenizer,
+        prompts=setting.config.prompts,
+        max_tokens=setting.max_tokens,
+        side=side,
+        measured=("train", "held_out") if num_held_out else ("train",),
+        set_aside=set_aside,
+    )
+    found = screen.look(rows)
+    held_rows, held_out, bad = rows, found.held_out, found.bad
+    of_eval = None
+    if eval_rows is not None and num_held_out:
+        path = source.eval_path or f"{source.path} ({source.eval_split})"
+        of_eval = dataclasses.replace(screen, path=path, side=lambda _: "held_out", set_aside={}).look(eval_rows)
+        held_rows, held_out, bad = eval_rows, of_eval.held_out, bad + of_eval.bad
+    _log_counts(name, source, found, num_held_out=len(held_out))
+    if not len(found.train) or (num_held_out and not len(held_out)):
+        raise ValueError(
+            f"{source.path}: {len(found.train)} rows to train on and {len(held_out)} held out; both are needed (set "
+            f"{where(name)}.eval_path, or change prompts.held_out_one_in)"
+        )
+    held = FileProblems(held_rows, held_out[:num_held_out], name, source, setting)
+    return Opened(
+        name=name,
+        source=source,
+        problems=FileProblems(rows, found.train, name, source, setting),
+        is_endless=False,
+        held_out=tuple(held[i] for i in range(len(held))),
+        bad=bad,
+        looked_at=(found,) if of_eval is None else (found, of_eval),
+    )
+
+
+def _log_counts(name: str, source: PromptSource, found: Screened, *, num_held_out: int) -> None:
+    logging.info(
+        "prompts source=%s path=%s rows=%d kept=%d held_out=%d too_long=%d bad=%d in_evaluation=%d "
+        "contradicting_duplicates=%d",
+        name or "-",
+        source.path,
+        found.num_rows,
+        len(found.train),
+        num_held_out,
+        found.num_too_long,
+        len(found.bad) - found.num_too_long,
+        found.num_left_out,
+        found.num_contradicting,
+    )
+
+
+def open_sources(
+    config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | None = None, evaluated: Collection[str] = ()
+) -> list[Opened]:
+    """All sources of the config, in the order of their names; logs how many rows of each are kept.
+
+    `evaluation.num_problems` are held out of them in proportion to their weights; what one source evaluates no other
+    trains on, nor what an evaluation set asks.
+
+    Args:
+      config: the run's.
+      tokenizer: the model's.
+      set_aside: rows whose own answer does not pass.
+      evaluated: questions of evaluation sets (`learner.evaluation.eval_sets.questions_of`).
+
+    Raises:
+      ValueError: a source is unusable, or leaves nothing to train on or to evaluate; or `prompts.num_epochs` is too few
+        for the run.
+    """
+    sources = config.prompts.sources
+    setting = Setting(config, tokenizer)
+    of_eval: dict[str, Rows] = {}
+    kept_out = set(evaluated)
+    for name, source in sources.items():
+        if (rows := open_eval_rows(source, setting.form(source))) is not None:
+            of_eval[name] = rows
+            kept_out |= questions(rows, setting.form(source))
+    setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
+    shares = in_parts({name: source.weight for name, source in sources.items()}, config.evaluation.num_problems)
+    opened: dict[str, Opened] = {}
+    # A hash keeps its questions out of whatever holds out by hash; from those beside an evaluation file they are kept
+    # by their text.
+    for name in sorted(sources, key=lambda name: name in of_eval):
+        if sources[name].path:
+            opened[name] = open_file(
+                name,
+                setting,
+                eval_rows=of_eval.get(name),
+                num_held_out=shares[name],
+                set_aside=(set_aside or {}).get(name, {}),
+            )
+        else:
+            opened[name] = open_procedural(name, setting, num_held_out=shares[name])
+        if name not in of_eval:
+            kept_out |= {p.question.strip() for p in opened[name].held_out}
+            setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
+    in_order = [opened[name] for name in sources]
+    check_epochs(config, in_order)
+    return in_order
+
+
+def check_epochs(config: Config, opened: Sequence[Opened]) -> None:
+    """Refuses a run whose updates ask the rows of a file more often than `prompts.num_epochs`.
+
+    Raises:
+      ValueError: says how many updates would fit.
+    """
+    bound, per_update = config.prompts.num_epochs, config.rounds.groups_per_update
+    all_weights = sum(o.source.weight for o in opened)
+    for source in opened if bound else ():
+        if source.is_endless:
+            continue
+        num_groups = bound * len(source.problems) * all_weights / source.source.weight
+        num_updates = int(num_groups + 1e-6) // per_update
+        if num_updates < config.run.num_updates:
+            raise ValueError(
+                f"run.num_updates={config.run.num_updates} asks the {len(source.problems)} rows of "
+                f"{source.source.path} more often than prompts.num_epochs={bound} allows: at most {num_updates} "
+                f"updates of {per_update} groups fit"
+            )

@@ -1,0 +1,222 @@
+"""A row of a file to a problem, or the reason why it is none."""
+
+import dataclasses
+import decimal
+import json
+import math
+from typing import Any
+
+from bridge import code_tests
+from bridge.chat_template import JsonObject
+from bridge.rollout_types import MAX_REWARD_PARTS
+from configs import custom_functions
+from configs.sections import PromptsConfig
+from configs.sections.prompts import VERIFIERS, PromptSource
+from learner.data.conversations import MEDIA_PREFIXES, NotAPromptError, is_media, is_unicode, read_prompt, read_tools
+from learner.data.problem import Answer, RawProblem, task_of
+
+_NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
+"""Verifiers that find what they need in the row's metadata, or in the response alone."""
+
+
+_NOT_READ = {
+    "tools": "prompts.tools_field=tools",
+    "functions": "prompts.tools_field=functions",
+    "template_arguments": "prompts.template_arguments_field=template_arguments",
+    "chat_template_kwargs": "prompts.template_arguments_field=chat_template_kwargs",
+    "documents": "prompts.template_arguments_field, a column with an object that has the documents in it",
+}
+"""Columns that chat templates know, also under other names, and the fields of the config that would have them read."""
+
+
+class NotARowError(ValueError):
+    """What a row lacks; its text is the reason that the quarantine names."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowFormat:
+    """How the rows of a source are read."""
+
+    source: PromptSource
+    rewards_field: str
+    metadata_field: str
+    tools_field: str = ""
+    template_arguments_field: str = ""
+    ignored_fields: frozenset[str] = frozenset()
+    """Fields of messages and rows that prompts leave out on purpose."""
+    verifiers: frozenset[str]
+    """Those that a row may name: ours, and the user's own that the config names. A file can't have code imported."""
+
+    @classmethod
+    def of(cls, prompts: PromptsConfig, source: PromptSource) -> "RowFormat":
+        """That of one of the config's sources."""
+        return cls(
+            source=source,
+            rewards_field=prompts.rewards_field,
+            metadata_field=prompts.metadata_field,
+            tools_field=prompts.tools_field,
+            template_arguments_field=prompts.template_arguments_field,
+            ignored_fields=frozenset(prompts.ignored_names),
+            verifiers=frozenset((*VERIFIERS, *prompts.own_verifiers, *filter(custom_functions.is_own, source.parts))),
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """The fields that are looked at; `image*` are all that begin so, without those named as `!images`."""
+        others = (self.tools_field, self.template_arguments_field, *_NOT_READ, *(f"{p}*" for p in MEDIA_PREFIXES))
+        named = dict.fromkeys((*self._own, *(f for f in others if f not in self.ignored_fields)))
+        return [*(f for f in named if f), *(f"!{f}" for f in sorted(self.ignored_fields) if f not in self._own)]
+
+    @property
+    def read_fields(self) -> frozenset[str]:
+        """The fields that have a meaning."""
+        return frozenset((*self._own, self.tools_field, self.template_arguments_field))
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        return (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
+
+
+def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:
+    """The problem of row `number`, or why it is none.
+
+    A prompt is text, or a conversation (a list of {role, content}, also as JSON text); an answer is text or a number.
+    What verifiers need besides is in the row's metadata, and a row's own verifiers in its rewards.
+    """
+    try:
+        return problem_of(number, row, form)
+    except NotARowError as e:
+        return str(e)
+
+
+def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
+    """The same.
+
+    Raises:
+      NotARowError: it is none.
+    """
+    source = form.source
+    parts = _parts(row, form)
+    needs_answer = not (parts.keys() <= _NEED_NO_ANSWER)  # an episode that no verifier judges needs none
+    wanted = (source.prompt_field, *((source.answer_field,) if needs_answer else ()))
+    missing = [f for f in wanted if _is_missing(row.get(f))]
+    if missing:
+        raise NotARowError(
+            f"no field {' and no field '.join(map(repr, missing))}, or it is null or NaN "
+            f"(fields: {', '.join(sorted(map(str, row)))})"
+        )
+    answer = _answer(row.get(source.answer_field), source.answer_field, needs_answer)
+    metadata = _object(row, form.metadata_field)
+    if "reasoning_gym" in parts and not _is_entry(metadata):
+        raise NotARowError("verifier reasoning_gym needs the library's entry as metadata (metadata.source_dataset)")
+    if "code" in parts:
+        try:
+            code_tests.read(metadata)
+        except ValueError as e:
+            raise NotARowError(str(e)) from e
+    question, messages, tools = _prompt(row, form)
+    if "judge" in parts:  # it is told what was asked
+        metadata = {"question": question, **(metadata or {})}
+    task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
+    arguments = _object(row, form.template_arguments_field)
+    return RawProblem(question, messages, task, number, source.environment, tools, arguments)
+
+
+def _is_missing(value: Any) -> bool:
+    """Returns True for null and for NaN, which a table has where a number is missing."""
+    return value is None or (isinstance(value, float | decimal.Decimal) and math.isnan(value))
+
+
+def _answer(answer: Any, field: str, is_needed: bool) -> Answer:
+    if _is_missing(answer) and not is_needed:
+        return ""
+    is_answer = isinstance(answer, str | int | float | decimal.Decimal) and not isinstance(answer, bool)
+    if not is_answer or (is_needed and not str(answer).strip()):
+        raise NotARowError(f"{field!r} must be text or a number, got {answer!r}")
+    if isinstance(answer, float | decimal.Decimal) and not math.isfinite(answer):
+        raise NotARowError(f"{field!r} must be finite, got {answer!r}")
+    if not is_unicode(str(answer)):
+        raise NotARowError(f"{field!r} is no Unicode text: {answer!r}")
+    return answer
+
+
+def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject, ...], tuple[JsonObject, ...]]:
+    """(the question, the conversation if it is one, its tools)."""
+    field, ignored = form.source.prompt_field, form.ignored_fields
+    left_out = [n for n in map(str, row) if n not in ignored and n not in form.read_fields]
+    if media := [n for n in left_out if is_media(n, row[n])]:
+        raise NotARowError(
+            f"the row has {media[0]!r}, and only text is read: a column whose name begins with "
+            f"{', '.join(MEDIA_PREFIXES)} may hold media, text or not; remove the column, or set "
+            f"prompts.ignored_fields={','.join(media)}"
+        )
+    if unread := [n for n in left_out if n in _NOT_READ and row[n] not in (None, "", "[]", "{}", [], {})]:
+        raise NotARowError(
+            f"the row has {unread[0]!r}, which is not read; set {_NOT_READ[unread[0]]}, or name it in "
+            "prompts.ignored_fields"
+        )
+    tools = row.get(form.tools_field) if form.tools_field and form.tools_field not in ignored else None
+    try:
+        question, messages = read_prompt(row[field], field, ignored=ignored)
+        read = read_tools(tools, form.tools_field) if tools and tools != "[]" else ()
+    except NotAPromptError as e:
+        raise NotARowError(str(e)) from e
+    return question, messages, read
+
+
+def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
+    """Weights by verifier: the row's own, or the source's."""
+    given = row.get(form.rewards_field) if form.rewards_field else None
+    if given is None:
+        return form.source.parts
+    field = form.rewards_field
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_REWARD_PARTS:
+        raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {_short(given)}")
+    parts: dict[str, float] = {}
+    for part in given:
+        given_fields = {k for k, v in part.items() if v is not None} if isinstance(part, dict) else {"?"}
+        if not given_fields <= {"name", "weight"} or not isinstance(part.get("name"), str):
+            raise NotARowError(f"{field!r}: every part is {{name, weight}}, got {_short(part)}")
+        name = part["name"]
+        weight = 1.0 if part.get("weight") is None else part["weight"]
+        if name not in form.verifiers:
+            raise NotARowError(f"{field!r}: no verifier {name!r}; there are {', '.join(sorted(form.verifiers))}")
+        if name in parts:
+            raise NotARowError(f"{field!r} names {name!r} twice")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not _counts(weight):
+            raise NotARowError(f"{field!r}: the weight of {name!r} must be a finite number and not 0, got {weight!r}")
+        parts[name] = float(weight)
+    return parts
+
+
+def _counts(weight: float) -> bool:
+    try:
+        return math.isfinite(weight) and weight != 0
+    except OverflowError:  # a whole number beyond float64
+        return False
+
+
+def _object(row: dict[str, Any], field: str) -> dict[str, Any]:
+    """The object in a row's field, also where a column of text holds it as JSON; empty where there is none."""
+    given = row.get(field) if field else None
+    if given is None:
+        return {}
+    found: Any = given
+    if isinstance(given, str):
+        try:
+            found = json.loads(given)
+        except ValueError:
+            found = None
+    if not isinstance(found, dict):
+        raise NotARowError(f"{field!r} must be an object, or JSON of one, got {_short(given)}")
+    return found
+
+
+def _is_entry(metadata: dict[str, Any]) -> bool:
+    inner = metadata.get("metadata")
+    return isinstance(inner, dict) and bool(inner.get("source_dataset"))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,205 @@
+"""Endless training problems as grain datasets, with resumable state."""
+
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import grain
+from absl import logging
+
+from configs.schema import Config
+from learner.data.generated import check_bad_in_a_row
+from learner.data.mixture import Curriculum, Mixture
+from learner.data.open_sources import open_sources
+from learner.data.problem import BadRow, Problem
+from learner.data.row_filter import SetAside
+from learner.data.source_context import Opened
+from learner.data.tokenizer import Tokenizer
+
+_NO_PREFETCH = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+class PromptStream:
+    """An endless iterator of training problems whose place can be saved and restored.
+
+    Each source is a grain dataset: rows are shuffled by the run's seed, anew each epoch, and every row comes before any
+    comes again. What a restart gives is the same as long as the rewards are (`observe`).
+
+    Not thread-safe (grain iterators are not).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        opened: Sequence[Opened],
+        *,
+        quarantine: Callable[[BadRow], None] | None = None,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts at the first problem.
+
+        Args:
+          config: the run's.
+          opened: its sources.
+          quarantine: told of the bad rows among those that are made by index.
+          digests: hashes of rows that a resume must find as they were, by the field that names them.
+        """
+        self._digests = dict(digests or {})
+        self._opened = {o.name: o for o in opened}
+        self._sieves = {o.name: _Sieve(quarantine) for o in opened}
+        self._iterators = {o.name: iter(_dataset(o, config.run.seed, self._sieves[o.name])) for o in opened}
+        self._num_drawn = dict.fromkeys(self._opened, 0)
+        self._mixture = Mixture(list(self._opened))
+        self._curriculum = Curriculum(config.prompts)
+
+    def __next__(self) -> Problem:
+        name = self._mixture.pick(self._curriculum.weights())
+        self._num_drawn[name] += 1
+        return next(self._iterators[name])
+
+    def observe(self, source: str, reward: float) -> None:
+        """Takes in the mean reward of a group whose problem was of `source`."""
+        self._curriculum.observe(source, reward)
+
+    def metrics(self) -> dict[str, float]:
+        """Epochs, rows set aside, and of a mixture each source's share and mean reward (`metric_names.py`)."""
+        epochs = {n: self._num_drawn[n] / len(o.problems) for n, o in self._opened.items() if not o.is_endless}
+        row = {"prompts/epoch": max(epochs.values())} if epochs else {}
+        if any(o.is_endless for o in self._opened.values()):
+            row["prompts/bad_rows"] = float(sum(s.num_bad for s in self._sieves.values()))
+            row["prompts/too_long_rows"] = float(sum(s.num_too_long for s in self._sieves.values()))
+        if len(self._opened) == 1:
+            return row
+        weights = self._curriculum.weights()
+        whole = sum(weights.values())
+        row |= {f"prompts/{name}/epoch": epoch for name, epoch in epochs.items()}
+        row |= {f"prompts/{name}/share": weight / whole for name, weight in weights.items()}
+        row |= {f"prompts/{name}/problems": float(drawn) for name, drawn in self._num_drawn.items()}
+        row |= {f"prompts/{name}/reward": reward for name, reward in self._curriculum.rewards.items()}
+        return row
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the stream stands; JSON."""
+        return {
+            "sources": {
+                name: {
+                    "iterator": iterator.get_state(),
+                    "num_drawn": self._num_drawn[name],
+                    "rows": self._rows(name),
+                    **self._sieves[name].get_state(),
+                }
+                for name, iterator in self._iterators.items()
+            },
+            "mixture": self._mixture.get_state(),
+            "curriculum": self._curriculum.get_state(),
+            "digests": self._digests,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where `get_state` was called. A source that is new since begins at its first problem.
+
+        Raises:
+          ValueError: a source holds other rows than it did.
+        """
+        for name, digest in self._digests.items():
+            if state["digests"].get(name, digest) != digest:
+                raise ValueError(
+                    f"{name}: expected the rows that the run was evaluated on (hash {state['digests'][name]}), got "
+                    f"others (hash {digest}). Restore the file, or start another run (--config.run.dir)"
+                )
+        for name, iterator in self._iterators.items():
+            saved = state["sources"].get(name)
+            if saved is None:
+                logging.warning("prompts source=%s is new: it begins at its first problem", name)
+                continue
+            if saved["rows"] != self._rows(name):
+                path = self._opened[name].source.path
+                raise ValueError(
+                    f"{path or name}: expected the rows that the run was trained on ({_told(saved['rows'])}), got "
+                    f"others ({_told(self._rows(name))}). Restore the file, or start another run (--config.run.dir)"
+                )
+            iterator.set_state(saved["iterator"])
+            self._num_drawn[name] = saved["num_drawn"]
+            self._sieves[name].set_state(saved)
+        self._mixture.set_state(state["mixture"])
+        self._curriculum.set_state(state["curriculum"])
+
+    def _rows(self, name: str) -> dict[str, Any]:
+        """Returns the number of rows a source trains on, and a hash of their content and its evaluation's; JSON."""
+        opened = self._opened[name]
+        return {"num": len(opened.problems), "digest": "-".join(one.digest for one in opened.looked_at)}
+
+
+def _told(rows: dict[str, Any]) -> str:
+    return f"{rows['num']} rows, hash {rows['digest'] or 'none'}"
+
+
+def _dataset(opened: Opened, seed: int, sieve: "_Sieve") -> grain.IterDataset[Any]:
+    source = grain.MapDataset.source(opened.problems)
+    if opened.is_endless:
+        return source.to_iter_dataset(_NO_PREFETCH).filter(sieve.is_problem)
+    # Sources of one mixture are shuffled apart; a single one, which has no name, by the run's seed itself.
+    seed = (seed + zlib.crc32(opened.name.encode())) % 2**32
+    return source.seed(seed).shuffle().repeat().to_iter_dataset(_NO_PREFETCH)
+
+
+class _Sieve:
+    """Lets problems through, and counts the rows that are set aside."""
+
+    def __init__(self, quarantine: Callable[[BadRow], None] | None) -> None:
+        self._quarantine = quarantine
+        self._num_in_a_row = 0
+        self.num_bad = 0
+        self.num_too_long = 0
+
+    def is_problem(self, row: Problem | BadRow | None) -> bool:
+        """Whether it is one.
+
+        Raises:
+          ValueError: there were too many bad rows one after the other.
+        """
+        if not isinstance(row, BadRow):
+            self._num_in_a_row = 0
+            return row is not None
+        self._num_in_a_row += 1
+        self.num_too_long += row.is_too_long
+        self.num_bad += not row.is_too_long
+        if self._quarantine is not None:
+            self._quarantine(row)
+        check_bad_in_a_row(self._num_in_a_row, row)
+        return False
+
+    def get_state(self) -> dict[str, int]:
+        return {"num_bad": self.num_bad, "num_too_long": self.num_too_long}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.num_bad, self.num_too_long = state["num_bad"], state["num_too_long"]
+        self._num_in_a_row = 0
+
+
+def load_prompts(
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    set_aside: SetAside | None = None,
+    quarantine: Callable[[BadRow], None] | None = None,
+    evaluated: Collection[str] = (),
+    digests: Mapping[str, str] | None = None,
+) -> tuple[PromptStream, list[Problem], list[BadRow]]:
+    """The training stream, the held-out problems, and the rows that were set aside.
+
+    Args:
+      config: the run's.
+      tokenizer: the model's.
+      set_aside: rows whose own answer does not pass.
+      quarantine: told of the bad rows that turn up later, among those made by index.
+      evaluated: questions of evaluation sets, which nothing trains on.
+      digests: hashes of the evaluation sets' rows by name, kept with the stream's place.
+
+    Raises:
+      ValueError: a source is unusable, or too few held-out problems exist.
+    """
+    opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=evaluated)
+    held_out = [problem for source in opened for problem in source.held_out]
+    bad = [row for source in opened for row in source.bad]
+    return PromptStream(config, opened, quarantine=quarantine, digests=digests), held_out, bad

@@ -1,0 +1,292 @@
+"""One validation pass over a source: valid, too long, held out; the quarantine file; gold answers.
+
+No grain and no jax in here: `launch.startup.preflight` looks at the prompts before anything starts.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+from blake3 import blake3
+from jaxtyping import Int64
+
+from bridge.files import replace_file
+from bridge.rollout_types import Task
+from configs.sections import PromptsConfig
+from learner.data.parse_row import RowFormat, parse_row
+from learner.data.problem import BadRow, RawProblem
+from learner.data.readers import Row, Rows, open_rows
+from learner.data.tokenizer import Tokenizer, render
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Screened:
+    """A source's rows, by index from 0, after the look at them."""
+
+    path: str
+    train: Int64[np.ndarray, " N"]
+    held_out: Int64[np.ndarray, " M"]
+    bad: tuple[BadRow, ...]
+    """Malformed, too long, or set aside by who judged their answers."""
+    num_rows: int
+    num_too_long: int
+    num_left_out: int
+    """To be neither trained on nor evaluated: in another file's evaluation set."""
+    digest: str
+    """Hash over question, answer, verifiers and metadata of every row that is kept, in their order."""
+    num_contradicting: int
+    """Questions that several rows ask with different answers."""
+    prompt_tokens: tuple[int, ...]
+    """Median, 90th and 99th percentile and maximum over the measured prompts; empty where none was measured."""
+    max_tokens: int
+    """Tokens of the longest prompt that is kept."""
+
+    def check_num_bad(self, max_share: float) -> None:
+        """Raises ValueError if more than `max_share` of the rows are set aside: why, and which field to raise."""
+        num_bad = len(self.bad)
+        if num_bad <= max_share * self.num_rows:
+            return
+        others = [row for row in self.bad if not row.is_too_long]
+        reasons: list[str] = []
+        if self.num_too_long:
+            median, p90, p99, longest = self.prompt_tokens
+            reasons.append(
+                f"{self.num_too_long} prompts are empty or too long (tokens: median {median}, 90% {p90}, 99% {p99}, "
+                f"longest {longest}; at most {self.max_tokens} fit: raise model.max_tokens and packing.row_tokens, or "
+                "lower sampling.max_response_tokens)"
+            )
+        if others:
+            reasons.append(f"{len(others)} for other reasons (row {others[0].row}: {others[0].reason})")
+        raise ValueError(
+            f"{self.path}: {num_bad} of {self.num_rows} rows would be set aside, more than prompts.max_bad_share="
+            f"{max_share:g} allows: {'; '.join(reasons)}. Fix the rows, or raise --config.prompts.max_bad_share"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Screen:
+    """Looks at rows."""
+
+    path: str
+    """For people."""
+    form: RowFormat
+    tokenizer: Tokenizer
+    prompts: PromptsConfig
+    max_tokens: int
+    """Of a prompt."""
+    side: Callable[[RawProblem], str]
+    """Where a row belongs: `train`, `held_out`, `neither`."""
+    measured: Collection[str] = ("train", "held_out")
+    """The sides whose lengths matter."""
+    set_aside: Mapping[int, str] = dataclasses.field(default_factory=dict[int, str])
+    """Reasons by row number, of rows whose own answer is wrong."""
+
+    def look(self, rows: Rows) -> Screened:
+        """Parses, renders and measures all rows.
+
+        Raises:
+          ValueError: not one is well-formed, or none that is measured fits.
+        """
+        found = _Found()
+        for batch in rows.batches():
+            self._sort(batch, found)
+        if not any(found.sides.values()) and not found.num_too_long:
+            first = f"; the first: row {found.bad[0].row}: {found.bad[0].reason}" if found.bad else ""
+            raise ValueError(f"{self.path} has no usable row ({len(found.bad)} malformed{first})")
+        for name in self.measured:
+            if found.too_long[name] and not found.sides[name]:
+                raise ValueError(
+                    f"no prompt fits: all {found.too_long[name]} of {self.path} are empty or longer than "
+                    f"{self.max_tokens} tokens (model.max_tokens - sampling.max_response_tokens)"
+                )
+        return Screened(
+            path=self.path,
+            max_tokens=self.max_tokens,
+            train=np.array(found.sides["train"], np.int64),
+            held_out=np.array(found.sides["held_out"], np.int64),
+            bad=tuple(sorted(found.bad, key=lambda b: b.row)),
+            num_rows=found.num_rows,
+            num_too_long=found.num_too_long,
+            num_left_out=len(found.sides["neither"]),
+            digest=found.digest.hexdigest(8),
+            num_contradicting=len(found.contradicting),
+            prompt_tokens=_quantiles(found.sizes),
+        )
+
+    def _sort(self, batch: Sequence[Row | str | None], found: "_Found") -> None:
+        kept: list[tuple[int, RawProblem, str, str]] = []
+        first, found.next_row = found.next_row, found.next_row + len(batch)
+        for number, row in enumerate(batch, start=first):
+            if row is None:
+                continue
+            found.num_rows += 1
+            prompt = self._prompt_of(number, row)
+            if isinstance(prompt, BadRow):
+                found.bad.append(prompt)
+            else:
+                kept.append((number, *prompt))
+        for (number, raw, side, _), size in zip(kept, self._sizes(kept), strict=True):
+            found.sizes += [] if size is None else [size]
+            if size is None or 0 < size <= self.max_tokens:
+                found.keep(number - 1, raw, side)
+            else:
+                found.too_long[side] += 1
+                found.bad.append(BadRow.of_size(number, size, max_tokens=self.max_tokens, path=self.path))
+
+    def _prompt_of(self, number: int, row: Row | str) -> BadRow | tuple[RawProblem, str, str]:
+        """(the row's problem, the side that it belongs to, its prompt's text), or why it is set aside."""
+        raw = row if isinstance(row, str) else parse_row(number, row, self.form)
+        if isinstance(raw, str):
+            return BadRow(number, raw, self.path)
+        if number in self.set_aside:
+            return BadRow(number, self.set_aside[number], self.path)
+        side = self.side(raw)
+        if side not in self.measured:
+            return raw, side, ""
+        try:
+            return raw, side, render(raw, self.tokenizer, self.prompts)
+        except ValueError as e:  # the chat template wants other roles, or another order of them
+            return BadRow(number, str(e), self.path)
+
+    def _sizes(self, kept: Sequence[tuple[int, RawProblem, str, str]]) -> list[int | None]:
+        """Tokens of each prompt; None where its length does not matter."""
+        sizes = iter(self.tokenizer.num_tokens([text for *_, side, text in kept if side in self.measured]))
+        return [next(sizes) if side in self.measured else None for *_, side, _ in kept]
+
+
+def _quantiles(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(q) for q in np.quantile(sizes, (0.5, 0.9, 0.99, 1), method="higher")) if sizes else ()
+
+
+class _Found:
+    """What was seen so far."""
+
+    def __init__(self) -> None:
+        self.sides: dict[str, list[int]] = {"train": [], "held_out": [], "neither": []}
+        self.too_long = {"train": 0, "held_out": 0}
+        self.bad: list[BadRow] = []
+        self.sizes: list[int] = []
+        self.digest = blake3()
+        self.contradicting: set[int] = set()
+        self._answers: dict[int, int] = {}
+        self.num_rows = 0
+        self.next_row = 1
+
+    def keep(self, index: int, raw: RawProblem, side: str) -> None:
+        """Takes a row in as one of its side."""
+        self.sides[side].append(index)
+        self.digest.update(
+            repr(
+                (side, raw.question, raw.messages, raw.task, raw.environment, raw.tools, raw.template_arguments)
+            ).encode()
+        )
+        question, answer = hash(raw.question.strip()), hash(raw.task.answer)
+        if self._answers.setdefault(question, answer) != answer:
+            self.contradicting.add(question)
+
+    @property
+    def num_too_long(self) -> int:
+        return sum(self.too_long.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoldRow:
+    """A row of a file, and how its answer is judged."""
+
+    source: str
+    """Name of its source; empty where there is one."""
+    row: int
+    """Counted from 1."""
+    question: str
+    task: Task
+    """Its answer is the one that a right response gives; verifier code has a program in the metadata instead."""
+
+
+def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
+    """The well-formed rows of all files and data sets, one source after the other.
+
+    What is found to be wrong goes to `learner.data.prompt_stream.load_prompts(set_aside=...)`. Evaluation files are not
+    looked at: nothing is trained on them.
+
+    Args:
+      prompts: the run's.
+      limit: so many rows of each source at most, spread over it; 0: all.
+
+    Raises:
+      ValueError: a file is unusable.
+    """
+    for name, source in prompts.sources.items():
+        if not source.path or source.environment:
+            continue
+        form = RowFormat.of(prompts, source)
+        rows = open_rows(source, form.columns)
+        indices = range(len(rows))
+        if 0 < limit < len(rows):
+            indices = [int(i) for i in np.linspace(0, len(rows) - 1, limit)]
+        for index in indices:
+            row = rows[index]
+            raw = parse_row(index + 1, row, form) if isinstance(row, dict) else None
+            if isinstance(raw, RawProblem):
+                yield GoldRow(source=name, row=raw.row, question=raw.question, task=raw.task)
+
+
+SetAside = Mapping[str, Mapping[int, str]]
+"""By source, reasons by row number: rows whose own answer does not pass (`learner.data.row_filter`)."""
+
+
+class Quarantine:
+    """The run's file of set-aside rows, one JSON object a row; each is written once, also over restarts."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        """Reads which rows are there."""
+        self._file = file
+        self._there = {(line["source"], line["row"]) for line in _lines(file)}
+
+    def add(self, *bad: BadRow) -> None:
+        """Appends those that are not there yet."""
+        new = [row for row in bad if (row.path, row.row) not in self._there]
+        if not new:
+            return
+        self._there |= {(row.path, row.row) for row in new}
+        with open(self._file, "a", encoding="utf-8") as out:
+            for row in new:
+                out.write(json.dumps({"source": row.path, "row": row.row, "reason": row.reason}) + "\n")
+        logging.warning("rows set aside count=%d see=%s", len(new), self._file)
+
+
+def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
+    """All but a line that a kill tore."""
+    found: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def write_set_aside(file: pathlib.Path, set_aside: SetAside) -> None:
+    """Keeps what `read_set_aside` gives, for every start of the run."""
+    text = json.dumps({source: {str(row): why for row, why in rows.items()} for source, rows in set_aside.items()})
+    replace_file(file, text.encode())
+
+
+def read_set_aside(file: pathlib.Path) -> SetAside:
+    """Reasons by source and row; none where nobody looked.
+
+    Raises:
+      ValueError: the file is none of ours.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+        return {source: {int(row): str(why) for row, why in rows.items()} for source, rows in found.items()}
+    except (ValueError, AttributeError) as e:
+        raise ValueError(
+            f"{file} does not say which rows are set aside: {e}; remove it, and set the run up anew"
+        ) from e

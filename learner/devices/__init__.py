@@ -1,1 +1,0 @@
-"""Meshes, compiler options and memory."""

@@ -1,0 +1,263 @@
+"""The device mesh, the table of partition rules, shardings of trees.
+
+Axes, slowest links first: `data` holds whole copies of the parameters, `fsdp` splits parameters and the rows of a
+batch, `expert` also splits the experts of a MoE layer, `sequence` splits the tokens of a row (context
+parallelism), `tensor` splits heads, MLP width and vocabulary. The rows of a batch are split over data, fsdp and
+expert together; a parameter's `FSDP` dim over every axis that would otherwise hold copies of it, but for data.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+_TPU = {
+    # XLA would turn the product of activations with gathered weights, and the reduce-scatter of their gradient, into
+    # loops over the shards ("windowed einsums"): a contraction of D / fsdp a step, and the whole result through HBM
+    # each time. Compiled for v5e-16 that takes 1.35 times as long as gathering first (1.7B, rows of 16k tokens).
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+}
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str] | None:
+    """For `jax.jit(..., compiler_options=...)` and `Lowered.compile`; None where there is nothing to set."""
+    return dict(_TPU) if mesh.devices.flat[0].platform == "tpu" else None
+
+
+AXES = ("data", "fsdp", "expert", "sequence", "tensor")
+BATCH_AXES = ("data", "fsdp", "expert")
+"""What splits the rows of a batch."""
+FSDP = ("fsdp", "expert", "sequence")
+"""What splits a parameter that these axes would else hold copies of."""
+EXPERT_FSDP = ("fsdp", "sequence")
+"""The same where `expert` splits the experts."""
+
+
+Axes = str | tuple[str, ...] | None
+
+
+RULES: dict[str, tuple[Axes, ...]] = {
+    "embed/embedding": ("tensor", FSDP),
+    "lm_head/kernel": ("tensor", FSDP),
+    "final_norm/scale": (None,),
+    "layers/input_norm/scale": (None, None),
+    "layers/post_norm/scale": (None, None),
+    "layers/attention_out_norm/scale": (None, None),
+    "layers/mlp_out_norm/scale": (None, None),
+    "layers/q_norm/scale": (None, None),
+    "layers/k_norm/scale": (None, None),
+    # [layers, out, in]: the layer dim is scanned, so it is never split. The last dim is left whole where it can be: a
+    # TPU keeps it in tiles of 128, and turns gathers of thinner slices into sums twice as large.
+    "layers/q_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/k_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/v_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/o_proj/kernel": (None, FSDP, "tensor"),
+    "layers/gate_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/up_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/down_proj/kernel": (None, FSDP, "tensor"),
+    "layers/q_proj/bias": (None, "tensor"),
+    "layers/k_proj/bias": (None, "tensor"),
+    "layers/v_proj/bias": (None, "tensor"),
+    "layers/o_proj/bias": (None, None),
+    "layers/gate_proj/bias": (None, "tensor"),
+    "layers/up_proj/bias": (None, "tensor"),
+    "layers/down_proj/bias": (None, None),
+    # Adapters: A [layers, rank, in], B [layers, out, rank]. The rank is small and stays whole; what is split of a
+    # matrix's inputs or outputs over `tensor` is split of its adapter's too.
+    **{f"layers/{name}_proj/lora_a": (None, None, FSDP) for name in ("q", "k", "v", "gate", "up")},
+    **{f"layers/{name}_proj/lora_b": (None, ("tensor", *FSDP), None) for name in ("q", "k", "v", "gate", "up")},
+    **{f"layers/{name}_proj/lora_a": (None, None, ("tensor", *FSDP)) for name in ("o", "down")},
+    **{f"layers/{name}_proj/lora_b": (None, FSDP, None) for name in ("o", "down")},
+    # [layers, experts, out, in], and the router's [layers, experts, in].
+    "layers/router/kernel": (None, FSDP, None),
+    "layers/experts_gate/kernel": (None, "expert", ("tensor", *EXPERT_FSDP), None),
+    "layers/experts_up/kernel": (None, "expert", ("tensor", *EXPERT_FSDP), None),
+    "layers/experts_down/kernel": (None, "expert", EXPERT_FSDP, "tensor"),
+}
+"""Parameter path -> mesh axes of each dim."""
+
+
+def make_mesh(
+    *,
+    data: int = 1,
+    fsdp: int = 1,
+    expert: int = 1,
+    sequence: int = 1,
+    tensor: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """A mesh of all devices, ordered after the machine's own links, or of those that `devices` names, as they are.
+
+    Raises:
+      ValueError: an axis is not positive, or the product isn't the number of devices.
+    """
+    found = jax.devices() if devices is None else devices
+    sizes = dict(zip(AXES, (data, fsdp, expert, sequence, tensor), strict=True))
+    if min(sizes.values()) < 1:
+        raise ValueError(f"mesh axes must be >= 1, got {sizes}")
+    shape = tuple(sizes.values())
+    if math.prod(shape) != len(found):
+        raise ValueError(f"mesh {sizes} needs {math.prod(shape)} devices, found {len(found)}")
+    auto = (AxisType.Auto,) * len(AXES)
+    if devices is None:
+        return jax.make_mesh(shape, AXES, axis_types=auto)
+    return Mesh(np.asarray(found, dtype=object).reshape(shape), AXES, axis_types=auto)
+
+
+def axes_size(mesh: Mesh, axes: Axes) -> int:
+    """Into how many parts the axes split a dim."""
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """How one parameter is split.
+
+    Args:
+      path: as in `RULES`; leading parts are ignored, so `mu/layers/q_proj/kernel` is the kernel's.
+      shape: its shape; a scalar is replicated whatever its path.
+      mesh: the mesh.
+
+    Raises:
+      ValueError: no rule for the path, or another number of dims.
+    """
+    if not shape:
+        return PartitionSpec()
+    axes = rule(path)
+    if len(axes) != len(shape):
+        raise ValueError(f"{path}: got shape {shape}, wanted {len(axes)} dims")
+    kept: list[Axes] = []
+    for dim, wanted in zip(shape, axes, strict=True):
+        found = _dividing(dim, wanted, mesh)
+        kept.append(found)
+    return PartitionSpec(*kept)
+
+
+def rule(path: str) -> tuple[Axes, ...]:
+    """The entry of `RULES` for a path, whatever comes before it.
+
+    Raises:
+      ValueError: there is none.
+    """
+    parts = path.split("/")
+    for i in range(len(parts)):
+        if (found := RULES.get("/".join(parts[i:]))) is not None:
+            return found
+    raise ValueError(f"no sharding rule for parameter {path!r}, wanted one of {sorted(RULES)}")
+
+
+def param_shardings(params: Any, mesh: Mesh) -> Any:
+    """The sharding of every leaf: same tree as `params` (arrays or ShapeDtypeStruct).
+
+    Optimizer states and statistics work too: a moment is split like its parameter; whatever is of no parameter (a
+    counter, a histogram) is replicated, and so are a factored moment's rows and columns, 1 / dim of its size.
+
+    Raises:
+      ValueError: see `param_spec`.
+    """
+
+    def one(key_path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        path = "/".join(str(k.key) for k in key_path if isinstance(k, jax.tree_util.DictKey))
+        is_whole = not path or _is_factor(key_path, leaf)
+        spec = PartitionSpec() if is_whole else param_spec(path, leaf.shape, mesh)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Of `[rows, tokens]`: the rows over `BATCH_AXES`, a row's tokens over `sequence`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, "sequence"))
+
+
+def _dividing(dim: int, wanted: Axes, mesh: Mesh) -> Axes:
+    """The longest prefix of the axes whose product divides the dim."""
+    if wanted is None or isinstance(wanted, str):
+        return wanted if wanted is not None and dim % mesh.shape[wanted] == 0 else None
+    for n in range(len(wanted), 0, -1):
+        if dim % axes_size(mesh, wanted[:n]) == 0:
+            return wanted[:n]
+    return None
+
+
+def _is_factor(key_path: tuple[Any, ...], leaf: Any) -> bool:
+    """Whether a leaf is a row, a column or the unused whole of a factored second moment (optax's `FactoredState`)."""
+    names = {key.name for key in key_path if isinstance(key, jax.tree_util.GetAttrKey)}
+    return bool(names & {"v_row", "v_col"}) or ("v" in names and leaf.shape == (1,))
+
+
+def abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """An array's shape and dtype."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def placed(shapes: Any, shardings: Any) -> Any:
+    """A tree of shapes, each with its sharding."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def shardings(tree: Any) -> Any:
+    """Those of a tree of arrays, or of `placed` shapes."""
+    return jax.tree.map(lambda x: x.sharding, tree)
+
+
+def put(x: "np.ndarray | OwnShards | Array", sharding: NamedSharding) -> Array:
+    """Spreads an array over the mesh, unless it is there already; every process has the same one, or its own parts."""
+    if isinstance(x, jax.Array):
+        return x
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+class OwnShards:
+    """The parts of a global array that are this process's, on the host."""
+
+    def __init__(self, x: Array) -> None:
+        """Waits for the array."""
+        self.shape, self.dtype = x.shape, x.dtype
+        self._parts = {_place(shard.index, x.shape): np.asarray(shard.data) for shard in x.addressable_shards}
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """The part at a place of the sharding that the array had."""
+        return self._parts[_place(index, self.shape)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(part.nbytes for part in self._parts.values())
+
+
+def own_on_host(x: np.ndarray | OwnShards | Array) -> np.ndarray | OwnShards:
+    """An array in host memory; of one that is spread over processes, this one's parts. `put` takes it back."""
+    if not isinstance(x, jax.Array):
+        return x
+    return np.asarray(x) if x.is_fully_addressable else OwnShards(x)
+
+
+def whole_on_host(x: Array) -> np.ndarray:
+    """An array in host memory; all processes together gather one that is spread over them."""
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    assert isinstance(x.sharding, NamedSharding)
+    return np.asarray(_gather(x.sharding.mesh)(x))
+
+
+@functools.cache
+def _gather(mesh: Mesh) -> Any:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _place(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """A part's place as what can be compared: first and one past the last of each dim."""
+    return tuple(slice_.indices(size)[:2] for slice_, size in zip(index, shape, strict=True))

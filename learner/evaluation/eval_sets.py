@@ -1,0 +1,115 @@
+"""The problems of evaluation sets: of their own sources, or the held-out ones of the run's. No jax in here."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from absl import logging
+
+from configs.schema import Config
+from configs.sections.evaluation import EvaluationSet
+from configs.sections.prompts import READS_ANSWERS
+from learner.data.generated import draw_held_out
+from learner.data.open_sources import FileProblems
+from learner.data.problem import BadRow, Problem
+from learner.data.readers import open_rows
+from learner.data.row_filter import Screen, Screened
+from learner.data.source_context import Setting
+from learner.data.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProblemSet:
+    """A set, looked at."""
+
+    name: str
+    how: EvaluationSet
+    """With all that it leaves out filled in."""
+    problems: tuple[Problem, ...]
+    bad: tuple[BadRow, ...] = ()
+    looked_at: tuple[Screened, ...] = ()
+    """Counts of the look at all rows, as in `Opened`."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the rows; empty where they are made by index."""
+        return "-".join(one.digest for one in self.looked_at)
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether of each problem a verifier of ours says which answer a response gives."""
+        return all(any(part.name in READS_ANSWERS for part in p.task.rewards) for p in self.problems)
+
+
+def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]:
+    """The sets that have a source of their own, by name; logs how many rows of each are kept.
+
+    Raises:
+      ValueError: a source is unusable, or has no problem that fits.
+    """
+    setting = Setting(config, tokenizer)
+    sets = {name: how for name, how in config.evaluation_sets.items() if how.has_source}
+    return {name: _open(name, how, setting) for name, how in sets.items()}
+
+
+def questions_of(sets: Mapping[str, ProblemSet]) -> set[str]:
+    """Their questions, stripped: nothing trains on them."""
+    return {problem.question.strip() for one in sets.values() for problem in one.problems}
+
+
+def all_sets(config: Config, own: Mapping[str, ProblemSet], held_out: Sequence[Problem]) -> list[ProblemSet]:
+    """All sets of the config, in the order in which they are asked.
+
+    Raises:
+      ValueError: a held-out prompt leaves no room for a set's responses.
+    """
+    return [
+        own[name] if how.has_source else _of_held_out(name, how, held_out[: how.num_problems], config.model.max_tokens)
+        for name, how in config.evaluation_sets.items()
+    ]
+
+
+def bad_rows(sets: Iterable[ProblemSet]) -> list[BadRow]:
+    """The rows that were set aside."""
+    return [row for one in sets for row in one.bad]
+
+
+def _open(name: str, how: EvaluationSet, setting: Setting) -> ProblemSet:
+    setting = dataclasses.replace(setting, response_tokens=how.max_tokens)
+    field = f"evaluation.sets.{name}"
+    if not how.path:
+        problems, bad = draw_held_out(
+            how, setting, how.num_problems, name=name, field=field, bound=f"{field}.num_problems"
+        )
+        return ProblemSet(name=name, how=how, problems=tuple(problems), bad=tuple(bad))
+    form = setting.form(how)
+    rows = open_rows(how, form.columns)
+    found = Screen(
+        path=how.path,
+        form=form,
+        tokenizer=setting.tokenizer,
+        prompts=setting.config.prompts,
+        max_tokens=setting.max_tokens,
+        side=lambda _: "held_out",
+    ).look(rows)
+    kept = found.held_out[: how.num_problems] if how.num_problems else found.held_out
+    held = FileProblems(rows, kept, name, how, setting)
+    logging.info(
+        "evaluation set=%s path=%s rows=%d asked=%d set_aside=%d",
+        name,
+        how.path,
+        found.num_rows,
+        len(kept),
+        len(found.bad),
+    )
+    problems = tuple(held[i] for i in range(len(held)))
+    return ProblemSet(name=name, how=how, problems=problems, bad=found.bad, looked_at=(found,))
+
+
+def _of_held_out(name: str, how: EvaluationSet, problems: Sequence[Problem], max_tokens: int) -> ProblemSet:
+    longest = max((p.prompt_tokens.size for p in problems), default=0)
+    if longest + how.max_tokens > max_tokens:
+        raise ValueError(
+            f"evaluation.sets.{name}.max_tokens ({how.max_tokens}) and the longest held-out prompt, {longest} tokens, "
+            f"do not fit model.max_tokens ({max_tokens})"
+        )
+    return ProblemSet(name=name, how=how, problems=tuple(problems))

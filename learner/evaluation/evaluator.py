@@ -1,0 +1,316 @@
+"""Evaluations beside training: which sets are due, what of them is out, and their rows once they are back.
+
+Each set is asked for itself, by the weights of the publish at which it fell due; one that falls due while it is out
+starts at a later publish. Only `settle` waits.
+"""
+
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from absl import logging
+
+from bridge.rollout_types import Group, Heartbeat, Sampling, Task, Version
+from bridge.store.protocol import LearnerStore
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from configs.sections.evaluation import HELD_OUT, EvaluationSet
+from learner.data.tokenizer import Tokenizer
+from learner.evaluation import eval_summary
+from learner.evaluation.eval_sets import ProblemSet
+from learner.evaluation.eval_summary import EvaluationLog
+from learner.evaluation.pinned_requests import Accept, Pinned, problem_number
+from learner.heartbeat import live_actors
+from learner.metrics.metrics_writer import MetricsWriter
+
+Kept = Callable[[int, str, list[tuple[Group, Task]]], None]
+"""Takes a step, a set's name, and its groups with their tasks in the order of its problems."""
+LOOK_S = 0.5
+"""How often it is looked for what came, while the learner waits for something else."""
+
+
+def keep_none(step: int, name: str, groups: list[tuple[Group, Task]]) -> None:
+    """Keeps nothing of an evaluation."""
+    del step, name, groups
+
+
+def row_kind(name: str) -> str:
+    """The kind of a set's rows in metrics.jsonl."""
+    return "eval" if name == HELD_OUT else f"eval/{name}"
+
+
+def is_due(how: EvaluationSet, *, step: int, last: int | None, num_updates: int) -> bool:
+    """Whether a set is to be evaluated at a publish after `step` updates, `last` being the step of the one before.
+
+    At the start, every n steps (at the first publish from there on), and at the end.
+    """
+    if last is None or (step == num_updates and last != step):
+        return True
+    every = how.every_n_steps or 0
+    return every > 0 and step // every > last // every
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Asked:
+    """A set, and what of it is out."""
+
+    one: ProblemSet
+    pinned: Pinned
+    last_step: int | None
+    """Of the last evaluation whose row is written or which is out; None before the first."""
+
+
+class Evaluations:
+    """All sets of a run."""
+
+    def __init__(
+        self,
+        sets: Sequence[ProblemSet],
+        pinned: Mapping[str, Pinned],
+        *,
+        num_updates: int,
+        stop_token_ids: tuple[int, ...],
+        waits: bool,
+        max_out: Callable[[], int | None],
+        accept: Accept,
+        metrics: MetricsWriter,
+        log: EvaluationLog,
+        decode: eval_summary.Decode,
+        show_problems: int,
+        kept: Kept = keep_none,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is out.
+
+        Args:
+          sets: in the order in which they are asked.
+          pinned: by their names, what sends their tickets.
+          num_updates: the run's; after the last one all are evaluated.
+          stop_token_ids: that end a response.
+          waits: a publish waits for what is out (`evaluation.at_publish`).
+          max_out: samples that may be out beside training now, all sets together; None for no bound.
+          accept: whether a group may be right.
+          metrics: where rows go; its rows say which evaluations are done.
+          log: where records go.
+          decode: from tokens to text.
+          show_problems: of an evaluation, whose responses are kept.
+          kept: called with what an evaluation that is done was made of.
+          clock: in seconds.
+        """
+        self._asked = [
+            _Asked(one=one, pinned=pinned[one.name], last_step=metrics.last_step(row_kind(one.name)))
+            for one in sets
+            if one.problems
+        ]
+        self.waits = waits
+        self._num_updates, self._stop_token_ids = num_updates, stop_token_ids
+        self._max_out, self._accept, self._metrics, self._log = max_out, accept, metrics, log
+        self._decode, self._show_problems = decode, show_problems
+        self._kept = kept
+        self._clock, self._looked_s = clock, clock()
+        self._is_settling = False
+
+    @property
+    def is_out(self) -> bool:
+        """Whether anything is."""
+        return any(a.pinned.version is not None for a in self._asked)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a set would start at a publish of `step` now."""
+        return bool(self._due(step))
+
+    def start(self, *, version: Version, round: int) -> None:
+        """Asks for the sets that are due and not out, by the weights handed over."""
+        for asked in self._due(version.step):
+            asked.last_step = version.step
+            how = asked.one.how
+            sampling = Sampling(
+                max_tokens=how.max_tokens,
+                temperature=how.temperature or 0.0,
+                top_p=1.0 if how.top_p is None else how.top_p,
+                stop_token_ids=self._stop_token_ids,
+            )
+            problems = [(p, how.k) for p in asked.one.problems]
+            asked.pinned.start(problems, sampling, version=version, round=round, limit=0)
+        self._send()
+
+    def collect(self) -> None:
+        """Takes in what has come, writes the rows of what is complete, and sends more; does not wait."""
+        self._looked_s = self._clock()
+        for asked in self._out():
+            if asked.pinned.poll(self._accept):
+                self._settle(asked)
+        self._send()
+
+    def look(self) -> None:
+        """`collect`, for who asks often, and from within a wait for an evaluation."""
+        if not self._is_settling and self.is_out and self._clock() - self._looked_s >= LOOK_S:
+            self.collect()
+
+    def settle(self) -> None:
+        """Waits for all that is out, and writes their rows."""
+        for asked in self._out():
+            asked.pinned.send()  # nothing trains meanwhile: all places are theirs
+        for asked in self._out():
+            self._settle(asked)
+
+    def close(self) -> None:
+        """Closes the file of records."""
+        self._log.close()
+
+    def _out(self) -> list[_Asked]:
+        return [a for a in self._asked if a.pinned.version is not None]
+
+    def _due(self, step: int) -> list[_Asked]:
+        return [
+            a
+            for a in self._asked
+            if a.pinned.version is None
+            and is_due(a.one.how, step=step, last=a.last_step, num_updates=self._num_updates)
+        ]
+
+    def _send(self) -> None:
+        """Sends out what there is room for, a set after the other."""
+        waiting = [a for a in self._out() if a.pinned.num_unsent]
+        if not waiting:
+            return
+        bound = self._max_out()
+        for asked in waiting:
+            if bound is None:
+                asked.pinned.send()
+                continue
+            room = bound - sum(a.pinned.num_out for a in self._out())
+            if room <= 0:
+                return
+            asked.pinned.send(room)
+
+    def _settle(self, asked: _Asked) -> None:
+        version, one = asked.pinned.version, asked.one
+        assert version is not None
+        self._is_settling = True
+        try:
+            groups = asked.pinned.settle(self._accept)
+        finally:
+            self._is_settling = False
+        if not groups:
+            logging.error(
+                "eval set=%s version=%s: no response could be judged; see the actors' logs", one.name, version
+            )
+            return
+        found = eval_summary.summarize(
+            groups,
+            num_problems=len(one.problems),
+            pass_reward=one.how.pass_reward or 0.0,
+            reads_answers=one.reads_answers,
+        )
+        self._log.add(self._record(one, version, found, groups))
+        metrics_of = eval_summary.held_out_metrics if one.name == HELD_OUT else eval_summary.metrics_of
+        row = metrics_of(one.name, found)
+        self._metrics.write(
+            row_kind(one.name), version.step, row, set=one.name, problems=len(groups), version=str(version)
+        )
+        by_problem = sorted(((problem_number(g.ticket_id), g) for g in groups), key=lambda found: found[0])
+        self._kept(version.step, one.name, [(g, one.problems[number].task) for number, g in by_problem])
+        told = " ".join(f"{name}={e.value:.3f}({e.stderr:.3f})" for name, e in found.estimates.items())
+        logging.info(
+            "eval set=%s version=%s last_version=%d %s problems=%d left_out=%d%s",
+            one.name,
+            version,
+            found.last_step,
+            told,
+            len(groups),
+            found.num_left_out,
+            "".join(f"; {note}" for note in found.notes),
+        )
+
+    def _record(
+        self, one: ProblemSet, version: Version, found: eval_summary.Summary, groups: Sequence[Group]
+    ) -> eval_summary.Json:
+        return {
+            "format": eval_summary.FORMAT,
+            "step": version.step,
+            "incarnation": version.incarnation,
+            "time_s": round(time.time(), 3),
+            **eval_summary.asked_of(one),
+            **eval_summary.result_of(found),
+            "samples": eval_summary.samples_of(
+                dict(enumerate(one.problems)),
+                {problem_number(g.ticket_id): g for g in groups},
+                self._decode,
+                limit=self._show_problems,
+            ),
+        }
+
+
+def open_evaluations(
+    config: Config,
+    sets: Sequence[ProblemSet],
+    store: LearnerStore,
+    *,
+    folder: pathlib.Path,
+    tokenizer: Tokenizer,
+    metrics: MetricsWriter,
+    accept: Accept,
+    fenced_actors: Callable[[], Collection[str]],
+    while_waiting: Callable[[], None],
+    kept: Kept = keep_none,
+) -> Evaluations:
+    """The evaluations of a run; what its metrics say was evaluated is not evaluated again.
+
+    Args:
+      config: the run's.
+      sets: in the order in which they are asked.
+      store: where tickets go and groups come from.
+      folder: the run's.
+      tokenizer: the model's.
+      metrics: the run's, back at its checkpoint.
+      accept: whether a group may be right.
+      fenced_actors: names of those whose groups are refused.
+      while_waiting: called on every look that found nothing; may raise.
+      kept: called with what an evaluation that is done was made of.
+
+    Raises:
+      ValueError: the file of records is none of ours.
+    """
+    waits = config.evaluation.at_publish == "wait"
+    pinned = {
+        one.name: Pinned(
+            "eval",
+            store,
+            while_waiting=while_waiting,
+            is_exact=waits,
+            fenced_actors=fenced_actors,
+            name="" if one.name == HELD_OUT else one.name,
+            place=place,
+        )
+        for place, one in enumerate(sets)
+    }
+    there = {(one.name, step) for one in sets for step in metrics.steps(row_kind(one.name))}
+    return Evaluations(
+        sets,
+        pinned,
+        num_updates=config.run.num_updates,
+        stop_token_ids=tokenizer.stop_token_ids,
+        waits=waits,
+        max_out=lambda: max_samples_out(config, live_actors(store)),
+        accept=accept,
+        metrics=metrics,
+        log=EvaluationLog(RunFolder(folder).evaluations, there=there),
+        decode=tokenizer.decode,
+        show_problems=config.evaluation.show_problems,
+        kept=kept,
+    )
+
+
+def max_samples_out(config: Config, actors: Sequence[Heartbeat]) -> int | None:
+    """Samples that evaluations may have out: their share of the live actors' places; None where all is theirs.
+
+    Before any actor has told of its engine, the places are those of the engines that the config starts.
+    """
+    share = config.evaluation.max_share
+    if share == 1:
+        return None
+    places = sum(beat.report.max_sequences for beat in actors if beat.report is not None)
+    return max(1, math.floor(share * (places or config.actor.num_engines * config.actor.max_num_seqs)))

@@ -1,0 +1,107 @@
+"""A learner's process other than the first: it restores with the others, and then does what the leader tells."""
+
+import dataclasses
+import pathlib
+import signal
+from collections.abc import Sequence
+
+from bridge.credentials import read_token
+from bridge.liveness import Doing, Pulse
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from learner.checkpoint import Checkpoints
+from learner.data.tokenizer import load_tokenizer
+from learner.distributed.channel import Hosts
+from learner.distributed.sharding import make_mesh
+from learner.model.architecture import Architecture
+from learner.policy_trainer import Apply, Command, Trainer
+from learner.publish.destinations import Outlet
+from learner.publish.open_publisher import open_publisher, published_names
+from learner.publish.publisher import Publisher
+from learner.replicate import follow
+from learner.restore import Weights, load_base, restore, trainer_of
+from learner.update.train_step import build_steps
+
+
+@dataclasses.dataclass
+class Follower:
+    """The parts of a learner's process that does not lead."""
+
+    config: Config
+    hosts: Hosts
+    trainer: Trainer
+    publisher: Publisher
+    checkpoints: Checkpoints
+    pulse: Pulse
+    has_updated: bool = False
+
+    def follow(self) -> int:
+        """Does what the leader tells until all end; the exit code that all are to have.
+
+        Raises:
+          HostLostError: the leader is lost.
+        """
+        return follow(self.trainer, self.hosts, self.config, did=self._did)
+
+    def close(self) -> None:
+        """Lets go of everything; a save in progress is finished first, with the others."""
+        self.publisher.close()
+        self.checkpoints.close()
+
+    def _did(self, command: Command) -> None:
+        self.has_updated = self.has_updated or isinstance(command, Apply)
+        self.pulse.work(Doing.WAITING if self.has_updated else Doing.STARTING)
+
+
+def join_run(
+    config: Config,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    *,
+    hosts: Hosts,
+    pulse: Pulse | None = None,
+    outlets: Sequence[Outlet] = (),
+) -> Follower:
+    """Builds a learner's process that does not lead; what the first one's `open_run` does with all, it does too.
+
+    Asked to end by a signal, it asks the leader, which ends all. `outlets` are where its rows of the weights go besides
+    this machine's memory and the bucket.
+
+    Raises:
+      ValueError, FileNotFoundError: the model or the mesh are unusable (one line says why).
+      HostLostError: the leader did not come.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: hosts.ask_to_stop())
+    architecture = Architecture.from_hf(model_folder)
+    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), hosts)
+    checkpoints = Checkpoints(
+        RunFolder(folder).checkpoints,
+        keep=config.checkpoint.keep,
+        max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
+        hosts=hosts,
+    )
+    weights = Weights(config, architecture)
+    base = load_base(weights, model_folder)
+    _, state, _ = restore(checkpoints, steps, weights, folder, model_folder, base)
+    publisher = open_publisher(
+        config,
+        folder,
+        tokenizer_hash=load_tokenizer(model_folder, vocab_size=architecture.vocab_size).fingerprint,
+        names=published_names(architecture, config),
+        hosts=hosts,
+        token=read_token() if config.publish.leaves_the_machine else None,
+        outlets=outlets,
+    )
+    trainer = trainer_of(
+        config,
+        architecture,
+        steps,
+        state,
+        weights,
+        model_folder,
+        publisher=publisher,
+        checkpoints=checkpoints,
+        base=base,
+    )
+    return Follower(config, hosts, trainer, publisher, checkpoints, pulse or Pulse.of_this_process())

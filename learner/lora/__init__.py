@@ -1,1 +1,0 @@
-"""Low-rank adapters: their shapes and start, how they are merged and written, and the base that they belong to."""

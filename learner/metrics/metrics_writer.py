@@ -1,0 +1,119 @@
+"""metrics.jsonl and its in-process sinks."""
+
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from bridge.files import replace_file
+from configs.run_folder import RunFolder
+from learner.metrics.metric_names import meaning
+
+
+class View(Protocol):
+    """What shows rows as they are written, in this process."""
+
+    def write(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
+        """Shows a row's scalars, of a moment in Unix seconds; some may not be finite."""
+        ...
+
+    def close(self) -> None:
+        """Shows no more."""
+        ...
+
+
+class MetricsWriter:
+    """Appends rows to metrics.jsonl, the record, and hands them to a view.
+
+    A restarted learner goes back to its checkpoint's step: rows after it belong to an abandoned future and
+    are moved to metrics.abandoned.jsonl, so that the steps of metrics.jsonl are contiguous.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        restored_step: int,
+        incarnation: int,
+        view: View | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens the record for rows after `restored_step`; `view` is closed with it; `clock` gives Unix seconds."""
+        self._folder = pathlib.Path(folder)
+        self._incarnation = incarnation
+        self._path = RunFolder(self._folder).metrics
+        self._set_aside_after(restored_step)
+        self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
+        self._view, self._clock = view, clock
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any], **extra: Any) -> None:
+        """Writes a row.
+
+        Args:
+          kind: "step", "eval" (of the held-out problems), "eval/SET" (of another set), "round" or "probe"; a step has
+            exactly one "step" row.
+          step: the optimizer step it belongs to.
+          values: scalars by the names of `METRICS` and `FAMILIES`; NaN is written as null.
+          extra: JSON for the record only (group ids).
+
+        Raises:
+          KeyError: a name that neither `METRICS` nor `FAMILIES` has.
+        """
+        unknown = sorted(name for name in values if meaning(name) is None)
+        if unknown:
+            raise KeyError(f"metrics without a name and unit in learner/metrics/metric_names.py: {unknown}")
+        scalars = {k: float(v) for k, v in values.items()}
+        time_s = round(self._clock(), 3)
+        row = {
+            "kind": kind,
+            "step": step,
+            "incarnation": self._incarnation,
+            "time_s": time_s,
+            **{k: v if math.isfinite(v) else None for k, v in scalars.items()},
+            **extra,
+        }
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        if self._view is not None:
+            self._view.write(step, scalars, time_s=time_s)
+
+    def last_step(self, kind: str) -> int | None:
+        """The step of the last row of a kind; None if there is none."""
+        return max(self.steps(kind), default=None)
+
+    def steps(self, kind: str) -> set[int]:
+        """The steps that have a row of a kind."""
+        return {r["step"] for r in read_rows(self._path) if r["kind"] == kind}
+
+    def close(self) -> None:
+        """Flushes and closes both."""
+        self._file.close()
+        if self._view is not None:
+            self._view.close()
+
+    def _set_aside_after(self, step: int) -> None:
+        if not self._path.is_file():
+            return
+        rows = read_rows(self._path)
+        keep = [r for r in rows if r["step"] <= step]
+        rest = [r for r in rows if r["step"] > step]
+        with open(RunFolder(self._folder).abandoned_metrics, "a", encoding="utf-8") as out:
+            out.writelines(json.dumps(r) + "\n" for r in rest)
+        replace_file(self._path, "".join(json.dumps(r) + "\n" for r in keep).encode())
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All rows of a metrics file; a torn last line of a killed process is left out."""
+    rows = []
+    lines = pathlib.Path(path).read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as e:
+            if number != len(lines):
+                raise ValueError(f"{path}:{number}: not JSON") from e
+    return rows

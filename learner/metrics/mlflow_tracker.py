@@ -1,0 +1,123 @@
+"""MLflow: to MLFLOW_TRACKING_URI, or into an SQLite file in the run's folder.
+
+Whatever MLflow's client reads from its environment holds: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_TOKEN and so on.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from learner.metrics.trackers import Row, Told, scalars, table, written_s
+
+TAG = "sluice.run"
+"""By which a learner that was started again finds its run."""
+MAX_METRICS, MAX_PARAMS, MAX_VALUE, MAX_TAG, MAX_NAME = 1000, 100, 6000, 8000, 250
+"""Largest size of one request, one value, and one name."""
+_NAME = re.compile(r"[\w\-. :/]+")
+_REFUSED = re.compile(r"[^\w\-. :/]")
+
+
+class MLflow:
+    """A run of an MLflow experiment, which is the project."""
+
+    is_sure_when_closed = False
+
+    def __init__(self, told: Told) -> None:
+        """Finds the run, or makes it.
+
+        Raises:
+          MlflowException: the server is away, or refuses.
+        """
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  # an extra
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        local = told.folder / "mlflow.db"
+        if not uri:
+            told.folder.mkdir(parents=True, exist_ok=True)
+        self._metric = Metric
+        self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{local.resolve()}")
+        experiment = self._experiment(told.project, None if uri else str(told.folder.resolve() / "artifacts"))
+        found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{told.run}'", max_results=1)
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            tags = {TAG: told.run, **_about()}
+            self._run = self._client.create_run(experiment, run_name=told.name, tags=tags).info.run_id
+            params = [Param(name, text[:MAX_VALUE]) for name, text in _leaves(told.config)]
+            for start in range(0, len(params), MAX_PARAMS):
+                self._client.log_batch(self._run, params=params[start : start + MAX_PARAMS])
+        self.where = (
+            f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._run}"
+            if uri and uri.startswith("http")
+            else f"mlflow ui --backend-store-uri {uri or f'sqlite:///{local}'}"
+        )
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Logs them, as many at once as a request holds."""
+        metrics = [
+            self._metric(metric_name(name), value, int(written_s(row) * 1e3), row["step"])
+            for row in rows
+            for name, value in scalars(row).items()
+        ]
+        for start in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + MAX_METRICS])
+
+    def close(self) -> None:
+        """Says that the run stands still; a learner that goes on says that it runs again."""
+        self._client.set_terminated(self._run)
+
+    def _experiment(self, project: str, artifacts: str | None) -> str:
+        from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
+
+        found = self._client.get_experiment_by_name(project)
+        if found is not None:
+            return found.experiment_id
+        try:
+            return self._client.create_experiment(project, artifact_location=artifacts)
+        except MlflowException:
+            found = self._client.get_experiment_by_name(project)  # another run's tracker made it meanwhile
+            if found is None:
+                raise
+            return found.experiment_id
+
+
+def metric_name(name: str) -> str:
+    """Returns the name that MLflow has for a metric: `eval/math/avg@8` is `eval/math/avg_at_8`.
+
+    MLflow takes letters, digits and `_-. :/`, a path in its normal form, and at most 250 characters. Each other
+    character, as one in a verifier's name, becomes `_`; the end of such a name tells it from names that are alike then.
+    """
+    spelled = name.replace("@", "_at_")
+    parts = (_REFUSED.sub("_", part) if part.strip(".") else "_" for part in spelled.split("/"))
+    taken = "/".join(parts)
+    if taken == spelled and len(taken) <= MAX_NAME:
+        return taken
+    mark = hashlib.sha256(name.encode(errors="backslashreplace")).hexdigest()[:8]
+    return f"{taken[: MAX_NAME - len(mark) - 1]}-{mark}"
+
+
+def _about() -> dict[str, str]:
+    """The table of metrics, as the run's description, and in tags of its own what is too long for that."""
+    parts = [""]
+    for line in table().splitlines(keepends=True):
+        if len(parts[-1]) + len(line) > MAX_TAG:
+            parts.append("")
+        parts[-1] += line
+    return {f"sluice.metrics.{i}" if i else "mlflow.note.content": part for i, part in enumerate(parts)}
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A config as (dotted path, JSON), empty sections too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value and all(_NAME.fullmatch(key) for key in value):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
+
+
+open_tracker = MLflow

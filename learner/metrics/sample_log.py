@@ -1,0 +1,169 @@
+"""The file samples.jsonl: written beside the training, bounded in size, cut back where a run goes back."""
+
+import functools
+import json
+import os
+import pathlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from absl import logging
+
+from bridge.files import replace_file
+from bridge.rollout_types import Group, Task
+from configs.sections import SamplesConfig
+from learner.metrics.sample_record import Decode, Json, Picked, evaluated_record, trained_record
+
+MAX_WAITING = 64
+"""Updates and evaluations that may wait to be written; what comes then is left out."""
+CLOSE_S = 10.0
+"""How long the end of a run waits for what is still to be written."""
+
+
+class SampleLog:
+    """Appends groups as text, in a thread of its own: neither decoding nor a slow disk holds the learner up.
+
+    What can't be written, as on a full disk, is left out and said once: it is for reading alone.
+    """
+
+    def __init__(self, file: pathlib.Path, config: SamplesConfig, decode: Decode, *, restored_step: int) -> None:
+        """Opens the file for what comes after `restored_step`; what it has of later steps never happened."""
+        self._path, self._config, self._decode = file, config, decode
+        self._max_bytes = int(config.max_mib * 2**20)
+        self.num_lost = 0
+        """Groups that were not written."""
+        self._cut_back(restored_step)
+        self._jobs: queue.Queue[list[Callable[[], Json]] | None] = queue.Queue(MAX_WAITING)
+        """Each makes the records of its groups."""
+        self._thread = threading.Thread(target=self._work, name="samples", daemon=True)
+        self._thread.start()
+
+    def trained(self, step: int, groups: Sequence[Picked]) -> None:
+        """Hands over groups that trained in the update that made `step`; returns at once."""
+        record = functools.partial(trained_record, step=step, decode=self._decode, config=self._config)
+        self._hand_over([functools.partial(record, group) for group in groups])
+
+    def evaluated(self, step: int, set_name: str, groups: Sequence[tuple[Group, Task]]) -> None:
+        """Hands over the groups of an evaluation by the weights of `step`; returns at once.
+
+        The first `samples.eval_problems` of them are kept: given in the order of their problems, always the same.
+        """
+        about = {"set_name": set_name, "step": step, "decode": self._decode, "config": self._config}
+        record = functools.partial(evaluated_record, **about)
+        self._hand_over([functools.partial(record, *group) for group in groups[: self._config.eval_problems]])
+
+    def close(self) -> None:
+        """Writes what waits, within a bound."""
+        try:
+            self._jobs.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            logging.error("samples: %s takes no more; what waits is not written", self._path)
+            return
+        self._thread.join(CLOSE_S)
+
+    def _hand_over(self, records: list[Callable[[], Json]]) -> None:
+        if not records:
+            return
+        try:
+            self._jobs.put_nowait(records)
+        except queue.Full:
+            self._lose(len(records), "they come faster than they are written")
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            lines: list[bytes] = []
+            for record in job:
+                try:
+                    lines.append(_line(record()))
+                except Exception as e:  # no sample is worth a run
+                    self._lose(1, str(e))
+            try:
+                self._append(b"".join(lines))
+            except Exception as e:
+                self._lose(len(lines), str(e))
+
+    def _append(self, data: bytes) -> None:
+        """Writes whole lines, in one call, or nothing.
+
+        Raises:
+          OSError: the disk doesn't take them.
+        """
+        # Without a buffer, which would keep what failed and write it when the file is closed.
+        with open(self._path, "ab", buffering=0) as file:
+            end, num_bytes = file.seek(0, os.SEEK_END), 0
+            try:
+                num_bytes = file.write(data)
+            finally:
+                if num_bytes != len(data):
+                    file.truncate(end)
+        if num_bytes != len(data):
+            raise OSError(f"its disk took {num_bytes} of {len(data)} bytes")
+        if end + len(data) > self._max_bytes:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Halves what is there until it is half of what may be, the oldest first."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        replace_file(self._path, b"".join(thinned(lines, max_bytes=self._max_bytes // 2)))
+
+    def _cut_back(self, step: int) -> None:
+        if not self._path.is_file():
+            return
+        kept: list[bytes] = []
+        num_lines = 0
+        with open(self._path, "rb") as file:
+            for line in file:
+                num_lines += 1
+                if _about(line)[0] <= step:
+                    kept.append(line)
+        if len(kept) < num_lines:
+            replace_file(self._path, b"".join(kept))
+
+    def _lose(self, num_groups: int, why: str) -> None:
+        if not self.num_lost:
+            logging.error("samples: %s lacks groups from now on: %s", self._path, why)
+        self.num_lost += num_groups
+
+
+def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
+    """Lines of `max_bytes` at most: of the older half every second one goes, again and again; the first one stays.
+
+    So the newest are all there, and the older the fewer. Each set's first evaluation, which the newest is compared
+    with, stays whole where it takes no more than half of the room. One line that is larger than that goes, too.
+    """
+    first = _first_evaluations(lines)
+    num_first_bytes = sum(len(lines[i]) for i in first)
+    if num_first_bytes > max_bytes // 2:
+        first, num_first_bytes = set[int](), 0
+    others = [i for i in range(len(lines)) if i not in first]
+    while others and sum(len(lines[i]) for i in others) > max_bytes - num_first_bytes:
+        half = (len(others) + 1) // 2
+        others = others[:half:2] + others[half:] if half > 2 else others[half:]
+    return [lines[i] for i in sorted([*first, *others])]
+
+
+def _first_evaluations(lines: list[bytes]) -> set[int]:
+    """Indices of the lines of each set's earliest evaluation."""
+    of_sets: dict[str, tuple[float, set[int]]] = {}
+    for i, line in enumerate(lines):
+        step, name = _about(line)
+        if name:
+            first, found = of_sets.setdefault(name, (step, set()))
+            if step == first:
+                found.add(i)
+    return {i for _, found in of_sets.values() for i in found}
+
+
+def _line(record: Json) -> bytes:
+    """UTF-8; half a surrogate pair, as a row's answer may have, becomes a question mark."""
+    return json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _about(line: bytes) -> tuple[float, str]:
+    """A line's step and, of an evaluation, its set; one that a killed process left torn belongs to no step."""
+    try:
+        record = json.loads(line)
+        return record["step"], str(record.get("set", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return float("inf"), ""

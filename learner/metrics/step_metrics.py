@@ -1,0 +1,70 @@
+"""What the responses of an update earned, from whom, and how it was shaped: booked as its groups are trained. Pure.
+
+It is of the update being filled alone: a dropped update takes it along, and nothing of it is in a checkpoint, which is
+made between updates.
+"""
+
+import collections
+from typing import get_args
+
+import numpy as np
+
+from bridge.rollout_types import Group, RewardScore, Task, Verdict
+from configs.sections import LossConfig
+from learner.objective.reward_shaping import num_sampled, shaping_parts
+from learner.objective.scores import is_episode, mean_scores
+
+
+class RewardTally:
+    """An update's verdicts, scores, turns, and parts of its shaping."""
+
+    def __init__(self, config: LossConfig, *, max_response_tokens: int) -> None:
+        """Nothing is booked; `config` and `max_response_tokens` say how rewards are shaped."""
+        self._config, self._max_response_tokens = config, max_response_tokens
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what is booked: the update is made, or given up."""
+        self._scores: list[RewardScore] = []
+        self._num_unjudged = 0
+        self._turns: list[int] = []
+        """By episode, as the next."""
+        self._turn_rewards: list[float] = []
+        self._observed: list[int] = []
+        """Tokens, by response."""
+        self._thinking: list[tuple[int, bool]] = []
+        """Tokens, and True if it is unfinished, by response."""
+        self._shaping: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
+
+    def book(self, group: Group, task: Task) -> None:
+        """Books a group that is trained, and the task that its responses were judged by."""
+        lengths = np.array([num_sampled(r) for r in group.rollouts])
+        for rollout, num in zip(group.rollouts, lengths.tolist(), strict=True):
+            self._scores += rollout.scores
+            self._num_unjudged += bool(task.rewards) and not rollout.scores
+            self._observed.append(rollout.tokens.size - num)
+            self._thinking.append((rollout.num_thinking_tokens, not rollout.is_thinking_finished))
+            if is_episode(rollout):
+                self._turns.append(rollout.turn_rewards.size)
+                self._turn_rewards.append(float(rollout.turn_rewards.sum(dtype=np.float64)))
+        rewards = np.array([r.reward for r in group.rollouts], np.float64)
+        for name, part in shaping_parts(rewards, lengths, self._config, self._max_response_tokens).items():
+            self._shaping[name] += part.tolist()
+
+    def take(self) -> dict[str, float]:
+        """What is booked, by the names of learner/metrics/metric_names.py; forgets it."""
+        verdicts = collections.Counter(score.verdict for score in self._scores)
+        found = {f"verdicts/{kind}": float(verdicts[kind]) for kind in get_args(Verdict)}
+        found["verdicts/unjudged"] = float(self._num_unjudged)
+        found |= {f"rewards/{name}": score for name, score in mean_scores(self._scores).items()}
+        found |= {f"reward/{name}": float(np.mean(values)) for name, values in self._shaping.items()}
+        if self._turns:
+            found["turns/mean"] = float(np.mean(self._turns))
+            found["turns/reward"] = float(np.mean(self._turn_rewards))
+        if any(self._observed):
+            found["response/observation_tokens"] = float(np.mean(self._observed))
+        if self._thinking:
+            tokens, unfinished = np.mean(self._thinking, axis=0).tolist()
+            found |= {"response/thinking_tokens": tokens, "response/thinking_unfinished": unfinished}
+        self.clear()
+        return found

@@ -1,0 +1,130 @@
+"""Where the decoder's arrays live on a mesh: activations pinned, kernels gathered in the compute dtype.
+
+Everything here is the identity without a mesh, so the decoder is written once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from bridge.param_names import EXPERTS_PREFIX, flatten, unflatten
+from learner.distributed.sharding import BATCH_AXES, Axes, axes_size, param_spec
+from learner.model.moe import axes_names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A mesh, the specs of the stacked parameters on it, and the dtype that crosses its links."""
+
+    mesh: Mesh | None
+    specs: Mapping[str, PartitionSpec]
+    """By path, as in `bridge.param_names`; empty without a mesh."""
+    compute_dtype: DTypeLike
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any], mesh: Mesh | None, compute_dtype: DTypeLike) -> Placement:
+        """From the abstract parameters of the model."""
+        specs = {} if mesh is None else {p: param_spec(p, x.shape, mesh) for p, x in flatten(params).items()}
+        return cls(mesh=mesh, specs=specs, compute_dtype=compute_dtype)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether tokens run along one dim: [N, D] halves XLA-CPU's time for the MLP, but has one dim to split."""
+        return self.mesh is None or self.mesh.shape["sequence"] == 1
+
+    def tokens(self, x: Array) -> Array:
+        """Pins [N, ...] or [B, S, ...] to the devices that hold the tokens; the other dims are whole."""
+        return self._pin(x, *(BATCH_AXES,) if self.is_flat else (BATCH_AXES, "sequence"))
+
+    def heads(self, x: Float[Array, "B S H hd"]) -> Float[Array, "B S H hd"]:
+        """The same, with the heads split over `tensor`."""
+        return self._pin(x, BATCH_AXES, "sequence", "tensor")
+
+    def width(self, x: Float[Array, "... F"]) -> Float[Array, "... F"]:
+        """The same, with the last dim split over `tensor`."""
+        lead = (BATCH_AXES,) if self.is_flat else (BATCH_AXES, "sequence")
+        return self._pin(x, *lead, "tensor")
+
+    def layer(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """One layer's weights, ready to multiply: kernels and biases cast, then gathered over their fsdp axes.
+
+        The gradient goes back to the parameter's own sharding (a reduce-scatter), in the compute dtype too: with
+        bfloat16 the devices' parts are rounded before they are summed, half the bytes of float32. Experts stay as they
+        are: their layer gathers them itself.
+        """
+        flat = flatten({"layers": weights})
+        for path, leaf in flat.items():
+            if path.endswith("/scale") or path.startswith(EXPERTS_PREFIX):
+                continue
+            leaf = leaf.astype(self.compute_dtype)
+            if self.mesh is not None:
+                own = PartitionSpec(*self.specs[path][1:])
+                whole = PartitionSpec(*("tensor" if "tensor" in axes_names(axes) else None for axes in own))
+                leaf = _gather(NamedSharding(self.mesh, own), NamedSharding(self.mesh, whole), leaf)
+            flat[path] = leaf
+        return unflatten(flat)["layers"]
+
+    def embed(self, table: Float[Array, "V D"], tokens: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        """The rows of the table, in the compute dtype.
+
+        The table stays where it is. The devices that split its columns look up each other's tokens and swap the
+        pieces (an all-to-all as large as the activations); those that split its rows answer for their own words,
+        and a sum puts the answers together.
+        """
+        if self.mesh is None:
+            return table[tokens].astype(self.compute_dtype)
+        rows, columns = self.specs["embed/embedding"]
+        specs = (self.specs["embed/embedding"], PartitionSpec(BATCH_AXES, "sequence"))
+        local = functools.partial(_lookup, rows=rows, columns=columns, dtype=self.compute_dtype)
+        return jax.shard_map(
+            local, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(BATCH_AXES, "sequence", None)
+        )(table, tokens)
+
+    def _pin(self, x: Array, *axes: Axes) -> Array:
+        if self.mesh is None:
+            return x
+        # A head count that `tensor` doesn't divide stays whole, as its kernel does.
+        kept = [a if d % axes_size(self.mesh, a) == 0 else None for d, a in zip(x.shape, axes, strict=False)]
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*kept)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gather(own: NamedSharding, whole: NamedSharding, x: Array) -> Array:
+    # Pinned first, or the cast would move behind the gather and the wire would carry float32.
+    x = jax.lax.with_sharding_constraint(x, own)
+    return jax.lax.with_sharding_constraint(x, whole)
+
+
+def _gather_forward(own: NamedSharding, whole: NamedSharding, x: Array) -> tuple[Array, None]:
+    return _gather(own, whole, x), None
+
+
+def _gather_backward(own: NamedSharding, whole: NamedSharding, _: None, d_x: Array) -> tuple[Array]:
+    return (jax.lax.with_sharding_constraint(d_x, own),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+def _lookup(table: Array, tokens: Array, *, rows: Axes, columns: Axes, dtype: DTypeLike) -> Array:
+    """One device's part of `Placement.embed`."""
+    flat = tokens.reshape(-1)
+    if columns is not None:
+        flat = jax.lax.all_gather(flat, columns, tiled=True)
+    first = 0 if rows is None else jax.lax.axis_index(rows) * table.shape[0]
+    is_here = (flat >= first) & (flat < first + table.shape[0])
+    x = jnp.where(is_here[:, None], table[jnp.where(is_here, flat - first, 0)].astype(dtype), 0)
+    if columns is not None:
+        x = jax.lax.all_to_all(x, columns, split_axis=0, concat_axis=1, tiled=True)
+    if rows is not None:
+        x = jax.lax.psum(x, rows)
+    return x.reshape(*tokens.shape, -1)

@@ -1,0 +1,136 @@
+"""Attention on GPUs: cuDNN packed attention, and Pallas-Triton elsewhere.
+
+JAX's public `dot_product_attention` passes no segments to cuDNN. The private module behind it does (since JAX 0.5), as
+the start and the length of each segment; this file is the only one that uses it. Needs JAX 0.10 with a CUDA
+plugin, cuDNN 9.6 or later, a Hopper GPU or newer, bfloat16 or float16, and head_dim a multiple of 8 up to 128.
+
+Two of its limits shape the code. Up to 0.10.2 the offsets of keys are computed with the query heads' stride (fixed in
+jax pull request 39521), so grouped key heads read the wrong tokens: keys and values are repeated to one a query
+head, which is right before and after that fix. And the number of segments a row is static, and sizes a float32
+[B * max_segments, H, S] array of statistics: a row with more segments gives NaN, which the learner counts and refuses,
+never another answer.
+
+It takes segment ids and any float type, on any GPU that Triton serves. It skips the blocks after the diagonal but not
+those between segments, knows no window, and reads one key head a query head, so grouped keys are repeated. Its
+tiles are the library's defaults: not tuned on a card.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+MAX_HEAD_DIM = 128
+
+
+def cudnn_refusal(*, dtype, head_dim: int, compute_capability: str | None) -> str | None:
+    """Why cuDNN can't take such a call, or None if it can.
+
+    Args:
+      dtype: of q, k and v.
+      head_dim: size of a head.
+      compute_capability: of the GPU, "9.0" for Hopper; None for what is no NVIDIA GPU.
+    """
+    if compute_capability is None:
+        return "it needs an NVIDIA GPU"
+    if tuple(int(x) for x in compute_capability.split(".")) < (9, 0):
+        return f"packed rows need compute capability 9.0 (Hopper), the GPU has {compute_capability}"
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 or float16, got {jnp.dtype(dtype)}"
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        return f"head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}, got {head_dim}"
+    return None
+
+
+def segment_layout(
+    segment_ids: Int[Array, "B S"], max_segments: int
+) -> tuple[Int[Array, "B M+1"], Int[Array, "B M"], Bool[Array, " B"]]:
+    """(starts, lengths, fits) of each row's segments in order, -1 where there are fewer than M = max_segments.
+
+    Starts have one column more than lengths, as the kernel wants it; it stays -1. A row fits if it has at most M.
+    """
+    ids = segment_ids
+    batch, length = ids.shape
+    before = jnp.concatenate([jnp.zeros((batch, 1), ids.dtype), ids[:, :-1]], 1)
+    begins = (ids != before) & (ids != 0)
+    # Padding and segments beyond the last column land in a column that is cut off.
+    number = jnp.where(ids != 0, jnp.cumsum(begins, 1) - 1, max_segments)
+    number = jnp.minimum(number, max_segments)
+    row = jnp.arange(batch)[:, None]
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
+    starts = jnp.full((batch, max_segments + 1), length, jnp.int32).at[row, number].min(index)
+    lengths = jnp.zeros((batch, max_segments + 1), jnp.int32).at[row, number].add(1)
+    used = jnp.arange(max_segments) < begins.sum(1, keepdims=True)
+    starts = jnp.where(used, starts[:, :-1], -1)
+    lengths = jnp.where(used, lengths[:, :-1], -1)
+    nothing = jnp.full((batch, 1), -1, jnp.int32)
+    return jnp.concatenate([starts, nothing], 1), lengths, begins.sum(1) <= max_segments
+
+
+def cudnn_attention(
+    q: Float[Array, "B S H hd"],
+    k: Float[Array, "B S K hd"],
+    v: Float[Array, "B S K hd"],
+    segment_ids: Int[Array, "B S"],
+    *,
+    scale: float,
+    window: int | None = None,
+    max_segments: int = 64,
+) -> Float[Array, "B S H hd"]:
+    """`dispatch.attention` for one device. NaN in a row of more than `max_segments` segments."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    group = q.shape[2] // k.shape[2]
+    # One segment a row would select the layout without offsets.
+    max_segments = max(2, min(max_segments, q.shape[1]))
+    starts, lengths, fits = segment_layout(segment_ids, max_segments)
+    real = (segment_ids != 0)[..., None, None]
+    # The kernel leaves padding unwritten, in the output and in the gradients: `where` keeps both out.
+    zero = jnp.zeros((), q.dtype)
+    q, k, v = (jnp.where(real, x, zero) for x in (q, k, v))
+    out: Any = cudnn.dot_product_attention(
+        q,
+        jnp.repeat(k, group, 2),
+        jnp.repeat(v, group, 2),
+        q_seqlen=lengths,
+        kv_seqlen=lengths,
+        q_offsets=starts,
+        kv_offsets=starts,
+        scale=scale,
+        mask_type=cudnn.MaskType.PADDING_CAUSAL,
+        sliding_window_length=window,
+    )
+    out = jnp.where(real, out, zero)
+    return lax.select(jnp.broadcast_to(fits[:, None, None, None], out.shape), out, jnp.full_like(out, jnp.nan))
+
+
+BLOCK = 128
+"""Tokens come in multiples of this."""
+
+
+def pallas_attention(
+    q: Float[Array, "B S H hd"],
+    k: Float[Array, "B S K hd"],
+    v: Float[Array, "B S K hd"],
+    segment_ids: Int[Array, "B S"],
+    *,
+    scale: float,
+    interpret: bool = False,
+) -> Float[Array, "B S H hd"]:
+    """`learner.model.attention.dispatch.attention` for one device and no window."""
+    # Imported here: it needs Triton's lowering, which a CPU or TPU machine may lack.
+    from jax.experimental.pallas.ops.gpu import attention as kernels
+
+    length, group = q.shape[1], q.shape[2] // k.shape[2]
+    real = (segment_ids != 0)[..., None, None]
+    # The kernel takes padding for one more segment; zero queries keep what it computes there finite.
+    q = jnp.where(real, q, jnp.zeros((), q.dtype))
+    k, v = jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)
+    q, k, v, ids = (
+        jnp.pad(x, [(0, 0), (0, -length % BLOCK)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v, segment_ids)
+    )
+    out: Any = kernels.mha(q, k, v, ids, sm_scale=scale, causal=True, interpret=interpret)
+    return jnp.where(real, out[:, :length], jnp.zeros((), out.dtype))

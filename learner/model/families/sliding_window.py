@@ -1,0 +1,107 @@
+"""Which layers have a sliding window: the forms in which a config.json says it, read. Pure."""
+
+from __future__ import annotations
+
+from learner.model.families.config_fields import need, refuse
+from learner.model.families.family import Raw, Windows
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def from_layer(raw: Raw, num_layers: int) -> Windows:
+    """Qwen2 and Qwen3: `layer_types` decides, or, without it, layers from `max_window_layers` on.
+
+    Raises:
+      ValueError: fields that contradict each other, or that vLLM would ignore.
+    """
+    types = _layer_types(raw, num_layers)
+    if not _is_used(raw, types):
+        return None, ()
+    first = raw.get("max_window_layers", 0) if types is not None else need(raw, "max_window_layers", int)
+    windowed = types if types is not None else tuple(i >= first for i in range(num_layers))
+    # vLLM asserts on a mix, except when max_window_layers says that there is none: then it drops the window.
+    if len(set(windowed)) > 1 and first == num_layers:
+        refuse("layer_types", raw["layer_types"], f"no window in any layer, as max_window_layers = {first} says")
+    return _windows(raw, windowed)
+
+
+def all_if_used(raw: Raw, num_layers: int) -> Windows:
+    """Qwen3-MoE: every layer has the window if `use_sliding_window` says that there is one.
+
+    Raises:
+      ValueError: fields that contradict each other.
+    """
+    types, windowed = _layer_types(raw, num_layers), (True,) * num_layers
+    if not _is_used(raw, types):
+        return None, ()
+    if types is not None and types != windowed:
+        refuse("layer_types", raw["layer_types"], "absent (Qwen3-MoE windows every layer or none)")
+    return _windows(raw, windowed)
+
+
+def all_if_given(raw: Raw, num_layers: int) -> Windows:
+    """Mistral: every layer has the window if `sliding_window` is a number.
+
+    Raises:
+      ValueError: layers that differ, which vLLM would serve and transformers wouldn't.
+    """
+    types, windowed = _layer_types(raw, num_layers), (raw.get("sliding_window") is not None,) * num_layers
+    if types is not None and types != windowed:
+        refuse("layer_types", raw["layer_types"], "absent (every layer has the window, or none)")
+    return _windows(raw, windowed)
+
+
+def all_but_every_second(raw: Raw, num_layers: int) -> Windows:
+    """Gemma 2: `layer_types` decides; without it every second layer is global.
+
+    Raises:
+      ValueError: not a kind for each layer, or no window.
+    """
+    types = _layer_types(raw, num_layers)
+    return _windows(raw, types if types is not None else _all_but_every(2, num_layers))
+
+
+def all_but_every_nth(raw: Raw, num_layers: int) -> Windows:
+    """Gemma 3: `layer_types` decides; without it every n-th layer is global, n being `sliding_window_pattern`.
+
+    Raises:
+      ValueError: not a kind for each layer, no such n, or no window.
+    """
+    types = _layer_types(raw, num_layers)
+    if types is not None:
+        return _windows(raw, types)
+    n = need(raw, "sliding_window_pattern", int)
+    if n < 1:
+        refuse("sliding_window_pattern", n, "a positive number of layers")
+    return _windows(raw, _all_but_every(n, num_layers))
+
+
+def _layer_types(raw: Raw, num_layers: int) -> tuple[bool, ...] | None:
+    """`layer_types`, True for a window; None where there is no such field."""
+    found = raw.get("layer_types")
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) != num_layers or not set(found) <= set(_KINDS):
+        refuse("layer_types", found, f"one of {_KINDS} for each of {num_layers} layers")
+    return tuple(kind == "sliding_attention" for kind in found)
+
+
+def _all_but_every(n: int, num_layers: int) -> tuple[bool, ...]:
+    return tuple((i + 1) % n != 0 for i in range(num_layers))
+
+
+def _is_used(raw: Raw, types: tuple[bool, ...] | None) -> bool:
+    if raw.get("use_sliding_window") and raw.get("sliding_window") is not None:
+        return True
+    if types is not None and any(types):
+        refuse("layer_types", raw["layer_types"], "'full_attention' only, or use_sliding_window and sliding_window")
+    return False
+
+
+def _windows(raw: Raw, windowed: tuple[bool, ...]) -> Windows:
+    if not any(windowed):
+        return None, ()
+    window = need(raw, "sliding_window", int)
+    if window < 1:
+        refuse("sliding_window", window, "a positive number of tokens")
+    return window, windowed

@@ -1,1 +1,0 @@
-"""Checkpoints in Hugging Face's format."""

@@ -1,0 +1,189 @@
+"""Hugging Face folders to parameters; safetensors only. `save` is the way back.
+
+Each process reads, of each file, only the bytes that its devices hold. A leaf is filled in place on its device, a
+piece of one Hugging Face tensor at a time, so a host's memory holds what its devices keep there (nothing, but for
+CPUs) and one piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+from jax.typing import ArrayLike, DTypeLike
+
+from bridge.param_names import check_same_names, flatten, unflatten
+from learner.model.architecture import Architecture
+from learner.model.decoder import Params, abstract_params
+from learner.model.hf_save import INDEX, WEIGHTS, save
+from learner.model.safetensors_file import StoredTensor, open_tensors
+
+__all__ = ["ShardingFn", "load", "open_folder", "save"]
+
+ShardingFn = Callable[[str, tuple[int, ...]], Sharding | None]
+"""(Flax path, shape of the whole leaf) -> where it goes; None leaves it on the default device."""
+
+_PIECE_BYTES = 2**22
+"""Small enough for the allocator to use the same memory again; an accelerator's link is busy with one of them."""
+Device = Any
+"""A `jax.Device`, which type checkers take for a variable."""
+
+
+def load(
+    folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None, sharding_fn: ShardingFn | None = None
+) -> tuple[Architecture, Params]:
+    """Reads a folder with config.json and safetensors, single or sharded with an index.
+
+    Args:
+      folder: the folder; every process of a multi-host mesh reads it.
+      dtype: dtype of the parameters; None keeps the files'. The learner's master copy is float32.
+      sharding_fn: see `ShardingFn`.
+
+    Raises:
+      FileNotFoundError: no folder, no config.json, no weights, or a file the index names is gone.
+      ValueError: a config this decoder doesn't know; names, shapes or dtypes that don't fit it.
+    """
+    folder = pathlib.Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no model folder at {folder}")
+    config = Architecture.from_hf(folder)
+    names = config.param_names
+    with open_folder(folder) as tensors:
+        _check_tied_head(config, tensors, folder)
+        check_same_names(f"{folder}: tensor", got=tensors, wanted=names.all_hf_names())
+        leaves = {}
+        for path, spec in flatten(abstract_params(config)).items():
+            stack_shape = names.stack(path)
+            parts = [tensors[name] for name in names.hf_names(path)]
+            for part in parts:
+                _check_shape(part, spec.shape[len(stack_shape) :])
+            found = {part.spec.dtype for part in parts}
+            if dtype is None and len(found) > 1:
+                raise ValueError(f"{path}: layers of different dtypes {found}; give load a dtype")
+            target = np.dtype(found.pop() if dtype is None else dtype)
+            sharding = sharding_fn(path, spec.shape) if sharding_fn is not None else None
+            leaves[path] = _make_leaf(parts, stack_shape, spec.shape, target, sharding)
+    return config, unflatten(leaves)
+
+
+@contextlib.contextmanager
+def open_folder(folder: pathlib.Path) -> Iterator[dict[str, StoredTensor]]:
+    """The folder's tensors by name, to be read while it is open.
+
+    Raises:
+      FileNotFoundError: no weights, or a file the index names is gone.
+      ValueError: no whole safetensors files, or others than the index says.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _open_files(folder, stack)
+
+
+def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+    listed: dict[str, str] = {}
+    if (folder / INDEX).is_file():
+        listed = json.loads((folder / INDEX).read_text(encoding="utf-8")).get("weight_map", {})
+        files = sorted(set(listed.values()))
+    else:
+        files = [WEIGHTS]
+    tensors: dict[str, StoredTensor] = {}
+    for file_name in files:
+        path = folder / file_name
+        if path.parent != folder or not path.is_file():
+            raise FileNotFoundError(f"no weights at {path} (wanted {WEIGHTS}, or {INDEX} and its files)")
+        descriptor = os.open(path, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        for name, tensor in open_tensors(path, descriptor).items():
+            if listed and listed.get(name) != file_name:
+                raise ValueError(f"{path} holds {name}, which {INDEX} puts in {listed.get(name)}")
+            tensors[name] = tensor
+    check_same_names(f"{folder}: indexed tensor", got=tensors, wanted=tuple(listed or tensors))
+    return tensors
+
+
+def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tensor.spec.shape != shape:
+        raise ValueError(f"{tensor.what}: got shape {list(tensor.spec.shape)}, wanted {list(shape)}")
+
+
+def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
+    """Drops the copy of the embedding that some writers add as a tied model's head, if it is a copy."""
+    if not config.tie_word_embeddings or "lm_head.weight" not in tensors:
+        return
+    head, embedding = tensors.pop("lm_head.weight"), tensors.get("model.embed_tokens.weight")
+    if embedding is None:
+        return  # reported as missing by the caller
+    for tensor in (head, embedding):
+        _check_shape(tensor, (config.vocab_size, config.hidden_size))
+    pieces = _pieces(tuple(slice(0, d) for d in head.spec.shape), head.spec.shape, head.spec.dtype)
+    same = head.spec.dtype == embedding.spec.dtype
+    if not same or not all(np.array_equal(head.read(index), embedding.read(index)) for index in pieces):
+        raise ValueError(f"{folder}: tie_word_embeddings is true, but lm_head.weight isn't model.embed_tokens.weight")
+
+
+def _make_leaf(
+    parts: list[StoredTensor],
+    stack: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: Sharding | None,
+) -> jax.Array:
+    """The leaf `[*stack, *tensor]`, of which this process fills what its devices hold."""
+    whole = tuple(slice(0, d) for d in shape)
+    places = {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
+    holders: dict[tuple[tuple[int, int], ...], list[Device | None]] = {}
+    for device, index in places.items():
+        bounds = tuple(s.indices(d)[:2] for s, d in zip(index or whole, shape, strict=True))
+        holders.setdefault(bounds, []).append(device)
+    filled: dict[Device | None, jax.Array] = {}
+    for bounds, devices in holders.items():
+        local = tuple(stop - start for start, stop in bounds)
+        for device in devices:
+            filled[device] = _zeros(local, dtype, device)
+        index = tuple(slice(*b) for b in bounds)
+        for where in itertools.product(*(range(*b) for b in bounds[: len(stack)])):
+            tensor = parts[int(np.ravel_multi_index(where, stack)) if stack else 0]
+            for piece in _pieces(index[len(stack) :], tensor.spec.shape, tensor.spec.dtype):
+                read = tensor.read(piece)
+                at = [p.start - b[0] for p, b in zip((*(slice(i, i + 1) for i in where), *piece), bounds, strict=True)]
+                for device in devices:
+                    value = jnp.asarray(read) if device is None else jax.device_put(read, device)
+                    filled[device] = _fill(filled[device], value, at)
+                # Transfers are asynchronous: without this the pieces of a whole leaf would wait on the host.
+                jax.block_until_ready([filled[device] for device in devices])
+    if sharding is None:
+        return filled[None]
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(filled.values()), dtype=dtype)
+
+
+def _pieces(index: tuple[slice, ...], shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[slice, ...]]:
+    """Cuts a slice of a tensor along its first dim, into at most `_PIECE_BYTES` each."""
+    bounds = [s.indices(d)[:2] for s, d in zip(index, shape, strict=True)]
+    row_bytes = math.prod(stop - start for start, stop in bounds[1:]) * dtype.itemsize
+    step, (top, bottom) = max(_PIECE_BYTES // max(row_bytes, 1), 1), bounds[0]
+    for start in range(top, bottom, step):
+        yield slice(start, min(start + step, bottom)), *(slice(*b) for b in bounds[1:])
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, device: Device | None) -> jax.Array:
+    if device is None:
+        return jnp.zeros(shape, dtype)
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=SingleDeviceSharding(device))()
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill(leaf: jax.Array, piece: jax.Array, at: list[ArrayLike]) -> jax.Array:
+    """The leaf, in place, with the piece cast and written at an offset; missing leading dims count as 1."""
+    return jax.lax.dynamic_update_slice(
+        leaf, jax.lax.expand_dims(piece, range(leaf.ndim - piece.ndim)).astype(leaf.dtype), at
+    )

@@ -1,0 +1,123 @@
+"""Tries a user's own loss and advantage: `python -m learner.objective.check_custom`, before a run starts.
+
+It reads {"loss": LossConfig, "group_size": K} as JSON and ends with code 0, or with 1 and a last line on stderr that
+says what is wrong.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (jax's own hints have unknown parts.)
+
+import json
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from configs import custom_functions
+from configs.sections import LossConfig
+from learner.objective.advantages import Responses, group_advantages
+from learner.objective.losses import TokenInputs, needs, token_loss
+
+_OfTokens = Callable[[Array, TokenInputs], Array]
+_LOG_RATIOS = (0.0, 0.0, -0.3, 0.3, 3.0, -3.0, 0.0, 0.0)
+"""log pi - log mu of the tokens tried: on-policy, a little and far off it."""
+_ADVANTAGES = (3.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0)
+"""Of another mean in each half, so that a loss that takes one over its tokens shows."""
+
+
+def check(config: LossConfig, *, group_size: int) -> None:
+    """Calls the user's own loss and advantage as a run will.
+
+    Args:
+      config: the objective; names of ours are not tried.
+      group_size: K, responses in a group.
+
+    Raises:
+      ValueError: one line: a function can't be loaded, fails, returns something of another shape or type or not
+        finite; or its loss of a token depends on other tokens.
+    """
+    if custom_functions.is_own(config.advantage):
+        try:
+            num = max(2, group_size)
+            responses = Responses(
+                num_tokens=np.arange(1, num + 1), turn_rewards=[np.zeros(i % 2, np.float32) for i in range(num)]
+            )
+            group_advantages(np.linspace(0.0, 1.0, num), config, responses)
+        except Exception as e:
+            raise _of(f"loss.advantage={config.advantage} fails on a group of rewards from 0 to 1", e) from e
+    if custom_functions.is_own(config.name):
+        try:
+            _check_loss(config)
+        except Exception as e:
+            raise _of(f"loss.name={config.name} fails on a sample of tokens", e) from e
+
+
+def _of(what: str, error: Exception) -> ValueError:
+    """Ours say which function they are about; what a function itself raises does not."""
+    if isinstance(error, ValueError) and str(error).startswith("loss."):
+        return error
+    return ValueError(f"{what}: {custom_functions.one_line(error)}")
+
+
+def _check_loss(config: LossConfig) -> None:
+    wanted = needs(config)
+    logprobs = jnp.linspace(-5.0, -0.1, len(_LOG_RATIOS), dtype=jnp.float32)
+    inputs = TokenInputs(
+        behavior_logprobs=logprobs - jnp.array(_LOG_RATIOS, jnp.float32),
+        advantages=jnp.array(_ADVANTAGES, jnp.float32),
+        loss_mask=jnp.ones(logprobs.shape, jnp.bool_),
+        reference_logprobs=logprobs - 0.1 if wanted.reference else None,
+        proximal_logprobs=logprobs - 0.2 if wanted.proximal else None,
+        sequence_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.sequence_ratio else None,
+    )
+
+    def losses(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, " T"]:
+        return token_loss(logprobs, jnp.ones(logprobs.shape), inputs, config).loss
+
+    def total(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, ""]:
+        return jnp.sum(losses(logprobs, inputs))
+
+    slope = cast(_OfTokens, jax.grad(total))
+    whole, slopes = _numbers(losses, logprobs, inputs), _numbers(slope, logprobs, inputs)
+    if not (np.all(np.isfinite(whole)) and np.all(np.isfinite(slopes))):
+        raise ValueError(
+            f"loss.name={config.name} must be finite, and its gradient too, at log pi - log mu = {list(_LOG_RATIOS)} "
+            f"with advantages {list(_ADVANTAGES)}; got {whole}, gradient {slopes}"
+        )
+    half = logprobs.size // 2
+
+    def first(x: Array) -> Array:
+        return x[:half]
+
+    def second(x: Array) -> Array:
+        return x[half:]
+
+    parts = np.concatenate([_numbers(losses, take(logprobs), jax.tree.map(take, inputs)) for take in (first, second)])
+    if not np.allclose(whole, parts, rtol=1e-5, atol=1e-6):
+        raise ValueError(
+            f"loss.name={config.name} must be elementwise, for it is taken over any chunk of tokens; the loss of "
+            f"{logprobs.size} tokens is {whole}, that of their halves {parts}"
+        )
+
+
+def _numbers(function: _OfTokens, logprobs: Array, inputs: TokenInputs) -> Float[np.ndarray, " T"]:
+    """Compiled, as a run calls it, so that Python's `if` on a value fails here too."""
+    compiled = cast(_OfTokens, jax.jit(function))
+    return np.asarray(compiled(logprobs, inputs))
+
+
+def main() -> None:
+    """Checks what is on standard input."""
+    given = json.load(sys.stdin)
+    try:
+        check(LossConfig(**given["loss"]), group_size=given["group_size"])
+    except ValueError as e:
+        sys.exit(f"error: {' '.join(str(e).split())}")
+
+
+if __name__ == "__main__":
+    main()

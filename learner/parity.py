@@ -1,0 +1,272 @@
+"""Engine against learner logprobs after a publish; fencing and readmission of actors.
+
+Silently wrong weights are this field's most common serious bug: nothing crashes, only the ratios are off
+(docs/publishing_and_proof.md). So right after a publish a few fresh responses are sampled, and the learner, whose
+weights are still the ones it published, computes the same tokens' logprobs. An actor that is off by more than the
+served dtype explains is fenced.
+
+The learner offers them whenever the weights it would compare with are the published ones: after a publish until the
+next update, and while it waits for a probe. A fenced actor drops all it had, fetches the published version in full and
+answers (`actor.weight_updates`); if all its answers are the learner's own within the bound, it is let in. After
+`MAX_TRIES` it stays out for good, and ends: also under its name a new process is not served, until whoever keeps the
+run in order puts it on probation (`launch.tools.runs --unfence`), for as many tries again.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import numpy as np
+from absl import logging
+from jaxtyping import Float32
+
+from bridge.rollout_types import Group, Sampling, Ticket, Version
+from bridge.store.protocol import FOR_GOOD, LearnerStore
+from configs.sections import LossConfig, PackingConfig
+from learner.data.problem import Problem
+from learner.evaluation.pinned_requests import Pinned, pinned_tickets
+from learner.heartbeat import live_actors
+from learner.update.packing import PackedBatch, pack_groups
+
+_ANY_LOSS = LossConfig()
+"""Packing wants a normalisation; nothing here reads what it gives."""
+
+
+ScoreFunction = Callable[[PackedBatch], Float32[np.ndarray, "B S"]]
+"""log pi of a batch's trained tokens by the learner's current weights, in nats."""
+
+
+def max_abs_dlogprob(score: ScoreFunction, group: Group, packing: PackingConfig) -> float:
+    """Largest |log pi - log mu| over a group's sampled tokens, in nats; the weights must be its version's."""
+    worst = 0.0
+    for micro in pack_groups([group], packing=packing, loss=_ANY_LOSS, max_response_tokens=1):
+        logprobs = score(micro.batch)
+        off = np.abs(logprobs - micro.batch.behavior_logprobs)[np.asarray(micro.batch.loss_mask)]
+        worst = float(np.maximum(worst, off.max(initial=0.0)))  # a NaN stays one, and no bound holds
+    return worst
+
+
+def settle(
+    probe: Pinned,
+    *,
+    score: ScoreFunction,
+    packing: PackingConfig,
+    bound: float,
+    fence: Callable[[str, str, float], None],
+    before_score: Callable[[], None] = lambda: None,
+) -> float:
+    """Waits for the probe that is out; returns the largest |log pi - log mu| among the actors that pass, NaN of none.
+
+    The parity fence: an actor over the bound may claim nothing more, and its groups are made again by
+    others.
+
+    Args:
+      probe: what is out.
+      score: the learner's own forward pass, by weights that are still the ones published.
+      packing: the shape of a micro-batch.
+      bound: nats; `Config.parity_bound`.
+      fence: told the actor, the reason and by how many nats it is off.
+      before_score: called when a group is back, before the forward pass, which may have to compile.
+    """
+    worst = 0.0
+
+    def accept(group: Group, ticket: Ticket) -> bool:
+        nonlocal worst
+        del ticket
+        before_score()
+        off = max_abs_dlogprob(score, group, packing)
+        if off <= bound:
+            worst = max(worst, off)
+            return True
+        reason = f"its logprobs are off by {off:.3g} nats at version {probe.version}, the bound is {bound:.3g}"
+        fence(group.actor, reason, off)
+        return False
+
+    return worst if probe.settle(accept) else float("nan")
+
+
+MAX_TRIES = 3
+LOOK_AT_BEATS_S = 2.0
+ALONE_S = 30.0
+"""For so long nobody but fenced actors may live while the learner can't probe; then they end, and others may come."""
+
+
+class Gate(Protocol):
+    """Who is fenced, and what may be done about it (`learner.schedule.rollout_stream.Stream`)."""
+
+    @property
+    def fenced_actors(self) -> Collection[str]:
+        """Their names."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The round now being trained."""
+        ...
+
+    def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
+        """Refuses an actor's groups and claims."""
+        ...
+
+    def unfence(self, actor: str) -> None:
+        """Lets it in again."""
+        ...
+
+    def is_sound(self, group: Group, ticket: Ticket) -> bool:
+        """Whether nothing in a group contradicts the run."""
+        ...
+
+
+@dataclasses.dataclass
+class _Probe:
+    version: Version
+    tickets: dict[str, Ticket]
+    """Those not answered yet."""
+    ids: tuple[str, ...]
+
+
+class Readmission:
+    """The probes that are out for fenced actors."""
+
+    def __init__(
+        self,
+        store: LearnerStore,
+        gate: Gate,
+        *,
+        problems: list[tuple[Problem, int]],
+        sampling: Sampling,
+        published: Callable[[], Version | None],
+        score: Callable[[Group], float],
+        bound: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is out.
+
+        Args:
+          store: where probes go and answers come from.
+          gate: who is fenced.
+          problems: (problem, samples) pairs of a probe; none: nobody comes back.
+          sampling: how a probe is sampled.
+          published: the version announced last, as long as the learner's weights are the very same; else None.
+          score: largest |log pi - log mu| of a group by the learner's weights, in nats.
+          bound: nats; `Config.parity_bound`.
+          clock: monotonic, in seconds.
+        """
+        self._store, self._gate = store, gate
+        self._problems, self._sampling = problems, sampling
+        self._published, self._score, self._bound, self._clock = published, score, bound, clock
+        self._out: dict[str, _Probe] = {}
+        self._num_tries: dict[str, int] = {}
+        self._after_seq = 0
+        self._num_breaks = store.num_breaks
+        self._alive: set[str] = set()
+        self._looked_at, self._could_probe_at = -float("inf"), clock()
+        self._fenced: set[str] = set()
+        """Not for good, at the last look."""
+        self._for_good: set[str] = set()
+
+    def look(self) -> None:
+        """Offers probes to fenced actors that live, and takes in their answers; never waits.
+
+        Called wherever the learner waits, and between two micro-batches.
+        """
+        if not self._gate.fenced_actors:
+            self._fenced = set()
+            return
+        version, now = self._published(), self._clock()
+        if now - self._looked_at >= LOOK_AT_BEATS_S:
+            self._looked_at = now
+            self._alive = {b.process for b in live_actors(self._store)}
+            self._look_at_reasons()
+        fenced = set(self._gate.fenced_actors) - self._for_good
+        new, self._fenced = fenced - self._fenced, fenced
+        if not fenced:
+            return
+        # Whoever was just fenced has its full time: the last look may lie long back.
+        if new or version is not None or self._alive - set(self._gate.fenced_actors) or not self._alive & fenced:
+            self._could_probe_at = now
+        for actor in [a for a, probe in self._out.items() if probe.version != version]:
+            self._withdraw(actor)  # what it would be compared with is gone
+        if version is not None and self._problems:
+            for actor in sorted(fenced & self._alive - self._out.keys()):
+                self._offer(actor, version)
+            self._take_in()
+        elif not self._problems or now - self._could_probe_at > ALONE_S:
+            why = "there are no problems to probe it with" if not self._problems else "nobody else serves"
+            for actor in sorted(fenced & self._alive):
+                self.keep_out(actor, f"{why}, so it can't be proved clean", None)
+
+    def keep_out(self, actor: str, reason: str, off: float | None = None) -> None:
+        """Fences an actor for good: no probe is asked of it any more, and it ends.
+
+        `off`: by how many nats its logprobs are off, if that is why.
+        """
+        self._for_good.add(actor)
+        self._gate.fence(actor, f"{FOR_GOOD}{reason}", off)
+
+    def _look_at_reasons(self) -> None:
+        """Whoever keeps the run in order may have put a live actor on probation that was fenced for good."""
+        for actor in sorted(self._alive & set(self._gate.fenced_actors)):
+            if (self._store.fenced(actor) or "").startswith(FOR_GOOD):
+                self._for_good.add(actor)
+            elif actor in self._for_good:
+                self._for_good.discard(actor)
+                self._num_tries.pop(actor, None)
+                logging.warning("actor fenced for good is on probation actor=%s", actor)
+
+    def _offer(self, actor: str, version: Version) -> None:
+        number = self._num_tries.get(actor, 0) + 1
+        tickets = {
+            id_: dataclasses.replace(ticket, id=id_)
+            for i, ticket in enumerate(
+                pinned_tickets("probe", self._problems, self._sampling, version=version, round=self._gate.round)
+            )
+            for id_ in [f"readmit-{actor}-{version}-{number}-{i}"]
+        }
+        self._store.put_tickets(tickets.values(), only_for=actor)
+        self._out[actor] = _Probe(version, tickets, tuple(tickets))
+        logging.info("probe for a fenced actor actor=%s version=%s try=%d", actor, version, number)
+
+    def _take_in(self) -> None:
+        if self._num_breaks != (num_breaks := self._store.num_breaks):
+            self._num_breaks = num_breaks
+            for actor, probe in self._out.items():
+                self._store.put_tickets(probe.tickets.values(), only_for=actor)  # the store may have lost them
+        while stored := self._store.read_groups(after_seq=self._after_seq, limit=64, kind="probe"):
+            for s in stored:
+                self._after_seq = s.seq
+                for actor, probe in list(self._out.items()):
+                    if ticket := probe.tickets.pop(s.group.ticket_id, None):
+                        self._judge(actor, probe, s.group, ticket)
+
+    def _judge(self, actor: str, probe: _Probe, group: Group, ticket: Ticket) -> None:
+        at, version = (group.incarnation, group.min_step, group.max_step), probe.version
+        if at != (version.incarnation, version.step, version.step):
+            return self._withdraw(actor)  # it was not there yet, or already further: asked again
+        off = self._score(group) if self._gate.is_sound(group, ticket) else float("nan")
+        if not off <= self._bound:
+            return self._refuse(actor, version, off)
+        if probe.tickets:
+            return None
+        self._withdraw(actor)
+        self._num_tries.pop(actor, None)
+        logging.info("actor let in again actor=%s version=%s off=%.3g", actor, version, off)
+        return self._gate.unfence(actor)
+
+    def _refuse(self, actor: str, version: Version, off: float) -> None:
+        self._withdraw(actor)
+        number = self._num_tries[actor] = self._num_tries.get(actor, 0) + 1
+        reason = (
+            f"its logprobs are off by {off:.3g} nats at version {version}, the bound is {self._bound:.3g} "
+            f"(probe {number} of {MAX_TRIES})"
+        )
+        if number < MAX_TRIES:
+            self._gate.fence(actor, reason, off)
+        else:
+            self.keep_out(actor, reason, off)
+
+    def _withdraw(self, actor: str) -> None:
+        probe = self._out.pop(actor, None)
+        if probe is not None:
+            self._store.withdraw(probe.ids)

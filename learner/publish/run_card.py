@@ -1,0 +1,84 @@
+"""The run's card: what an actor needs that shares no folder with the learner; the weights come as snapshots."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+
+from blake3 import blake3
+
+from bridge import weight_types
+from bridge.files import BASE_FILE
+from bridge.param_names import TensorNames
+from bridge.snapshots.shard_map import lay_out
+from bridge.template_files import named_template_files
+from bridge.weight_types import CardFile, RunCard
+
+ENGINE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+)
+"""What an engine and a tokenizer read of a model's folder, besides the weights; no code."""
+
+
+def make_card(
+    *,
+    run: str,
+    name: str,
+    config: str,
+    model_folder: pathlib.Path,
+    names: TensorNames,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    base: str = "",
+) -> tuple[RunCard, dict[str, bytes]]:
+    """A run's card, and its files by their hashes.
+
+    Args:
+      run: the run's id.
+      name: the name it was given.
+      config: its config.json.
+      model_folder: a Hugging Face folder.
+      names: the model's parameters under both names.
+      shapes: of the learner's parameters by path, stacked as they are.
+      dtype: what is served.
+      base: what the weights hash to that published adapters belong to (`bridge.files`); an actor must have
+        them. Empty: all weights are published.
+
+    Raises:
+      ValueError: a file is too large to be kept in a store.
+    """
+    blobs: dict[str, bytes] = {}
+    files: list[CardFile] = []
+    found = {file: model_folder / file for file in ENGINE_FILES} | named_template_files(model_folder)
+    contents = {file: path.read_bytes() for file, path in found.items() if path.is_file()}
+    if base:
+        contents[BASE_FILE] = json.dumps({"blake3": base}).encode()
+    for file, data in contents.items():
+        digest = blake3(data).hexdigest()
+        blobs[digest] = data
+        files.append(CardFile(name=file, num_bytes=len(data), blake3=digest))
+    tensors, _ = lay_out(
+        (hf_name, dtype, shapes[path][len(names.stack(path)) :])
+        for path in names.paths()
+        for hf_name in names.hf_names(path)
+    )
+    card = RunCard(
+        run=run,
+        name=name,
+        config=config,
+        files=tuple(files),
+        tensors=tensors,
+        sluice=weight_types.SLUICE,
+        vllm=weight_types.VLLM,
+    )
+    return card, blobs

@@ -1,0 +1,253 @@
+"""Which rows each process writes; device cast and copy to host.
+
+A host writes what its own devices hold, so nothing is moved between hosts for it. What several hosts hold alike (copies
+along the mesh's `data` axis, norms) is split by rows among them; what has too few rows goes to the one with the least.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bridge.param_names import TensorNames, flatten
+from bridge.snapshots.snapshot_writer import SnapshotDraft
+from bridge.weight_types import Block
+from learner.model.decoder import Params
+
+Device = Any
+"""A JAX device, whose class JAX does not show to type checkers."""
+Box = tuple[tuple[int, int], ...]
+"""Of each dim of a leaf, where it begins and ends."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """What one device gives of a leaf."""
+
+    path: str
+    box: Box
+    """Of the leaf."""
+    device: Device
+    shard: Box
+    """What the device holds of the leaf; `box` lies within."""
+
+    @property
+    def in_shard(self) -> tuple[slice, ...]:
+        """The box in the device's own array."""
+        return relative(self.box, self.shard)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A block of the host's piece: a box of a leaf, whose stack dims are tensors of the snapshot."""
+
+    path: str
+    box: Box
+    block: Block
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """What one host writes."""
+
+    sources: tuple[Source, ...]
+    targets: tuple[Target, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """For the snapshot's writer, in the order of `targets`."""
+        return tuple(target.block for target in self.targets)
+
+
+def share_of(
+    leaves: Mapping[str, jax.Array],
+    names: TensorNames,
+    host: int,
+    *,
+    host_of: Callable[[Device], int] = lambda device: device.process_index,
+) -> Share:
+    """What a host writes of the parameters; those of all hosts together are all of them, and nothing twice.
+
+    Args:
+      leaves: path -> parameter, stacked as the learner has it.
+      names: of the model's tensors.
+      host: which one.
+      host_of: a device's host.
+    """
+    num_bytes: dict[int, int] = {}
+    sources: list[Source] = []
+    targets: list[Target] = []
+    first_tensor = 0
+    for path in names.paths():
+        leaf, stack = leaves[path], names.stack(path)
+        owned = [
+            Source(path, box, device, shard)
+            for box, device, shard in _owned(leaf, len(stack), host_of, num_bytes)
+            if host_of(device) == host
+        ]
+        sources += owned
+        for box in _merged([source.box for source in owned]):
+            targets += _targets(path, box, stack, first_tensor)
+        first_tensor += math.prod(stack)
+    targets.sort(key=lambda t: (t.block.first_tensor, t.block.first_row, t.block.first_col))
+    return Share(tuple(sources), tuple(targets))
+
+
+def relative(box: Box, to: Box) -> tuple[slice, ...]:
+    """A box in the coordinates of one that contains it."""
+    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, to, strict=True))
+
+
+def meet(a: Box, b: Box) -> Box | None:
+    """What two boxes have in common; None if that is nothing."""
+    common = tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
+    return None if any(low >= high for low, high in common) else common
+
+
+def _owned(
+    leaf: jax.Array, num_stack: int, host_of: Callable[[Device], int], num_bytes: dict[int, int]
+) -> Iterable[tuple[Box, Device, Box]]:
+    """For all hosts: a box of the leaf, the device that gives it, and all that this one holds."""
+    holders: dict[Box, dict[int, Device]] = {}
+    for device, index in sorted(leaf.sharding.devices_indices_map(leaf.shape).items(), key=lambda held: held[0].id):
+        box = tuple(slice_.indices(size)[:2] for slice_, size in zip(index, leaf.shape, strict=True))
+        holders.setdefault(box, {}).setdefault(host_of(device), device)
+    for shard, by_host in holders.items():
+        hosts = sorted(by_host)
+        parts = _rows(shard, num_stack, len(hosts))
+        if len(parts) < len(hosts):
+            hosts = [min(hosts, key=lambda host: (num_bytes.get(host, 0), host))]
+        for host, box in zip(hosts, parts, strict=True):
+            size = math.prod(high - low for low, high in box) * leaf.dtype.itemsize
+            num_bytes[host] = num_bytes.get(host, 0) + size
+            yield box, by_host[host], shard
+
+
+def _rows(box: Box, num_stack: int, num: int) -> list[Box]:
+    """The box's rows in `num` parts; the box alone where it has fewer, or holds vectors."""
+    dim = len(box) - 2
+    if num == 1 or dim < num_stack or box[dim][1] - box[dim][0] < num:
+        return [box]
+    low, high = box[dim]
+    cuts = [low + i * (high - low) // num for i in range(num + 1)]
+    return [(*box[:dim], cut, *box[dim + 1 :]) for cut in itertools.pairwise(cuts)]
+
+
+def _merged(boxes: Sequence[Box]) -> list[Box]:
+    """The same in fewer boxes: those that lie side by side and are alike otherwise become one."""
+    found, before = list(boxes), len(boxes) + 1
+    while len(found) < before:
+        before = len(found)
+        for dim in range(len(found[0]) if found else 0):
+            found = _merged_along(found, dim)
+    return found
+
+
+def _merged_along(boxes: Sequence[Box], dim: int) -> list[Box]:
+    merged: list[Box] = []
+    for box in sorted(boxes, key=lambda b: ((*b[:dim], *b[dim + 1 :]), b[dim])):
+        last = merged[-1] if merged else None
+        is_next = last is not None and last[dim][1] == box[dim][0]
+        if last is not None and is_next and (*last[:dim], *last[dim + 1 :]) == (*box[:dim], *box[dim + 1 :]):
+            merged[-1] = (*last[:dim], (last[dim][0], box[dim][1]), *last[dim + 1 :])
+        else:
+            merged.append(box)
+    return merged
+
+
+def _targets(path: str, box: Box, stack: tuple[int, ...], first_tensor: int) -> list[Target]:
+    """A box as blocks of tensors that follow on one another: a layer each, where it has a part of the experts only."""
+    counted, matrix = box[: len(stack)], box[len(stack) :]
+    (r0, r1), (c0, c1) = [(0, 1)] * (2 - len(matrix)) + list(matrix)
+    is_whole = all(part == (0, size) for part, size in zip(counted[1:], stack[1:], strict=True))
+    layers = [(i, i + 1) for i in range(*counted[0])] if counted and not is_whole else [*counted[:1]]
+    targets: list[Target] = []
+    for layer in layers or [()]:
+        part = (layer, *counted[1:]) if layer else counted
+        first = functools.reduce(lambda at, dim: at * dim[1] + dim[0][0], zip(part, stack, strict=True), 0)
+        block = Block(
+            first_tensor=first_tensor + first,
+            num_tensors=math.prod(high - low for low, high in part),
+            first_row=r0,
+            num_rows=r1 - r0,
+            first_col=c0,
+            num_cols=c1 - c0,
+        )
+        targets.append(Target(path, (*part, *matrix), block))
+    return targets
+
+
+class Export:
+    """What this host writes of one version's parameters: copies of them, until `let_go`."""
+
+    def __init__(self, params: Params, dtype: str, names: TensorNames, *, share: Share | None = None) -> None:
+        """Starts the way to the host and returns at once.
+
+        A device casts what it gives into a buffer of its own, after whatever it was asked to do before, and the copy to
+        the host starts when that is done; the next optimizer step may have the parameters.
+
+        Args:
+          params: the learner's.
+          dtype: what is served, float32 or bfloat16.
+          names: of the model's tensors.
+          share: what this host writes; None: what its devices say.
+        """
+        leaves = flatten(params)
+        self.share = share_of(leaves, names, jax.process_index()) if share is None else share
+        self.entries = [
+            (name, dtype, tuple(leaves[path].shape[len(names.stack(path)) :]))
+            for path in names.paths()
+            for name in names.hf_names(path)
+        ]
+        """Name, dtype and shape of every tensor of the model, those of other hosts too."""
+        self._stacks = {path: len(names.stack(path)) for path in names.paths()}
+        self._parts = _cast_parts(leaves, self.share, dtype)
+
+    def pairs(self, draft: SnapshotDraft) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(Place in the draft, what goes there), tensor by tensor; waits for the copy, without Python's lock."""
+        by_path: dict[str, list[tuple[Source, np.ndarray]]] = {}
+        for source, part in zip(self.share.sources, self._parts, strict=True):
+            by_path.setdefault(source.path, []).append((source, np.asarray(part)))
+        for number, target in enumerate(self.share.targets):
+            stack = self._stacks[target.path]
+            place = draft.block(number).reshape([high - low for low, high in target.box])
+            for source, part in by_path[target.path]:
+                common = meet(source.box, target.box)
+                if common is None:
+                    continue
+                to, from_ = place[relative(common, target.box)], part[relative(common, source.box)]
+                for index in np.ndindex(to.shape[:stack]):
+                    yield to[index], from_[index]
+
+    def let_go(self) -> None:
+        """Frees the copies."""
+        self._parts = []
+
+
+def _cast_parts(leaves: dict[str, jax.Array], share: Share, dtype: str) -> list[jax.Array]:
+    """What each device gives, cast by it, all of one device in one call."""
+    shards = {path: {shard.device: shard.data for shard in leaf.addressable_shards} for path, leaf in leaves.items()}
+    parts: list[jax.Array | None] = [None] * len(share.sources)
+    by_device: dict[Device, list[int]] = {}
+    for number, source in enumerate(share.sources):
+        by_device.setdefault(source.device, []).append(number)
+    for device, numbers in by_device.items():
+        given = [share.sources[number] for number in numbers]
+        slices = tuple(tuple((s.start, s.stop) for s in source.in_shard) for source in given)
+        cast = _cast([shards[source.path][device] for source in given], slices=slices, dtype=dtype)
+        for number, part in zip(numbers, cast, strict=True):
+            part.copy_to_host_async()
+            parts[number] = part
+    return [part for part in parts if part is not None]
+
+
+@functools.partial(jax.jit, static_argnames=("slices", "dtype"))
+def _cast(shards: list[jax.Array], *, slices: tuple[tuple[tuple[int, int], ...], ...], dtype: str) -> list[jax.Array]:
+    # Also where nothing changes: without donation XLA writes what it returns into new memory.
+    boxes = [tuple(slice(*bounds) for bounds in box) for box in slices]
+    return [shard[box].astype(dtype) for shard, box in zip(shards, boxes, strict=True)]

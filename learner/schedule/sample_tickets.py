@@ -1,0 +1,317 @@
+"""Groups whose samples are tickets of their own, so that several engines may serve one prompt.
+
+The learner and its books know groups; the actors claim single samples. This store between them splits a group's ticket
+on its way out, and puts the group together when K of its samples are in, wherever they came from (ROLL Flash's queue
+scheduling and prompt replication). Of an over-provisioned group the first K samples to arrive win.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from typing_extensions import override
+
+from bridge.rollout_types import Group, Heartbeat, Ticket, Version, newest_of_each
+from bridge.store.protocol import Finished, LearnerStore, Mark, StoredGroup, Topic
+from bridge.weight_types import Announcement, RunCard
+
+
+class SampleTickets(LearnerStore):
+    """Over the store that the actors use: sample i of group g is the ticket "g.i"; evaluations and probes stay whole.
+
+    `put_tickets`, `reissue`, `rewind` and `counts` count samples, not groups; `num_unclaimed` counts whole groups,
+    rounded up.
+    """
+
+    def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
+        """K samples make a group, of `num_requests` tickets at most."""
+        self._store = store
+        self._num_samples, self._num_requests = num_samples, num_requests
+        self._tickets: dict[str, Ticket] = {}
+        """Training tickets that were put, by group."""
+        self._start_over()
+
+    @override
+    def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
+        # A sample that is here already, from before a restart, and answers another prompt is dropped.
+        parts: list[Ticket] = []
+        for ticket in tickets:
+            if ticket.kind == "train":
+                self._tickets[ticket.id] = ticket
+                for index, part in list(self._parts.get(ticket.id, {}).items()):
+                    if not _answers(part, ticket):
+                        del self._parts[ticket.id][index]
+                        self._store.withdraw([part.ticket_id])
+            parts += split(ticket)
+        return self._store.put_tickets(parts, only_for=only_for)
+
+    @property
+    @override
+    def num_breaks(self) -> int:
+        return self._store.num_breaks
+
+    @override
+    def num_reissued(self) -> int:
+        return self._store.num_reissued()
+
+    @property
+    @override
+    def num_set_aside(self) -> int:
+        return self._store.num_set_aside
+
+    @property
+    @override
+    def lost_in_a_row(self) -> dict[str, int]:
+        return self._store.lost_in_a_row
+
+    @override
+    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
+        # A training group's seq is its last sample's; who asks from another seq than the last it got starts over.
+        if kind != "train":
+            return self._store.read_groups(after_seq=after_seq, limit=limit, kind=kind)
+        if after_seq != self._delivered_seq:
+            self._start_over()
+        groups: list[StoredGroup] = []
+        while not groups:
+            stored = self._store.read_groups(after_seq=self._after_seq, limit=limit)
+            if not stored:
+                break
+            for s in stored:
+                self._after_seq = s.seq
+                if group := self._add(s.group):
+                    groups.append(StoredGroup(s.seq, group))
+                    self._delivered_seq = s.seq
+        return groups
+
+    @override
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        for id_ in ticket_ids:
+            self._tickets.pop(id_, None)
+            self._complete.pop(id_, None)
+        self._store.acknowledge(self._ids(ticket_ids))
+
+    @override
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
+        ids: list[str] = []
+        for id_ in ticket_ids:
+            parts = self._complete.get(id_, {})
+            kept = {i: p for i, p in parts.items() if older_than is not None and p.min_step >= older_than}
+            self._forget([id_])
+            if kept:
+                self._parts[id_] = kept
+                ids += [parts[i].ticket_id for i in parts.keys() - kept.keys()]
+            else:
+                ids += self._ids([id_])
+        num_reissued = self._store.reissue(ids)
+        # A decided race withdrew its other samples. The next one has them again: `failed` counts on them.
+        self._store.put_tickets(
+            [part for id_ in ticket_ids if id_ in self._tickets for part in split(self._tickets[id_])]
+        )
+        return num_reissued
+
+    @override
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        self._forget(ticket_ids)
+        for id_ in ticket_ids:
+            self._tickets.pop(id_, None)
+        self._store.withdraw(self._ids(ticket_ids))
+
+    @override
+    def withdraw_pinned(self) -> None:
+        self._store.withdraw_pinned()
+
+    @override
+    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        return self._store.rewind(self._ids(open_ids), next_order=next_order, step=step)
+
+    @override
+    def failed(self) -> dict[str, str]:
+        # Of a race as many samples may fail as there are more than K.
+        reasons: dict[str, list[str]] = {}
+        for id_, reason in self._store.failed().items():
+            reasons.setdefault(group_id(id_), []).append(reason)
+        return {id_: given[-1] for id_, given in reasons.items() if len(given) > self._num_spare(id_)}
+
+    @override
+    def fence(self, actor: str, reason: str) -> None:
+        for id_, parts in self._parts.items():
+            self._parts[id_] = {i: g for i, g in parts.items() if g.actor != actor}
+        self._store.fence(actor, reason)
+
+    @override
+    def fenced_actors(self) -> set[str]:
+        return self._store.fenced_actors()
+
+    @override
+    def heartbeat(self, beat: Heartbeat) -> None:
+        self._store.heartbeat(beat)
+
+    @override
+    def heartbeats(self) -> list[Heartbeat]:
+        return self._store.heartbeats()
+
+    @override
+    def num_unclaimed(self) -> int:
+        return -(-self._store.num_unclaimed() // self._num_requests)
+
+    @override
+    def counts(self) -> dict[str, int]:
+        return self._store.counts()
+
+    @override
+    def lead(self, holder: str, *, lease_s: float) -> int:
+        return self._store.lead(holder, lease_s=lease_s)
+
+    @override
+    def keep_lead(self, *, lease_s: float) -> None:
+        self._store.keep_lead(lease_s=lease_s)
+
+    @override
+    def resign(self) -> None:
+        self._store.resign()
+
+    @override
+    def announce(self, announcement: Announcement) -> None:
+        self._store.announce(announcement)
+
+    @override
+    def announced(self) -> Announcement | None:
+        return self._store.announced()
+
+    @override
+    def finish(self, step: int) -> None:
+        self._store.finish(step)
+
+    @override
+    def fenced(self, actor: str) -> str | None:
+        return self._store.fenced(actor)
+
+    @override
+    def finished(self) -> Finished | None:
+        return self._store.finished()
+
+    @override
+    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+        self._store.put_card(card, blobs)
+
+    @override
+    def unfence(self, actor: str) -> None:
+        self._store.unfence(actor)
+
+    @override
+    def mark(self) -> Mark:
+        return self._store.mark()
+
+    @override
+    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        self._store.wait(mark, topics, timeout_s=timeout_s)
+
+    @override
+    def now_s(self) -> float:
+        return self._store.now_s()
+
+    @override
+    def all_anchors(
+        self, *, after: str = "", limit: int, patience_s: float | None = None
+    ) -> dict[str, tuple[float, ...]]:
+        return self._store.all_anchors(after=after, limit=limit, patience_s=patience_s)
+
+    @override
+    def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
+        self._store.put_anchors(anchors)
+
+    @override
+    def record_restore(self, incarnation: int, step: int) -> None:
+        self._store.record_restore(incarnation, step)
+
+    @override
+    def restores(self) -> dict[int, int]:
+        return self._store.restores()
+
+    @override
+    def close(self) -> None:
+        self._store.close()
+
+    def _start_over(self) -> None:
+        self._after_seq = self._delivered_seq = 0
+        self._parts: dict[str, dict[int, Group]] = {}
+        self._complete: dict[str, dict[int, Group]] = {}
+        """The samples of the groups that were delivered and not acknowledged."""
+        self._restores: dict[int, int] | None = None
+
+    def _add(self, part: Group) -> Group | None:
+        id_, _, index = part.ticket_id.rpartition(".")
+        ticket = self._tickets.get(id_)
+        if ticket is not None and not _answers(part, ticket):
+            self._store.withdraw([part.ticket_id])
+            self._store.put_tickets([p for p in split(ticket) if p.id == part.ticket_id])
+            return None
+        if self._is_abandoned(part):  # alone: its siblings may stay
+            self._store.reissue([part.ticket_id])
+            return None
+        if id_ in self._complete:
+            if int(index) not in self._complete[id_]:  # else it is read again, after a break
+                self._store.acknowledge([part.ticket_id])  # too late for the race
+            return None
+        parts = self._parts.setdefault(id_, {})
+        parts[int(index)] = part
+        if len(parts) < self._num_samples:
+            return None
+        del self._parts[id_]
+        self._complete[id_] = parts
+        if self._num_requests > self._num_samples:
+            self._store.withdraw([f"{id_}.{i}" for i in range(self._num_requests) if i not in parts])
+        return join(id_, [parts[i] for i in sorted(parts)])
+
+    def _num_spare(self, id_: str) -> int:
+        ticket = self._tickets.get(id_)
+        return ticket.num_requests - self._num_samples if ticket is not None else 0
+
+    def _is_abandoned(self, part: Group) -> bool:
+        """Returns True if a restarted learner went back behind a sample's weights."""
+        if self._restores is None:
+            self._restores = self._store.restores()
+        return part.is_abandoned(self._restores)
+
+    def _ids(self, ticket_ids: Iterable[str]) -> list[str]:
+        return [f"{id_}.{i}" for id_ in ticket_ids for i in range(self._num_requests)]
+
+    def _forget(self, ticket_ids: Iterable[str]) -> None:
+        for id_ in ticket_ids:
+            self._parts.pop(id_, None)
+            self._complete.pop(id_, None)
+
+
+def split(ticket: Ticket) -> list[Ticket]:
+    """The tickets that a training ticket goes out as, one a request; any other goes out as it is."""
+    if ticket.kind != "train":
+        return [ticket]
+    return [
+        dataclasses.replace(ticket, id=f"{ticket.id}.{i}", num_samples=1, num_requests=1)
+        for i in range(ticket.num_requests)
+    ]
+
+
+def _answers(part: Group, ticket: Ticket) -> bool:
+    return np.array_equal(part.prompt_tokens, ticket.prompt_tokens)
+
+
+def group_id(part_id: str) -> str:
+    """The group's id, from a sample's."""
+    return part_id.rpartition(".")[0] or part_id
+
+
+def join(id_: str, parts: Sequence[Group]) -> Group:
+    """Returns one group of several samples."""
+    newest_of_parts = [Version(incarnation=p.incarnation, step=p.max_step) for p in parts]
+    *older, newest = newest_of_each([*newest_of_parts, *(v for p in parts for v in p.older_versions)])
+    return dataclasses.replace(
+        parts[0],
+        ticket_id=id_,
+        rollouts=tuple(r for p in parts for r in p.rollouts),
+        incarnation=newest.incarnation,
+        older_versions=tuple(older),
+        actor=parts[0].actor if len({p.actor for p in parts}) == 1 else "+".join(p.actor for p in parts),
+        started_s=min(p.started_s for p in parts),
+        finished_s=max(p.finished_s for p in parts),
+    )

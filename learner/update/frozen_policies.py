@@ -1,0 +1,85 @@
+"""Reference and proximal policies: copies, scores, memory."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float32
+
+from bridge.param_names import flatten, unflatten
+from configs.schema import Config
+from learner.model.decoder import Params
+from learner.objective import losses
+
+ProximalPolicy = Literal["frozen", "first_pass", "current"]
+"""Whose logprobs are pi_prox's: a frozen policy's; the policy's own in the first pass over a batch, there the current
+ones, held constant, and in the later passes those; or the current ones, always, where a batch has one pass."""
+
+
+def proximal_policy(config: Config) -> ProximalPolicy | None:
+    """Which one a run's loss is given; None where it needs none."""
+    if not losses.needs(config.loss).proximal:
+        return None
+    if config.steps_per_proximal > config.rounds.epochs:
+        return "frozen"
+    return "first_pass" if config.rounds.epochs > 1 else "current"
+
+
+def loads_reference(config: Config) -> bool:
+    """Whether the reference is a model of its own: with adapters it is their base, unless another one is named."""
+    return losses.needs(config.loss).reference and (not config.lora.is_on or bool(config.loss.reference_path))
+
+
+def freeze(params: Params, config: Config) -> Params:
+    """A copy in the compute dtype, but for the norms' scales, which are used as they are kept; pure, to be jitted."""
+
+    def one(path: str, x: jax.Array) -> jax.Array:
+        return x + 0 if path.endswith("/scale") else x.astype(config.model.compute_dtype) + 0
+
+    return unflatten({path: one(path, x) for path, x in flatten(params).items()})
+
+
+def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
+    """Bytes of all that a run keeps frozen: the base of adapters, the reference, the proximal policy.
+
+    As `learner.restore` loads the first two, and `learner.update.anchors` makes the last.
+
+    Args:
+      params: the model's, arrays or their shapes.
+      trained: those of them that are trained, or adapters.
+      config: the run's.
+    """
+    num_all = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    total = 0
+    if config.lora.is_on:
+        total += num_all * width(config.base_dtype)
+    if loads_reference(config):
+        total += num_all * width(config.model.compute_dtype)
+    if proximal_policy(config) == "frozen":
+        total += num_bytes(jax.eval_shape(lambda tree: freeze(tree, config), trained))
+    return total
+
+
+def num_bytes(tree: Any) -> int:
+    """Of arrays, or of their shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def width(dtype: str) -> int:
+    """Bytes of a number of a configuration's dtype."""
+    return 4 if dtype == "float32" else 2
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnchorLogprobs:
+    """A micro-batch's logprobs under the policies that the loss compares with; None where it needs none."""
+
+    reference: Float32[Array | np.ndarray, "B S"] | None = None
+    proximal: Float32[Array | np.ndarray, "B S"] | None = None
+    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`Steps.keeps_logprobs`)."""
+
+
+NO_ANCHORS = AnchorLogprobs()

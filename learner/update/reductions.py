@@ -1,0 +1,131 @@
+"""Segment sums, moments and a log-ratio histogram that merge exactly.
+
+Bins are equally wide in asinh(x / SCALE), which is linear near 0 and logarithmic beyond: an engine's rounding
+(1e-5 nats) and a policy that went astray (10 nats) are told apart by the same bins. A bin is read as its centre,
+and the middle one's is exactly 0. That is off by at most RELATIVE_ERROR of |x|, or 2.1e-5 nats near 0.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+SCALE = 1e-3
+"""nats"""
+RANGE = 20.0
+"""nats; whatever is beyond counts in the last bin of its side."""
+HALF = 512
+NUM_BINS = 2 * HALF + 1
+WIDTH = math.asinh(RANGE / SCALE) / HALF
+RELATIVE_ERROR = WIDTH / 2
+"""0.0104; of w = e^x that is a factor of e^(0.0104 |x|) at most."""
+
+
+def count_log_ratios(log_ratio: Float[Array, "B S"], where: Bool[Array, "B S"]) -> Int32[Array, " bins"]:
+    """How many of them fall into each bin."""
+    place = jnp.round(jnp.arcsinh(log_ratio / SCALE) / WIDTH)
+    bins = jnp.clip(place, -HALF, HALF).astype(jnp.int32) + HALF
+
+    # A histogram a row: rows are split over the mesh, so each device counts its own and the counts are summed.
+    def one_row(bins: Array, where: Array) -> Array:
+        return jax.ops.segment_sum(where.astype(jnp.int32), bins, num_segments=NUM_BINS)
+
+    return jnp.sum(jax.vmap(one_row)(bins, where), axis=0)
+
+
+def quantile(counts: Int32[Array, " bins"], percent: int) -> Float[Array, ""]:
+    """The centre of the bin that holds the smallest value with at least `percent` % at or below it; NaN of none."""
+    total = jnp.sum(counts)
+    # ceil(total percent / 100) without the product, which would pass int32 at 21 million tokens.
+    rank = total // 100 * percent + (total % 100 * percent + 99) // 100
+    index = jnp.argmax(jnp.cumsum(counts) >= jnp.maximum(rank, 1))
+    centre = SCALE * jnp.sinh((index - HALF) * WIDTH)
+    return jnp.where(total > 0, centre, jnp.nan)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Enough of some numbers for their mean, std, minimum and maximum; merges exactly.
+
+    Moments, not sums: a float32 sum of squares loses the variance of large numbers (Chan et al. 1979).
+    """
+
+    count: Float32[Array | np.ndarray, ""]
+    mean: Float32[Array | np.ndarray, ""]
+    """0 of none."""
+    sum_squares: Float32[Array | np.ndarray, ""]
+    """Sum of (x - mean)^2."""
+    minimum: Float32[Array | np.ndarray, ""]
+    """inf of none."""
+    maximum: Float32[Array | np.ndarray, ""]
+    """-inf of none."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Moments":
+        """The moments of some numbers on the host."""
+        x = np.asarray(values, np.float64)
+        mean = x.mean() if x.size else 0.0
+        return cls(
+            count=np.asarray(x.size, np.float32),
+            mean=np.asarray(mean, np.float32),
+            sum_squares=np.asarray(np.square(x - mean).sum(), np.float32),
+            minimum=np.asarray(x.min(initial=np.inf), np.float32),
+            maximum=np.asarray(x.max(initial=-np.inf), np.float32),
+        )
+
+    @classmethod
+    def zeros(cls) -> "Moments":
+        """The moments of nothing on the device: the neutral element of `merge`."""
+        return jax.tree.map(jnp.asarray, cls.of([]))
+
+    @property
+    def std(self) -> Array:
+        """The population's standard deviation; 0 of none."""
+        return jnp.sqrt(self.sum_squares / jnp.maximum(self.count, 1))
+
+    @property
+    def extremes(self) -> tuple[Array, Array]:
+        """Minimum and maximum; NaN of none."""
+        is_any = self.count > 0
+        return jnp.where(is_any, self.minimum, jnp.nan), jnp.where(is_any, self.maximum, jnp.nan)
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """Of both together (Chan, Golub, LeVeque 1979): M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / n."""
+    count = a.count + b.count
+    share = b.count / jnp.maximum(count, 1)
+    delta = b.mean - a.mean
+    return Moments(
+        count=count,
+        mean=a.mean + delta * share,
+        sum_squares=a.sum_squares + b.sum_squares + delta**2 * a.count * share,
+        minimum=jnp.minimum(a.minimum, b.minimum),
+        maximum=jnp.maximum(a.maximum, b.maximum),
+    )
+
+
+def segment_sums(values: Float[Array, "B S"], segment_ids: Int[Array, "B S"]) -> Float[Array, "B segments"]:
+    """The sum of each segment's values, by segment id; column 0 is padding's.
+
+    A sequence has at least a prompt and a response token, so a row of S tokens has at most S / 2 of them.
+    """
+    num_segments = values.shape[1] // 2 + 1
+
+    def one_row(values: Array, segments: Array) -> Array:
+        return jax.ops.segment_sum(values, segments, num_segments=num_segments)
+
+    return jax.vmap(one_row)(values, segment_ids)
+
+
+def segment_means(
+    values: Float[Array, "B S"], mask: Bool[Array, "B S"], segment_ids: Int[Array, "B S"]
+) -> Float[Array, "B S"]:
+    """The mean over the masked tokens of a token's own segment, at each of its tokens; 0 where there are none."""
+    sums = segment_sums(jnp.where(mask, values, 0.0), segment_ids)
+    counts = segment_sums(mask.astype(jnp.float32), segment_ids)
+    return jnp.take_along_axis(sums / jnp.maximum(counts, 1), segment_ids, axis=1)

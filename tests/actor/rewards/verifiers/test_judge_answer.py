@@ -1,0 +1,101 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actor.rewards.verifiers import judge_answer
+from configs.sections.rewards import JudgeConfig
+
+JSON = JudgeConfig()
+WORDS = JudgeConfig(parser="verdict", verdicts={"correct": 10.0, "incorrect": 0.0, "partly correct": 5.0})
+NUMBER = JudgeConfig(parser="regex")
+TRUTH = JudgeConfig(json_fields={"score": "number", "is_safe": "boolean"})
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "score"),
+    [
+        (JSON, '{"reason": "r", "score": 7}', 7.0),
+        (JSON, 'Well.\n```json\n{"score": 3.5, "reason": "}"}\n```\nDone.', 3.5),
+        (JSON, '{"reason": "a draft", "score": 2.0} so: {"reason": "last", "score": 2}', 2.0),
+        (JSON, '{"reason": {"score": 9}} {"reason": "r", "score": 2, "more": {"score": 8}}', 2.0),
+        (JSON, '<think>{"reason": "r", "score": 10}</think>{"reason": "r", "score": 1}', 1.0),
+        (JSON, '[THINK]{"reason": "r", "score": 10}[/THINK]{"reason": "r", "score": 1}', 1.0),
+        (JSON, '{{{ {"reason": "r", "score": 4} }', 4.0),
+        (TRUTH, '{"score": 4, "is_safe": false}', 4.0),
+        (NUMBER, "Score: 7/10. So the score is given: score 7.0", 7.0),
+        (NUMBER, "**Score:** 7", 7.0),
+        (NUMBER, "Underscore 3, score: `4`", 4.0),
+        (NUMBER, "score = -2.5", -2.5),
+        (WORDS, "It is not that.\n\nINCORRECT.\n", 0.0),
+        (WORDS, "correct", 10.0),
+        (WORDS, "Is it correct? No.\n**Partly correct**", 5.0),
+        (JudgeConfig(parser="verdict", verdicts={"A": 1.0, "A.": 2.0}), "A.", 2.0),
+    ],
+)
+def test_raw_score_is_the_one_that_is_stated(config, text, score):
+    assert judge_answer.raw_score(text, config) == score
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "kind"),
+    [
+        (JSON, "", "no_json"),
+        (JSON, "[1, 2]", "no_json"),
+        (JSON, "{" * 40_000, "no_json"),
+        (JSON, '{"a":' * 9_000, "no_json"),
+        (JSON, '{"reason": "r", "score": NaN}', "no_json"),
+        (JSON, '{"reason": "r", "score": 7} {"reason": "r"}', "wrong_schema"),
+        (JSON, '<think>{"reason": "r", "score": 10}</think>', "no_json"),
+        (JSON, '<think>{"reason": "r", "score": 10}', "no_json"),
+        (JSON, '{"reason": 3, "score": 7}', "wrong_schema"),
+        (JSON, f'{{"reason": "r", "score": {"9" * 400}}}', "no_number"),
+        (TRUTH, '{"score": 4, "is_safe": 1}', "wrong_schema"),
+        (TRUTH, '{"score": true, "is_safe": true}', "wrong_schema"),
+        (NUMBER, "fine", "no_match"),
+        (JudgeConfig(parser="regex", pattern=r"score (\w+)"), "score high", "no_number"),
+        (JudgeConfig(parser="regex", pattern=r"score (\w+)"), "score nan", "not_finite"),
+        (JudgeConfig(parser="regex", pattern=r"score( \d)?"), "score", "no_number"),
+        (JSON, '{"reason": "bad", "score": 1}\nIt said {"reason": "great", "score": 10}.', "ambiguous"),
+        (JSON, '{"score": 10} {"reason": "bad", "score": 1}', "ambiguous"),
+        (NUMBER, "Score: 7 (on the scale score 0 to 10)", "ambiguous"),
+        (NUMBER, "Score: 7/10. No, score 4", "ambiguous"),
+        (WORDS, "who knows", "no_verdict"),
+        (WORDS, "The response is not correct.", "no_verdict"),
+        (WORDS, "correct? No, incorrect", "no_verdict"),
+        (WORDS, "correct\nThat is what it would be if it were 4.", "no_verdict"),
+        (WORDS, " \n", "no_verdict"),
+        (WORDS, "correctly so", "no_verdict"),
+    ],
+)
+def test_raw_score_of_what_states_none_is_an_error_of_its_kind(config, text, kind):
+    with pytest.raises(judge_answer.UnreadableError) as e:
+        judge_answer.raw_score(text, config)
+    assert e.value.kind == kind
+
+
+@given(st.floats(allow_nan=False), st.floats(-100, 100), st.floats(0.5, 100))
+def test_scaled_is_between_0_and_1_and_grows_with_the_score(number, low, width):
+    config = JudgeConfig(min_score=low, max_score=low + width)
+    got = judge_answer.scaled(number, config)
+    assert 0.0 <= got <= 1.0 and math.isfinite(got)
+    assert judge_answer.scaled(low, config) == 0.0 and judge_answer.scaled(low + width, config) == 1.0
+    if low <= number <= low + width:
+        assert got == pytest.approx((number - low) / width, abs=1e-9)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_objects_of_a_text_with_one_are_that_one(value):
+    wanted = {"score": value}
+    assert judge_answer.objects(f"so {{ it is {json.dumps(wanted)} and that }} is all") == [wanted]
+
+
+def test_schema_is_that_of_the_fields():
+    wanted = {"score": {"type": "number"}, "is_safe": {"type": "boolean"}}
+    assert judge_answer.schema(TRUTH)["json_schema"]["schema"]["properties"] == wanted

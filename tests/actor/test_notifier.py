@@ -1,0 +1,58 @@
+"""A bell, in one event loop."""
+
+import asyncio
+
+import pytest
+
+from actor.notifier import Bell
+from tests.actor.fakes import until
+from tests.actor.loop_setup import run
+
+
+def test_after_a_ring_since_the_count_was_taken_returns_at_once():
+    async def body():
+        bell = Bell()
+        count = bell.count
+        bell.ring()
+        await bell.after(count, timeout_s=1000.0)
+
+    run(body())
+
+
+def test_after_wakes_everybody_who_waits():
+    async def body():
+        bell, woken = Bell(), []
+
+        async def wait(name: str) -> None:
+            await bell.after(bell.count, timeout_s=1000.0)
+            woken.append(name)
+
+        tasks = [asyncio.create_task(wait(n)) for n in "ab"]
+        await asyncio.sleep(0)
+        assert woken == []
+        bell.ring()
+        await until(lambda: sorted(woken) == ["a", "b"], "both wake")
+        await asyncio.gather(*tasks)
+
+    run(body())
+
+
+def test_after_without_a_ring_returns_when_the_time_is_up():
+    async def body():
+        bell = Bell()
+        await bell.after(bell.count, timeout_s=0.01)
+        assert bell.count == 0
+
+    run(body())
+
+
+def test_after_that_is_cancelled_ends():
+    async def body():
+        bell = Bell()
+        task = asyncio.create_task(bell.after(bell.count, timeout_s=1000.0))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(body())

@@ -1,0 +1,122 @@
+"""How an actor's process ends when it is told to: signals to this very process, a made-up engine."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+from actor.engine_protocol import EngineDeadError
+from actor.weight_updates import STANDARD_DUTIES
+from bridge.rollout_types import Version
+from launch.startup.actor_lifecycle import serve_until_told
+from tests.actor.fakes import until
+from tests.actor.loop_setup import make_setup, run
+
+
+@contextlib.asynccontextmanager
+async def told(s, *, leave_s: float):
+    """The actor, with two groups of two requests in progress, and a signal to it."""
+    s.publish(0)
+    s.put(0, 1, 2)
+    task = asyncio.create_task(serve_until_told(s.actor, STANDARD_DUTIES, leave_s=leave_s))
+    try:
+        await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+        yield task
+    finally:
+        await s.rewards.close()
+        assert task.done()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def test_sigterm_finishes_what_runs_and_gives_back_the_rest(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        async with told(s, leave_s=1000.0) as task:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: s.actor.is_leaving, "it leaves")
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await task
+        assert sorted(g.ticket_id for g in s.groups()) == ["t0", "t1"]
+        assert s.engine.aborted == [] and s.store.counts()["open"] == 1
+
+    run(body())
+
+
+def test_sigterm_gives_back_what_is_not_finished_in_time(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        async with told(s, leave_s=0.2) as task:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: s.actor.is_leaving, "it leaves")
+            await task
+        assert s.groups() == [] and len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
+
+    run(body())
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_ends_at_once(tmp_path, second):
+    async def body():
+        s = make_setup(tmp_path)
+        async with told(s, leave_s=1000.0) as task:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: s.actor.is_leaving, "it leaves")
+            os.kill(os.getpid(), second)
+            await task
+        assert len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
+
+    run(body())
+
+
+def test_sigint_ends_at_once_since_the_engine_gets_it_too(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        async with told(s, leave_s=1000.0) as task:
+            os.kill(os.getpid(), signal.SIGINT)
+            await task
+        assert len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
+
+    run(body())
+
+
+def test_actor_that_fails_before_it_is_told_says_why(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        async with told(s, leave_s=1000.0) as task:
+            s.engine.die()
+            with pytest.raises(EngineDeadError):
+                await task
+        assert s.engine.version == Version(incarnation=0, step=0)
+
+    run(body())
+
+
+def test_store_that_is_away_when_the_actor_is_told_keeps_it_no_longer_than_a_bound(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr("launch.startup.actor_lifecycle.GIVE_BACK_S", 0.1)
+    monkeypatch.setattr("launch.startup.actor_lifecycle.end_now", ended.append)
+
+    async def body():
+        s = make_setup(tmp_path)
+        back = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def away(*_):
+            asyncio.run_coroutine_threadsafe(back.wait(), loop).result(60)
+
+        monkeypatch.setattr(s.store, "release", away)
+        s.publish(0)
+        s.put(0)
+        task = asyncio.create_task(serve_until_told(s.actor, STANDARD_DUTIES, leave_s=0.0))
+        await s.runs("t0.0", "t0.1")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await task
+        assert len(ended) == 1
+        back.set()
+        await s.rewards.close()
+
+    run(body())

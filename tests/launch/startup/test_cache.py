@@ -1,0 +1,45 @@
+import os
+import pathlib
+
+import pytest
+
+from launch.startup.tiny_model import cache_folder
+
+
+def test_cache_folder_is_the_named_one_and_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "a" / "b"))
+    assert cache_folder() == tmp_path / "a" / "b" and (tmp_path / "a" / "b").is_dir()
+
+
+def test_cache_folder_without_a_name_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "sluice"
+
+
+@pytest.mark.parametrize("where", ["/sys/.cache", "/proc/x/y", "FILE/x"])
+def test_cache_folder_that_can_not_be_made_names_the_way_out(tmp_path, monkeypatch, where):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("SLUICE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", where.replace("FILE", str(tmp_path / "file")))
+    with pytest.raises(ValueError, match="the cache folder can't be written .*; set SLUICE_CACHE to one that can"):
+        cache_folder()
+
+
+def test_cache_folder_that_can_not_be_written_names_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda folder, how: pathlib.Path(folder) != tmp_path)  # root may write anywhere
+    with pytest.raises(ValueError, match="Permission denied.*set SLUICE_CACHE"):
+        cache_folder()
+
+
+def test_cache_folder_without_a_home_names_the_way_out(monkeypatch):
+    monkeypatch.delenv("SLUICE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> pathlib.Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(pathlib.Path, "home", no_home)
+    with pytest.raises(ValueError, match="set SLUICE_CACHE"):
+        cache_folder()

@@ -1,0 +1,155 @@
+"""The probe, called as a cluster calls it: a new process each time, or with a clock of the test's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bridge.liveness import FILE, Doing, Pulse
+from launch.supervision.hang_detector import Bounds, Memory, Vigil
+from tests.integration.support.processes import REPO, wait_until
+
+BOUNDS = ["--first_beat_s=60", "--beat_s=0.3", "--start_s=60", "--work_s=60"]
+
+
+def probe(pulse, *arguments) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "launch.supervision.kubernetes_probe", f"--pulse={pulse}", *arguments],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def process(tmp_path):
+    """A process with a pulse at `tmp_path / "pulse"`, which works and then waits for the test."""
+    code = (
+        "import sys; from bridge.liveness import Doing, Pulse; pulse = Pulse.of_this_process(); pulse.start()\n"
+        "for line in sys.stdin: pulse.work(Doing[line.strip()]); print('done', flush=True)"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env=os.environ | {FILE: str(tmp_path / "pulse")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until((tmp_path / "pulse").exists, "the pulse")
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def say(process, doing: str) -> None:
+    process.stdin.write(f"{doing}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+
+
+def test_probe_of_a_live_process_is_0_and_of_a_stopped_one_3(process, tmp_path):
+    assert probe(tmp_path / "pulse", *BOUNDS).returncode == 0
+    os.kill(process.pid, signal.SIGSTOP)
+    probe(tmp_path / "pulse", *BOUNDS)  # sees the last beat
+    found = []
+    wait_until(lambda: found.append(probe(tmp_path / "pulse", *BOUNDS)) or found[-1].returncode == 3, "found")
+    assert found[-1].stderr.strip() == "hung: no heartbeat for 0.3 s"
+
+
+def test_probe_ready_is_0_once_the_process_has_started(process, tmp_path):
+    assert probe(tmp_path / "pulse", "--ready").returncode == 3
+    say(process, "WAITING")
+    assert probe(tmp_path / "pulse", "--ready").returncode == 0
+
+
+def test_probe_before_the_process_has_a_pulse_is_0_until_its_bound(tmp_path):
+    assert probe(tmp_path / "pulse", *BOUNDS).returncode == 0
+    memory = json.loads((tmp_path / "pulse.seen").read_text())
+    (tmp_path / "pulse.seen").write_text(json.dumps(memory | {"watched_s": 61.0}))
+    done = probe(tmp_path / "pulse", *BOUNDS)
+    assert done.returncode == 3 and done.stderr.strip() == "hung: no first heartbeat for 60 s"
+
+
+def test_probe_of_a_process_in_the_place_of_one_that_hung_starts_anew(process, tmp_path):
+    seen = {"looked_at_s": 1.0, "watched_s": 1e6, "num_beats": 9999, "num_works": 0, "beat_at_s": 0.0, "work_at_s": 0.0}
+    (tmp_path / "pulse.seen").write_text(json.dumps(seen))
+    assert probe(tmp_path / "pulse", *BOUNDS).returncode == 0
+
+
+@pytest.mark.parametrize("left", ["", "[]", "{}", '{"looked_at_s": "x"}', '{"looked_at_s": NaN}'])
+def test_probe_whose_memory_is_broken_starts_anew(left, process, tmp_path):
+    (tmp_path / "pulse.seen").write_text(left)
+    assert probe(tmp_path / "pulse", *BOUNDS).returncode == 0
+
+
+def test_probe_without_a_pulse_or_with_more_is_refused():
+    assert probe("x", "more").returncode not in (0, 3)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.supervision.kubernetes_probe"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode not in (0, 3) and "--pulse" in done.stderr
+
+
+def test_pulse_file_of_a_process_that_is_gone_says_nothing(process, tmp_path):
+    say(process, "WORKING")
+    assert Pulse.feel_file(str(tmp_path / "pulse")).doing is Doing.WORKING
+    process.kill()
+    process.wait()
+    assert Pulse.feel_file(str(tmp_path / "pulse")).num_beats == 0
+    assert (tmp_path / "pulse").exists()
+
+
+def test_pulse_file_that_is_none_says_nothing(tmp_path):
+    (tmp_path / "pulse").write_bytes(b"short")
+    assert Pulse.feel_file(str(tmp_path / "pulse")).num_beats == 0
+    assert Pulse.feel_file(str(tmp_path / "none")).num_beats == 0
+
+
+def test_pulse_file_is_not_inherited_by_what_the_process_starts(monkeypatch, tmp_path):
+    monkeypatch.setenv(FILE, str(tmp_path / "pulse"))
+    Pulse.of_this_process()
+    assert FILE not in os.environ
+
+
+def test_vigil_that_goes_on_from_its_memory_finds_what_one_vigil_finds():
+    bounds = Bounds(first_beat_s=120.0, beat_s=30.0, start_s=1800.0, work_s=600.0)
+    now_s = 0.0
+
+    def clock() -> float:
+        return now_s
+
+    whole, memory = Vigil(bounds, clock, max_look_s=60.0), None
+    for step in range(80):
+        now_s += 20.0
+        doing = Doing.WORKING
+        # It works for a while, then only beats, then does neither.
+        sign = type(Pulse.feel_file("/none"))(min(step, 60), min(step, 20), doing)
+        parted = Vigil(bounds, clock, max_look_s=60.0, memory=memory)
+        found = parted.look(sign)
+        if memory is not None or step == 0:
+            assert found == whole.look(sign)
+        memory = parted.memory
+        assert isinstance(memory, Memory)
+    assert found is not None
+
+
+def test_vigil_whose_looks_were_far_apart_counts_no_more_than_its_bound():
+    bounds = Bounds(first_beat_s=120.0, beat_s=30.0, start_s=1800.0, work_s=600.0)
+    now_s = 0.0
+    vigil = Vigil(bounds, lambda: now_s, max_look_s=20.0)
+    sign = type(Pulse.feel_file("/none"))(5, 5, Doing.WORKING)
+    vigil.look(sign)
+    now_s = 1e6  # whoever asks was away
+    assert vigil.look(sign) is None

@@ -1,0 +1,189 @@
+"""Who gets which of a machine's devices and cores."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from configs.sections import ActorConfig, LearnerConfig, MeshConfig
+from launch.supervision import backend, placement
+from launch.supervision.placement import Machine, of_one_engine, place
+
+MESH = MeshConfig()
+
+
+def machine(num_gpus: int, num_cores: int = 4) -> Machine:
+    return Machine(gpus=tuple(map(str, range(num_gpus))), cores=tuple(range(num_cores)))
+
+
+def placed(num_gpus: int, *, mesh: MeshConfig = MESH, num_cores: int = 4, **actor):
+    """The learner's devices, and each engine's devices and cores."""
+    config = Config(preset="test", actor=ActorConfig(**actor), mesh=mesh)
+    found = place(config, machine(num_gpus, num_cores))
+    return ",".join(found.learner), [",".join(e.devices) for e in found.engines], [e.cpu_cores for e in found.engines]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "given", "learner", "engines"),
+    [
+        # One of each on one GPU: both see it, as without a supervisor.
+        (1, {}, "", [""]),
+        (2, {}, "0", ["1"]),
+        (8, dict(mesh=MeshConfig(fsdp=4), num_engines=4), "0,1,2,3", ["4", "5", "6", "7"]),
+        (8, dict(mesh=MeshConfig(fsdp=4), num_engines=2, tensor_parallel_size=2), "0,1,2,3", ["4,5", "6,7"]),
+        # What an engine can't use stays free, but an elastic one may come to.
+        (8, dict(mesh=MeshConfig(fsdp=4), num_engines=2), "0,1,2,3", ["4", "5"]),
+        (
+            8,
+            dict(mesh=MeshConfig(fsdp=4), num_engines=2, elastic=True, max_tensor_parallel_size=8),
+            "0,1,2,3",
+            ["4,5", "6,7"],
+        ),
+        (8, dict(mesh=MeshConfig(devices="6,7", fsdp=2), num_engines=3), "6,7", ["0", "1", "2"]),
+        # What is said is done, and the learner gets the first of the others.
+        (8, dict(devices="2;3;4,5", num_engines=3, elastic=True, max_tensor_parallel_size=2), "0", ["2", "3", "4,5"]),
+        (4, dict(devices="2;3", num_engines=2), "0", ["2", "3"]),
+        (4, dict(mesh=MeshConfig(fsdp=2), devices="0;2", num_engines=2), "1,3", ["0", "2"]),
+        (2, dict(mesh=MeshConfig(devices="0"), devices="0;1", num_engines=2), "0", ["0", "1"]),
+        (0, dict(devices="GPU-a1;GPU-b2", num_engines=2), "", ["GPU-a1", "GPU-b2"]),
+        # A machine's one GPU is of all.
+        (1, dict(devices="0"), "0", ["0"]),
+        (1, dict(devices="0;0", num_engines=2, gpu_memory_utilization=0.3), "0", ["0", "0"]),
+        # One engine that nothing is left for sees all; the learner no more than its mesh has.
+        (2, dict(mesh=MeshConfig(fsdp=2)), "", [""]),
+        (3, dict(mesh=MeshConfig(fsdp=2), tensor_parallel_size=2), "0,1", [""]),
+    ],
+)
+def test_place_gives_learner_and_engines_devices_of_their_own(num_gpus, given, learner, engines):
+    assert placed(num_gpus, **given) == (learner, engines, [""] * len(engines))
+
+
+def test_place_too_few_devices_are_refused_in_one_line():
+    with pytest.raises(
+        ValueError, match="num_engines=3 engines of 2 devices each .* want 6 beside the learner's 2"
+    ) as e:
+        placed(4, mesh=MeshConfig(fsdp=2), num_engines=3, tensor_parallel_size=2)
+    assert "this machine shows 4" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "mesh", "devices", "said"),
+    [
+        (2, MeshConfig(), "0;1", "leaves the learner 0 of this machine's 2 devices, its mesh wants 1"),
+        (4, MeshConfig(fsdp=2), "1;2,3", "leaves the learner 1 of this machine's 4 devices, its mesh wants 2"),
+        (1, MeshConfig(fsdp=2), "0;0", "leaves the learner 0 of this machine's 1 devices, its mesh wants 2"),
+        (4, MeshConfig(), "GPU-a1;GPU-b2", "names GPU-a1, GPU-b2, this machine's devices are 0, 1, 2, 3 here"),
+    ],
+)
+def test_place_engines_that_leave_the_learner_too_few_are_refused_in_one_line(num_gpus, mesh, devices, said):
+    engines: Any = dict(num_engines=2, max_tensor_parallel_size=2, elastic=True, gpu_memory_utilization=0.3)
+    with pytest.raises(ValueError, match=said) as e:
+        placed(num_gpus, mesh=mesh, devices=devices, **engines)
+    assert "mesh.devices" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "actor", "each"),
+    [
+        (4, dict(devices="2;3", num_engines=2), ["0", "1"]),
+        (4, dict(num_engines=2), ["0", "1"]),
+        (6, dict(devices="0,1", tensor_parallel_size=2), ["2", "3"]),
+        (2, {}, ["0", "1"]),  # the engine has them too
+    ],
+)
+def test_learner_of_two_processes_gives_each_its_part_of_the_devices(tmp_path, monkeypatch, num_gpus, actor, each):
+    shown = {}
+    config = Config(
+        preset="test", actor=ActorConfig(**actor), mesh=MeshConfig(fsdp=2), learner=LearnerConfig(num_processes=2)
+    )
+    monkeypatch.setattr(backend, "run_mark", lambda folder: "a run's:")
+    monkeypatch.setattr(backend, "Child", lambda role, *_, devices, **__: shown.setdefault(role, devices))
+    backend.LocalCrew(config, tmp_path, machine(num_gpus))
+    assert [devices for role, devices in sorted(shown.items()) if role.startswith("learner")] == each
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "given", "cores"),
+    [
+        (4, {}, [""]),
+        (2, dict(num_engines=2), ["0", "1"]),
+        (4, dict(num_engines=2), ["0,1", "2,3"]),
+        (8, dict(num_engines=3), ["0,1", "2,3,4", "5,6,7"]),
+        (4, dict(num_engines=2, tensor_parallel_size=2), ["0|1", "2|3"]),
+        (2, dict(tensor_parallel_size=2), ["0|1"]),
+        (2, dict(num_engines=3), ["0", "1", "0"]),
+        (8, dict(num_engines=2, cpu_cores="0-1;6,7"), ["0-1", "6,7"]),
+    ],
+)
+def test_place_without_gpus_gives_each_of_several_engines_its_own_cores(num_cores, given, cores):
+    learner, devices, got = placed(0, num_cores=num_cores, **given)
+    assert (learner, devices, got) == ("", [""] * len(cores), cores)
+
+
+def test_warnings_name_devices_that_two_engines_share():
+    actor = ActorConfig(devices="0;0;1", num_engines=3, gpu_memory_utilization=0.4)
+    config = Config(preset="test", actor=actor, mesh=MeshConfig(devices="1"))
+    first, second = place(config, machine(2)).warnings()
+    assert "learner and actor-2 both have device 1" in first
+    assert second == "warning: device 0 is of actor-0 and actor-1"
+
+
+def test_warnings_name_the_one_device_of_a_machine_that_all_have():
+    config = Config(preset="test", actor=ActorConfig(devices="0"), mesh=MESH)
+    (said,) = place(config, machine(1)).warnings()
+    assert "learner and actor-0 both have device 0" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [({}, "0,1,2"), ({"CUDA_VISIBLE_DEVICES": "2,0"}, "2,0"), ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, "1")],
+)
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_machine_here_sees_what_the_environment_leaves(monkeypatch, given, gpus, is_hidden):
+    monkeypatch.setattr(placement.glob, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"])
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if is_hidden else given
+    here = Machine.here(hidden)
+    assert ",".join(here.gpus) == ("" if is_hidden else gpus)
+    assert set(here.cores) == os.sched_getaffinity(0)
+
+
+def test_machine_here_without_gpus_has_none_whatever_the_environment_says(monkeypatch):
+    monkeypatch.setattr(placement.glob, "glob", lambda pattern: [])
+    assert Machine.here({"CUDA_VISIBLE_DEVICES": "0,1"}).gpus == ()
+
+
+def test_of_one_engine_keeps_nothing_of_the_others_and_fits_cores_to_its_size():
+    actor = ActorConfig(num_engines=2, devices="0,1;2,3", cpu_cores="0-3;4-7", elastic=True, max_tensor_parallel_size=2)
+    config = Config(preset="test", actor=actor)
+    own = of_one_engine(config, "4-7").actor
+    assert own == dataclasses.replace(actor, num_engines=1, devices="", cpu_cores="4-7")
+    assert of_one_engine(config, None).actor.cpu_cores == ""  # nobody said which of the groups is its own
+    alone = Config(preset="test", actor=ActorConfig(cpu_cores="0|2", tensor_parallel_size=2))
+    assert of_one_engine(alone, None) == alone
+
+
+@pytest.mark.parametrize(
+    ("cores", "size", "spread"), [("0-3", 1, "0-3"), ("0-3", 2, "0,1|2,3"), ("0|1", 1, "0,1"), ("5", 2, "5|5")]
+)
+def test_spread_cores_gives_each_process_its_own(cores, size, spread):
+    assert placement.spread_cores(cores, size) == spread
+
+
+def test_core_ids_of_nonsense_are_refused_in_one_line():
+    assert placement.core_ids("0-2|7,4") == [0, 1, 2, 4, 7]
+    with pytest.raises(ValueError, match="is no list of cores"):
+        placement.core_ids("a-2")
+
+
+def test_process_is_bound_with_threads_that_it_has_already():
+    code = (
+        "import os, threading; from launch.supervision.placement import bind_to_cores; ended = threading.Event();"
+        "thread = threading.Thread(target=ended.wait); thread.start(); core = min(os.sched_getaffinity(0));"
+        "bind_to_cores([core]); print([os.sched_getaffinity(i) == {core} for i in (0, thread.native_id)]); ended.set()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, True]\n"

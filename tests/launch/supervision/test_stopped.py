@@ -1,0 +1,30 @@
+"""An actor's watch on what is below it, in a process of its own: it would end other tests' stopped processes."""
+
+import os
+import subprocess
+import sys
+
+from tests.integration.support.processes import REPO
+
+PROGRAM = """
+import os, signal, subprocess, sys
+from launch.supervision.hang_detector import end_stopped_processes
+stopped, running = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+os.kill(stopped.pid, signal.SIGSTOP)
+done = end_stopped_processes(1.5)
+print(stopped.wait(), running.poll())
+print(done == [f"process {stopped.pid} below this one was stopped for 1.5 s and is killed"])
+running.kill()
+"""
+
+
+def test_process_below_that_was_stopped_is_killed_and_one_that_runs_is_not():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == ["-9 None", "True"], done.stderr

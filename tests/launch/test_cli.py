@@ -1,0 +1,214 @@
+import dataclasses
+import errno
+import json
+import pathlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from bridge.liveness import read_phase
+from bridge.store.sqlite_database import StoreBusyError
+from configs import overrides
+from configs.run_folder import run_id, snapshot_folder
+from configs.schema import Config
+from launch import cli
+from launch.startup import preflight, prepare_run
+from tests.learner.model_folder import make_model_folder
+
+PROJECT = pathlib.Path(overrides.__file__).parent.parent
+TINY = str(PROJECT / "configs" / "tiny.py")
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_model_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def prepare(tmp_path, model, monkeypatch):
+    """`prepare()` under some flags and overrides, with a model that needs not be made."""
+
+    def call(config: str | None = TINY, run_dir: str | None = None, **given: str):
+        paths = {k.replace("__", "."): v for k, v in given.items()}
+        if config:
+            paths = {"model.path": str(model), "evaluation.num_problems": "5"} | paths
+        monkeypatch.setattr(cli, "_overrides", paths)
+        with flagsaver.flagsaver(config=config, run_dir=run_dir):
+            return prepare_run.prepare(("learner", "actor"))
+
+    flags.FLAGS.mark_as_parsed()
+    yield call
+    flags.FLAGS.unparse_flags()
+
+
+def test_prepare_sets_the_run_folder_up(prepare, tmp_path, model):
+    got = prepare(run__dir=str(tmp_path / "run"), run__seed="7")
+    assert (got.folder, got.model_folder) == (tmp_path / "run", model)
+    assert (got.config.preset, got.config.run.seed) == ("tiny", 7)
+    assert overrides.from_dict(json.loads((tmp_path / "run" / "config.json").read_text())) == got.config
+    assert prepare_run.open_prepared(str(tmp_path / "run")) == got
+
+
+def test_prepare_run_dir_is_short_for_the_override(prepare, tmp_path):
+    assert prepare(run_dir=str(tmp_path / "run")).config.run.dir == str(tmp_path / "run")
+
+
+def test_prepare_run_dir_alone_reads_the_folder(prepare, tmp_path):
+    first = prepare(run_dir=str(tmp_path / "run"), run__seed="3")
+    assert prepare(None, run_dir=str(tmp_path / "run")) == first
+
+
+def test_prepare_run_dir_alone_looks_for_room_too(prepare, tmp_path, model, monkeypatch):
+    (model / "model.safetensors").write_bytes(bytes(1000))
+    run_dir = str(tmp_path / "run")
+    snapshots = tmp_path / "snapshots"
+    snapshots.mkdir()
+    prepare(run_dir=run_dir, publish__snapshot_dir=str(snapshots))
+    num_free = {tmp_path / "run": 10**9, snapshots: 10**9}
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, num_free[path]))
+    prepare(None, run_dir=run_dir)
+    num_free[snapshots] = 1000
+    with pytest.raises(ValueError, match="set publish.snapshot_dir to a folder with room"):
+        prepare(None, run_dir=run_dir)
+    num_free |= {snapshots: 10**9, tmp_path / "run": 1000}
+    with pytest.raises(ValueError, match="for the run's checkpoints"):
+        prepare(None, run_dir=run_dir)
+
+
+def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_path, model):
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no weights"):
+        prepare(run_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (dict(config=None), "give --config=configs/NAME.py"),
+        (dict(config="configs/none.py"), "no config file 'configs/none.py'"),
+        (dict(config=None, run_dir="somewhere", run__seed="1"), "overrides need --config"),
+        (dict(run__sead="1"), "did you mean 'run.seed'"),
+    ],
+)
+def test_prepare_unusable_arguments_are_refused(prepare, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        prepare(**arguments)
+
+
+def test_prepare_another_config_in_the_folder_is_refused(prepare, tmp_path):
+    prepare(run_dir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="run.seed was 0, now 5"):
+        prepare(run_dir=str(tmp_path / "run"), run__seed="5")
+
+
+def test_open_prepared_moved_folder_is_the_run_where_it_is_now(prepare, tmp_path):
+    first = prepare(run_dir=str(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    got = prepare_run.open_prepared(str(tmp_path / "there"))
+    assert got.config.run_dir == str(tmp_path / "there")
+    assert dataclasses.replace(got.config, run=first.config.run) == first.config
+    assert snapshot_folder(got.config).name.endswith(run_id(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("gone", ["config.json", "model_path.txt"])
+def test_open_prepared_folder_that_was_not_set_up_is_refused(prepare, tmp_path, gone):
+    prepare(run_dir=str(tmp_path / "run"))
+    (tmp_path / "run" / gone).unlink()
+    with pytest.raises(ValueError, match=f"is no run folder .it has no {gone}"):
+        prepare_run.open_prepared(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{torn", "config.json: "), ('{"preset": "x", "rnu": 1}', "no field 'rnu'")]
+)
+def test_open_prepared_unreadable_config_is_refused_by_name(tmp_path, text, said):
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model_path.txt").write_text("m\n")
+    with pytest.raises(ValueError, match=said):
+        prepare_run.open_prepared(str(tmp_path))
+
+
+def test_usage_errors_are_one_line_and_exit_code_two(capsys):
+    with pytest.raises(SystemExit) as e, cli.usage_errors():
+        overrides.apply(Config(preset="test"), {"run.seed": "x"})
+    assert e.value.code == cli.USAGE_ERROR == 2
+    assert capsys.readouterr().err == "error: --config.run.seed wants int, got 'x'\n"
+
+
+def test_usage_errors_what_another_process_holds_is_one_line_and_a_code_of_its_own(capsys):
+    with pytest.raises(SystemExit) as e, cli.usage_errors():
+        raise StoreBusyError("store.sqlite stayed locked for 120 s")
+    assert e.value.code == cli.BUSY == 4
+    assert capsys.readouterr().err == "error: store.sqlite stayed locked for 120 s\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (OSError(errno.EIO, "Input/output error", "run/checkpoints/7"), 4, "run/checkpoints/7: Input/output error; "),
+        (OSError(errno.ESTALE, "Stale file handle", "run/run_id"), 4, "run/run_id: Stale file handle; make room, or"),
+        (OSError(errno.ENOSPC, "No space left on device", "loss.json"), 4, "loss.json: No space left on device; make"),
+        (OSError(errno.ECONNREFUSED, "Connection refused"), 4, "Connection refused; make room, or mend what it names"),
+        (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; make room, or mend what it names"),
+        (OSError(errno.ETIMEDOUT, "Connection timed out", "nfs/model"), 4, "nfs/model: Connection timed out"),
+        (OSError(errno.ENOENT, "No such file or directory", "model"), 2, "model: No such file or directory"),
+        (ValueError("no such prompts"), 2, "no such prompts"),
+    ],
+)
+def test_start_errors_only_what_was_given_wrong_is_not_started_again(capsys, raised, code, said):
+    with pytest.raises(SystemExit) as e, cli.start_errors():
+        raise raised
+    assert e.value.code == code == cli.start_code(raised)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_start_errors_bugs_keep_their_traceback():
+    with pytest.raises(TypeError) as e, cli.start_errors():
+        raise TypeError("a bug")
+    assert cli.start_code(e.value) == 1
+
+
+def test_usage_errors_bugs_keep_their_traceback():
+    with pytest.raises(TypeError), cli.usage_errors():
+        raise TypeError("a bug")
+
+
+PROGRAM = """
+from launch import cli
+def main():
+    with cli.usage_errors():
+        prepared = prepare_run.prepare(("learner", "actor"))
+    print(prepared.config.run.seed, prepared.config.prompts.task_args["max_terms"])
+    return cli.STOPPED
+cli.run(main)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        (["--config.run.seed=4", "--config.prompts.task_args.max_terms=3"], 3, "4 3\n", ""),
+        (["--config.run.seed"], 2, "", "error: --config.run.seed: an override needs a value, as in"),
+        (["stray"], 2, "", "error: unexpected argument 'stray'\n"),
+    ],
+)
+def test_run_takes_overrides_and_returns_mains_code(tmp_path, model, arguments, code, out, err):
+    given = [f"--config={TINY}", f"--run_dir={tmp_path / 'run'}", f"--config.model.path={model}"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *given, "--config.evaluation.num_problems=5", *arguments],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line for line in done.stdout.splitlines(keepends=True) if not line.startswith("warning: admission.width")]
+    said = "".join(line for line in lines if read_phase(line) is None)
+    assert (done.returncode, said) == (code, out), done.stderr
+    assert err in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,162 @@
+import dataclasses
+import json
+
+import pytest
+
+from configs import overrides
+from configs.sections import EvaluationSet, LoraConfig, PublishConfig
+from launch.tools.evaluate.settings import Asked, context_length, default_base, prompt_set, settle, vocab_size
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"max_position_embeddings": 2048, "vocab_size": 500, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def settled(model, *prompts, given=None, base=None, **asked):
+    return settle(base or default_base(model), Asked(prompts=prompts, **asked), given or {}, model)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "fields"),
+    [
+        ("data/gsm8k.test.jsonl", "gsm8k", {"path": "data/gsm8k.test.jsonl"}),
+        ("hard=data/a.parquet", "hard", {"path": "data/a.parquet"}),
+        ("data/a=b.jsonl", "a-b", {"path": "data/a=b.jsonl"}),
+        ("hf:openai/gsm8k", "gsm8k", {"path": "hf:openai/gsm8k"}),
+        ("task:chain_sum", "chain_sum", {"task": "chain_sum"}),
+        ("g=environment:guess", "g", {"environment": "guess"}),
+        ("heldout", "heldout", {}),
+    ],
+)
+def test_prompt_set_is_named_after_its_source_unless_it_has_a_name(text, name, fields):
+    assert prompt_set(text) == (name, EvaluationSet(**fields))
+
+
+def test_prompt_set_that_says_nothing_is_refused():
+    for text in ("", "a="):
+        with pytest.raises(ValueError, match="wants a file"):
+            prompt_set(text)
+
+
+def test_settle_flags_say_how_each_set_is_asked(model):
+    config = settled(model, "a.jsonl", "b.jsonl", k=4, top_p=0.9, max_tokens=100, limit=7, verifier="math")
+    assert list(config.evaluation_sets) == ["a", "b"]  # and no held-out problems
+    for one in config.evaluation_sets.values():
+        asked = (one.k, one.temperature, one.top_p, one.max_tokens, one.num_problems, one.verifier)
+        assert asked == (4, 1.0, 0.9, 100, 7, "math")
+    assert config.model.served_dtype == "bfloat16" and config.model.path == str(model)
+
+
+def test_settle_is_greedy_for_one_sample_and_samples_several(model):
+    assert settled(model, "a.jsonl").evaluation_sets["a"].temperature == 0
+    assert settled(model, "a.jsonl", k=2).evaluation_sets["a"].temperature == 1
+    assert settled(model, "a.jsonl", temperature=0.6).evaluation_sets["a"].temperature == 0.6
+    with pytest.raises(ValueError, match="greedy samples of a problem are all alike"):
+        settled(model, "a.jsonl", k=2, temperature=0.0)
+
+
+def test_settle_overrides_say_more_of_a_set(model):
+    given = {
+        "evaluation.sets.a.answer_field": "solution",
+        "evaluation.sets.a.k": "2",
+        "evaluation.sets.a.temperature": "1",
+    }
+    one = settled(model, "a.jsonl", given=given).evaluation_sets["a"]
+    assert (one.answer_field, one.k) == ("solution", 2)
+    with pytest.raises(ValueError, match="did you mean"):
+        settled(model, "a.jsonl", given={"evaluation.sets.a.answr": "x"})
+
+
+def test_settle_of_a_preset_asks_its_own_sets_as_they_say(model):
+    base = overrides.apply(
+        overrides.load_preset("configs/tiny.py"),
+        {
+            "evaluation.sets.hard.task": "chain_sum",
+            "evaluation.sets.hard.k": "4",
+            "evaluation.sets.hard.max_tokens": "9",
+        },
+    )
+    config = settled(model, base=base)
+    assert list(config.evaluation_sets) == ["heldout", "hard"]
+    hard, held_out = config.evaluation_sets["hard"], config.evaluation_sets["heldout"]
+    assert (hard.k, hard.temperature, hard.max_tokens) == (4, 1.0, 9) and held_out.num_problems == 256
+    assert settled(model, base=base, limit=3).evaluation_sets["heldout"].num_problems == 3
+    assert list(settled(model, "heldout", base=base).evaluation_sets) == ["heldout"]
+
+
+def preset(**fields):
+    given = {f"evaluation.{name.replace('__', '.')}": str(value) for name, value in fields.items()}
+    return overrides.apply(overrides.load_preset("configs/tiny.py"), given)
+
+
+def test_settle_temperature_that_a_set_or_a_preset_says_is_kept_whatever_k(model):
+    base = preset(temperature=0.6, sets__low__task="chain_sum", sets__low__temperature=0.3, sets__low__k=2)
+
+    def temperatures(*prompts, base=base, **asked):
+        return {
+            n: (s.k, s.temperature) for n, s in settled(model, *prompts, base=base, **asked).evaluation_sets.items()
+        }
+
+    assert temperatures() == {"heldout": (1, 0.6), "low": (2, 0.3)}
+    assert temperatures(k=8) == {"heldout": (8, 0.6), "low": (8, 0.3)}
+    assert temperatures(k=1) == {"heldout": (1, 0.6), "low": (1, 0.3)}
+    assert temperatures("a=task:chain_sum", "heldout", k=4) == {"heldout": (4, 0.6), "a": (4, 0.6)}
+    assert temperatures(k=8, temperature=0.9) == {"heldout": (8, 0.9), "low": (8, 0.9)}
+    told = {"evaluation.temperature": "0.7", "evaluation.sets.low.k": "3"}
+    assert temperatures(k=8, given=told) == {"heldout": (8, 0.7), "low": (3, 0.3)}
+    unsaid = preset(sets__low__task="chain_sum", sets__low__temperature=0.3)
+    assert temperatures(base=unsaid, k=8) == {"heldout": (8, 1.0), "low": (8, 0.3)}
+    assert temperatures(base=unsaid, k=1) == {"heldout": (1, 0.0), "low": (1, 0.3)}
+    assert temperatures(base=preset(sets__heldout__temperature=0.2), k=2)["heldout"] == (2, 0.2)
+    assert temperatures("heldout", base=preset(sets__heldout__temperature=0.2), k=2) == {"heldout": (2, 0.2)}
+
+
+def test_settle_of_a_greedy_preset_takes_several_samples_with_a_temperature_alone(model):
+    base = preset(temperature=0)
+    with pytest.raises(ValueError, match="8 greedy samples of a problem are all alike; .* or a temperature"):
+        settled(model, base=base, k=8)
+    assert settled(model, base=base, k=8, temperature=0.5).evaluation_sets["heldout"].temperature == 0.5
+    given = {"evaluation.temperature": "0.4"}
+    assert settled(model, base=base, k=8, given=given).evaluation_sets["heldout"].temperature == 0.4
+
+
+def test_settle_of_a_run_with_adapters_serves_the_folder_without_any(model):
+    base = dataclasses.replace(
+        overrides.load_preset("configs/tiny.py"),
+        lora=LoraConfig(rank=16, alpha=8.0, targets="q,v"),
+        publish=PublishConfig(lora="adapter", max_adapters=2),
+    )
+    config = settled(model, base=base)
+    assert base.publishes_adapters and not config.publishes_adapters
+    assert config.lora == LoraConfig() and config.publish.lora == "merged"
+    with pytest.raises(ValueError, match="lora.rank=4 has no effect: the folder's own weights are evaluated"):
+        settled(model, base=base, given={"lora.rank": "4"})
+
+
+def test_settle_response_that_leaves_no_room_is_refused(model):
+    assert settled(model, "a.jsonl", max_tokens=2000).model.max_tokens == 2048
+    with pytest.raises(ValueError, match="leave no room for a prompt"):
+        settled(model, "a.jsonl", max_tokens=2048)
+
+
+def test_settle_two_sets_of_one_name_are_refused(model):
+    with pytest.raises(ValueError, match="two --prompts are named 'a'"):
+        settled(model, "x/a.jsonl", "y/a.jsonl")
+
+
+def test_folder_that_is_none_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="is no Hugging Face folder: config.json can't be read"):
+        context_length(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="no JSON object"):
+        vocab_size(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 7, "max_position_embeddings": 9}}))
+    assert (vocab_size(tmp_path), context_length(tmp_path)) == (7, 9)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no vocab_size"):
+        vocab_size(tmp_path)

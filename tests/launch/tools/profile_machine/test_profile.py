@@ -1,0 +1,131 @@
+import asyncio
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launch.tools.profile_machine import measure_engine as profile_engine
+from launch.tools.profile_machine.measure_learner import full_micro_batch, profile_learner
+from learner.update.anchors import Anchors
+from tests.launch.commands import call_each
+from tests.launch.test_cli import PROJECT, TINY
+from tests.learner.streams import config_of, fresh_params, steps_of
+
+
+class _Clock:
+    """An engine in lockstep and the clock it moves: h sequences of T tokens after P tokens of prompt take
+    0.01 + 0.003 h + 0.0001 h P + T (0.002 + 0.001 h) seconds, and h `per_context_token_s` more for each
+    token that a token comes after."""
+
+    size = SimpleNamespace(kv_tokens=1234)
+
+    def __init__(self, *, per_context_token_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.longest = {}
+        self._per_context_token_s = per_context_token_s
+        self._num_running = 0
+
+    async def sample(self, prompt_tokens, sampling, *, request_id, priority):
+        self._num_running += 1
+        await asyncio.sleep(0)
+        if self._num_running:  # the first to go on ends them all
+            h, self._num_running = self._num_running, 0
+            prompt, response = prompt_tokens.size, sampling.max_tokens
+            self.longest[h] = max(self.longest.get(h, 0), prompt + response)
+            self.now_s += 0.01 + 0.003 * h + 0.0001 * h * prompt + response * (0.002 + 0.001 * h)
+            self.now_s += self._per_context_token_s * h * sum(range(prompt, prompt + response))
+
+
+def test_profile_engine_finds_the_engines_own_law(monkeypatch):
+    engine = _Clock()
+    monkeypatch.setattr(profile_engine.time, "perf_counter", lambda: engine.now_s)
+    got = asyncio.run(profile_engine.profile_engine(engine, counts=[1, 2, 4, 6], num_tokens=32))  # pyright: ignore
+    assert got["running"] == [1, 2, 4, 6] and got["max_num_seqs"] == 6 and got["kv_capacity_tokens"] == 1234
+    assert got["tokens_per_s"] == pytest.approx([h / (0.002 + 0.001 * h) for h in (1, 2, 4, 6)])
+    assert got["prefill_s_per_token"] == pytest.approx(0.0001)
+    assert got["request_s"] == pytest.approx(0.003)
+    assert got["start_latency_s"] == pytest.approx(0.01)
+
+
+def test_profile_engine_times_sequences_of_the_context_asked_for_or_as_long_as_fit(monkeypatch):
+    engine = _Clock(per_context_token_s=1e-5)
+    monkeypatch.setattr(profile_engine.time, "perf_counter", lambda: engine.now_s)
+    timed: Any = dict(counts=[1, 2, 8], num_tokens=32, context_tokens=400, max_tokens=600)
+    got = asyncio.run(profile_engine.profile_engine(engine, **timed))  # pyright: ignore
+    # The cache holds 1234 tokens: 617 each for two sequences, 154 for eight, less the 32 that are timed.
+    contexts = {1: 400, 2: 400, 8: 122}
+    wanted = [h / (0.002 + 0.001 * h + 1e-5 * h * c) for h, c in contexts.items()]
+    assert got["tokens_per_s"] == pytest.approx(wanted, rel=0.01)
+    assert all(h * tokens <= 1234 for h, tokens in engine.longest.items())
+
+
+@pytest.mark.parametrize("num_tokens", [8, 100, 128])
+@pytest.mark.parametrize("context_tokens", [12, 70, 144, 4000])
+@pytest.mark.parametrize("count", [1, 16, 256])
+def test_profile_engine_asks_for_no_longer_sequence_than_the_engine_takes(count, context_tokens, num_tokens):
+    prompt, few = profile_engine._context(count, num_tokens, context_tokens, 144)
+    assert prompt >= 4 and few >= 4
+    assert prompt + few + num_tokens - 4 <= 144
+
+
+def test_profile_engine_responses_too_short_to_measure_are_refused():
+    with pytest.raises(ValueError, match="8 tokens or more, got 7"):
+        asyncio.run(profile_engine.tokens_per_s(_Clock(), 1, 7))  # pyright: ignore
+
+
+@pytest.mark.parametrize(("limit", "want"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])])
+def test_counts_are_powers_of_two_and_the_limit(limit, want):
+    assert profile_engine.counts_up_to(limit) == want
+
+
+def test_profile_learner_times_full_micro_batches():
+    config = config_of(rows=3, row_tokens=24)
+    assert (full_micro_batch(config).batch.segment_ids > 0).all()
+    steps = steps_of(config)
+    state = steps.init(fresh_params())
+    anchors = Anchors(steps, config, load_reference=fresh_params, params=state.params)
+    got, state = profile_learner(config, steps, anchors, state)
+    assert got["micro_batch_tokens"] == 72
+    assert min(got.values()) > 0
+    assert int(state.step) > 0  # the state given was stepped, and this one goes on
+
+
+REFUSED = [
+    (["--out=/nonexistent/profile.json"], "error: --out=/nonexistent/profile.json: there is no folder /nonexistent"),
+    ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
+    (["--run_dir=x"], "error: --run_dir has no use here; give --config"),
+    ([], "error: give --config=configs/NAME.py"),
+    ([f"--config={TINY}", "--config.run.num_updats=3"], "did you mean 'run.num_updates'?"),
+]
+
+
+def test_profile_machine_unusable_input_is_one_line(tmp_path):
+    lines = [[f"--out={tmp_path}/p.json", *arguments] for arguments, _ in REFUSED]
+    for done, (_, said) in zip(call_each("launch.tools.profile_machine.cli", lines), REFUSED, strict=True):
+        assert done.code == 2 and said in done.err and "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.integration
+@pytest.mark.engine
+def test_profile_machine_measures_a_whole_profile(tmp_path):
+    out = tmp_path / "profile.json"
+    command = [
+        sys.executable,
+        "-m",
+        "launch.tools.profile_machine",
+        f"--config={TINY}",
+        f"--out={out}",
+        "--num_prompts=4",
+    ]
+    done = subprocess.run([*command, "--config.actor.max_num_seqs=3"], capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = json.loads(out.read_text())
+    assert profile["engine"]["running"] == [1, 2, 3] and min(profile["engine"]["tokens_per_s"]) > 0
+    assert [len(group) for group in profile["response_tokens"]["groups"]] == [8] * 4
+    assert all(1 <= length <= 6 for group in profile["response_tokens"]["groups"] for length in group)
+    assert min(profile["publish"].values()) > 0 and profile["learner"]["seconds_per_token"] > 0
+    assert profile["verifier_s"] > 0

@@ -1,0 +1,43 @@
+"""Where `launch.tools.report` may write, which is looked at before a report is made."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.support.processes import REPO
+from tests.launch.commands import call_each
+from tests.launch.tools.report.folder import make_folder
+
+ENV = os.environ | {"PYTHONPATH": str(REPO)}
+REFUSED = {
+    "no folder": ("/nope/x.html", "--out=/nope/x.html: there is no folder /nope; make it, or choose another"),
+    "a folder": ("HERE", "--out=HERE is a folder; name a file in it"),
+    "below a file": ("HERE/run/config.json/x.html", "there is no folder HERE/run/config.json"),
+    "nobody may write": ("/proc/x.html", "--out=/proc/x.html: "),
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    here = tmp_path_factory.mktemp("out")
+    make_folder(here / "run")
+    lines = [[f"--run_dir={here}/run", f"--out={out}".replace("HERE", str(here))] for out, _ in REFUSED.values()]
+    return here, call_each("launch.tools.report.__main__", lines)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_file_that_can_not_be_written_is_named_as_it_was_given(done, case):
+    here, all_of_them = done
+    got = all_of_them[list(REFUSED).index(case)]
+    (line,) = got.err.splitlines()
+    assert got.code == 2 and not got.out and line.startswith("error: ") and "part" not in line
+    assert REFUSED[case][1].replace("HERE", str(here)) in line
+
+
+def test_installed_command_looks_there_too():
+    start = "import sys; sys.argv = ['sluice-report', '--run_dir=/a', '--out=/nope/x.html']\n"
+    code = start + "from launch.scripts import report; sys.exit(report())"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=REPO, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 2 and "--out=/nope/x.html: there is no folder /nope" in done.stderr

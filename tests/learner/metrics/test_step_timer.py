@@ -1,0 +1,131 @@
+import pytest
+
+from learner.metrics.step_timer import RoundClock
+
+
+def test_finish_gives_the_papers_ratios():
+    clock = RoundClock()
+    clock.rollout_started(100.0)
+    clock.dispatched(104.0, fills_update=False)
+    clock.trained(104.0, 106.0)  # the first group is trained 4 s after the rollout began,
+    clock.dispatched(109.0, fills_update=True)  # the first U are there after 9 s
+    clock.trained(109.0, 110.0)
+    # 10 s in all, 3 s of them compute. Eq. 4 counts the wait for the first U groups (eq. 2): 9 / 10.
+    assert clock.finish() == pytest.approx(
+        {
+            "round/waiting_ratio_eq4": 0.9,
+            "round/waiting_ratio": 0.7,
+            "round/wait_s": 7.0,
+            "round/compute_s": 3.0,
+            "round/rollout_to_train_end_s": 10.0,
+            "round/first_dispatch_s": 9.0,
+            "round/first_group_s": 4.0,
+        }
+    )
+
+
+def one_round(clock, *trained):
+    clock.rollout_started(0.0)
+    clock.dispatched(trained[0][0], fills_update=True)
+    for start_s, end_s in trained:
+        clock.trained(start_s, end_s)
+
+
+def test_serial_round_both_ratios_agree():
+    # All waiting is before the first training, as in the serial baseline of the paper's figure 1.
+    clock = RoundClock()
+    one_round(clock, (6.0, 9.0), (9.0, 12.0))
+    metrics = clock.finish()
+    assert metrics["round/waiting_ratio_eq4"] == pytest.approx(0.5)
+    assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
+
+
+def test_publish_after_the_last_step_is_not_the_rounds():
+    # A second of rollout and one of training; the publish, which waits for an evaluation, takes three more.
+    clock = RoundClock()
+    one_round(clock, (1.0, 2.0))
+    clock.set_aside(3.0)
+    metrics = clock.finish()
+    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(2.0)
+    assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
+    clock.rollout_started(5.0)
+    clock.dispatched(6.0, fills_update=True)
+    clock.trained(6.0, 7.0)
+    assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)  # nothing of it is left over
+
+
+def test_save_between_two_rounds_and_the_first_publish_are_no_rounds():
+    # Of each round 3 s are wait and 3 s compute; 3 s before each go to the first publish and to a save.
+    clock = RoundClock()
+    for start_s in (3.0, 12.0):
+        clock.set_aside(3.0)
+        clock.rollout_started(start_s)
+        clock.dispatched(start_s + 3, fills_update=True)
+        clock.trained(start_s + 3, start_s + 6)
+        assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)
+
+
+def test_publish_between_two_steps_is_neither_wait_nor_compute():
+    clock = RoundClock()
+    clock.rollout_started(0.0)
+    clock.dispatched(1.0, fills_update=True)
+    clock.trained(1.0, 2.0)
+    clock.set_aside(3.0)
+    clock.trained(6.0, 7.0)  # published until 5 s, then waited for a second
+    metrics = clock.finish()
+    assert (metrics["round/wait_s"], metrics["round/compute_s"]) == pytest.approx((2.0, 2.0))
+    assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
+    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(7.0)
+
+
+def test_rollout_started_only_the_first_call_of_a_round_counts():
+    clock = RoundClock()
+    for now_s in (10.0, 11.0, 15.0):
+        clock.rollout_started(now_s)
+    clock.dispatched(16.0, fills_update=True)
+    clock.trained(16.0, 20.0)
+    assert clock.finish()["round/rollout_to_train_end_s"] == pytest.approx(10.0)
+
+
+def test_finish_starts_over():
+    clock = RoundClock()
+    one_round(clock, (1.0, 2.0))
+    clock.finish()
+    clock.rollout_started(50.0)
+    clock.dispatched(51.0, fills_update=True)
+    clock.trained(51.0, 52.0)
+    clock.trained(53.0, 54.0)
+    assert clock.finish() == pytest.approx(
+        {
+            "round/waiting_ratio_eq4": 0.25,
+            "round/waiting_ratio": 0.5,
+            "round/wait_s": 2.0,
+            "round/compute_s": 2.0,
+            "round/rollout_to_train_end_s": 4.0,
+            "round/first_dispatch_s": 1.0,
+            "round/first_group_s": 1.0,
+        }
+    )
+
+
+def test_finish_of_a_round_that_never_started_is_refused():
+    clock = RoundClock()
+    with pytest.raises(ValueError, match="never started"):
+        clock.finish()
+    clock.rollout_started(0.0)
+    with pytest.raises(ValueError, match="never started"):
+        clock.finish()
+
+
+@pytest.mark.parametrize("set_back_s", [0.0, 1.0, 3600.0, 1e9])
+@pytest.mark.parametrize("at", range(5))
+def test_clock_that_is_set_back_leaves_no_negative_and_no_endless_time(set_back_s, at):
+    clock = RoundClock()
+    times = [t - (set_back_s if i >= at else 0.0) for i, t in enumerate([100.0, 110.0, 112.0, 117.0, 120.0, 125.0])]
+    clock.rollout_started(times[0])
+    clock.dispatched(times[1], fills_update=True)
+    clock.trained(times[2], times[3])
+    clock.trained(times[4], times[5])
+    metrics = clock.finish()
+    assert all(0 <= value <= 25 for value in metrics.values())
+    assert metrics["round/rollout_to_train_end_s"] >= metrics["round/compute_s"] >= 5

@@ -1,0 +1,175 @@
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from bridge.store.open import SqliteStore
+from configs import schema, sections
+from learner.schedule.rollout_stream import Stream
+from learner.schedule.ticket_ledger import training_sampling
+from tests.bridge.factories import make_group, make_rollout
+from tests.learner.schedule.fakes import Marks, Problems
+
+K, PROMPT, RESPONSE = 2, 2, 6  # so a sequence has 8 tokens and a group is one row of 16
+
+
+def config_of(R=4, U=2, *, train_start: Any = "group_ready", rows=4, width=0):
+    return schema.Config(
+        preset="test",
+        run=sections.RunConfig(num_updates=R // U),
+        model=sections.ModelConfig(max_tokens=16),
+        sampling=sections.SamplingConfig(max_response_tokens=8),
+        rounds=sections.RoundsConfig(
+            groups_per_round=R, groups_per_update=U, samples_per_group=K, train_start=train_start
+        ),
+        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width),
+        publish=sections.PublishConfig(when="every" if width else "round_end"),
+        packing=sections.PackingConfig(rows=rows, row_tokens=16),
+    )
+
+
+class Learner:
+    """The stream under test, and an actor that hands in groups when it is told to, or when the learner waits."""
+
+    def __init__(self, config, store, *, pick=lambda held: 0, burst=1, num_tokens=RESPONSE):
+        self.store, self.waits = store, 0
+        self._pick, self._burst, self._num_tokens = pick, burst, num_tokens
+        self.held = []
+        self.marks: Any = Marks()
+        self.stream = Stream(
+            config,
+            store=store,
+            prompts=Problems(PROMPT),
+            sampling=training_sampling(config, ()),
+            timeline=self.marks,
+            incarnation=0,
+            vocab_size=1000,
+            while_waiting=self._wait,
+        )
+        self.planner = self.stream.planner
+        self.batches = self.stream.micro_batches()
+
+    @property
+    def issued(self):
+        """How many tickets were issued, each time any were."""
+        return [fields["tickets"] for fields in self.marks.of("issue")]
+
+    def deliver(self, count):
+        """The actor claims all there is and hands `count` groups in, in the order that `pick` says."""
+        self.held += self.store.claim("actor", limit=1000, lease_s=1000)
+        for _ in range(min(count, len(self.held))):
+            ticket = self.held.pop(self._pick(len(self.held)) % len(self.held))
+            step = ticket.min_version.step
+            rollouts = tuple(make_rollout(self._num_tokens, reward=float(i), step=step) for i in range(K))
+            self.store.put_group(make_group(ticket, rollouts=rollouts))
+
+    def train(self, num_updates):
+        """The micro-batches of some updates, steps counted as the main loop does."""
+        seen = []
+        while num_updates:
+            seen.append(next(self.batches))
+            if seen[-1].ends_update:
+                self.stream.end_update()
+                num_updates -= 1
+        return seen
+
+    def _wait(self):
+        self.waits += 1
+        self.deliver(self._burst)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def flags(batches):
+    return [(len(b.ticket_ids), b.ends_update, b.ends_round) for b in batches]
+
+
+def test_group_ready_trains_each_group_as_soon_as_it_is_there(store):
+    learner = Learner(config_of(R=4, U=2), store)
+    seen = []
+    for n in range(1, 5):
+        seen.append(next(learner.batches))
+        assert learner.waits == n  # one delivery each: nothing waits for a second group
+    assert flags(seen) == [(1, False, False), (1, True, False), (1, False, False), (1, True, True)]
+
+
+def test_group_ready_never_goes_over_the_update(store):
+    learner = Learner(config_of(R=6, U=3, rows=8), store, burst=6)
+    assert flags(learner.train(2)) == [(3, True, False), (3, True, True)]
+    assert learner.waits == 1
+
+
+def test_group_ready_groups_that_do_not_fit_the_batch_are_trained_next_in_order(store):
+    learner = Learner(config_of(R=6, U=6, rows=4), store, burst=6, pick=lambda held: -1)
+    seen = learner.train(1)
+    assert flags(seen) == [(4, False, False), (2, True, True)]
+    # Arrival order, which this actor made the reverse of submission order.
+    assert [i for b in seen for i in b.ticket_ids] == [f"{n:09d}" for n in (5, 4, 3, 2, 1, 0)]
+
+
+def test_group_ready_takes_what_is_there_and_does_not_wait_to_fill_the_batch(store):
+    learner = Learner(config_of(R=6, U=6, rows=6), store, burst=2)
+    assert flags(learner.train(1)) == [(2, False, False), (2, False, False), (2, True, True)]
+
+
+def test_one_group_over_the_batch_is_split_and_only_its_last_part_ends_the_update(store):
+    learner = Learner(config_of(R=2, U=1, rows=1), store, num_tokens=8)  # 10 + 10 tokens, rows of 16
+    assert flags(learner.train(2)) == [(0, False, False), (1, True, False), (0, False, False), (1, True, True)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("train_start", ["group_ready", "round_complete"])
+def test_every_round_has_its_own_groups_once_whatever_the_order_of_arrival(store, train_start, seed):
+    rng = random.Random(seed)
+    R, U, rounds = 6, 2, 3
+    learner = Learner(
+        config_of(R, U, train_start=train_start, rows=rng.randint(1, 4)),
+        store,
+        pick=lambda held: rng.randrange(held),
+        burst=rng.randint(1, 5),
+    )
+    for n in range(rounds):
+        batches = learner.train(R // U)
+        ids = [i for b in batches for i in b.ticket_ids]
+        assert sorted(ids) == [f"{n * R + k:09d}" for k in range(R)]
+        assert [b.ends_round for b in batches] == [False] * (len(batches) - 1) + [True]
+        ends = [i + 1 for i, b in enumerate(batches) if b.ends_update]
+        starts = [0, *ends[:-1]]
+        counts = [sum(len(b.ticket_ids) for b in batches[s:e]) for s, e in zip(starts, ends, strict=True)]
+        assert counts == [U] * (R // U)
+    assert learner.issued == [R] * rounds
+
+
+def test_round_complete_waits_for_all_and_trains_in_submission_order(store):
+    learner = Learner(config_of(R=4, U=2, train_start="round_complete"), store, pick=lambda held: -1)
+    first = next(learner.batches)
+    assert learner.waits == 4
+    batches = [first, next(learner.batches)]
+    assert learner.waits == 4
+    assert flags(batches) == [(2, True, False), (2, True, True)]
+    assert [i for b in batches for i in b.ticket_ids] == [f"{n:09d}" for n in range(4)]
+
+
+@pytest.mark.parametrize("train_start", ["group_ready", "round_complete"])
+def test_next_round_is_issued_only_after_the_last_updates_publish(store, train_start):
+    learner = Learner(config_of(R=2, U=1, train_start=train_start, rows=1), store, burst=9)
+    learner.train(2)
+    # The caller has the round's last micro-batch and publishes now; no ticket of the next round exists yet.
+    assert (learner.issued, store.counts()["open"]) == ([2], 0)
+    next(learner.batches)
+    assert learner.issued == [2, 2]
+    claimed_under = {t.min_version.step for t in learner.planner.open_tickets}
+    assert claimed_under == {2}
+
+
+def test_window_issues_what_was_claimed_and_crosses_rounds(store):
+    learner = Learner(config_of(R=4, U=2, width=3), store)
+    batches = learner.train(4)
+    assert [b.ends_round for b in batches if b.ends_update] == [False, True, False, True]
+    # The actor claims the backlog of U whenever it looks.
+    assert set(learner.issued) == {2}
