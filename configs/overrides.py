@@ -7,6 +7,7 @@ before anything starts. Run folders are `run_folder`'s.
 import copy
 import dataclasses
 import difflib
+import importlib
 import importlib.util
 import json
 import pathlib
@@ -14,13 +15,12 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from configs import custom_functions
-from configs.extras import PROJECT
 from configs.other_names import OTHER_NAMES
 from configs.schema import Config
 
@@ -49,22 +49,25 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, overrides
 
 
-def load_preset(path: str) -> Config:
-    """Runs a preset file's `get_config()`; `FILE.py:SIZE` hands it a size. `FILE.json` is read as `to_json` writes it.
+def load_preset(preset: str) -> Config:
+    """Returns the config of a preset or recipe by its name, or of a file of the user's own.
 
-    Presets of the project are found from any working directory, by the names that errors and docs give them: a path
-    that begins with `configs/` and does not exist here is looked for in the clone.
+    `NAME:ARGUMENT` hands the preset an argument: a size, a model, a schedule. So does `FILE.py:ARGUMENT`, whose
+    `get_config()` is run. `FILE.json` is read as `to_json` writes it.
 
     Raises:
-      ValueError: no such file, or it has no `get_config` (the presets that exist are named); it fails by itself (the
-        line is named); or it returns something else.
+      ValueError: no such preset or file, or it has no `get_config` (the presets that exist are named); it fails by
+        itself (the line is named); or it returns something else.
     """
-    name, _, size = path.partition(":")
+    name, _, argument = preset.partition(":")
+    if (shipped := _shipped(name)) is not None:
+        try:
+            return shipped(*([argument] if argument else []))
+        except (ValueError, TypeError) as e:  # an argument that it doesn't take
+            raise ValueError(f"{preset}: {e}") from e
     file = pathlib.Path(name).expanduser()
-    if not file.is_file() and file.parts[:1] == ("configs",):
-        file = PROJECT / file
     if not file.is_file():
-        raise ValueError(f"no config file {name!r}; {_presets()}")
+        raise ValueError(f"no config file {name!r}, and no preset of this name; {_presets()}")
     if file.suffix == ".json":
         return _load_json(file)
     with custom_functions.importable(file.resolve().parent):
@@ -75,14 +78,32 @@ def load_preset(path: str) -> Config:
         if not callable(getattr(module, "get_config", None)):
             raise ValueError(f"{name} is no preset: it has no function get_config(); {_presets()}")
         try:
-            config = module.get_config(*([size] if size else []))
-        except (ValueError, TypeError) as e:  # a size that it doesn't take, a value that is refused
-            raise ValueError(f"{path}: {e}") from e
+            config = module.get_config(*([argument] if argument else []))
+        except (ValueError, TypeError) as e:  # an argument that it doesn't take, a value that is refused
+            raise ValueError(f"{preset}: {e}") from e
         except (Exception, SystemExit) as e:
             raise ValueError(_failure(file, e)) from e
     if not isinstance(config, Config):
-        raise ValueError(f"{path}: get_config() must return a configs.schema.Config, got {type(config)}")
+        raise ValueError(f"{preset}: get_config() must return a configs.schema.Config, got {type(config)}")
     return config
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes, each a module of `configs.recipes`."""
+    folder = pathlib.Path(__file__).parent / "recipes"
+    return sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
+
+
+def preset_names() -> list[str]:
+    """Names of the presets, sorted."""
+    return sorted(importlib.import_module("configs.presets").NAMES)
+
+
+def _shipped(name: str) -> Callable[..., Config] | None:
+    """Returns the function of a preset or recipe; None if none has the name."""
+    if name in recipe_names():
+        return importlib.import_module(f"configs.recipes.{name}").get_config
+    return importlib.import_module("configs.presets").NAMES.get(name)
 
 
 def _import_file(file: pathlib.Path) -> types.ModuleType:
@@ -110,10 +131,7 @@ def _load_json(file: pathlib.Path) -> Config:
 
 
 def _presets() -> str:
-    folder = pathlib.Path(__file__).parent
-    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("recipes/*.py"))]
-    names = [f"configs/{p.relative_to(folder)}" for p in files if "\ndef get_config" in p.read_text()]
-    return f"presets are {', '.join(names)}"
+    return f"presets are {', '.join([*preset_names(), *recipe_names()])}"
 
 
 def _failure(file: pathlib.Path, error: BaseException) -> str:

@@ -20,7 +20,7 @@ from launch.terminal import outlive_readers
 CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, as in --config=configs/tiny.py; any field of it is set by --config.section.field=value.",
+    "A preset, as in --config=tiny; any field of it is set by --config.section.field=value.",
 )
 
 

@@ -1,6 +1,7 @@
 """What `--help` shows of a command, on 80 columns: what it does, its flags, and what a config may be and say."""
 
 import ast
+import importlib
 import inspect
 import pathlib
 import re
@@ -88,10 +89,19 @@ def _of_configs(is_full: bool) -> list[str]:
     title = "Fields" if is_full else "Common fields"
     more = "" if is_full else "; --helpfull shows all"
     return [
-        _titled("Presets: --config=configs/NAME.py, or configs/NAME.py:tiny where it has sizes", _configs(_CONFIGS)),
-        _titled("Recipes: --config=configs/recipes/NAME.py", _configs(_CONFIGS / "recipes")),
+        _titled("Presets: --config=NAME, or NAME:tiny where it has sizes", _preset_entries()),
+        _titled("Recipes: --config=NAME", _configs(_CONFIGS / "recipes")),
         _titled(f"{title}, set by --config.FIELD=VALUE{more}", fields),
     ]
+
+
+def _preset_entries() -> Iterator[str]:
+    """Presets, each with the first sentence of its docstring."""
+    presets = importlib.import_module("configs.presets").NAMES
+    for name in sorted(presets):
+        source = ast.parse(textwrap.dedent(inspect.getsource(presets[name])))  # as `_docstring` does
+        docs = [ast.get_docstring(n) for n in source.body if isinstance(n, ast.FunctionDef)]
+        yield _entry(name, _first_sentence(docs[0] or ""))
 
 
 def _configs(folder: pathlib.Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The learner: `python -m launch.learner --config=configs/tiny.py` or `--run_dir=FOLDER`.
+"""The learner: `python -m launch.learner --config=tiny` or `--run_dir=FOLDER`.
 
 Over several hosts it is started on each, with the same arguments and a run folder that all see. Cloud TPU, Slurm and
 Open MPI tell each which one it is; elsewhere --coordinator, --num_processes and --process_id do.

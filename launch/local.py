@@ -1,4 +1,4 @@
-"""One machine, one command: `python -m launch.local --config=configs/tiny.py [--config.section.field=value]`.
+"""One machine, one command: `python -m launch.local --config=tiny [--config.section.field=value]`.
 
 Starts a learner and an actor for each engine (`actor.num_engines`), watches them, shows how the run goes, and stops all
 whatever ends it.

@@ -41,8 +41,8 @@ for argument in "$@"; do
   esac
 done
 case "$model" in
-  tiny) config=configs/tiny.py ;;
-  smollm2) config=configs/recipes/arithmetic_smollm2.py ;;
+  tiny) config=tiny ;;
+  smollm2) config=arithmetic_smollm2 ;;
   *) refuse "--model=$model: give smollm2, or leave it out for a tiny model" ;;
 esac
 

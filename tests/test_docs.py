@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.overrides import preset_names
 from configs.schema import Config
 from learner.metrics.metric_names import meaning
 
@@ -38,8 +39,7 @@ FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|toml|txt)")
 FIELD = re.compile(r"([a-z_]+)\.([a-z_]+)(?:=(.*))?")
 FILE_ENDS = ("json", "jsonl", "py", "md", "sbatch", "log", "yaml")
 """A file has them after its dot, not a section of the config."""
-SIZES = ("tiny", "paper")
-"""What may follow a preset's file in place of a symbol."""
+PRESET = re.compile(r"(\w+):(?:tiny|paper)")
 
 
 def texts() -> Iterator[Path]:
@@ -92,8 +92,6 @@ def problem_of_place(file: str, symbol: str) -> str | None:
         return None
     if not path.is_file():
         return f"{file} does not exist"
-    if file.startswith("configs/") and symbol in SIZES:
-        return None
     name, _, member = symbol.partition(".")
     defined = symbols(path)
     if name not in defined:
@@ -125,6 +123,8 @@ def problems(text: str, *, beside: Path = REPO) -> list[str]:
     for span in CODE.findall(text):
         if place := PLACE.fullmatch(span):
             found.append(problem_of_place(*place.groups()))
+        elif preset := PRESET.fullmatch(span):
+            found.append(None if preset[1] in ("NAME", *preset_names()) else f"there is no preset {preset[1]}")
         elif FILE.fullmatch(span):
             is_there = Path(span).stem == "NAME" or (REPO / span).exists() or (beside / span).exists()
             found.append(None if is_there else f"{span} does not exist")
@@ -258,8 +258,8 @@ def test_no_file_refers_to_pages_that_the_project_does_not_have():
         ("learner/metrics/metrics_writer.py:MetricsWriter.write", None),
         ("bridge/rollout_types.py:Ticket.order", None),
         ("learner/schedule/group_queue.py:GroupQueueIterator.wait_s", None),
-        ("configs/rolloutpipe.py:tiny", None),
-        ("configs/NAME.py", None),
+        ("rolloutpipe:tiny", None),
+        ("tests/NAME.py", None),
         ("rounds.ess_floor", None),
         ("publish.when=every", None),
         ("learner/metric.py:METRICS", "learner/metric.py does not exist"),
@@ -268,6 +268,7 @@ def test_no_file_refers_to_pages_that_the_project_does_not_have():
             "learner/metrics/metrics_writer.py:MetricsWriter.wrote",
             "learner/metrics/metrics_writer.py: MetricsWriter has no wrote",
         ),
+        ("rolloutpip:tiny", "there is no preset rolloutpip"),
         ("docs/nosuch.md", "docs/nosuch.md does not exist"),
         ("rounds.ess_flor", "configs has no field rounds.ess_flor"),
         ("publish.when=never", "publish.when can't be 'never'"),

@@ -1,8 +1,9 @@
 """A published preset's schedule, publishing and loss at a size of one's own."""
 
 import dataclasses
+from collections.abc import Callable
 
-from configs.presets import pipelinerl, roll_flash, rolloutpipe, rollpacker
+from configs.presets import pipelinerl, roll_flash, rolloutpipe, rollpacker, tiny, tpu
 from configs.schema import Config
 
 PRESETS = {
@@ -14,6 +15,19 @@ PRESETS = {
     "pipelinerl_ess": pipelinerl.pipelinerl_ess,
     "roll_flash": roll_flash.roll_flash,
 }
+
+NAMES: dict[str, Callable[..., Config]] = {
+    **PRESETS,
+    "tiny": tiny.tiny,
+    "tiny_calculator": tiny.tiny_calculator,
+    "tiny_code": tiny.tiny_code,
+    "tiny_guess": tiny.tiny_guess,
+    "tpu_v5e_16": tpu.tpu_v5e_16,
+    "tpu_v5p_64": tpu.tpu_v5p_64,
+    "tpu_v5p_128": tpu.tpu_v5p_128,
+    "tpu_v6e_256": tpu.tpu_v6e_256,
+}
+"""Every preset by its name, as --config takes it."""
 
 
 def schedule(

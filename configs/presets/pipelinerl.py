@@ -25,7 +25,7 @@ here it is DAPO's, 1 (`loss.overlong_penalty`)."""
 def pipelinerl(size: str = "paper") -> Config:
     """In-flight weight updates after every step, running requests and their KV cache kept (PipelineRL section 4).
 
-    Sections are those of the TMLR version; `configs/pipelinerl_ess.py` is the NeurIPS version. At paper size: 48 GPUs
+    Sections are those of the TMLR version; `pipelinerl_ess` is the NeurIPS version. At paper size: 48 GPUs
     generate for H = 64 sequences each and 80 train (section 5); of complete groups that wait for the trainer the oldest
     give way (its ring buffers, section 4). K is not given; it divides both B and 48 H.
     """
@@ -68,7 +68,7 @@ worth nothing."""
 def pipelinerl_ess(size: str = "paper") -> Config:
     """PipelineRL as in its NeurIPS version: no update whose effective sample size is too low (section 4, Algorithm 2).
 
-    Otherwise `configs/pipelinerl.py`, at that version's size: 16 GPUs generate for H = 64 sequences each and 16 train
+    Otherwise `pipelinerl`, at that version's size: 16 GPUs generate for H = 64 sequences each and 16 train
     (section 5), and long responses are not penalised.
     """
     base = pipelinerl(size)

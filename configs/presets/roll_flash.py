@@ -24,7 +24,7 @@ PAPER = PaperSize(
 
 
 def roll_flash(size: str = "paper") -> Config:
-    """`configs/roll_flash.py`, or `configs/roll_flash.py:tiny`."""
+    """Rollout and training decoupled, bounded by the async ratio (ROLL Flash sections 4.3 and 5.1)."""
     tiny = size == "tiny"
     return Config(
         preset="roll_flash",

@@ -32,7 +32,7 @@ devices are reserved for that."""
 
 
 def rollpacker(size: str = "paper") -> Config:
-    """`configs/rollpacker.py`, or `configs/rollpacker.py:tiny`."""
+    """Tail batching with streamed gradients: short rounds race, losers make long rounds (RollPacker section 3)."""
     tiny = size == "tiny"
     config = Config(
         preset="rollpacker",

@@ -48,7 +48,7 @@ def sections(size: str, preset: str, paper: PaperSize) -> dict[str, Any]:
         return _tiny(preset)
     if size == "paper":
         return _paper(preset, paper)
-    raise ValueError(f"no size {size!r}; presets come as tiny, paper, as in configs/{preset}.py:tiny")
+    raise ValueError(f"no size {size!r}; presets come as tiny, paper, as in {preset}:tiny")
 
 
 def _tiny(preset: str) -> dict[str, Any]:

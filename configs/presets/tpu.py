@@ -28,7 +28,7 @@ class SliceCase:
     @property
     def config_path(self) -> str:
         """For --config."""
-        return f"configs/recipes/{self.preset}.py" if self.is_recipe else f"configs/{self.preset}.py:{self.model}"
+        return self.preset if self.is_recipe else f"{self.preset}:{self.model}"
 
 
 CASES = (
@@ -73,7 +73,7 @@ def pick(preset: str, model: str, sizes: dict[str, Config]) -> Config:
     """
     name = model or next(c.model for c in CASES if c.preset == preset)
     if name not in sizes:
-        raise ValueError(f"no model {name!r}; {preset} comes as {', '.join(f'configs/{preset}.py:{m}' for m in sizes)}")
+        raise ValueError(f"no model {name!r}; {preset} comes as {', '.join(f'{preset}:{m}' for m in sizes)}")
     return sizes[name]
 
 

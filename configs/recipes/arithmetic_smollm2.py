@@ -6,7 +6,7 @@ with the three kinds of question that it never trained on (`configs/tasks/arithm
     python -m launch.tools.get_model smollm2 --out=models/smollm2
     python -m launch.tools.write_tasks arithmetic --out=data/arithmetic
 
-and then `--config=configs/recipes/arithmetic_smollm2.py`, or with another schedule, as in `...py:rolloutpipe`.
+and then `--config=arithmetic_smollm2`, or with another schedule, as in `arithmetic_smollm2:rolloutpipe`.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`configs/recipes/arithmetic_smollm2.py`, or `configs/recipes/arithmetic_smollm2.py:rolloutpipe`."""
+    """`arithmetic_smollm2`, or `arithmetic_smollm2:rolloutpipe`."""
     base = schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4)
     return dataclasses.replace(
         base,

@@ -28,7 +28,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`configs/recipes/countdown_qwen2_5_3b.py`, or `...py:rolloutpipe`."""
+    """`countdown_qwen2_5_3b`, or `countdown_qwen2_5_3b:rolloutpipe`."""
     return dataclasses.replace(
         schedule(preset, groups_per_round=256, samples_per_group=8, groups_per_update=64, size="paper"),
         run=RunConfig(name=f"countdown-{preset}", num_updates=400),

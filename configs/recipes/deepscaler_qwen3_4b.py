@@ -33,7 +33,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`configs/recipes/deepscaler_qwen3_4b.py`, or `...py:rolloutpipe`."""
+    """`deepscaler_qwen3_4b`, or `deepscaler_qwen3_4b:rolloutpipe`."""
     return dataclasses.replace(
         schedule(preset, groups_per_round=512, samples_per_group=8, groups_per_update=128, size="paper"),
         run=RunConfig(name=f"deepscaler-{preset}", num_updates=1000),

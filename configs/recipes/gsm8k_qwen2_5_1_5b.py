@@ -29,7 +29,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`configs/recipes/gsm8k_qwen2_5_1_5b.py`, or `...py:rolloutpipe`."""
+    """`gsm8k_qwen2_5_1_5b`, or `gsm8k_qwen2_5_1_5b:rolloutpipe`."""
     return dataclasses.replace(
         schedule(preset, groups_per_round=256, samples_per_group=8, groups_per_update=64, size="paper"),
         run=RunConfig(name=f"gsm8k-{preset}", num_updates=300),  # 2.6 epochs of 7,473 rows

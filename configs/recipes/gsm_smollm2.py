@@ -6,7 +6,7 @@ templates of GSM-Symbolic, of which it solves few at first: the curriculum asks 
     python -m launch.tools.get_model smollm2 --out=models/smollm2
     python -m launch.tools.write_tasks word_problems --out=data/word_problems
 
-and then `--config=configs/recipes/gsm_smollm2.py`, or with another schedule, as in `...py:rolloutpipe`.
+and then `--config=gsm_smollm2`, or with another schedule, as in `gsm_smollm2:rolloutpipe`.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ DATA = "data/word_problems"
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`configs/recipes/gsm_smollm2.py`, or `configs/recipes/gsm_smollm2.py:rolloutpipe`."""
+    """`gsm_smollm2`, or `gsm_smollm2:rolloutpipe`."""
     own = {
         name: PromptSource(path=f"{DATA}/{name}.jsonl", eval_path=f"{DATA}/{name}_held_out.jsonl", weight=weight)
         for name, weight in (("one_step", 1.0), ("two_steps", 2.0), ("three_steps", 2.0))

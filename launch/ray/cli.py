@@ -1,4 +1,4 @@
-"""A run on a Ray cluster: `python -m launch.ray --config=configs/NAME.py [--address=auto] [--learner_on=...] [...]`.
+"""A run on a Ray cluster: `python -m launch.ray --config=NAME [--address=auto] [--learner_on=...] [...]`.
 
 Places the learner's processes and the actors on nodes that have what they ask for, watches them as launch.local does,
 streams their logs and the live view to this terminal, and stops all of them whatever ends it. The run's data goes

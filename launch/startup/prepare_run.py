@@ -51,7 +51,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase, *, nu
     if CONFIG.value is None:
         run_dir = given_run_dir()
         if run_dir is None:
-            raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
+            raise ValueError("give --config=NAME, or --run_dir=FOLDER of a run set up before")
         if cli._overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(run_dir)
@@ -103,7 +103,7 @@ def config() -> Config:
       ValueError: there is none, or an override is wrong.
     """
     if CONFIG.value is None:
-        raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
+        raise ValueError("give --config=NAME, or --run_dir=FOLDER of a run set up before")
     return overrides.apply(overrides.load_preset(CONFIG.value), cli._overrides)
 
 
@@ -124,7 +124,7 @@ def _check_tiny_model_fits(config: Config) -> None:
         raise ValueError(
             f"this config is for a real model (model.max_tokens={config.model.max_tokens}): give "
             "--config.model.path=FOLDER and --config.prompts.path=FILE, or take a preset at tiny size, "
-            "as in --config=configs/rolloutpipe.py:tiny"
+            "as in --config=rolloutpipe:tiny"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tries flags: `python -m launch.tools.check_config --config=configs/tiny.py [--config.section.field=value]`.
+"""Tries flags: `python -m launch.tools.check_config --config=tiny [--config.section.field=value]`.
 
 Says nothing where they can be, and one line, with exit code 2, where not. Looks at the config alone: at no model, no
 prompts and no device, all of which `launch.local` looks at, too.

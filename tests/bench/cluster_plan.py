@@ -1,6 +1,6 @@
 """Which part of a cluster saturates first, for every number of engines and learner chips.
 
-    python -m tests.bench.cluster_plan --config=configs/pipelinerl.py --profile=docs/cluster_profile.json \
+    python -m tests.bench.cluster_plan --config=pipelinerl --profile=docs/cluster_profile.json \
         --plot=cluster.png --variant="deltas: publish.serve=https, publish.full_every=20"
 
 Each --variant is a panel: "TITLE: section.field=value, profile.section.field=value, ...".
@@ -296,7 +296,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("config", "configs/pipelinerl.py", "Preset.")
+    flags.DEFINE_string("config", "pipelinerl", "Preset.")
     flags.DEFINE_string("profile", "docs/cluster_profile.json", "Profile, as `launch.tools.plan` takes it.")
     flags.DEFINE_integer("scale_engines", 4096, "Largest number of engines.", lower_bound=1)
     flags.DEFINE_integer("scale_chips", 1024, "Largest number of learner chips.", lower_bound=1)

@@ -21,7 +21,7 @@ _DIR = flags.DEFINE_string("dir", None, "Where the runs go; a temporary folder i
 
 _REUSE = flags.DEFINE_bool("reuse", False, "Take runs that are finished in --dir as they are.")
 
-PRESETS = {"tiny": "configs/tiny.py", "pipelinerl": "configs/pipelinerl.py:tiny"}
+PRESETS = {"tiny": "tiny", "pipelinerl": "pipelinerl:tiny"}
 AIM_GAIN = 0.25
 AIM_S = 600.0
 RESULTS = pathlib.Path(__file__).parent / "results"

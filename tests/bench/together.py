@@ -42,7 +42,7 @@ from tests.integration.network.places import places
 from tests.integration.ray.nodes import nodes, pgpass_of_both
 from tests.integration.support.jobs import Job, sigkill, start_command
 
-CONFIG = "configs/tiny.py"
+CONFIG = "tiny"
 NUM_ENGINES, NUM_LEARNERS, KILLED = 3, 2, "actor-1"
 NUM_UPDATES, NUM_SMALL = 240, 24
 """The preset's own, and of `--small`: three rounds, which end before a killed engine is back."""

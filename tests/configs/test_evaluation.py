@@ -6,7 +6,7 @@ from configs import overrides
 from configs.sections import EvaluationConfig, EvaluationSet
 from launch.tools.deploy import deploy_settings
 
-PRESET = "configs/tiny.py"
+PRESET = "tiny"
 
 
 def config(**given):

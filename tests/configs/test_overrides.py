@@ -17,20 +17,20 @@ CONFIG = Config(preset="test")
 
 
 def preset(name: str) -> Config:
-    return overrides.load_preset(f"{FOLDER}/{name}")
+    return overrides.load_preset(name)
 
 
 @pytest.mark.parametrize("size", ["", ":tiny", ":paper"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_load_preset_every_preset_comes_in_every_size(name, size):
-    config = preset(f"{name}.py{size}")
+    config = preset(f"{name}{size}")
     assert config.preset == name
     # Of the two sizes the tiny one alone serves float32.
     assert config.model.served_dtype == ("float32" if size == ":tiny" else "bfloat16")
 
 
 def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
-    tiny, full = preset("tiny.py"), preset("rolloutpipe.py:tiny")
+    tiny, full = preset("tiny"), preset("rolloutpipe:tiny")
     assert dataclasses.replace(tiny, preset=full.preset, run=full.run) == full
     assert (tiny.preset, tiny.run.name) == ("tiny", "tiny")
 
@@ -48,7 +48,7 @@ def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
     ],
 )
 def test_load_preset_knobs_are_the_papers(name, train_start, admission, publish):
-    config = preset(f"{name}.py")
+    config = preset(name)
     assert (config.rounds.train_start, config.admission.policy, config.publish.when) == (
         train_start,
         admission,
@@ -56,23 +56,24 @@ def test_load_preset_knobs_are_the_papers(name, train_start, admission, publish)
     )
 
 
-def test_load_preset_of_ours_is_found_from_any_folder_and_a_file_that_is_there_goes_first(tmp_path, monkeypatch):
-    here = overrides.load_preset("configs/tiny.py")
+def test_load_preset_of_ours_is_found_from_any_folder_and_a_file_is_called_by_its_path(tmp_path, monkeypatch):
+    here = overrides.load_preset("tiny")
     monkeypatch.chdir(tmp_path)
-    assert overrides.load_preset("configs/tiny.py") == here
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "tiny.py").write_text("raise ValueError('the one that is there')")
+    assert overrides.load_preset("tiny") == here
+    (tmp_path / "tiny").write_text("")
+    assert overrides.load_preset("tiny") == here
+    (tmp_path / "tiny.py").write_text("raise ValueError('the one that is there')")
     with pytest.raises(ValueError, match="the one that is there"):
-        overrides.load_preset("configs/tiny.py")
+        overrides.load_preset("tiny.py")
 
 
 def test_load_preset_missing_file_names_the_presets():
-    with pytest.raises(ValueError, match=r"configs/cgp.py.*configs/tiny.py") as e:
+    with pytest.raises(ValueError, match=r"cgp.*tiny") as e:
         overrides.load_preset("configs/nosuch.py")
     assert "schema.py" not in str(e.value)
 
 
-@pytest.mark.parametrize("name", ["rolloutpipe.py:huge", "tiny.py:paper"])
+@pytest.mark.parametrize("name", ["rolloutpipe:huge", "tiny:paper"])
 def test_load_preset_unknown_size_is_refused(name):
     with pytest.raises(ValueError, match="size|argument"):
         preset(name)
@@ -85,7 +86,7 @@ def test_load_preset_that_returns_something_else_is_refused(tmp_path):
 
 
 def test_load_preset_json_is_the_config_that_was_written(tmp_path):
-    config = dataclasses.replace(preset("rolloutpipe.py:tiny"), preset="mine")
+    config = dataclasses.replace(preset("rolloutpipe:tiny"), preset="mine")
     (tmp_path / "config.json").write_text(overrides.to_json(config))
     assert overrides.load_preset(str(tmp_path / "config.json")) == config
 
@@ -106,10 +107,8 @@ def test_load_preset_json_that_is_no_config_is_refused_with_the_file(text, says,
 
 
 def test_load_preset_of_ours_that_is_no_preset_names_those_that_are():
-    with pytest.raises(
-        ValueError, match=r"schema.py is no preset: it has no function get_config\(\); .*configs/cgp.py"
-    ):
-        preset("schema.py")
+    with pytest.raises(ValueError, match=r"schema.py is no preset: it has no function get_config\(\); .*cgp"):
+        overrides.load_preset(f"{FOLDER}/schema.py")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +128,9 @@ def test_load_preset_with_an_error_of_its_own_is_refused_with_its_line(tmp_path,
 
 def test_split_argv_takes_the_overrides_and_leaves_the_rest():
     rest, found = overrides.split_argv(
-        ["prog", "--config=configs/tiny.py", "--config.run.name=a=b", "-v", "--config.prompts.pattern=", "x"]
+        ["prog", "--config=tiny", "--config.run.name=a=b", "-v", "--config.prompts.pattern=", "x"]
     )
-    assert rest == ["prog", "--config=configs/tiny.py", "-v", "x"]
+    assert rest == ["prog", "--config=tiny", "-v", "x"]
     assert found == {"run.name": "a=b", "prompts.pattern": ""}
 
 
@@ -265,7 +264,7 @@ def test_apply_checks_the_result_as_a_whole_not_each_override():
         overrides.apply(CONFIG, {"model.max_tokens": "1024"})
 
 
-@pytest.mark.parametrize("name", [f"{p}.py:{s}" for p in PRESETS for s in ("tiny", "paper")])
+@pytest.mark.parametrize("name", [f"{p}:{s}" for p in PRESETS for s in ("tiny", "paper")])
 def test_to_json_reads_back_as_the_same_config(name):
     config = overrides.apply(preset(name), {"rounds.max_lag_steps": "60", "prompts.task_args.flag": "true"})
     assert overrides.from_dict(json.loads(overrides.to_json(config))) == config
@@ -288,14 +287,14 @@ def test_from_dict_unknown_or_wrong_field_is_refused(raw: dict[str, Any], said):
 
 
 def test_load_preset_tiny_code_judges_programs_and_is_tiny_otherwise():
-    code, tiny = preset("tiny_code.py"), preset("tiny.py")
+    code, tiny = preset("tiny_code"), preset("tiny")
     assert code.prompts.parts == {"code": 1.0} and code.rewards.code_in == "text"
     assert (code.loss, code.optimizer, code.publish) == (tiny.loss, tiny.optimizer, tiny.publish)
 
 
 @pytest.mark.parametrize("name", ["guess", "calculator"])
 def test_load_preset_of_an_environment_is_tiny_otherwise(name):
-    played, tiny = preset(f"tiny_{name}.py"), preset("tiny.py")
+    played, tiny = preset(f"tiny_{name}"), preset("tiny")
     assert played.prompts.environment == name and played.preset == f"tiny_{name}"
     assert (played.loss, played.optimizer, played.publish) == (tiny.loss, tiny.optimizer, tiny.publish)
 

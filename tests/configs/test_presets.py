@@ -13,7 +13,7 @@ FOLDER = pathlib.Path(overrides.__file__).parent
 
 
 def preset(name: str) -> Config:
-    return overrides.load_preset(f"{FOLDER}/{name}")
+    return overrides.load_preset(name)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def preset(name: str) -> Config:
     ],
 )
 def test_preset_at_paper_size_has_the_papers_numbers(name, numbers):
-    config = preset(f"{name}.py")
+    config = preset(name)
     got = {
         "samples": config.rounds.groups_per_update * config.rounds.samples_per_group,
         "num_updates": config.run.num_updates,
@@ -52,7 +52,7 @@ def test_preset_at_paper_size_has_the_papers_numbers(name, numbers):
 
 
 def test_preset_at_paper_size_has_its_papers_mechanism():
-    in_flight, flash, packer = (preset(f"{name}.py") for name in ("pipelinerl", "roll_flash", "rollpacker"))
+    in_flight, flash, packer = (preset(name) for name in ("pipelinerl", "roll_flash", "rollpacker"))
     # PipelineRL, TMLR version: 48 GPUs of H = 64 and B = 1024 (section 5), rings of the newest (4), a sum over tokens
     # divided by sequences (eq. 5).
     assert (in_flight.sequences, in_flight.admission.when_full) == (48 * 64, "drop_oldest")
@@ -67,19 +67,19 @@ def test_preset_at_paper_size_has_its_papers_mechanism():
 def test_no_two_papers_share_their_numbers_by_accident():
     sizes = {
         (c.run.num_updates, c.model.max_tokens, c.optimizer)
-        for c in map(preset, ("rolloutpipe.py", "rollpacker.py", "pipelinerl.py", "pipelinerl_ess.py", "roll_flash.py"))
+        for c in map(preset, ("rolloutpipe", "rollpacker", "pipelinerl", "pipelinerl_ess", "roll_flash"))
     }
     assert len(sizes) == 5
 
 
 def test_no_paper_but_an_example_has_a_warm_up():
-    warm_ups = {name: preset(f"{name}.py").optimizer.warmup_steps for name in ("serial", "rollpacker", "pipelinerl")}
+    warm_ups = {name: preset(name).optimizer.warmup_steps for name in ("serial", "rollpacker", "pipelinerl")}
     assert set(warm_ups.values()) == {0}
 
 
 @pytest.mark.parametrize("size", ["tiny", "paper"])
 def test_pipelinerl_ess_is_pipelinerl_with_the_stop(size):
-    stop, base = preset(f"pipelinerl_ess.py:{size}"), preset(f"pipelinerl.py:{size}")
+    stop, base = preset(f"pipelinerl_ess:{size}"), preset(f"pipelinerl:{size}")
     assert stop.rounds.ess_floor > 0 == base.rounds.ess_floor
     assert dataclasses.replace(stop.rounds, ess_floor=0.0) == base.rounds
     assert (stop.publish, stop.optimizer, stop.admission.policy) == (base.publish, base.optimizer, "window")
@@ -88,18 +88,18 @@ def test_pipelinerl_ess_is_pipelinerl_with_the_stop(size):
 @pytest.mark.parametrize("name", ["serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash"])
 def test_truncated_response_earns_nothing_but_where_a_paper_says_otherwise(name):
     # PipelineRL, TMLR version, section 5: completed sequences only. NeurIPS version: also one that did not end.
-    assert preset(f"{name}.py").prompts.truncated == "zero"
-    assert preset("pipelinerl_ess.py").prompts.truncated == "keep"
+    assert preset(name).prompts.truncated == "zero"
+    assert preset("pipelinerl_ess").prompts.truncated == "keep"
 
 
 def test_race_for_fewer_places_than_requests_is_told():
-    config = preset("rollpacker.py")
+    config = preset("rollpacker")
     said = too_few_places(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
     # 160 prompts of 10 responses for 256 places.
     assert said and "1600 requests" in said and "256 places" in said and "wants 7 engines" in said
     assert "with 6 engines" in (too_few_places(config, num_engines=6, max_num_seqs=256) or "")
     assert too_few_places(config, num_engines=7, max_num_seqs=256) is None
-    assert too_few_places(preset("rollpacker.py:tiny"), num_engines=1, max_num_seqs=256) is None  # 20 x 10
+    assert too_few_places(preset("rollpacker:tiny"), num_engines=1, max_num_seqs=256) is None  # 20 x 10
 
 
 @pytest.mark.parametrize("eta", [dict(overprovision_prompts=1.5), dict(overprovision_samples=1.5)])
@@ -110,6 +110,6 @@ def test_race_of_prompts_or_of_samples_alone_is_one(eta):
     assert too_few_places(config, num_engines=1, max_num_seqs=48) is None
 
 
-@pytest.mark.parametrize("name", ["serial.py", "rolloutpipe.py", "pipelinerl.py"])
+@pytest.mark.parametrize("name", ["serial", "rolloutpipe", "pipelinerl"])
 def test_preset_without_a_race_is_told_nothing(name):
     assert too_few_places(preset(name), num_engines=1, max_num_seqs=1) is None

@@ -14,7 +14,7 @@ from configs.sections import OptimizerConfig, PromptsConfig, RunConfig, StoreCon
 from configs.sections.evaluation import EvaluationSet
 from configs.sections.prompts import PromptSource
 
-TINY = load_preset("configs/tiny.py")
+TINY = load_preset("tiny")
 
 
 def _numbers(section: type, where: str = "") -> dict[str, Range | None]:

@@ -26,8 +26,8 @@ def test_recipes_are_those_of_the_page():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_loads_with_every_schedule(recipe, preset):
-    config = overrides.load_preset(f"{FOLDER}/{recipe}.py:{preset}")
-    whole = overrides.load_preset(f"{FOLDER}/{recipe}.py")
+    config = overrides.load_preset(f"{recipe}:{preset}")
+    whole = overrides.load_preset(recipe)
     assert config.preset == preset and config.run.name.endswith(preset)
     assert (config.model, config.prompts, config.packing) == (whole.model, whole.prompts, whole.packing)
     rounds = config.rounds
@@ -39,13 +39,13 @@ def test_recipe_loads_with_every_schedule(recipe, preset):
 
 def test_recipe_with_a_schedule_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="no preset 'ppo'; there are serial, cgp"):
-        overrides.load_preset(f"{FOLDER}/arithmetic_smollm2.py:ppo")
+        overrides.load_preset("arithmetic_smollm2:ppo")
 
 
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - ON_CPU))
 def test_recipe_for_accelerators_is_a_case_of_compile_tpu_with_a_mesh_of_its_slice(recipe):
     (case,) = [c for c in CASES if c.preset == recipe]
-    config = overrides.load_preset(str(FOLDER.parents[1] / case.config_path))
+    config = overrides.load_preset(case.config_path)
     assert case.is_recipe and case.model in MODEL_SIZES
     assert pathlib.Path(config.model.path).name.startswith(case.model)
     shape = case.topology.partition(":")[2].split("x")
@@ -55,7 +55,7 @@ def test_recipe_for_accelerators_is_a_case_of_compile_tpu_with_a_mesh_of_its_sli
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_evaluates_by_enough_responses_and_at_a_bounded_cost(recipe):
-    config = overrides.load_preset(f"{FOLDER}/{recipe}.py")
+    config = overrides.load_preset(recipe)
     (held_out,) = config.evaluation_sets.values()
     num_responses = held_out.num_problems * held_out.k
     # Of a coin, so many responses are known to 1 / (2 sqrt(192)) = 0.036.
@@ -65,14 +65,14 @@ def test_recipe_evaluates_by_enough_responses_and_at_a_bounded_cost(recipe):
 
 
 def test_aime_is_sampled_as_it_is_reported():
-    (held_out,) = overrides.load_preset(f"{FOLDER}/deepscaler_qwen3_4b.py").evaluation_sets.values()
+    (held_out,) = overrides.load_preset("deepscaler_qwen3_4b").evaluation_sets.values()
     assert (held_out.num_problems, held_out.k, held_out.temperature, held_out.top_p) == (30, 16, 0.6, 0.95)
 
 
 @pytest.mark.parametrize("recipe", COMPILED)
 def test_stored_result_of_a_compiled_recipe_is_of_its_mesh_and_shape_as_they_are_now(recipe):
     (case,) = [c for c in CASES if c.preset == recipe]
-    config = overrides.load_preset(str(FOLDER.parents[1] / case.config_path))
+    config = overrides.load_preset(case.config_path)
     (row,) = [line for line in RESULTS.read_text().splitlines() if line.startswith(f"|{case.key} |")]
     _, mesh, shape, _, fits, *_ = [cell.strip() for cell in row.strip("|").split("|")]
     assert mesh == " x ".join(f"{name} {size}" for name, size in config.mesh.axes.items() if size > 1)
@@ -80,5 +80,5 @@ def test_stored_result_of_a_compiled_recipe_is_of_its_mesh_and_shape_as_they_are
 
 
 def test_preset_that_is_not_there_names_the_recipes_too():
-    with pytest.raises(ValueError, match="configs/recipes/arithmetic_smollm2.py"):
+    with pytest.raises(ValueError, match="arithmetic_smollm2"):
         overrides.load_preset("configs/nosuch.py")

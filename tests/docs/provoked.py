@@ -29,12 +29,11 @@ from launch.startup import join_run, preflight
 from launch.tools.report.server import make_server
 from learner.restore import check_same
 from learner.step_books import StepBooks
-from tests.docs.markdown import REPO
 from tests.launch.commands import call_each
 from tests.launch.tools.report.folder import make_folder
 from tests.learner.model_folder import make_model_folder
 
-TINY = f"--config={REPO}/configs/tiny.py"
+TINY = "--config=tiny"
 OWN_ROWS = ["--config.prompts.task=", "--config.prompts.task_args={}", "--config.prompts.pattern="]
 SMALL = ["--config.model.path=models/small", "--config.model.max_tokens=64"]
 LOCAL = [
@@ -66,7 +65,7 @@ def commands(place: pathlib.Path) -> Iterator[str]:
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ({"question": row["prompt"], "answer": row["answer"]} for row in rows)
     (place / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in words))
-    tiny = overrides.load_preset(f"{REPO}/configs/tiny.py")
+    tiny = overrides.load_preset("tiny")
     locked = {"model.path": f"{place}/models/small", "model.max_tokens": "64", "run.dir": "runs/locked"}
     with contextlib.chdir(place):
         set_up_run(tiny)
@@ -87,7 +86,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     small = make_model_folder(place / "refusals")
     with open(small / "model.safetensors", "wb") as weights:
         weights.truncate(16 << 30)
-    config = overrides.load_preset(f"{REPO}/configs/tiny.py")
+    config = overrides.load_preset("tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1 << 20))  # pyright: ignore
         patch.chdir(place)
@@ -117,7 +116,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
 
 def notes(place: pathlib.Path) -> Iterator[str]:
     """What is said of a run that goes on."""
-    rolled = overrides.load_preset(f"{REPO}/configs/rollpacker.py:tiny")
+    rolled = overrides.load_preset("rollpacker:tiny")
     yield f"warning: {too_few_places(rolled, num_engines=1, max_num_seqs=32)}"
     folder, lines, now = place / "view", [], [0.0]
     folder.mkdir()

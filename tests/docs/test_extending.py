@@ -26,7 +26,7 @@ from learner.model import architecture
 from learner.model.architecture import Architecture
 from learner.objective.advantages import group_advantages
 from learner.objective.losses import TokenInputs
-from tests.docs.markdown import DOCS, REPO, commands, files
+from tests.docs.markdown import DOCS, commands, files
 from tests.learner.model_folder import CONFIG
 
 PAGES = [DOCS / "extending.md", DOCS / "first_hour.md"]
@@ -53,7 +53,7 @@ def config_of(page_command: str) -> Config:
         name, _, value = argument.removeprefix("--").partition("=")
         given[name] = value
     fields = {name.removeprefix("config."): value for name, value in given.items() if name.startswith("config.")}
-    return overrides.apply(overrides.load_preset(f"{REPO}/{given['config']}"), fields)
+    return overrides.apply(overrides.load_preset(given["config"]), fields)
 
 
 def rows(place, script: str) -> list[dict]:

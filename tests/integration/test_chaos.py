@@ -31,7 +31,7 @@ def test_run_under_twenty_stops_and_kills_ends_by_itself_and_trains_every_group_
         "checkpoint.every_n_steps": 12,
         "evaluation.num_problems": 64,
     }
-    chaos = Chaos(folder, fields, config=f"configs/{preset}.py:tiny")
+    chaos = Chaos(folder, fields, config=f"{preset}:tiny")
     report = chaos.run(draw_faults(seed, NUM_FAULTS), deadline_s=DEADLINE_S)
     print(json.dumps({"preset": preset, "seed": seed} | dataclasses.asdict(report)))
 

@@ -93,7 +93,7 @@ class Rendered:
         flags = ["target=kubernetes", f"out={self.root}/out", "learner=cpu", "actors=cpu", "num_params=1e6"]
         flags += ["learner_image=a:1", "actor_image=b:1", "storage_claim=shared", f"port={free_port()}"]
         subprocess.run(
-            [sys.executable, "-m", "launch.tools.deploy", "--config=configs/tiny.py"]
+            [sys.executable, "-m", "launch.tools.deploy", "--config=tiny"]
             + [f"--config.{k}={v}" for k, v in fields.items()]
             + [f"--{flag}" for flag in flags],
             cwd=REPO,

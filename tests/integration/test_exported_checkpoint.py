@@ -20,14 +20,13 @@ from configs.sections import LoraConfig, PublishConfig
 from launch.tools.evaluate import export
 from learner.run import open_run
 from tests.integration.support.models import merged, read_weights
-from tests.integration.support.processes import REPO
 
 pytestmark = pytest.mark.integration
 
 
 def make_run(tmp_path: Path, model: Path, changes: Mapping[int, Callable[[Any], Any]], **sections: Any) -> RunFolder:
     """A run with a checkpoint of each step, whose weights are what its function makes of those it began with."""
-    config = overrides.load_preset(str(REPO / "configs/tiny.py"))
+    config = overrides.load_preset("tiny")
     config = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, dir=str(tmp_path / "run")),

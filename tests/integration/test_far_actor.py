@@ -96,7 +96,7 @@ class Machines:
         return self.start(
             "learner",
             "launch.learner",
-            f"--config={REPO}/configs/tiny.py",
+            "--config=tiny",
             *(f"--config.{k}={v}" for k, v in fields.items()),
             **self.trust,
             **self.serves,

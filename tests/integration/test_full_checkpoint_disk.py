@@ -135,7 +135,7 @@ def disk(tmp_path: Path) -> Generator[Path]:
 
 @pytest.fixture
 def learner(tmp_path: Path, model: Path, disk: Path) -> Generator[tuple[Learner, Answering]]:
-    config = overrides.load_preset(str(REPO / "configs" / "serial.py:tiny"))
+    config = overrides.load_preset("serial:tiny")
     fields = {**FIELDS, "run.dir": tmp_path / "run", "model.path": model}
     config = overrides.apply(config, {name: str(value) for name, value in fields.items()})
     folder = set_up_run(config)

@@ -31,7 +31,7 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
     job = jobs.start(
         tmp_path / "run",
         model,
-        config="configs/pipelinerl.py:tiny",
+        config="pipelinerl:tiny",
         admission__width=0,
         admission__sequences=24,
         run__num_updates=160,

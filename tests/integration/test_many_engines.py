@@ -95,7 +95,7 @@ def test_schedules_over_two_engines_train_every_update_whole(
 ):
     # It goes on until both have made something, however late one of them begins, and is then told to stop.
     given: dict[str, Any] = {"run__num_updates": 4000} | TWO | fields
-    job = jobs.start(tmp_path / "run", model, config=f"configs/{preset}.py:tiny", **given)
+    job = jobs.start(tmp_path / "run", model, config=f"{preset}:tiny", **given)
 
     def have_made() -> bool:
         assert job.process.poll() is None, f"the job ended\n{job.logs()}"

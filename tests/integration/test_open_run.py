@@ -19,13 +19,12 @@ from configs.run_folder import set_up_run
 from learner.model.architecture import Architecture
 from learner.run import Run, open_run
 from tests.bridge.factories import make_group, make_rollout, make_ticket
-from tests.integration.support.processes import REPO
 
 pytestmark = pytest.mark.integration
 
 
 def prepared(tmp_path: Path, model: Path, preset: str) -> schema.Config:
-    config = overrides.load_preset(str(REPO / "configs" / f"{preset}.py:tiny"))
+    config = overrides.load_preset(f"{preset}:tiny")
     return dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, dir=str(tmp_path / "run")),

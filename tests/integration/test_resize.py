@@ -69,7 +69,7 @@ def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, mo
     job = jobs.start(
         tmp_path / "run",
         model,
-        config="configs/pipelinerl.py:tiny",
+        config="pipelinerl:tiny",
         admission__width=0,
         admission__sequences=24,
         admission__queue_groups=100,  # a slow learner holds nothing back, so responses are always in progress

@@ -29,7 +29,7 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
     job = jobs.start(
         tmp_path / "run",
         model,
-        config=f"configs/{preset}.py:tiny",
+        config=f"{preset}:tiny",
         run__num_updates=NUM_UPDATES,
         rounds__groups_per_update=per_update,
         admission__width=0,

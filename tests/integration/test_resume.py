@@ -157,18 +157,18 @@ def run_to_the_end(
 @pytest.mark.parametrize(
     ("config", "rtol", "overrides"),
     [
-        pytest.param("configs/serial.py:tiny", 0.0, {}, marks=pytest.mark.nightly),
+        pytest.param("serial:tiny", 0.0, {}, marks=pytest.mark.nightly),
         # With two frozen policies: the reference, and the weights of the round's start.
         pytest.param(
-            "configs/serial.py:tiny",
+            "serial:tiny",
             0.0,
             dict(loss__name="decoupled_ppo", loss__proximal="round", loss__kl_coef=0.1),
             marks=pytest.mark.nightly,
         ),
-        pytest.param("configs/cgp.py:tiny", 1e-4, {}, marks=pytest.mark.nightly),
-        pytest.param("configs/pipelinerl.py:tiny", 1e-4, {}, marks=pytest.mark.nightly),
+        pytest.param("cgp:tiny", 1e-4, {}, marks=pytest.mark.nightly),
+        pytest.param("pipelinerl:tiny", 1e-4, {}, marks=pytest.mark.nightly),
         # With the policy that was last published, at a checkpoint's step and at the one before.
-        ("configs/pipelinerl.py:tiny", 1e-4, PUBLISHED),
+        ("pipelinerl:tiny", 1e-4, PUBLISHED),
     ],
 )
 def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
@@ -184,17 +184,17 @@ def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
     ("config", "rtol", "overrides"),
     [
         (
-            "configs/serial.py:tiny",
+            "serial:tiny",
             0.0,
             dict(rounds__epochs=3, loss__name="decoupled_ppo", loss__kl_coef=0.1, loss__clip_low=0.01),
         ),
         pytest.param(
-            "configs/rolloutpipe.py:tiny",
+            "rolloutpipe:tiny",
             1e-4,
             dict(rounds__epochs=3, admission__width=4),
             marks=pytest.mark.nightly,
         ),
-        pytest.param("configs/pipelinerl.py:tiny", 1e-4, PUBLISHED | dict(rounds__epochs=3), marks=pytest.mark.nightly),
+        pytest.param("pipelinerl:tiny", 1e-4, PUBLISHED | dict(rounds__epochs=3), marks=pytest.mark.nightly),
     ],
 )
 def test_learner_killed_between_two_passes_begins_the_batch_anew(
@@ -229,7 +229,7 @@ def test_updates_that_are_not_finite_change_nothing_and_stop_the_run_after_so_ma
     learner = start_learner(
         folder,
         model,
-        "configs/serial.py:tiny",
+        "serial:tiny",
         optimizer__learning_rate=9e15,
         optimizer__schedule="constant",
         optimizer__max_skipped_in_a_row=3,

@@ -105,7 +105,7 @@ def test_tail_batching_trains_whole_rounds_and_long_ones_of_the_losers(
     rows = run(
         tmp_path,
         model,
-        "configs/rollpacker.py:tiny",
+        "rollpacker:tiny",
         kill_at=kill_at,
         rounds__groups_per_round=4,
         rounds__overprovision_prompts=1.5,
@@ -119,7 +119,7 @@ def test_tail_batching_trains_whole_rounds_and_long_ones_of_the_losers(
 
 @pytest.mark.nightly
 def test_zero_variance_groups_are_replaced_and_never_trained(tmp_path: Path, model: Path):
-    rows = run(tmp_path, model, "configs/cgp.py:tiny", answers=dict(flat_share=0.4), rounds__filter_zero_variance=True)
+    rows = run(tmp_path, model, "cgp:tiny", answers=dict(flat_share=0.4), rounds__filter_zero_variance=True)
     assert sorted(trained(rows)) == [f"{i:09d}" for i in range(NUM_UPDATES * 4)]
     assert rows[-1]["groups/zero_variance"] > 0
     assert all(r["reward/zero_variance_groups"] == 0 for r in rows)
@@ -130,7 +130,7 @@ def test_single_samples_make_whole_groups_and_lag_is_bounded(tmp_path: Path, mod
     rows = run(
         tmp_path,
         model,
-        "configs/roll_flash.py:tiny",
+        "roll_flash:tiny",
         kill_at=7,
         rounds__overprovision_samples=1.25,
         admission__async_ratio=1.0,
@@ -148,7 +148,7 @@ def test_async_ratio_bounds_the_lag(tmp_path: Path, model: Path, alpha: float, k
     rows = run(
         tmp_path,
         model,
-        "configs/roll_flash.py:tiny",
+        "roll_flash:tiny",
         kill_at=kill_at,
         answers=dict(lag=2),
         admission__async_ratio=alpha,
@@ -168,7 +168,7 @@ def test_without_an_async_ratio_nothing_is_issued_ahead_and_nothing_is_made_in_v
     rows = run(
         tmp_path,
         model,
-        "configs/roll_flash.py:tiny",
+        "roll_flash:tiny",
         kill_at=kill_at,
         answers=dict(update_share=0.1),
         admission__async_ratio=0.0,
@@ -184,7 +184,7 @@ def test_ess_floor_stops_the_policy_until_a_batch_by_its_own_weights_is_there(tm
     rows = run(
         tmp_path,
         model,
-        "configs/pipelinerl.py:tiny",
+        "pipelinerl:tiny",
         answers=dict(lag=0),
         rounds__ess_floor=0.95,
     )
@@ -196,7 +196,7 @@ def test_ess_floor_stops_the_policy_until_a_batch_by_its_own_weights_is_there(tm
 
 @pytest.mark.nightly
 def test_ess_floor_that_is_never_reached_changes_nothing(tmp_path: Path, model: Path):
-    rows = run(tmp_path, model, "configs/pipelinerl.py:tiny", rounds__ess_floor=1e-9)
+    rows = run(tmp_path, model, "pipelinerl:tiny", rounds__ess_floor=1e-9)
     trained(rows)
     assert rows[-1]["ess_stops"] == 0
 
@@ -205,7 +205,7 @@ def test_full_queue_drops_the_oldest_and_generates_them_anew(tmp_path: Path, mod
     rows = run(
         tmp_path,
         model,
-        "configs/pipelinerl.py:tiny",
+        "pipelinerl:tiny",
         admission__sequences=256,
         admission__when_full="drop_oldest",
         admission__queue_groups=4,

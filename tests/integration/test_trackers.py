@@ -56,7 +56,7 @@ def python() -> pathlib.Path:
 @pytest.fixture
 def run(tmp_path) -> pathlib.Path:
     config = overrides.apply(
-        overrides.load_preset(f"{REPO}/configs/tiny.py"),
+        overrides.load_preset("tiny"),
         {"run.dir": str(tmp_path / "run"), "run.seed": "7", "run.project": "sums", "run.trackers": ",".join(NAMES)},
     )
     folder = set_up_run(config)

@@ -16,7 +16,7 @@ from tests.integration.support.processes import REPO
 from tests.launch.commands import Done, call_each
 from tests.learner.model_folder import make_model_folder
 
-TINY = f"--config={REPO}/configs/tiny.py"
+TINY = "--config=tiny"
 PRESETS = {
     "syntax.py": ("def get_config(:\n", "syntax.py:1: SyntaxError: "),
     "name.py": ("x = 1\nconfig = Confg()\n", "name.py:2: NameError: name 'Confg' is not defined"),
@@ -151,7 +151,7 @@ def test_disk_that_takes_no_byte_is_refused_before_anything_is_made(place):
 def test_lock_that_can_not_be_opened_is_refused(place, tmp_path):
     run = tmp_path / "run"
     config = overrides.apply(
-        overrides.load_preset(f"{REPO}/configs/tiny.py"),
+        overrides.load_preset("tiny"),
         {"model.path": f"{place}/model", "evaluation.num_problems": "5", "run.dir": str(run)},
     )
     (set_up_run(config) / "supervisor.lock").mkdir()

@@ -21,7 +21,7 @@ from launch.startup import preflight, prepare_run
 from tests.learner.model_folder import make_model_folder
 
 PROJECT = pathlib.Path(overrides.__file__).parent.parent
-TINY = str(PROJECT / "configs" / "tiny.py")
+TINY = "tiny"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (dict(config=None), "give --config=configs/NAME.py"),
+        (dict(config=None), "give --config=NAME"),
         (dict(config="configs/none.py"), "no config file 'configs/none.py'"),
         (dict(config=None, run_dir="somewhere", run__seed="1"), "overrides need --config"),
         (dict(run__sead="1"), "did you mean 'run.seed'"),

@@ -33,12 +33,6 @@ def commands() -> list[str]:
     return sorted(found - NO_FLAGS)
 
 
-def names(folder: str) -> set[str]:
-    return {
-        f.stem for f in (pathlib.Path(REPO) / "configs" / folder).glob("*.py") if "\ndef get_config" in f.read_text()
-    }
-
-
 @functools.cache
 def said() -> dict[tuple[str, str], subprocess.CompletedProcess[str]]:
     """Every command with --help, and with a flag that none has."""
@@ -99,7 +93,7 @@ def test_commands_that_start_runs_show_presets_recipes_and_common_fields():
         shown = {
             line.split()[0].partition("=")[0] for line in said()[name, "--help"].stdout.splitlines() if line.strip()
         }
-        assert {*names(""), *names("recipes"), *cli_help.COMMON} - shown == set()
+        assert {*overrides.preset_names(), *overrides.recipe_names(), *cli_help.COMMON} - shown == set()
 
 
 @pytest.mark.heavy

@@ -35,8 +35,8 @@ def test_flags_of_the_run_are_handed_on_and_the_model_is_not(tmp_path):
         command = ["bash", str(tmp_path / "launch" / "quickstart.sh"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    assert lines()[:2] == ["setup", "-m launch.local --config=configs/tiny.py"]
-    recipe = "--config=configs/recipes/arithmetic_smollm2.py --config.run.name=a b"
+    assert lines()[:2] == ["setup", "-m launch.local --config=tiny"]
+    recipe = "--config=arithmetic_smollm2 --config.run.name=a b"
     assert lines("--model=smollm2", "--config.run.name=a b")[:4] == [
         "setup",
         "-m launch.tools.get_model smollm2 --out=models/smollm2",
@@ -113,7 +113,7 @@ def test_override_is_refused_before_the_download_by_the_environment_that_set_up_
 
 def test_environment_that_is_broken_keeps_nobody_from_the_set_up_that_mends_it(place):
     python(place, 'case "$*" in *check_config*) exit 1 ;; *) echo "$@" ;; esac')
-    assert quickstart(place).stdout.startswith("setup\n-m launch.local --config=configs/tiny.py\n")
+    assert quickstart(place).stdout.startswith("setup\n-m launch.local --config=tiny\n")
 
 
 @pytest.mark.parametrize("has_home", [True, False])

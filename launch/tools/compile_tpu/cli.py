@@ -1,6 +1,6 @@
 """Compiles the learner's real steps for a TPU slice on a machine without one, and says what they would need.
 
-    python -m launch.tools.compile_tpu --config=configs/tpu_v5p_64.py --topology=v5p:4x4x4 [--model=Qwen2.5-7B]
+    python -m launch.tools.compile_tpu --config=tpu_v5p_64 --topology=v5p:4x4x4 [--model=Qwen2.5-7B]
     python -m launch.tools.compile_tpu --all [--out=tests/bench/results/tpu.json]     every preset for a slice
 
 Prints the memory of a chip, FLOPs, collectives and the seconds of an update at an assumed utilization, and ends with
@@ -117,7 +117,7 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
       ValueError: one line that says what is wrong.
     """
     if not config_path:
-        raise ValueError("give --config=configs/tpu_v5p_64.py (or another preset), or --all")
+        raise ValueError("give --config=tpu_v5p_64 (or another preset), or --all")
     file, _, size = config_path.partition(":")
     cases = [c for c in CASES if c.preset == pathlib.Path(file).stem]
     case = next((c for c in cases if c.model == (model or size)), None)

@@ -1,7 +1,7 @@
 """Renders what starts a run on a cluster, from the config that launch.local takes.
 
-    python -m launch.tools.deploy --config=configs/tpu_v5p_64.py ... --target=kubernetes --out=FOLDER [--learner=v5p]
-    python -m launch.tools.deploy --config=configs/rolloutpipe.py ... --target=slurm --out=FOLDER [--learner=h100 ...]
+    python -m launch.tools.deploy --config=tpu_v5p_64 ... --target=kubernetes --out=FOLDER [--learner=v5p]
+    python -m launch.tools.deploy --config=rolloutpipe ... --target=slurm --out=FOLDER [--learner=h100 ...]
 
 Nothing is started, and no secret is read or written: docs/deploy.md says what to fill in and what to do next.
 """

@@ -147,7 +147,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
         raise ValueError("--step goes with --run_dir")
     model = pathlib.Path(given_model).expanduser().resolve()
     if preset is None and not asked.prompts:
-        raise ValueError("give --prompts, or --config=configs/NAME.py, whose evaluation sets are asked")
+        raise ValueError("give --prompts, or --config=NAME, whose evaluation sets are asked")
     base = settings.default_base(model) if preset is None else overrides.load_preset(preset)
     return model, None, settings.settle(base, asked, cli.given_overrides(), model)
 

@@ -1,4 +1,4 @@
-"""`python -m launch.tools.plan --config=configs/PRESET.py --profile=FILE.json [--search]`: a run in virtual time.
+"""`python -m launch.tools.plan --config=PRESET --profile=FILE.json [--search]`: a run in virtual time.
 
 The real round planner, arrival policy and admission code over simulated engines and a simulated learner; a profile
 says what the hardware and the workload are like. Prints step time, waiting ratios, lag and utilisation; with --search

@@ -32,7 +32,7 @@ TOKENS_PER_S = 32.0 / TOKENS * SPEED
 """Of one sequence, however many run: a step that is bound by memory."""
 U, K = 8, 8
 ALPHA = 2.0
-"""ROLL Flash's recommendation, and `configs/roll_flash.py`'s."""
+"""ROLL Flash's recommendation, and `roll_flash`'s."""
 ETA = 1.25
 """RollPacker's, for prompts and for samples; the text of ROLL Flash that we have gives none."""
 PLACES = 256

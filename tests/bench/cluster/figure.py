@@ -8,7 +8,7 @@ from launch.tools.plan import profile as plan_profile
 from tests.bench.cluster_plan import counts_up_to, plot_scale, scale, variant_of
 
 ENGINES, CHIPS = 4096, 1024
-PRESET = "configs/pipelinerl.py"
+PRESET = "pipelinerl"
 OVERRIDES = {"publish.serve": "https"}
 _CONNECTIONS = "profile.store.max_connections=20000"
 _DELTAS = f"{_CONNECTIONS}, publish.full_every=20"

@@ -25,7 +25,7 @@ TOKENS, SPEED = 64, 8.0
 MAX_RESPONSE = PAPER.max_tokens // TOKENS
 R, K, MANY = 32, 8, 16
 """Groups a round, samples a group: two groups an engine. MANY samples where they are what is asked about (ROLL Flash's
-own number, `configs/roll_flash.py`)."""
+own number, `roll_flash`)."""
 ETA = 1.25
 """Of the presets that have any."""
 FLAT_SHARE = 0.5

@@ -29,12 +29,11 @@ from tests.bench.faults.watched_actor import ENGINE
 from tests.bench.rig.rig import ONE_THREAD
 from tests.integration.network.namespaces import Network, network
 from tests.integration.network.places import Places, tmpfs
-from tests.integration.support.processes import REPO
 
 MIB = 2**20
 RUN_MIB = 32
 NAME = "faults"
-PRESET = "configs/tiny.py"
+PRESET = "tiny"
 FIELDS: Mapping[str, object] = {
     "run.name": NAME,
     "run.num_updates": 10**6,
@@ -230,7 +229,7 @@ class Site:
             "store.url": self.where.store_url("learner"),
             "publish.listen": f"{self.where.net['learner'].address}:{SNAPSHOT_PORTS}",
         }
-        preset = overrides.load_preset(str(REPO / PRESET))
+        preset = overrides.load_preset(PRESET)
         fields["model.path"] = cached_tiny_model(preset)
         return overrides.apply(preset, {k: str(v) for k, v in fields.items()})
 
@@ -238,7 +237,7 @@ class Site:
         config = self.config
         given = {"run.dir", "mesh.fsdp", "run.num_updates", "store.url", "publish.listen", "model.path", *FIELDS}
         values = {field: functools.reduce(getattr, field.split("."), config) for field in sorted(given)}
-        arguments = [f"--config={REPO / PRESET}", *(f"--config.{k}={v}" for k, v in values.items())]
+        arguments = [f"--config={PRESET}", *(f"--config.{k}={v}" for k, v in values.items())]
         if self.num_learners > 1:
             coordinator = f"{self.where.net['learner'].address}:{COORDINATOR_PORT}"
             count = self.num_learners

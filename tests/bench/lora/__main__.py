@@ -2,7 +2,7 @@
 
     python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--small]
 
-The recipe's own settings (`configs/recipes/arithmetic_smollm2.py`) by rounds, so that all see as many samples of the
+The recipe's own settings (`arithmetic_smollm2`) by rounds, so that all see as many samples of the
 same prompts. `full` trains all parameters at the recipe's learning rate, `merged` adapters at ten times that, which go
 out added to the base, with deltas, `adapter` the same that go out alone. The model comes from PyPI
 (`launch.tools.get_model`), once; with --small it is the tiny one, for minutes. A finished run of the same code stays in

@@ -16,12 +16,11 @@ import psutil
 from bridge.snapshots.snapshot_format import latest
 from bridge.weight_types import WeightManifest
 from configs.overrides import load_preset
-from tests.bench.job import PROJECT
 from tests.bench.real_model.watched import look_at_memory, run_for
 from tests.bench.rig import report
 
-RECIPE = "configs/recipes/arithmetic_smollm2.py"
-TINY = "configs/tiny.py"
+RECIPE = "arithmetic_smollm2"
+TINY = "tiny"
 _LOOK_S, _MEMORY_S = 0.1, 1.0
 
 
@@ -106,7 +105,7 @@ def fields_of(
     if case.is_lora:
         own |= {"lora.rank": rank, "lora.alpha": 2.0 * rank, "publish.lora": case.publishes}
         if config != TINY:  # its rate is large already
-            rate = load_preset(str(PROJECT / config)).optimizer.learning_rate
+            rate = load_preset(config).optimizer.learning_rate
             own["optimizer.learning_rate"] = ADAPTER_RATE * rate
     return own
 

@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from configs.overrides import load_preset
-from tests.bench.job import PROJECT
 from tests.bench.lora.runs import CASES, RECIPE, TINY, LearnerMemory, fields_of
 
 ASKED = {"run.num_updates": 24}
@@ -29,7 +28,7 @@ def test_full_training_has_the_recipes_learning_rate_and_adapters_ten_times_that
     if config == TINY:
         assert "optimizer.learning_rate" not in own["adapter"]
         return
-    wanted = 10 * load_preset(str(PROJECT / RECIPE)).optimizer.learning_rate
+    wanted = 10 * load_preset(RECIPE).optimizer.learning_rate
     for name in ("merged", "adapter"):
         assert own[name]["optimizer.learning_rate"] == pytest.approx(wanted) and own[name]["lora.rank"] == 16
 

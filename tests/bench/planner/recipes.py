@@ -71,7 +71,7 @@ ASSUMED = {
 
 def config_of(recipe: str) -> Config:
     """The recipe, served to other machines."""
-    return overrides.apply(overrides.load_preset(str(PROJECT / case_of(recipe).config_path)), PUBLISHES)
+    return overrides.apply(overrides.load_preset(case_of(recipe).config_path), PUBLISHES)
 
 
 def case_of(recipe: str) -> SliceCase:

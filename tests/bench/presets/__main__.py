@@ -34,7 +34,7 @@ def run_one(case: Case, folder: pathlib.Path, *, num_updates: int) -> dict:
 
 def asked(case: Case, num_updates: int) -> tuple[str, dict[str, object]]:
     """The preset's file, and the fields that differ from it."""
-    return f"configs/{case.preset}.py:tiny", {"run.num_updates": num_updates} | case.arguments
+    return f"{case.preset}:tiny", {"run.num_updates": num_updates} | case.arguments
 
 
 def read_metrics(folder: pathlib.Path) -> dict:

@@ -42,9 +42,7 @@ def test_every_preset_that_comes_in_sizes_is_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_is_a_configuration(name):
     config_file, fields = presets.asked(CASES[name], 14)
-    config = overrides.apply(
-        overrides.load_preset(str(job.PROJECT / config_file)), {field: str(value) for field, value in fields.items()}
-    )
+    config = overrides.apply(overrides.load_preset(config_file), {field: str(value) for field, value in fields.items()})
     assert (config.preset, config.run.num_updates, config.run.seed) == (CASES[name].preset, 14, CASES[name].seed)
 
 
@@ -115,14 +113,14 @@ def runs(monkeypatch) -> Runs:
 
 def test_a_finished_run_is_taken_as_it_is_and_another_one_made_anew(runs, tmp_path, monkeypatch):
     def make(seed: int) -> int:
-        return job.run_job("configs/cgp.py:tiny", {"run.seed": seed}, tmp_path / "cgp", reuse=True)["steps"]
+        return job.run_job("cgp:tiny", {"run.seed": seed}, tmp_path / "cgp", reuse=True)["steps"]
 
     assert (make(0), make(0)) == (1, 1)
     assert make(1) == 2  # another seed is another run
     assert "--config.run.seed=1" in runs.commands[-1]
     monkeypatch.setattr(job, "code_hash", lambda: "two")
     assert make(1) == 3  # and so is one of other code
-    assert job.run_job("configs/cgp.py:tiny", {"run.seed": 1}, tmp_path / "cgp", reuse=False)["steps"] == 4
+    assert job.run_job("cgp:tiny", {"run.seed": 1}, tmp_path / "cgp", reuse=False)["steps"] == 4
 
 
 def test_only_some_cases_run_and_the_page_has_all_that_are_there(runs, tmp_path, monkeypatch, capsys):

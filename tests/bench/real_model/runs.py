@@ -7,7 +7,7 @@ from typing import Any
 from tests.bench.real_model.watched import training_s
 from tests.bench.rig import report
 
-RECIPE = "configs/recipes/arithmetic_smollm2.py"
+RECIPE = "arithmetic_smollm2"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from configs import overrides
-from tests.bench.job import PROJECT
 from tests.bench.real_model import runs as real_model
 from tests.bench.real_model import watched
 from tests.bench.real_model.runs import CASES, OVERRIDES, RECIPE
@@ -101,7 +100,7 @@ def test_part_of_the_presets_meets_no_aim_of_the_others():
 @pytest.mark.parametrize("case", CASES)
 def test_each_case_is_the_recipe_with_a_probe_of_every_publish(case):
     config = overrides.apply(
-        overrides.load_preset(f"{PROJECT / RECIPE}:{case.preset}"), {k: str(v) for k, v in OVERRIDES.items()}
+        overrides.load_preset(f"{RECIPE}:{case.preset}"), {k: str(v) for k, v in OVERRIDES.items()}
     )
     assert config.preset == case.preset and config.publish.probe_every_n_publishes == 1
 

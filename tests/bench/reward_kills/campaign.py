@@ -129,7 +129,7 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
     judge = JudgeProcess()
     judge.start()
     with (folder / "output.log").open("w") as output:
-        job = start_command(run_folder, fields(folder, judge.url, model), config="configs/tiny.py", output=output)
+        job = start_command(run_folder, fields(folder, judge.url, model), config="tiny", output=output)
         try:
             killer = Killer(job.process.pid, judge, busy_folder, folder / "kills.jsonl")
             store = run_folder / "store.sqlite"

@@ -61,7 +61,7 @@ def play(task: str, seed: int, root: pathlib.Path) -> Run:
     if task == "code":
         overrides["prompts.path"] = _functions(root)
     folder = root / f"{task}-{seed}"
-    summary = run_job(f"configs/{PRESETS[task]}.py", overrides, folder, reuse=True)
+    summary = run_job(PRESETS[task], overrides, folder, reuse=True)
     return run_of(task, seed, summary, list(read_rows(RunFolder(folder).metrics)))
 
 

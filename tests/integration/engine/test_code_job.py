@@ -54,7 +54,7 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
     job = jobs.start(
         tasks.parent / "run",
         writer,
-        config="configs/tiny_code.py",
+        config="tiny_code",
         prompts__path=tasks,
         rewards__check_answers=3,
         evaluation__num_problems=4,

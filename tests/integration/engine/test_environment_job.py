@@ -34,7 +34,7 @@ def test_run_trains_on_what_was_sampled_and_on_nothing_that_was_said(preset: str
     job = jobs.start(
         player.parent / "run",
         player,
-        config=f"configs/{preset}.py",
+        config=preset,
         evaluation__num_problems=4,
         run__num_updates=4,
         rounds__groups_per_update=4,

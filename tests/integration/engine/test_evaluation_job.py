@@ -26,7 +26,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
     job = jobs.start(
         here / "run",
         model,
-        config="configs/pipelinerl.py:tiny",
+        config="pipelinerl:tiny",
         cwd=here,
         admission__width=0,
         admission__sequences=24,

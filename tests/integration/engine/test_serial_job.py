@@ -40,7 +40,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[jobs.
     job = jobs.start(
         here / "run",
         model,
-        config="configs/serial.py:tiny",
+        config="serial:tiny",
         cwd=here,
         admission__width=0,
         loss__name="objective:loss",

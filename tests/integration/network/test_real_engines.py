@@ -36,7 +36,7 @@ def held_out(folder: Path) -> list[float]:
 def test_tiny_preset_on_three_machines_learns_as_on_one_though_actors_are_killed_and_join(
     where: Places, tmp_path: Path
 ):
-    job = start_command(tmp_path / "one", FIELDS, config="configs/tiny.py", output=subprocess.DEVNULL)
+    job = start_command(tmp_path / "one", FIELDS, config="tiny", output=subprocess.DEVNULL)
     try:
         assert job.process.wait(DEADLINE_S) == 0, job.logs()
     finally:

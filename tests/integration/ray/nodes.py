@@ -14,7 +14,7 @@ import pytest
 from tests.integration.network.namespaces import Host, Network
 from tests.integration.network.places import Places
 from tests.integration.support.jobs import Job
-from tests.integration.support.processes import REPO, kill, wait_until
+from tests.integration.support.processes import kill, wait_until
 
 RAY = "ray.scripts.scripts"
 _PORT = 6379
@@ -101,7 +101,7 @@ class Nodes:
             process = self.head.spawn(
                 "launch.ray",
                 f"--address={self.address}",
-                f"--config={REPO / 'configs/tiny.py'}",
+                "--config=tiny",
                 f"--actor_store={where.store_url('actor')}",
                 *flags,
                 *(f"--config.{name}={value}" for name, value in {**own, **fields}.items()),

@@ -89,7 +89,7 @@ def start(folder: Path, model: Path, *, count: int, devices_each: int, **overrid
         with open(log, "a") as output:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "launch.learner", f"--config={REPO / 'configs/serial.py'}:tiny"]
+                    [sys.executable, "-m", "launch.learner", "--config=serial:tiny"]
                     + [f"--config.{k}={v}" for k, v in fields.items()]
                     + (who if count > 1 else ["--num_processes=1"]),
                     cwd=REPO,

@@ -108,7 +108,7 @@ class Job:
         )
 
 
-def start(folder: Path, model: Path, *, config: str = "configs/tiny.py", cwd: Path = REPO, **overrides: object) -> Job:
+def start(folder: Path, model: Path, *, config: str = "tiny", cwd: Path = REPO, **overrides: object) -> Job:
     """Starts the job small, on a given model; keyword `rounds__groups_per_round=4` sets that field.
 
     `cwd` is the directory in which the command is started.
@@ -134,7 +134,7 @@ def start_command(
 ) -> Job:
     """Starts the job with these fields of the config, by their dotted paths; what it prints goes to `output`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.local", f"--config={REPO / config}"]
+        [sys.executable, "-m", "launch.local", f"--config={config}"]
         + [f"--config.{k}={v}" for k, v in {"run.dir": folder, **fields}.items()],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(REPO)},

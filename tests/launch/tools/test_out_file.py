@@ -68,9 +68,9 @@ def test_figure_of_a_format_that_nothing_draws_is_refused():
 COMMANDS = {
     "tools.evaluate": ["--model=nowhere", "--prompts=nothing.jsonl", "--out=/proc/x"],
     "tools.report": ["--run_dir=nowhere", "--out=/proc/x"],
-    "tools.profile_machine": ["--config=configs/tiny.py", "--out=/proc/x"],
+    "tools.profile_machine": ["--config=tiny", "--out=/proc/x"],
     "tools.compile_tpu": ["--all", "--out=/proc/x"],
-    "tools.plan": ["--config=configs/tiny.py", "--profile=nothing.json", "--search", "--plot=/proc/x.png"],
+    "tools.plan": ["--config=tiny", "--profile=nothing.json", "--search", "--plot=/proc/x.png"],
 }
 """Commands that write a file when they have worked for long."""
 

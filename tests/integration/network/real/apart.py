@@ -11,7 +11,7 @@ from tests.integration.network.namespaces import Host
 from tests.integration.network.places import SNAPSHOT_PORT, Places
 from tests.integration.network.real.learner import TRACE
 from tests.integration.support.jobs import Job
-from tests.integration.support.processes import REPO, kill, wait_until
+from tests.integration.support.processes import kill, wait_until
 
 DEADLINE_S = 1500.0
 
@@ -33,7 +33,7 @@ class Apart:
             "publish.listen": f"{net['learner'].address}:{SNAPSHOT_PORT}",
         }
         arguments = [
-            f"--config={REPO / 'configs/tiny.py'}",
+            "--config=tiny",
             *(f"--config.{k}={v}" for k, v in {**own, **fields}.items()),
         ]
         env = {**where.learner_env, TRACE: str(root / "trace.jsonl")}

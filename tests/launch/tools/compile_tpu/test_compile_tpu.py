@@ -19,7 +19,7 @@ from launch.tools.compile_tpu.estimate import UTILIZATION, Estimate, estimate, n
 from learner.model.architecture import Architecture
 from tests.launch.commands import call
 
-SMALL = "configs/tpu_v5e_16.py"
+SMALL = "tpu_v5e_16"
 GIB = 2**30
 
 
@@ -38,7 +38,7 @@ def run(*arguments: str) -> int:
     ("argv", "words"),
     [
         ([], ["--config", "--all"]),
-        (["--config=configs/none.py"], ["configs/none.py", "tpu_v5e_16.py"]),
+        (["--config=configs/none.py"], ["configs/none.py", "tpu_v5e_16"]),
         ([f"--config={SMALL}", "--topology=v7x:4x4"], ["v7x:4x4", "v5e, v5p, v6e"]),
         ([f"--config={SMALL}", "--topology=v5e"], ["2 dims", "v5e:4x4"]),
         ([f"--config={SMALL}", "--topology=v5e:4x4x4"], ["2 dims", "v5e:4x4"]),
@@ -59,8 +59,8 @@ def run(*arguments: str) -> int:
             ["65536", "32768"],
         ),
         ([f"--config={SMALL}", "--config.model.path=no/such/folder"], ["no/such/folder"]),
-        (["--config=configs/tiny.py"], ["--topology"]),
-        (["--config=configs/tiny.py", "--topology=v5e:1x1"], ["--model", "--config.model.path"]),
+        (["--config=tiny"], ["--topology"]),
+        (["--config=tiny", "--topology=v5e:1x1"], ["--model", "--config.model.path"]),
         ([f"--config={SMALL}", "--fast"], ["Unknown", "fast"]),
         ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
         ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "needs a value"]),
@@ -90,16 +90,16 @@ def test_every_case_is_a_whole_config_whose_mesh_is_the_slice(case):
 
 def test_a_preset_without_a_model_is_its_first_case():
     case = next(c for c in CASES if c.preset == "tpu_v5p_128")
-    job = compile_tpu.make_job("configs/tpu_v5p_128.py", None, None, {})
+    job = compile_tpu.make_job("tpu_v5p_128", None, None, {})
     assert (job.key, job.model) == (case.key, MODEL_SIZES[case.model])
-    other = compile_tpu.make_job("configs/tpu_v5p_128.py:Qwen3-30B-A3B", None, None, {})
+    other = compile_tpu.make_job("tpu_v5p_128:Qwen3-30B-A3B", None, None, {})
     assert other.key == "Qwen3-30B-A3B@v5p:4x4x8" and other.model["num_experts"] == 128
-    named = compile_tpu.make_job("configs/tpu_v5p_128.py", None, "Qwen3-30B-A3B", {})
+    named = compile_tpu.make_job("tpu_v5p_128", None, "Qwen3-30B-A3B", {})
     assert named == other
 
 
 def test_a_recipe_is_compiled_without_its_models_folder_unless_one_is_given(tmp_path):
-    recipe = "configs/recipes/gsm8k_qwen2_5_1_5b.py"
+    recipe = "gsm8k_qwen2_5_1_5b"
     for path in (recipe, f"{recipe}:rolloutpipe"):
         job = compile_tpu.make_job(path, None, None, {})
         assert (job.key, job.model) == ("Qwen2.5-1.5B@v5e:4x4", MODEL_SIZES["Qwen2.5-1.5B"])

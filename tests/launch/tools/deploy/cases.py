@@ -35,7 +35,7 @@ def settings(base: dict[str, Any], **more: Any) -> Settings:
     return Settings(**{**base, **more})
 
 
-def config(preset: str = "configs/tpu_v5p_64.py", **fields: Any) -> Config:
+def config(preset: str = "tpu_v5p_64", **fields: Any) -> Config:
     """A preset with `section__field` values over what a served run needs."""
     given = {name.replace("__", "."): str(value) for name, value in fields.items()}
     return overrides.apply(overrides.load_preset(preset), SERVED | given)
@@ -63,13 +63,13 @@ def one_node(target: str = "kubernetes", **more: Any) -> Deployment:
 
 def trial() -> Deployment:
     """The tiny preset on CPUs."""
-    wanted = config("configs/tiny.py", model__path="", prompts__path="")
+    wanted = config("tiny", model__path="", prompts__path="")
     return deploy(wanted, settings(KUBERNETES, learner="cpu", actors="cpu", num_params=0.0))
 
 
 def trial_of_hosts() -> Deployment:
     """The same with a learner on two hosts."""
-    wanted = config("configs/tiny.py", model__path="", prompts__path="", mesh__fsdp=2)
+    wanted = config("tiny", model__path="", prompts__path="", mesh__fsdp=2)
     return deploy(wanted, settings(KUBERNETES, learner="cpu", actors="cpu", num_params=0.0))
 
 

@@ -14,7 +14,7 @@ from tests.launch.commands import call_each
 from tests.launch.tools.deploy.cases import STORE
 
 FIELDS = [
-    "--config=configs/tpu_v5p_64.py",
+    "--config=tpu_v5p_64",
     "--config.model.path=/sluice/m",
     "--config.prompts.path=/sluice/p.jsonl",
     f"--config.store.url={STORE}",

@@ -133,7 +133,7 @@ def test_one_node_counts_whole_slots_and_a_mirror_for_each_engine():
 def test_room_is_looked_for_what_is_on_this_machine(tmp_path, monkeypatch, serve, roles, num_hosts, copies):
     model = sparse_model(tmp_path / "model", 10 * GIB)
     given = config(
-        "configs/tiny.py",
+        "tiny",
         model__path="",
         prompts__path="",
         actor__num_engines=3,

@@ -20,7 +20,7 @@ PROFILE = json.loads((REPO / "launch/tools/deploy/sandbox_seccomp.json").read_te
 
 
 def code(**more) -> Deployment:
-    wanted = config("configs/tiny_code.py", model__path="", actor__num_engines=1)
+    wanted = config("tiny_code", model__path="", actor__num_engines=1)
     return deploy(wanted, settings(KUBERNETES, num_params=0.0, **({"learner": "cpu", "actors": "cpu"} | more)))
 
 

@@ -74,7 +74,7 @@ def test_settle_overrides_say_more_of_a_set(model):
 
 def test_settle_of_a_preset_asks_its_own_sets_as_they_say(model):
     base = overrides.apply(
-        overrides.load_preset("configs/tiny.py"),
+        overrides.load_preset("tiny"),
         {
             "evaluation.sets.hard.task": "chain_sum",
             "evaluation.sets.hard.k": "4",
@@ -91,7 +91,7 @@ def test_settle_of_a_preset_asks_its_own_sets_as_they_say(model):
 
 def preset(**fields):
     given = {f"evaluation.{name.replace('__', '.')}": str(value) for name, value in fields.items()}
-    return overrides.apply(overrides.load_preset("configs/tiny.py"), given)
+    return overrides.apply(overrides.load_preset("tiny"), given)
 
 
 def test_settle_temperature_that_a_set_or_a_preset_says_is_kept_whatever_k(model):
@@ -127,7 +127,7 @@ def test_settle_of_a_greedy_preset_takes_several_samples_with_a_temperature_alon
 
 def test_settle_of_a_run_with_adapters_serves_the_folder_without_any(model):
     base = dataclasses.replace(
-        overrides.load_preset("configs/tiny.py"),
+        overrides.load_preset("tiny"),
         lora=LoraConfig(rank=16, alpha=8.0, targets="q,v"),
         publish=PublishConfig(lora="adapter", max_adapters=2),
     )

@@ -37,7 +37,7 @@ def plan(*args, path):
 
 def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     out = tmp_path / "out.json"
-    done = plan("--config=configs/cgp.py:tiny", f"--json={out}", path=tmp_path / "p.json")
+    done = plan("--config=cgp:tiny", f"--json={out}", path=tmp_path / "p.json")
     assert done.returncode == 0, done.stderr
     assert "waiting ratio" in done.stdout
     numbers = json.loads(out.read_text())
@@ -47,7 +47,7 @@ def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
 
 def test_command_line_searches_prints_and_plots(tmp_path):
     done = plan(
-        "--config=configs/pipelinerl.py:tiny",
+        "--config=pipelinerl:tiny",
         "--search",
         "--chips=4",
         "--max_lag=2",
@@ -66,22 +66,22 @@ def test_command_line_searches_prints_and_plots(tmp_path):
 
 
 REFUSED = [
-    (["--config=configs/cgp.py"], None, "give --profile=FILE.json"),
-    (["--config=configs/cgp.py", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
+    (["--config=cgp"], None, "give --profile=FILE.json"),
+    (["--config=cgp", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
     ([], {}, "give --config"),
-    (["--config=configs/cgp.py", "--chips=8"], {}, "--chips needs --search"),
-    (["--config=configs/cgp.py", "--plot=a.png"], {}, "--plot needs --search"),
-    (["--config=configs/cgp.py"], {"store": {"group_s": 1, "groups_s": 2}}, "has no field 'groups_s'"),
-    (["--config=configs/cgp.py"], {"store": {"group_s": -1}}, "store.group_s must be finite and >= 0"),
-    (["--config=configs/cgp.py"], {"network": {"weights_bytes": 0}}, "network.weights_bytes must be >= 1"),
-    (["--config=configs/cgp.py"], {"num_engine": 2}, "has no field 'num_engine'"),
-    (["--config=configs/cgp.py"], {"num_engines": 0}, "num_engines must be >= 1"),
-    (["--config=configs/cgp.py"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
-    (["--config=configs/cgp.py"], {"learner": {}}, "seconds_per_token"),
-    (["--config=configs/cgp.py", "--config.rounds.groups=3"], {}, "rounds has groups_per_round"),
-    (["--config=configs/cgp.py", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
-    (["--config=configs/pipelinerl.py", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
-    (["--config=configs/pipelinerl.py", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
+    (["--config=cgp", "--chips=8"], {}, "--chips needs --search"),
+    (["--config=cgp", "--plot=a.png"], {}, "--plot needs --search"),
+    (["--config=cgp"], {"store": {"group_s": 1, "groups_s": 2}}, "has no field 'groups_s'"),
+    (["--config=cgp"], {"store": {"group_s": -1}}, "store.group_s must be finite and >= 0"),
+    (["--config=cgp"], {"network": {"weights_bytes": 0}}, "network.weights_bytes must be >= 1"),
+    (["--config=cgp"], {"num_engine": 2}, "has no field 'num_engine'"),
+    (["--config=cgp"], {"num_engines": 0}, "num_engines must be >= 1"),
+    (["--config=cgp"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
+    (["--config=cgp"], {"learner": {}}, "seconds_per_token"),
+    (["--config=cgp", "--config.rounds.groups=3"], {}, "rounds has groups_per_round"),
+    (["--config=cgp", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
+    (["--config=pipelinerl", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
+    (["--config=pipelinerl", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
 ]
 
 
@@ -108,7 +108,7 @@ def test_command_line_says_what_gives_out_first_and_what_to_change(tmp_path):
     out = tmp_path / "out.json"
     profile = PROFILE | {"store": {"group_s": 1.0, "max_connections": 100}, "network": {"weights_bytes": 1000}}
     (tmp_path / "p.json").write_text(json.dumps(profile))
-    line = ["--config=configs/cgp.py:tiny", f"--json={out}", f"--profile={tmp_path / 'p.json'}"]
+    line = ["--config=cgp:tiny", f"--json={out}", f"--profile={tmp_path / 'p.json'}"]
     (done,) = call_each("launch.tools.plan.cli", [line])
     assert done.code == 0, done.err
     # A group is 8 x 101 tokens of 0.01 s: the learner takes 8.08 s for what takes the store 1 s.
