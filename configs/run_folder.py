@@ -85,11 +85,6 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def evaluations(self) -> pathlib.Path:
-        """One record an evaluation of a set, with some of its responses (JSONL; docs/evaluation.md)."""
-        return self.path / "evaluations.jsonl"
-
-    @property
     def evaluated(self) -> pathlib.Path:
         """What `launch.tools.evaluate` found of its checkpoints: a file an evaluation, STEP-TIME.json."""
         return self.path / "evaluated"

@@ -102,8 +102,6 @@ class EvaluationConfig:
     max_share: Fraction = 1.0
     """Part of the places of all live engines that evaluations may take beside training; 1: all are asked for at once,
     before training. When training is over they have all."""
-    show_problems: CountOrZero = 8
-    """Problems of a set whose responses are kept in evaluations.jsonl, with each evaluation."""
 
     def __post_init__(self) -> None:
         check_ranges("evaluation", self)

@@ -1,16 +1,12 @@
 """An evaluation's groups to metrics and JSON."""
 
 import dataclasses
-import json
 import math
-import os
-import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
 
-from bridge.files import replace_file
 from bridge.rollout_types import Group, Rollout, Verdict
 from learner.data.problem import Problem
 from learner.evaluation import estimators
@@ -267,56 +263,3 @@ def _cut(text: str) -> str:
 
 def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-class EvaluationLog:
-    """A run's evaluations.jsonl: each evaluation of a set once, also over restarts."""
-
-    def __init__(self, file: pathlib.Path, *, there: Collection[tuple[str, int]]) -> None:
-        """Opens it for more; what is not in `there`, the (set, step) of the run's metrics, is dropped.
-
-        A learner that goes back to a checkpoint evaluates anew what it did after it, and one that was killed between a
-        record and its row of metrics does so, too.
-        """
-        kept = [r for r in read_evaluations(file) if (r["set"], r["step"]) in there]
-        replace_file(file, "".join(_line(r) for r in kept).encode())
-        self._file = open(file, "a", encoding="utf-8")  # noqa: SIM115  # open as long as the run
-
-    def add(self, record: Json) -> None:
-        """Appends a record; it is on disk when this returns."""
-        self._file.write(_line(record))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def read_evaluations(file: pathlib.Path) -> list[Json]:
-    """All records of a file, in the order in which they were made; none where there is no file.
-
-    A torn last line of a killed process is left out.
-
-    Raises:
-      ValueError: a line that is no record, or one of another format.
-    """
-    lines = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
-    records: list[Json] = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as e:
-            if number == len(lines):
-                break
-            raise ValueError(f"{file}:{number}: not JSON: {e}") from e
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise ValueError(f"{file}:{number}: wanted a record of format {FORMAT}")
-        records.append(record)
-    return records
-
-
-def _line(record: Json) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"

@@ -6,7 +6,6 @@ starts at a later publish. Only `settle` waits.
 
 import dataclasses
 import math
-import pathlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -14,13 +13,10 @@ from absl import logging
 
 from bridge.rollout_types import Group, Heartbeat, Sampling, Task, Version
 from bridge.store.protocol import LearnerStore
-from configs.run_folder import RunFolder
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT, EvaluationSet
-from learner.data.tokenizer import Tokenizer
 from learner.evaluation import eval_summary
 from learner.evaluation.eval_sets import ProblemSet
-from learner.evaluation.eval_summary import EvaluationLog
 from learner.evaluation.pinned_requests import Accept, Pinned, problem_number
 from learner.heartbeat import live_actors
 from learner.metrics.metrics_writer import MetricsWriter
@@ -76,9 +72,6 @@ class Evaluations:
         max_out: Callable[[], int | None],
         accept: Accept,
         metrics: MetricsWriter,
-        log: EvaluationLog,
-        decode: eval_summary.Decode,
-        show_problems: int,
         kept: Kept = keep_none,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,9 +86,6 @@ class Evaluations:
           max_out: samples that may be out beside training now, all sets together; None for no bound.
           accept: whether a group may be right.
           metrics: where rows go; its rows say which evaluations are done.
-          log: where records go.
-          decode: from tokens to text.
-          show_problems: of an evaluation, whose responses are kept.
           kept: called with what an evaluation that is done was made of.
           clock: in seconds.
         """
@@ -106,8 +96,7 @@ class Evaluations:
         ]
         self.waits = waits
         self._num_updates, self._stop_token_ids = num_updates, stop_token_ids
-        self._max_out, self._accept, self._metrics, self._log = max_out, accept, metrics, log
-        self._decode, self._show_problems = decode, show_problems
+        self._max_out, self._accept, self._metrics = max_out, accept, metrics
         self._kept = kept
         self._clock, self._looked_s = clock, clock()
         self._is_settling = False
@@ -156,10 +145,6 @@ class Evaluations:
         for asked in self._out():
             self._settle(asked)
 
-    def close(self) -> None:
-        """Closes the file of records."""
-        self._log.close()
-
     def _out(self) -> list[_Asked]:
         return [a for a in self._asked if a.pinned.version is not None]
 
@@ -205,12 +190,16 @@ class Evaluations:
             pass_reward=one.how.pass_reward or 0.0,
             reads_answers=one.reads_answers,
         )
-        self._log.add(self._record(one, version, found, groups))
         metrics_of = eval_summary.held_out_metrics if one.name == HELD_OUT else eval_summary.metrics_of
         row = metrics_of(one.name, found)
-        self._metrics.write(
-            row_kind(one.name), version.step, row, set=one.name, problems=len(groups), version=str(version)
-        )
+        about = eval_summary.asked_of(one) | {
+            "k": found.k,
+            "problems": len(groups),
+            "version": str(version),
+            "verdicts": dict(found.verdicts),
+            "notes": list(found.notes),
+        }
+        self._metrics.write(row_kind(one.name), version.step, row, **about)
         by_problem = sorted(((problem_number(g.ticket_id), g) for g in groups), key=lambda found: found[0])
         self._kept(version.step, one.name, [(g, one.problems[number].task) for number, g in by_problem])
         told = " ".join(f"{name}={e.value:.3f}({e.stderr:.3f})" for name, e in found.estimates.items())
@@ -225,32 +214,13 @@ class Evaluations:
             "".join(f"; {note}" for note in found.notes),
         )
 
-    def _record(
-        self, one: ProblemSet, version: Version, found: eval_summary.Summary, groups: Sequence[Group]
-    ) -> eval_summary.Json:
-        return {
-            "format": eval_summary.FORMAT,
-            "step": version.step,
-            "incarnation": version.incarnation,
-            "time_s": round(time.time(), 3),
-            **eval_summary.asked_of(one),
-            **eval_summary.result_of(found),
-            "samples": eval_summary.samples_of(
-                dict(enumerate(one.problems)),
-                {problem_number(g.ticket_id): g for g in groups},
-                self._decode,
-                limit=self._show_problems,
-            ),
-        }
-
 
 def open_evaluations(
     config: Config,
     sets: Sequence[ProblemSet],
     store: LearnerStore,
     *,
-    folder: pathlib.Path,
-    tokenizer: Tokenizer,
+    stop_token_ids: tuple[int, ...],
     metrics: MetricsWriter,
     accept: Accept,
     fenced_actors: Callable[[], Collection[str]],
@@ -263,16 +233,12 @@ def open_evaluations(
       config: the run's.
       sets: in the order in which they are asked.
       store: where tickets go and groups come from.
-      folder: the run's.
-      tokenizer: the model's.
+      stop_token_ids: that end a response.
       metrics: the run's, back at its checkpoint.
       accept: whether a group may be right.
       fenced_actors: names of those whose groups are refused.
       while_waiting: called on every look that found nothing; may raise.
       kept: called with what an evaluation that is done was made of.
-
-    Raises:
-      ValueError: the file of records is none of ours.
     """
     waits = config.evaluation.at_publish == "wait"
     pinned = {
@@ -287,19 +253,15 @@ def open_evaluations(
         )
         for place, one in enumerate(sets)
     }
-    there = {(one.name, step) for one in sets for step in metrics.steps(row_kind(one.name))}
     return Evaluations(
         sets,
         pinned,
         num_updates=config.run.num_updates,
-        stop_token_ids=tokenizer.stop_token_ids,
+        stop_token_ids=stop_token_ids,
         waits=waits,
         max_out=lambda: max_samples_out(config, live_actors(store)),
         accept=accept,
         metrics=metrics,
-        log=EvaluationLog(RunFolder(folder).evaluations, there=there),
-        decode=tokenizer.decode,
-        show_problems=config.evaluation.show_problems,
         kept=kept,
     )
 

@@ -35,7 +35,6 @@ PATHS = {
     "report": "report.html",
     "checkpoints": "checkpoints",
     "metrics": "metrics.jsonl",
-    "evaluations": "evaluations.jsonl",
     "evaluated": "evaluated",
     "abandoned_metrics": "metrics.abandoned.jsonl",
     "tensorboard": "tensorboard",

@@ -31,7 +31,7 @@ def results_of(
     show: int,
     head: Mapping[str, Any],
 ) -> eval_summary.Json:
-    """The results as JSON: `head`, and of each set what a run's evaluations.jsonl has of it.
+    """The results as JSON: `head`, and of each set how it was asked, its estimates and some of its responses.
 
     A set of which nothing could be judged has a `problems` of 0, and no metrics.
     """

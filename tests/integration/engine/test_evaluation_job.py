@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from learner.evaluation.eval_summary import read_evaluations
+from configs.sections.evaluation import HELD_OUT
+from learner.evaluation.evaluator import row_kind
 from tests.integration.support import jobs
 from tests.integration.support.processes import REPO
 
@@ -50,8 +51,8 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
 
 @pytest.fixture(scope="module")
 def alone(job: jobs.Job) -> dict[str, Any]:
-    """The results of the run's last weights, by the command."""
-    return evaluate(f"--run_dir={job.folder}", f"--out={job.folder / 'results.json'}")
+    """The results of the run's last weights, by the command, with the responses to all problems."""
+    return evaluate(f"--run_dir={job.folder}", f"--out={job.folder / 'results.json'}", "--show=1000")
 
 
 def evaluate(*arguments: str) -> dict[str, Any]:
@@ -65,25 +66,32 @@ def evaluate(*arguments: str) -> dict[str, Any]:
     return json.loads(Path(out).read_text())
 
 
+def read_samples(job: jobs.Job) -> list[dict[str, Any]]:
+    """The groups of evaluations that the run keeps as text."""
+    lines = (job.folder / "samples.jsonl").read_text().splitlines()
+    return [record for line in lines if (record := json.loads(line))["kind"] == "eval"]
+
+
 def test_each_set_is_evaluated_at_the_start_when_it_is_due_and_by_the_last_weights(job: jobs.Job):
-    records = read_evaluations(job.folder / "evaluations.jsonl")
-    found: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        found.setdefault(record["set"], []).append(record)
-    assert found.keys() == {"heldout", "greedy", "many", "own"}
+    found = {name: job.rows(row_kind(name)) for name in (HELD_OUT, "greedy", "many", "own")}
     for name, of_set in found.items():
+        numbers = "eval" if name == HELD_OUT else f"eval/{name}"
         steps = [r["step"] for r in of_set]
         assert steps[0] == 0 and steps[-1] == NUM_UPDATES and steps == sorted(set(steps))
         assert len(steps) == 2 if name == "own" else 2 <= len(steps) <= 3
         # Of the last one nothing was published under it; an earlier one may end on newer weights.
-        assert (of_set[-1]["version"], of_set[-1]["last_version"]) == (NUM_UPDATES, NUM_UPDATES)
-        assert all(r["version"] >= r["step"] and r["last_version"] >= r["version"] for r in of_set)
-        assert [r["step"] for r in job.rows("eval" if name == "heldout" else f"eval/{name}")] == steps
+        versions = [(r[f"{numbers}/version"], r[f"{numbers}/last_version"]) for r in of_set]
+        assert versions[-1] == (NUM_UPDATES, NUM_UPDATES)
+        assert all(step <= first <= last for step, (first, last) in zip(steps, versions, strict=True))
+        assert {r["set"] for r in of_set} == {name}
     assert {r["k"] for r in found["many"]} == {4} and {r["problems"] for r in found["many"]} == {8}
-    assert {tuple(r["metrics"]) for r in found["many"]} == {("avg@4", "pass@1", "pass@2", "pass@4", "maj@4")}
-    assert all(r["problems"] == 5 and len(r["samples"]) == 5 for r in found["own"])
-    responses = found["many"][0]["samples"][0]["responses"]
-    assert len(responses) == 4 and all(r["tokens"] > 0 and "answer" in r for r in responses)
+    assert all(
+        {f"eval/many/{e}" for e in ("avg@4", "pass@2", "pass@4", "maj@4_stderr")} <= r.keys() for r in found["many"]
+    )
+    assert {r["problems"] for r in found["own"]} == {5}
+    samples = [s for s in read_samples(job) if s["set"] == "many"]
+    assert {s["step"] for s in samples} == {r["step"] for r in found["many"]}
+    assert all(len(s["responses"]) == 4 and all(r["tokens"] > 0 for r in s["responses"]) for s in samples)
 
 
 def test_nothing_is_trained_on_what_a_set_asks(job: jobs.Job):
@@ -92,11 +100,15 @@ def test_nothing_is_trained_on_what_a_set_asks(job: jobs.Job):
 
 def test_last_weights_evaluated_alone_give_the_greedy_numbers_of_the_run(job: jobs.Job, alone: dict[str, Any]):
     """The same weights over another way: a folder read by vLLM, and not a snapshot swapped into it."""
-    of_run = [r for r in read_evaluations(job.folder / "evaluations.jsonl") if r["set"] == "greedy"][-1]
+    of_run = job.rows(row_kind("greedy"))[-1]
     (of_folder,) = [one for one in alone["sets"] if one["set"] == "greedy"]
-    assert alone["step"] == NUM_UPDATES and of_folder["metrics"] == of_run["metrics"]
-    texts = [[r["text"] for s in of["samples"] for r in s["responses"]] for of in (of_run, of_folder)]
-    assert texts[0] == texts[1] and len(texts[0]) == 8
+    assert alone["step"] == NUM_UPDATES and of_folder["metrics"]["avg@1"] == {
+        "value": of_run["eval/greedy/avg@1"],
+        "stderr": of_run["eval/greedy/avg@1_stderr"],
+    }
+    samples = [s for s in read_samples(job) if (s["set"], s["step"]) == ("greedy", NUM_UPDATES)]
+    texts = [[r["text"] for s in of for r in s["responses"]] for of in (samples, of_folder["samples"])]
+    assert len(texts[0]) >= 8 and texts[0] == texts[1][: len(texts[0])]
     assert [one["set"] for one in alone["sets"]] == ["heldout", "greedy", "many", "own"]
     assert alone in [json.loads(file.read_text()) for file in (job.folder / "evaluated").iterdir()]
 

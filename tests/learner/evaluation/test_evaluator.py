@@ -1,6 +1,5 @@
 import contextlib
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from configs.sections.evaluation import EvaluationSet
 from learner.data.problem import Problem
 from learner.evaluation import evaluator
 from learner.evaluation.eval_sets import ProblemSet
-from learner.evaluation.eval_summary import read_evaluations
 from learner.evaluation.evaluator import Evaluations, is_due, max_samples_out, open_evaluations, row_kind
 from learner.metrics.metrics_writer import MetricsWriter, read_rows
 from tests.bridge.factories import make_group, make_report, make_rollout
@@ -23,7 +21,6 @@ SETS = {
     "heldout": EvaluationSet(every_n_steps=4),
     "hard": EvaluationSet(task="chain_sum", verifier="exact", num_problems=3, k=4, temperature=0.5, top_p=0.9),
 }
-TOKENIZER: Any = SimpleNamespace(stop_token_ids=(1,), decode=lambda tokens: " ".join(map(str, tokens)))
 
 
 def config_of(**evaluation: Any) -> schema.Config:
@@ -64,8 +61,7 @@ class Job:
             self.config,
             sets,
             self.store,
-            folder=folder,
-            tokenizer=TOKENIZER,
+            stop_token_ids=(1,),
             metrics=self.metrics,
             accept=lambda group, ticket: True,
             fenced_actors=frozenset,
@@ -96,11 +92,8 @@ class Job:
     def rows(self):
         return [(r["kind"], r["step"]) for r in read_rows(self.run.metrics) if r["kind"].startswith("eval")]
 
-    def records(self):
-        return [(r["set"], r["step"]) for r in read_evaluations(self.run.evaluations)]
-
     def close(self):
-        for part in (self.evaluations, self.metrics, self.store):
+        for part in (self.metrics, self.store):
             part.close()
 
 
@@ -161,19 +154,13 @@ def test_sets_are_asked_apart_each_at_its_own_steps_and_as_it_says(start):
         job.serve(100)
         job.evaluations.collect()
     assert job.rows() == job_rows([("heldout", s) for s in (0, 4, 8, 10)], [("hard", s) for s in range(0, 11, 2)])
-    assert sorted(job.records()) == sorted((name_of(kind), step) for kind, step in job.rows())
     assert {n for id_, n in job.served if "hard" in id_} == {4} and {n for i, n in job.served if "hard" not in i} == {1}
     hard = next(r for r in read_rows(job.run.metrics) if r["kind"] == "eval/hard")
     assert hard["eval/hard/avg@4"] == 0.25 and hard["eval/hard/pass@4"] == 1.0 and hard["problems"] == 3
     held_out = next(r for r in read_rows(job.run.metrics) if r["kind"] == "eval")
     assert held_out["eval/reward"] == held_out["eval/heldout/avg@1"] == 1.0
-    record = next(r for r in read_evaluations(job.run.evaluations) if r["set"] == "hard")
-    assert (record["temperature"], record["top_p"], record["k"]) == (0.5, 0.9, 4)
-    assert [len(shown["responses"]) for shown in record["samples"]] == [4, 4, 4]
-
-
-def name_of(kind):
-    return "heldout" if kind == "eval" else kind.removeprefix("eval/")
+    assert (hard["temperature"], hard["top_p"], hard["k"], hard["source"]) == (0.5, 0.9, 4, "chain_sum")
+    assert hard["verdicts"]["unjudged"] == 12 and hard["notes"] == []
 
 
 def job_rows(*rows):
@@ -199,8 +186,6 @@ def test_evaluation_that_ends_on_newer_weights_has_their_range(start):
     job.evaluations.collect()
     (row,) = [r for r in read_rows(job.run.metrics) if r["kind"] == "eval"]
     assert (row["step"], row["eval/version"], row["eval/last_version"]) == (0, 0, 3)
-    (record,) = read_evaluations(job.run.evaluations)
-    assert (record["step"], record["version"], record["last_version"]) == (0, 0, 3)
 
 
 def test_publish_that_waits_has_evaluations_of_one_version(start):
@@ -246,7 +231,7 @@ def test_max_samples_out_is_a_share_of_the_live_engines_places(share, reports, w
 
 @pytest.mark.parametrize("num_served", range(6))
 def test_restart_in_the_middle_of_an_evaluation_loses_and_repeats_none(start, num_served):
-    """Killed after any number of its groups: each set's rows and records are those of a run that was not."""
+    """Killed after any number of its groups: each set's rows are those of a run that was not."""
     job = start()
     job.publish(0)
     job.serve(100)
@@ -260,7 +245,6 @@ def test_restart_in_the_middle_of_an_evaluation_loses_and_repeats_none(start, nu
     again.evaluations.settle()
     wanted = [("eval", 0), ("eval", 4), ("eval/hard", 0), ("eval/hard", 4)]
     assert sorted(again.rows()) == wanted
-    assert sorted(again.records()) == sorted((name_of(kind), step) for kind, step in wanted)
     # What was complete is not asked again.
     finished = {"heldout"} if num_served >= 2 else set()
     finished |= {"hard"} if num_served >= 5 else set()
@@ -280,7 +264,7 @@ def test_restart_from_before_an_evaluation_makes_it_again_once(start):
     assert not again.evaluations.is_out
     again.publish(4)
     again.evaluations.settle()
-    assert sorted(again.records()) == [("hard", 0), ("hard", 4), ("heldout", 0), ("heldout", 4)]
+    assert again.rows() == job_rows([("heldout", 0), ("heldout", 4)], [("hard", 0), ("hard", 4)])
 
 
 def test_sets_that_are_waited_for_while_it_is_looked_for_them_are_settled_once(start, caplog):
@@ -289,21 +273,6 @@ def test_sets_that_are_waited_for_while_it_is_looked_for_them_are_settled_once(s
     job.evaluations.settle()
     assert job.rows() == job_rows([("heldout", 0)], [("hard", 0)]) and not job.evaluations.is_out
     assert not [r for r in caplog.records if "no response could be judged" in r.getMessage()]
-
-
-def test_kill_between_a_record_and_its_row_leaves_one_of_each(start, monkeypatch):
-    job = start(sets={})
-    job.publish(0)
-    job.serve(100)
-    monkeypatch.setattr(job.metrics, "write", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        job.evaluations.collect()
-    assert job.records() == [("heldout", 0)] and job.rows() == []
-    job.close()
-    again = start(sets={}, incarnation=1)
-    again.publish(0)
-    again.evaluations.settle()
-    assert again.records() == [("heldout", 0)] and again.rows() == [("eval", 0)]
 
 
 def test_evaluation_that_nobody_could_judge_has_no_row_and_training_goes_on(start):
