@@ -66,7 +66,7 @@ def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
     books, dtype = lora_books(config.lora, model_folder), config.base_dtype
     params = weights.load(model_folder, dtype)
     with hf_io.open_folder(model_folder) as tensors:
-        stored = {tensors[name].spec.dtype for name in weights.architecture.param_names.all_hf_names()}
+        stored = {tensors[name].dtype for name in weights.architecture.param_names.all_hf_names()}
     if wider := sorted(str(kept) for kept in stored if jnp.promote_types(kept, dtype) != dtype):
         logging.warning(
             "LoRA base rounded files=%s devices=%s: the exported model is merged with the rounded base; "

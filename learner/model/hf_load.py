@@ -2,12 +2,13 @@
 
 Each process reads, of each file, only the bytes that its devices hold. A leaf is filled in place on its device, a
 piece of one Hugging Face tensor at a time, so a host's memory holds what its devices keep there (nothing, but for
-CPUs) and one piece.
+CPUs) and one piece; the files are mapped, and their pages are the system's to drop.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,15 +20,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
+from safetensors import SafetensorError, safe_open
 
 from bridge.param_names import check_same_names, flatten, unflatten
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.hf_save import INDEX, WEIGHTS, save
-from learner.model.safetensors_file import StoredTensor, open_tensors
 
 __all__ = ["ShardingFn", "load", "open_folder", "save"]
 
@@ -38,6 +40,20 @@ _PIECE_BYTES = 2**22
 """Small enough for the allocator to use the same memory again; an accelerator's link is busy with one of them."""
 Device = Any
 """A `jax.Device`, which type checkers take for a variable."""
+DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+"""By the names that safetensors files have for them; what a model's tensors may be."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """One tensor of an open file."""
+
+    what: str
+    """File and name, for messages."""
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[tuple[slice, ...]], np.ndarray]
+    """The slice (step 1 along each dim), and no other bytes of the file."""
 
 
 def load(
@@ -68,7 +84,7 @@ def load(
             parts = [tensors[name] for name in names.hf_names(path)]
             for part in parts:
                 _check_shape(part, spec.shape[len(stack_shape) :])
-            found = {part.spec.dtype for part in parts}
+            found = {part.dtype for part in parts}
             if dtype is None and len(found) > 1:
                 raise ValueError(f"{path}: layers of different dtypes {found}; give load a dtype")
             target = np.dtype(found.pop() if dtype is None else dtype)
@@ -101,19 +117,29 @@ def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, 
         path = folder / file_name
         if path.parent != folder or not path.is_file():
             raise FileNotFoundError(f"no weights at {path} (wanted {WEIGHTS}, or {INDEX} and its files)")
-        descriptor = os.open(path, os.O_RDONLY)
-        stack.callback(os.close, descriptor)
-        for name, tensor in open_tensors(path, descriptor).items():
+        try:
+            file = stack.enter_context(safe_open(path, framework="np"))
+        except SafetensorError as e:
+            raise ValueError(f"{path} is not a whole safetensors file: {e}") from e
+        for name in file.keys():  # noqa: SIM118  # a file is no mapping
             if listed and listed.get(name) != file_name:
                 raise ValueError(f"{path} holds {name}, which {INDEX} puts in {listed.get(name)}")
-            tensors[name] = tensor
+            stored = file.get_slice(name)
+            if stored.get_dtype() not in DTYPES:
+                raise ValueError(f"{path}: {name}: got dtype {stored.get_dtype()}, wanted one of {list(DTYPES)}")
+            tensors[name] = StoredTensor(
+                what=f"{path}: {name}",
+                shape=tuple(stored.get_shape()),
+                dtype=DTYPES[stored.get_dtype()],
+                read=stored.__getitem__,
+            )
     check_same_names(f"{folder}: indexed tensor", got=tensors, wanted=tuple(listed or tensors))
     return tensors
 
 
 def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    if tensor.spec.shape != shape:
-        raise ValueError(f"{tensor.what}: got shape {list(tensor.spec.shape)}, wanted {list(shape)}")
+    if tensor.shape != shape:
+        raise ValueError(f"{tensor.what}: got shape {list(tensor.shape)}, wanted {list(shape)}")
 
 
 def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
@@ -125,8 +151,8 @@ def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], fol
         return  # reported as missing by the caller
     for tensor in (head, embedding):
         _check_shape(tensor, (config.vocab_size, config.hidden_size))
-    pieces = _pieces(tuple(slice(0, d) for d in head.spec.shape), head.spec.shape, head.spec.dtype)
-    same = head.spec.dtype == embedding.spec.dtype
+    pieces = _pieces(tuple(slice(0, d) for d in head.shape), head.shape, head.dtype)
+    same = head.dtype == embedding.dtype
     if not same or not all(np.array_equal(head.read(index), embedding.read(index)) for index in pieces):
         raise ValueError(f"{folder}: tie_word_embeddings is true, but lm_head.weight isn't model.embed_tokens.weight")
 
@@ -153,7 +179,7 @@ def _make_leaf(
         index = tuple(slice(*b) for b in bounds)
         for where in itertools.product(*(range(*b) for b in bounds[: len(stack)])):
             tensor = parts[int(np.ravel_multi_index(where, stack)) if stack else 0]
-            for piece in _pieces(index[len(stack) :], tensor.spec.shape, tensor.spec.dtype):
+            for piece in _pieces(index[len(stack) :], tensor.shape, tensor.dtype):
                 read = tensor.read(piece)
                 at = [p.start - b[0] for p, b in zip((*(slice(i, i + 1) for i in where), *piece), bounds, strict=True)]
                 for device in devices:

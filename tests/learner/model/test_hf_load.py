@@ -70,35 +70,42 @@ def test_save_over_the_size_limit_shards_with_an_index_that_loads(tmp_path):
 
 
 SHARED = """
-import collections, json, os, pathlib, sys
-import jax, ml_dtypes, numpy as np
+import contextlib, dataclasses, json, pathlib, sys
+import jax
 
 folder, role, port = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=role)
 from learner.distributed.sharding import make_mesh, param_spec
+from learner.model import hf_load
 from learner.model.hf_load import load, save
 from bridge.param_names import flatten
 
-read, preadv = collections.Counter(), os.preadv
-def counting(descriptor, buffers, offset):
-    count = preadv(descriptor, buffers, offset)
-    read["bytes"] += count
-    return count
-os.preadv = counting
+read = []
+def counting(tensor):
+    def read_slice(index):
+        piece = tensor.read(index)
+        read.append(piece.nbytes)
+        return piece
+    return dataclasses.replace(tensor, read=read_slice)
+open_folder = hf_load.open_folder
+@contextlib.contextmanager
+def counted(folder):
+    with open_folder(folder) as tensors:
+        yield {name: counting(tensor) for name, tensor in tensors.items()}
+hf_load.open_folder = counted
 mesh = make_mesh(fsdp=2)
 place = lambda path, shape: jax.sharding.NamedSharding(mesh, param_spec(path, shape, mesh))
 config, params = load(folder / "in", sharding_fn=place)
 held = sum(x.addressable_shards[0].data.nbytes for x in flatten(params).values())
 own = pathlib.Path(f"{folder}/out")
 save(own, config, params, max_shard_bytes=100_000)
-print(json.dumps({"read": read["bytes"], "held": held, "files": sorted(p.name for p in own.iterdir())}))
+print(json.dumps({"read": sum(read), "held": held, "files": sorted(p.name for p in own.iterdir())}))
 """
 
 
 @pytest.mark.integration
 def test_two_processes_load_their_own_bytes_and_save_the_same_files_together(tmp_path):
-    # Wide enough that a device's part of a row is a page: what lies between two parts isn't read.
     shape = dict(SHAPE, hidden_size=2048, vocab_size=61, head_dim=8) | dict(
         num_hidden_layers=2, moe_intermediate_size=8
     )
@@ -142,30 +149,37 @@ def test_two_processes_load_their_own_bytes_and_save_the_same_files_together(tmp
 
 
 PEAK = """
-import sys
-import jax, numpy as np, ml_dtypes
+import sys, threading
+import jax, numpy as np
 from bridge.param_names import flatten
 from learner.model.hf_load import load, save
 jax.block_until_ready(jax.jit(lambda x: x + 1)(np.zeros(8)))
 load(sys.argv[2])  # a tiny model: code and compiler are in memory before the measurement
 
+def own_memory():  # without the pages of mapped files, which are the system's to drop
+    return int([l for l in open("/proc/self/status") if l.startswith("RssAnon")][0].split()[1]) * 1024
+
 def peak_of(work):
-    with open("/proc/self/clear_refs", "w") as f:
-        f.write("5")  # resets the high-water mark
-    status = lambda key: int([l for l in open("/proc/self/status") if l.startswith(key)][0].split()[1]) * 1024
-    before = status("VmRSS")
+    before, seen, done = own_memory(), [], threading.Event()
+    def look():
+        while not done.wait(0.002):
+            seen.append(own_memory())
+    thread = threading.Thread(target=look)
+    thread.start()
     result = work()
-    return status("VmHWM") - before, result
+    done.set()
+    thread.join()
+    return max(seen) - before, result
 
 peak, (config, params) = peak_of(lambda: load(sys.argv[1], dtype="float32"))
 print(peak, sum(x.nbytes for x in flatten(params).values()))
-peak, _ = peak_of(lambda: save(sys.argv[3], config, params))
+peak, _ = peak_of(lambda: save(sys.argv[3], config, params, max_shard_bytes=100 * 10**6))
 print(peak)
 """
 
 
 @pytest.mark.integration
-def test_load_and_save_peak_memory_is_what_is_kept_and_part_of_a_tensor(tmp_path):
+def test_load_and_save_peak_memory_is_what_is_kept_and_part_of_a_tensor_or_file(tmp_path):
     shape = dict(SHAPE, vocab_size=40_000, hidden_size=512, intermediate_size=8192, num_hidden_layers=12, head_dim=64)
     config = transformers.AutoConfig.for_model("qwen3", **shape, tie_word_embeddings=True)
     with torch.device("meta"):
@@ -182,7 +196,8 @@ def test_load_and_save_peak_memory_is_what_is_kept_and_part_of_a_tensor(tmp_path
     load_peak, kept, save_peak = map(int, done.stdout.split())
     assert kept > 600e6
     room = 150e6  # the embedding has 82 MB, a stack of 12 kernels 201 MB; the allocator's threads add some 20 at times
-    assert load_peak < kept + room and save_peak < room, (load_peak, kept, save_peak)
+    # A file to be written is there twice, as arrays and as bytes.
+    assert load_peak < kept + room and save_peak < room + 100e6, (load_peak, kept, save_peak)
 
 
 def assert_equal(got, want):
@@ -237,7 +252,7 @@ def test_save_that_fails_leaves_neither_folder_nor_temporary(tmp_path, monkeypat
     def full(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr("learner.model.hf_save.write", full)
+    monkeypatch.setattr("learner.model.hf_save.save_file", full)
     with pytest.raises(OSError, match="disk full"):
         save(tmp_path / "out", config, params)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
