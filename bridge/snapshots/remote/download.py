@@ -39,10 +39,24 @@ class NotThereError(RefusedError):
     """A place does not have this version (any more)."""
 
 
-class Place(Protocol):
-    """A folder of files somewhere else. Used within one event loop."""
+_BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
+_CAUSE = re.compile(r"kind: (ConnectionRefused|ConnectionReset|TimedOut|HostUnreachable|NetworkUnreachable)")
+_MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 2**16, 2**20
+"""What is handed to Python at once: more where it comes fast, so that a slow place is still seen to send something.
+Measured on loopback: 256 KiB are slower than 1 MiB, 4 MiB no faster."""
+_BLOCK_S = 0.25
+"""As much as a range brings in this time is what the next one hands over at once."""
 
-    def read(self, name: str, start: int, into: memoryview) -> AsyncGenerator[int]:
+
+class ObjectPlace:
+    """What obstore opened (`bridge.object_store.open_place`)."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Nothing is asked of it yet."""
+        self._store = store
+        self._block_bytes = _MIN_BLOCK_BYTES
+
+    async def read(self, name: str, start: int, into: memoryview) -> AsyncGenerator[int]:
         """Fills `into` with a file's bytes from `start` on, in order.
 
         Gives how many bytes more are there now: 0 once the place has answered, then block after block. When a step
@@ -52,11 +66,39 @@ class Place(Protocol):
           BrokenError: the place failed, or sent something other than this range.
           RefusedError: it refused; NotThereError: it has no such file.
         """
-        ...
+        position, size = 0, len(into)
+        try:
+            result = await obstore.get_async(self._store, name, options={"range": (start, start + size)})
+            yield 0
+            begin_s = time.monotonic()
+            async for block in result.stream(min_chunk_size=self._block_bytes):
+                arrived = memoryview(block)
+                if arrived.nbytes > size - position:
+                    raise BrokenError(f"sent more than the {size - position} bytes that were left")
+                into[position : position + arrived.nbytes] = arrived
+                position += arrived.nbytes
+                in_a_block = position * _BLOCK_S / max(time.monotonic() - begin_s, 1e-6)
+                self._block_bytes = round(min(_MAX_BLOCK_BYTES, max(_MIN_BLOCK_BYTES, in_a_block)))
+                yield arrived.nbytes
+        except FileNotFoundError:
+            raise NotThereError("not found") from None
+        except (UnauthenticatedError, PermissionDeniedError) as e:
+            raise RefusedError(f"refused the token or the credentials: {_first_line(e)}") from None
+        except NotSupportedError as e:
+            raise RefusedError(_first_line(e)) from None
+        except (BaseError, OSError) as e:
+            if " 410 Gone" in _first_line(e):
+                raise NotThereError("superseded") from None
+            if bad := _BAD_CERTIFICATE.search(str(e)):
+                raise RefusedError(f"its certificate is refused: {bad.group(1)}") from None
+            raise BrokenError(_first_line(e)) from None
 
-    def close(self) -> None:
-        """Lets go of what is open between two ranges; ranges that are being read end by themselves."""
-        ...
+
+def _first_line(error: Exception) -> str:
+    """What is wrong, of an error that goes on with its whole history."""
+    cause = _CAUSE.search(str(error))
+    line = first_line(error, max_chars=2000)
+    return f"{line}: {cause.group(1)}" if cause else line
 
 
 _STOP_POLL_S = 0.05
@@ -163,7 +205,7 @@ class Chunks:
 
 def download(
     chunks: Chunks,
-    places: Sequence[tuple[str, Callable[[], Place]]],
+    places: Sequence[tuple[str, Callable[[], ObjectPlace]]],
     *,
     wanted: Iterable[int],
     stop: Stop,
@@ -227,7 +269,7 @@ class _Download:
         self._width, self._span = patience.num_ranges, self._max_span
         """Ranges at once, and chunks in each."""
 
-    async def run(self, places: Sequence[tuple[str, Callable[[], Place]]]) -> None:
+    async def run(self, places: Sequence[tuple[str, Callable[[], ObjectPlace]]]) -> None:
         left = dict(places)
         why: dict[str, str] = {}
         backoff_s = self._patience.first_backoff_s
@@ -255,7 +297,7 @@ class _Download:
             await asyncio.sleep(backoff_s)
             backoff_s = min(self._patience.last_backoff_s, 2 * backoff_s)
 
-    def _check_hope(self, left: dict[str, Callable[[], Place]], why: dict[str, str], is_gone: bool) -> None:
+    def _check_hope(self, left: dict[str, Callable[[], ObjectPlace]], why: dict[str, str], is_gone: bool) -> None:
         reasons = "; ".join(f"{url}: {reason}" for url, reason in why.items()) or "it has no source"
         if not left and is_gone:
             raise SupersededError(f"no place has it any more: {reasons}")
@@ -267,7 +309,7 @@ class _Download:
                 f"it can't be fetched{since}, {num_there} of {self._chunks.num} chunks are there: {reasons}"
             )
 
-    async def _read_from(self, place: Place) -> None:
+    async def _read_from(self, place: ObjectPlace) -> None:
         """Reads ranges until nothing is missing; after a failure those on their way are read to their end."""
         running: set[asyncio.Task[None]] = set()
         failure: Exception | None = None
@@ -291,7 +333,6 @@ class _Download:
                 task.cancel()
             if running:  # so that nothing of them comes back to an event loop that is closed
                 await asyncio.wait(running)
-            place.close()
         if failure is not None:
             raise failure
 
@@ -303,7 +344,7 @@ class _Download:
             taken.append(self._missing.popleft())
         return taken
 
-    async def _read_range(self, place: Place, chunks: list[int]) -> None:
+    async def _read_range(self, place: ObjectPlace, chunks: list[int]) -> None:
         """Reads chunks that follow on one another; what is not there in the end is missing again."""
         where = self._chunks.where
         begin, end = where(chunks[0])[0], where(chunks[-1])[1]
@@ -341,60 +382,3 @@ class _Download:
             self._num_bad[chunk] = 0  # another place may do better
             raise RefusedError(f"corrupt: {message}, {self._patience.max_bad} times")
         logging.warning("snapshot %s; it is fetched again", message)
-
-
-_BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
-_CAUSE = re.compile(r"kind: (ConnectionRefused|ConnectionReset|TimedOut|HostUnreachable|NetworkUnreachable)")
-_MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 2**16, 2**20
-"""What is handed to Python at once: more where it comes fast, so that a slow place is still seen to send something.
-Measured on loopback: 256 KiB are slower than 1 MiB, 4 MiB no faster."""
-_BLOCK_S = 0.25
-"""As much as a range brings in this time is what the next one hands over at once."""
-
-
-class ObjectPlace:
-    """What obstore opened (`bridge.object_store.open_place`)."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        """Nothing is asked of it yet."""
-        self._store = store
-        self._block_bytes = _MIN_BLOCK_BYTES
-
-    async def read(self, name: str, start: int, into: memoryview) -> AsyncGenerator[int]:
-        """As `Place.read`."""
-        position, size = 0, len(into)
-        try:
-            result = await obstore.get_async(self._store, name, options={"range": (start, start + size)})
-            yield 0
-            begin_s = time.monotonic()
-            async for block in result.stream(min_chunk_size=self._block_bytes):
-                arrived = memoryview(block)
-                if arrived.nbytes > size - position:
-                    raise BrokenError(f"sent more than the {size - position} bytes that were left")
-                into[position : position + arrived.nbytes] = arrived
-                position += arrived.nbytes
-                in_a_block = position * _BLOCK_S / max(time.monotonic() - begin_s, 1e-6)
-                self._block_bytes = round(min(_MAX_BLOCK_BYTES, max(_MIN_BLOCK_BYTES, in_a_block)))
-                yield arrived.nbytes
-        except FileNotFoundError:
-            raise NotThereError("not found") from None
-        except (UnauthenticatedError, PermissionDeniedError) as e:
-            raise RefusedError(f"refused the token or the credentials: {_first_line(e)}") from None
-        except NotSupportedError as e:
-            raise RefusedError(_first_line(e)) from None
-        except (BaseError, OSError) as e:
-            if " 410 Gone" in _first_line(e):
-                raise NotThereError("superseded") from None
-            if bad := _BAD_CERTIFICATE.search(str(e)):
-                raise RefusedError(f"its certificate is refused: {bad.group(1)}") from None
-            raise BrokenError(_first_line(e)) from None
-
-    def close(self) -> None:
-        """Nothing is kept open that would not close by itself."""
-
-
-def _first_line(error: Exception) -> str:
-    """What is wrong, of an error that goes on with its whole history."""
-    cause = _CAUSE.search(str(error))
-    line = first_line(error, max_chars=2000)
-    return f"{line}: {cause.group(1)}" if cause else line

@@ -7,7 +7,6 @@ hosts' pieces make up the whole file. Then all pieces are fetched at once (`Piec
 import contextlib
 import pathlib
 import threading
-import urllib.parse
 from collections.abc import Callable
 
 import numpy as np
@@ -17,11 +16,10 @@ from obstore.exceptions import BaseError
 from bridge import codec
 from bridge.credentials import TOKEN_FILE, Tls, Token
 from bridge.files import first_line, replace_file
-from bridge.object_store import is_loopback, is_of_this_machine, open_place
+from bridge.object_store import is_of_this_machine, open_place
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import read_bucket_manifest
-from bridge.snapshots.remote.download import NotThereError, ObjectPlace, Patience, Place, Tally
-from bridge.snapshots.remote.plain_http import PlainPlace
+from bridge.snapshots.remote.download import NotThereError, ObjectPlace, Patience, Tally
 from bridge.snapshots.remote.shard_fetch import MAX_AT_ONCE, Held, PieceFetch, base_in, fetch_all
 from bridge.snapshots.shard_map import zero_gaps
 from bridge.snapshots.shared_memory import Segment
@@ -245,20 +243,17 @@ class SnapshotFetcher:
             kept = self._segments[into] = Segment(into)
         return kept
 
-    def _opener(self, url: str) -> Callable[[], Place]:
+    def _opener(self, url: str) -> Callable[[], ObjectPlace]:
         return lambda: place_at(url, token=self._token, tls=self._tls)
 
 
-def place_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> Place:
-    """What `bridge.object_store.open_place` opens; http, which this machine alone serves, by the quicker way.
+def place_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> ObjectPlace:
+    """What `bridge.object_store.open_place` opens.
 
     Raises:
       ValueError: as `open_place`.
       NotThereError: a folder that is not there (any more).
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme == "http" and is_loopback(parts.hostname or ""):
-        return PlainPlace(url, token=token)
     try:
         return ObjectPlace(open_place(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))
     except FileNotFoundError as e:

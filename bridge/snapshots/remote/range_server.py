@@ -1,9 +1,5 @@
 """HTTP(S) range server of one snapshot folder.
 
-Measured on loopback, two cores, seconds of CPU for a GB, sender and reader: sendfile from tmpfs 0.26 and 0.20, since it
-hands over 4 KiB pages one by one; `send` of mapped memory 0.16 and 0.10, and 2 to 3 times the speed. Buffers of 1 MiB
-on both sides are best: what is on its way stays in the processor's cache.
-
 Plain HTTP is served on loopback only; any other address needs TLS and a token, or nothing starts. Who doesn't show the
 token is told nothing but that; who does reads the files of the announced version and nothing else.
 """
@@ -26,34 +22,14 @@ from bridge.credentials import CERTIFICATE, TOKEN, TOKEN_FILE, Tls, Token
 from bridge.object_store import is_loopback
 from bridge.rollout_types import Version
 from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS, PROVE_S, FailedTokens, FrontDoor
-from bridge.snapshots.remote.plain_http import PlainSender, Transfer
 from bridge.snapshots.remote.slot_locks import GoneError, HeldSlots, NoSuchFileError, OpenFile
 from bridge.snapshots.snapshot_format import SnapshotError
 
-_TLS_BYTES = 256 * 2**10
-"""Encrypted blocks are copied three times on the way, best in cache: measured 64 KiB to 4 MiB. Python's TLS in threads,
-from mapped memory, takes 0.6 s of CPU for a GB, this 0.66; AES-128 in place of AES-256 is a tenth less."""
-
-
-async def send_encrypted(response: web.StreamResponse, file: OpenFile, start: int, end: int, *, stall_s: float) -> None:
-    """Sends a part of a file through the connection's TLS.
-
-    Raises:
-      TimeoutError: the reader takes less than a block in `stall_s`.
-      ConnectionResetError: the file is shorter than it was announced.
-    """
-    while start < end:
-        block = os.pread(file.fd, min(_TLS_BYTES, end - start), start)
-        if not block:
-            raise ConnectionResetError("the slot is shorter than it was announced")
-        async with asyncio.timeout(stall_s):
-            await response.write(block)
-        start += len(block)
-
-
 STALL_S = 60.0
 """A reader that takes less than a block in this time is cut off."""
-_MIN_SENDERS = 2
+_BLOCK_BYTES = 256 * 2**10
+"""Encrypted blocks are copied three times on the way, best in cache: measured 64 KiB to 4 MiB. Python's TLS in threads,
+from mapped memory, takes 0.6 s of CPU for a GB, this 0.66; AES-128 in place of AES-256 is a tenth less."""
 _KEEP_ALIVE_S = 30.0
 _MAX_LINE_BYTES = 4096
 _SWEEP_S = 0.1
@@ -122,7 +98,6 @@ class SnapshotServer:
         self.failed_tokens = FailedTokens(clock=clock)
         self._listener, self._token, self._tls = listener, token, tls
         self._stall_s, self._prove_s, self._max_connections = stall_s, prove_s, max_connections
-        self._plain = PlainSender(stall_s=stall_s, num_threads=max(_MIN_SENDERS, os.cpu_count() or 1))
         self.door: FrontDoor | None = None
 
     async def run(self) -> None:
@@ -159,7 +134,6 @@ class SnapshotServer:
             self.slots.close()
             self._listener.close()
             await runner.cleanup()
-            self._plain.close()
 
     async def _sweep(self) -> None:
         while True:
@@ -189,17 +163,16 @@ class SnapshotServer:
         task, transport = asyncio.current_task(), request.transport
         if task is None or transport is None:
             raise ConnectionResetError
-        transfer = Transfer(transport)
 
-        def abort() -> None:
+        def abort() -> None:  # all reads of the file are the task's: after this there is none
             task.cancel()
-            transfer.cut()
+            transport.abort()
 
         where = request.match_info
         try:
             version = Version.parse(where["version"])
             with self.slots.reading(where["run"], version, where["file"], abort=abort) as file:
-                return await self._send(request, transfer, file)
+                return await self._send(request, transport, file)
         except (NoSuchFileError, ValueError):
             return _refuse(404)
         except GoneError:
@@ -207,7 +180,7 @@ class SnapshotServer:
         except SnapshotError:
             return _refuse(503)
 
-    async def _send(self, request: web.Request, transfer: Transfer, file: OpenFile) -> web.StreamResponse:
+    async def _send(self, request: web.Request, transport: asyncio.Transport, file: OpenFile) -> web.StreamResponse:
         try:
             asked = request.http_range
             start, end, _ = asked.indices(file.num_bytes)
@@ -223,18 +196,17 @@ class SnapshotServer:
         if is_part:
             response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.num_bytes}"
         try:
-            if self._tls is None:
-                # So that the headers are all out when they are drained.
-                transfer.transport.set_write_buffer_limits(high=0)
-                if (writer := await response.prepare(request)) is not None:
-                    await writer.drain()
-                await self._plain.send(transfer, file.data[start:end])
-            else:
-                await response.prepare(request)
-                await send_encrypted(response, file, start, end, stall_s=self._stall_s)
+            await response.prepare(request)
+            while start < end:
+                block = os.pread(file.fd, min(_BLOCK_BYTES, end - start), start)
+                if not block:
+                    raise ConnectionResetError("the slot is shorter than it was announced")
+                async with asyncio.timeout(self._stall_s):
+                    await response.write(block)
+                start += len(block)
             await response.write_eof()
         except OSError:  # the reader does not read, or is gone; or the file is shorter than it was
-            transfer.cut()
+            transport.abort()
         return response
 
 

@@ -26,7 +26,7 @@ from absl import logging
 from bridge.files import try_flock
 from bridge.rollout_types import Version
 from bridge.snapshots.delta import DeltaError, apply_chunk, check_delta, compressed_range
-from bridge.snapshots.remote.download import Chunks, Patience, Place, Stop, StoppedError, Tally, download
+from bridge.snapshots.remote.download import Chunks, ObjectPlace, Patience, Stop, StoppedError, Tally, download
 from bridge.snapshots.shard_map import Placement
 from bridge.snapshots.shared_memory import each_on_all_cores
 from bridge.snapshots.snapshot_format import SnapshotError, is_chunk, manifest_path, part_path, read_manifest
@@ -60,7 +60,7 @@ def download_delta(
     piece: PieceEntry,
     placement: Placement,
     base: np.ndarray,
-    places: Sequence[tuple[str, Callable[[], Place]]],
+    places: Sequence[tuple[str, Callable[[], ObjectPlace]]],
     whole: np.ndarray,
     *,
     wanted: Sequence[int],
@@ -159,7 +159,7 @@ class PieceFetch:
         self,
         manifest: WeightManifest,
         piece: PieceEntry,
-        places: Sequence[tuple[str, Callable[[], Place]]],
+        places: Sequence[tuple[str, Callable[[], ObjectPlace]]],
         whole: np.ndarray,
         *,
         patience: Patience,

@@ -11,7 +11,6 @@ its readers are done, the next that is read for so long.
 
 import dataclasses
 import fcntl
-import mmap
 import os
 import pathlib
 import time
@@ -41,8 +40,6 @@ class OpenFile:
 
     fd: int
     num_bytes: int
-    data: memoryview
-    """What is in it, mapped."""
 
 
 class _Held:
@@ -97,8 +94,6 @@ class HeldSlots:
         """Version and slot; of several hosts' pieces each is read, and kept, by itself."""
         self._seen: tuple[int, int, int] | None = None
         self._announced: WeightManifest | None = None
-        self._maps: dict[str, tuple[int, memoryview]] = {}
-        """Slot -> its inode and memory, which stays mapped from version to version: its pages are known then."""
 
     @contextmanager
     def reading(
@@ -126,8 +121,6 @@ class HeldSlots:
         """Lets go of what nobody reads, and of what was read for too long; to be called every fraction of a second."""
         now_s = self._clock()
         announced = self._latest()
-        if announced is None:  # the folder is gone, and its memory is not to be kept
-            self._maps.clear()
         for key, held in list(self._held.items()):
             if announced != held.manifest and held.superseded_s is None:
                 held.superseded_s = now_s
@@ -142,7 +135,6 @@ class HeldSlots:
         """Ends every transfer and lets go of every slot."""
         for key in list(self._held):
             self._let_go(key)
-        self._maps.clear()
 
     def _let_go(self, key: tuple[Version, str]) -> None:
         held = self._held.pop(key)
@@ -194,21 +186,9 @@ class HeldSlots:
         if not try_flock(fd, fcntl.LOCK_SH) or self._latest() != manifest:
             os.close(fd)
             raise GoneError
-        try:
-            data = self._slot_data(piece.file.name, fd, piece.file.num_bytes)
-        except SnapshotError:
-            os.close(fd)
-            raise
-        slot = OpenFile(fd, piece.file.num_bytes, data)
+        slot = _open_file(fd, piece.file.num_bytes)
         held = self._held[version, piece.file.name] = _Held(manifest, piece, slot, self._clock())
         return held
-
-    def _slot_data(self, name: str, fd: int, num_bytes: int) -> memoryview:
-        inode = os.fstat(fd).st_ino
-        kept = self._maps.get(name)
-        if kept is None or kept[0] != inode or len(kept[1]) < num_bytes:
-            kept = self._maps[name] = (inode, _mapped(fd, num_bytes))
-        return kept[1][:num_bytes]
 
     def _open(self, held: _Held, name: str) -> OpenFile:
         """The data file is open already; the delta lies beside it, and is written under the same lock."""
@@ -220,11 +200,7 @@ class HeldSlots:
                 fd = open_own(self._folder / name, os.O_RDONLY)
             except (OSError, ValueError):
                 raise NoSuchFileError from None
-            try:
-                held.files[name] = OpenFile(fd, delta.num_bytes, _mapped(fd, delta.num_bytes))
-            except SnapshotError:
-                os.close(fd)
-                raise
+            held.files[name] = _open_file(fd, delta.num_bytes)
         return held.files[name]
 
     def _latest(self) -> WeightManifest | None:
@@ -244,10 +220,9 @@ def _has_file(piece: PieceEntry, name: str) -> bool:
     return name == piece.file.name or (piece.delta is not None and name == piece.delta.name)
 
 
-def _mapped(fd: int, num_bytes: int) -> memoryview:
-    if num_bytes == 0:
-        return memoryview(b"")
-    try:
-        return memoryview(mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
-    except (ValueError, OSError) as e:
-        raise SnapshotError(f"a file that is announced with {num_bytes} bytes can't be mapped: {e}") from None
+def _open_file(fd: int, num_bytes: int) -> OpenFile:
+    """Takes over `fd`, and closes it where the file is too short."""
+    if os.fstat(fd).st_size < num_bytes:
+        os.close(fd)
+        raise SnapshotError(f"a file that is announced with {num_bytes} bytes is shorter")
+    return OpenFile(fd, num_bytes)

@@ -5,9 +5,8 @@ import blake3
 import numpy as np
 import pytest
 
-from bridge.object_store import open_place
 from bridge.snapshots.remote import fetcher as fetching
-from bridge.snapshots.remote.download import Chunks, ObjectPlace, Patience, StoppedError, Tally, download
+from bridge.snapshots.remote.download import Chunks, Patience, StoppedError, Tally, download
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, UnreachableError, hashed, unhashed
 from bridge.weight_types import FileEntry
 from tests.bridge.snapshots.served import OTHER_TOKEN, TOKEN, Request, ScriptedServer, send_range
@@ -20,17 +19,6 @@ QUICK = Patience(
     num_ranges=3, range_bytes=4 * CHUNK, silence_s=0.3, give_up_s=1.0, first_backoff_s=0.01, last_backoff_s=0.02
 )
 CLOSED = "http://127.0.0.1:1"
-
-
-@pytest.fixture(autouse=True, params=["plain", "obstore"])
-def way(request, monkeypatch):
-    """By what the servers are read: obstore, which reads https, must do the same."""
-    if request.param == "obstore":
-        monkeypatch.setattr(
-            fetching,
-            "PlainPlace",
-            lambda url, token: ObjectPlace(open_place(url, token=token, max_retries=0)),
-        )
 
 
 @pytest.fixture

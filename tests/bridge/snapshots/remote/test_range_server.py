@@ -3,13 +3,11 @@ import datetime
 import os
 import socket
 import ssl
-import threading
 
 import numpy as np
 import pytest
 
 from bridge.credentials import Tls
-from bridge.snapshots.remote import plain_http, slot_locks
 from bridge.snapshots.remote.range_server import listen
 from bridge.snapshots.snapshot_format import SnapshotBusyError
 from tests.bridge.snapshots.served import (
@@ -152,51 +150,6 @@ def test_reader_that_stops_reading_is_cut_off_and_the_writer_goes_on(tmp_path, s
             raise ConnectionError("cut off in the middle")
         stuck.close()
     writer.close()
-
-
-def test_nothing_is_sent_of_a_slot_that_is_unlocked_also_to_a_reader_that_shut_its_side(tmp_path, monkeypatch):
-    """A thread is about to send when the slot goes; the transport's own descriptor is closed by then."""
-    folder, clock = tmp_path / "w", Clock()
-    writer = open_writer(folder)
-    manifest = publish(writer, 1)
-    is_at_it, is_unlocked, has_ended = threading.Event(), threading.Event(), threading.Event()
-    sent = []
-    push, unlock = plain_http._push, slot_locks._Held.unlock
-
-    def push_when_unlocked(connection, data):
-        is_at_it.set()
-        is_unlocked.wait(10)
-        try:
-            sent.append(push(connection, data))
-        except OSError:
-            sent.append(0)
-        finally:
-            has_ended.set()
-        return len(data)
-
-    def unlock_and_look(held):
-        unlock(held)
-        is_unlocked.set()
-        has_ended.wait(10)  # before anything else of the server runs
-
-    monkeypatch.setattr(plain_http, "_push", push_when_unlocked)
-    monkeypatch.setattr(slot_locks._Held, "unlock", unlock_and_look)
-    with serving(folder, clock=clock) as running:
-        host, port = running.url.split("//")[1].split(":")
-        with socket.create_connection((host, int(port))) as reader:
-            reader.sendall(f"GET {file_path(manifest)} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            assert is_at_it.wait(10)
-            door = running.server.door
-            assert door is not None
-            (transport,) = door._proven
-            reader.shutdown(socket.SHUT_WR)
-            wait_until(lambda: transport.get_extra_info("socket").fileno() == -1, "the transport closes its own")
-            publish(writer, 2)
-            wait_until(lambda: running.server.slots._held[at(1), "slot-0"].superseded_s is not None, "the server knows")
-            clock.now_s += 100.0
-            assert has_ended.wait(10)
-    writer.close()
-    assert sent == [0]
 
 
 def test_many_readers_that_stand_still_hold_up_nobody_else(tmp_path):

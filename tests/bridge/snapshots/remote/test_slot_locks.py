@@ -1,7 +1,6 @@
 import os
 import types
 
-import numpy as np
 import pytest
 
 from bridge.snapshots.remote.slot_locks import GoneError, HeldSlots, NoSuchFileError
@@ -112,29 +111,15 @@ def test_slot_that_a_writer_already_overwrites_is_gone(slots, writer):
         read(slots, 1)
 
 
-def test_idle_version_is_let_go_and_taken_again_and_its_memory_kept_as_long_as_the_folder(slots, writer, clock):
+def test_idle_version_is_let_go_and_taken_again(slots, writer, clock):
     publish(writer, 1)
     num_open = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         assert read(slots, 1) == values(1).tobytes()
-        assert len(os.listdir("/proc/self/fd")) == num_open + 2
-        clock.now_s += 1.0
-        slots.sweep()
         assert len(os.listdir("/proc/self/fd")) == num_open + 1
-    writer.remove()
-    num_open = len(os.listdir("/proc/self/fd"))
-    slots.sweep()
-    assert len(os.listdir("/proc/self/fd")) == num_open - 1
-
-
-def test_mapped_memory_is_that_of_the_version_whatever_was_mapped_before(slots, writer, clock):
-    for step, num_values in [(1, 100), (2, 100), (3, 5000), (4, 10), (5, 50_000), (6, 50_000), (7, 7)]:
-        w = np.random.default_rng(step).standard_normal(num_values).astype(np.float32)
-        manifest = writer.write(at(step), {"w": w}, dtype="float32")
-        with slots.reading(RUN, at(step), manifest.pieces[0].file.name, abort=never) as file:
-            assert bytes(file.data) == w.tobytes()
         clock.now_s += 1.0
         slots.sweep()
+        assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_slot_shorter_than_announced_is_refused_and_not_held(slots, writer, folder):
@@ -179,7 +164,7 @@ def test_slow_reader_keeps_its_version_however_many_come_and_the_writer_does_not
         for step in range(2, 9):
             publish(writer, step)
             passes(slots, clock, 12.0)
-            assert bytes(file.data) == values(1).tobytes()
+            assert os.pread(file.fd, file.num_bytes, 0) == values(1).tobytes()
     passes(slots, clock, 9.0)
     assert read(slots, 1) == values(1).tobytes()  # its connection broke, and it went on
     passes(slots, clock, 10.0)
@@ -208,7 +193,7 @@ def test_one_version_is_kept_at_a_time_and_when_its_readers_are_done_the_next(pa
     for step in range(6, 10):
         publish(writer, step)
         passes(slots, clock, 12.0)
-    assert bytes(file.data) == values(4).tobytes()
+    assert os.pread(file.fd, file.num_bytes, 0) == values(4).tobytes()
     reading.__exit__(None, None, None)
 
 
