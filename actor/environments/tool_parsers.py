@@ -1,4 +1,4 @@
-"""Tool calls in what a model answered, by named parsers: text in, calls out, or what is wrong with them. Pure.
+"""Tool calls in what a model wrote, by named parsers: text in, calls out, or what is wrong with them. Pure.
 
 A model may write anything: nothing here raises by it. What is wrong is said in a sentence that it is to read. A call in
 another form than the parser's is such a sentence, too, where it is not taken: a turn is without calls only if nothing
@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
+
+from bridge.thinking import DEFAULT, ThinkingFormat
 
 MAX_CALLS = 32
 
@@ -32,19 +34,22 @@ class Calls:
     """What is wrong with a call."""
 
 
-def parse(parser: str, answer: str, tools: Collection[str]) -> Calls:
-    """The calls in an answer.
+def parse(parser: str, text: str, tools: Collection[str], *, thinking: ThinkingFormat | None = DEFAULT) -> Calls:
+    """The calls in a turn, outside its thinking.
 
     Args:
       parser: one of `PARSERS`.
-      answer: a turn outside its thinking, as `Environment.step` gets it; special tokens as text.
+      text: a turn, special tokens as text.
       tools: the names that may be called.
+      thinking: the marks that part the thinking from the answer; None: `text` is an answer already, as the action is
+        that `Environment.step` gets, and all of it is read.
 
     Raises:
       ValueError: no such parser.
     """
     if parser not in PARSERS:
         raise ValueError(f"no parser of tool calls {parser!r}; there are {', '.join(PARSERS)}")
+    answer = text if thinking is None else thinking.split(text).answer
     try:
         calls = PARSERS[parser](answer, tools) or _refuse_other_forms(parser, answer, tools)
     except _WrongCallError as e:

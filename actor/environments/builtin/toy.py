@@ -25,7 +25,7 @@ class Calculator:
     def step(self, action: str) -> Step:
         """Results of the calls in it, or what is wrong with them; without any: 1 for the right answer, and the end."""
         row = self._row
-        parsed = parse(row["parser"], action, (row["tool"],))
+        parsed = parse(row["parser"], action, (row["tool"],), thinking=None)
         if parsed.error:
             return self._tell(f"Error: {parsed.error}")
         if not parsed.calls:

@@ -51,6 +51,9 @@ LLAMA = {"name": "calc", "parameters": {"expression": "1+2"}}
         ("hermes", hermes(json.dumps(LLAMA))),
         ("hermes", hermes(json.dumps({"type": "function", "function": BARE}))),
         ("hermes", hermes(json.dumps(BARE | {"arguments": json.dumps(BARE["arguments"])}))),
+        ("hermes", "<think>" + hermes('{"name": "look"}') + "</think>" + hermes(json.dumps(BARE))),
+        ("hermes", "maybe <tool_call></think>" + hermes(json.dumps(BARE))),
+        ("llama3", "[THINK]" + json.dumps({"name": "look"}) + "[/THINK]" + json.dumps(LLAMA)),
         ("llama3", json.dumps(LLAMA, indent=4)),
         ("llama3", json.dumps([LLAMA])),
         ("llama3", json.dumps({"type": "function"} | LLAMA)),
@@ -65,9 +68,9 @@ def test_parse_takes_a_call_in_other_dress(parser, text):
 
 
 @pytest.mark.parametrize("text", ["<think>{}</think>", "[THINK]{}", "{}</think>3"])
-def test_parse_reads_the_whole_answer_whatever_marks_of_thinking_it_has(text):
+def test_parse_reads_all_of_what_is_an_answer_already_whatever_marks_of_thinking_it_has(text):
     """The run's own marks, which may be others or none, have parted it from the thinking before."""
-    assert parse("hermes", text.format(hermes(json.dumps(BARE))), TOOLS) == Calls(calls=(CALL,))
+    assert parse("hermes", text.format(hermes(json.dumps(BARE))), TOOLS, thinking=None) == Calls(calls=(CALL,))
 
 
 def test_parse_takes_tags_within_a_call_for_its_text():
