@@ -331,7 +331,7 @@ class SnapshotDraft:
     def buffer(self, name: str) -> np.ndarray:
         """The tensor's place in the slot, to be filled completely before `commit`.
 
-        It holds what an earlier version left there. Cast straight into it (`cast.cast_all_into`).
+        It holds what an earlier version left there. Cast straight into it (`shared_memory.cast_all_into`).
 
         Raises:
           KeyError: `begin` was not told of this tensor.

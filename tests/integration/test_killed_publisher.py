@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import Version
-from bridge.snapshots import shared_memory
 from bridge.snapshots.snapshot_format import latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import fetch, map_tensors
 from configs.sections import PublishConfig
+from learner.publish import publisher
 from learner.publish.publisher import Publisher
 from tests.integration.support.processes import kill, spawn
 from tests.learner.streams import MODEL, fresh_params
@@ -45,7 +45,7 @@ def publish_one_and_half_of_another(folder: Path) -> None:
         print("half", flush=True)
         threading.Event().wait()
 
-    shared_memory.cast_all_into = half
+    publisher.cast_all_into = half
     published.publish(params_of(2), step=2)
     published.finish()
 

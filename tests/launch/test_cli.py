@@ -182,6 +182,7 @@ def test_usage_errors_bugs_keep_their_traceback():
 
 PROGRAM = """
 from launch import cli
+from launch.startup import prepare_run
 def main():
     with cli.usage_errors():
         prepared = prepare_run.prepare(("learner", "actor"))

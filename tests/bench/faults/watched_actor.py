@@ -17,6 +17,7 @@ import numpy as np
 
 from actor.weights.source import RemoteSource
 from bridge.snapshots import snapshot_format
+from bridge.snapshots.remote import download
 from bridge.snapshots.snapshot_format import TensorTable
 from bridge.store.sql.sql_store import SqlStore
 from bridge.weight_types import FileEntry, WeightManifest
@@ -60,7 +61,7 @@ def watch_source() -> None:
         return snapshot_format.is_chunk(chunk, file, index)
 
     RemoteSource.fetch = watched
-    snapshot_format.is_chunk = is_chunk
+    download.is_chunk = is_chunk
 
 
 def use_numpy_engine() -> None:

@@ -111,9 +111,9 @@ def break_rule(how: str) -> None:
     if how == "stale books":
         _restore_stale_books()
         return
-    from learner.update import packing
+    from learner.schedule import rollout_stream
 
-    pack, is_done = packing.pack_groups, False
+    pack, is_done = rollout_stream.pack_groups, False
 
     def packed(groups: Sequence[Any], **kwargs: Any) -> list[Any]:
         nonlocal is_done
@@ -126,7 +126,7 @@ def break_rule(how: str) -> None:
         flat = tuple(dataclasses.replace(r, reward=0.0) for r in first.rollouts)
         return pack([dataclasses.replace(first, rollouts=flat), *others], **kwargs)
 
-    packing.pack_groups = packed
+    rollout_stream.pack_groups = packed
 
 
 def _restore_stale_books() -> None:

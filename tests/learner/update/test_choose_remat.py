@@ -307,8 +307,9 @@ from learner.update import auto_remat
 from learner.update.train_step import build_steps
 from tests.learner.update.test_choose_remat import MODEL, config_of
 
-auto_remat.host_bytes = lambda: 2**40 if hosts.is_leader else 0  # a large machine, and one that is too small for
-anything model = dataclasses.replace(MODEL, hidden_size=512)
+# A large machine, and one that is too small for anything.
+auto_remat.host_bytes = lambda: 2**40 if hosts.is_leader else 0
+model = dataclasses.replace(MODEL, hidden_size=512)
 print(build_steps(model, config_of("auto"), make_mesh(fsdp=4), hosts).remat)
 try:
     build_steps(model, config_of("auto"), make_mesh(fsdp=4))

@@ -19,6 +19,7 @@ from actor.vllm.updates import Updates
 from actor.vllm.worker_channel import Control
 from actor.weights.source import RemoteSource
 from bridge.snapshots import snapshot_format
+from bridge.snapshots.remote import download
 from bridge.snapshots.snapshot_format import TensorTable
 from bridge.weight_types import FileEntry, WeightManifest
 from configs.schema import Config
@@ -54,7 +55,7 @@ def watch_source() -> None:
         return snapshot_format.is_chunk(chunk, file, index)
 
     RemoteSource.fetch = watched
-    snapshot_format.is_chunk = is_chunk
+    download.is_chunk = is_chunk
 
 
 def watch_engine() -> None:

@@ -16,6 +16,7 @@ import types
 import numpy as np
 
 from bridge.snapshots import snapshot_format
+from bridge.snapshots.remote import download
 from bridge.snapshots.snapshot_format import TensorTable
 from bridge.weight_types import FileEntry
 from configs.schema import Config
@@ -56,7 +57,7 @@ def watch_downloads() -> None:
             die_at("prefetch", num_chunks // file.num_chunks)
         return snapshot_format.is_chunk(chunk, file, index)
 
-    snapshot_format.is_chunk = is_chunk
+    download.is_chunk = is_chunk
 
 
 def main() -> None:
