@@ -8,14 +8,15 @@ Train tickets obey the policy:
   group is in F. A slot frees when all requests of a group have ended, whether or not its rewards are known. Several
   actors serve one frontier: the store hands out what is in it (`bridge/store/claim.py`);
 * window(sequences): in-flight generation (PipelineRL Algorithm 2). So many sequences in progress, as one ends the next
-  begins; of several actors each has its part of them (`part_of`). A ticket more is kept in hand, so that no place waits
-  for a claim; but not under a bound on the lag, where tickets are few and one in hand is another engine's idle place.
+  begins; of several actors each has its part of them (`sequences_per_engine`). A ticket more is kept in hand, so that
+  no place waits for a claim; but not under a bound on the lag, where tickets are few and one in hand is another
+  engine's idle place.
 
 A group is told by its order: tickets of single samples share their group's. Of those an actor takes its part of a
-group, ceil(K places / places of all engines), before any more of it (`group_part`): else whoever claims all that it has
-room for would take whole groups, and a long prompt's long responses would run on one engine after all (prompt
-replication, ROLL Flash). It takes so much of as many groups as it has room for in one claim: claimed group by group, a
-round's last samples would begin when its first have ended.
+group, ceil(K places / places of all engines), before any more of it (`samples_per_engine`): else whoever claims all
+that it has room for would take whole groups, and a long prompt's long responses would run on one engine after all
+(prompt replication, ROLL Flash). It takes so much of as many groups as it has room for in one claim: claimed group by
+group, a round's last samples would begin when its first have ended.
 
 The store is the deferred queue: it hands out the lowest orders first, and `num_to_claim` asks only for
 what could start now, so the rest stays there for other actors. Evaluations and probes go first, take
@@ -109,7 +110,7 @@ class Admission:
             tickets_per_group=num_requests if config.admission.unit == "sample" else 1,
             sequences=config.sequences if config.admission.policy == "window" else None,
             max_in_flight=config.environments.max_in_flight if config.environments_played else 0,
-            num_spare=int(config.admission.policy == "window" and config.lag_bound is None),
+            num_spare=int(config.admission.policy == "window" and config.max_lag_steps is None),
         )
 
     @property
@@ -128,34 +129,34 @@ class Admission:
         return sum(s.num_left for s in self._served.values())
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Requests that may be in service at once, whatever else bounds them."""
         return max(self.max_sequences, self.max_in_flight)
 
     @property
-    def room(self) -> int:
+    def num_free(self) -> int:
         """Requests that may begin now; below 0 where more run than may."""
-        bound = self.places if self._part is None else min(self._part, self.places)
+        bound = self.capacity if self._part is None else min(self._part, self.capacity)
         return bound - self.num_sequences
 
-    def share_among(self, engines: Mapping[int, int]) -> None:
+    def rebalance(self, engines: Mapping[int, int]) -> None:
         """From here on so many engines serve, this one among them, by the sequences that each runs at once."""
         self.num_engines = sum(engines.values())
         self._shared_places = sum(size * num for size, num in engines.items())
         if self._sequences is not None:
-            self._part = part_of(self._sequences, engines)
+            self._part = sequences_per_engine(self._sequences, engines)
 
     @property
-    def group_part(self) -> int | None:
+    def samples_per_engine(self) -> int | None:
         """Single samples of a group that are this engine's part of it; None where there is nothing to share."""
         if self._tickets_per_group == 1 or self.num_engines == 1:
             return None
-        return -(-self._tickets_per_group * self.places // self.all_places)
+        return -(-self._tickets_per_group * self.capacity // self.all_places)
 
     @property
     def all_places(self) -> int:
         """Places of all engines that share the tickets, as they last said."""
-        return max(self.places, self._shared_places)
+        return max(self.capacity, self._shared_places)
 
     def num_to_claim(self) -> int:
         """How many tickets to claim now: those that could start, and the spare ones of a window."""
@@ -163,7 +164,7 @@ class Admission:
             num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
             free = max(0, self.width * self._tickets_per_group - num_train)
         else:
-            free = -(-max(0, self.room) // self._requests_per_ticket) + self._num_spare
+            free = -(-max(0, self.num_free) // self._requests_per_ticket) + self._num_spare
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:
@@ -210,12 +211,12 @@ class Admission:
     def _has_room(self, ticket: Ticket) -> bool:
         # A group may start in a place too small for it: what is over waits inside the engine, by order.
         if _is_pinned(ticket) or self.policy != "frontier":
-            return self.room > 0
+            return self.num_free > 0
         groups = {s.ticket.order for s in self._served.values() if not _is_pinned(s.ticket)}
         return ticket.order in groups or len(groups) < self.width
 
 
-def part_of(total: int, engines: Mapping[int, int]) -> int:
+def sequences_per_engine(total: int, engines: Mapping[int, int]) -> int:
     """An engine's part of the sequences that all keep in service, if it has places for it.
 
     Equal parts; what an engine is too small for goes to the larger ones.

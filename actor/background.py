@@ -27,13 +27,13 @@ CHANGES_GAP_S = 0.005
 """Between two rings: in a storm of changes the store is read once for many."""
 
 
-async def follow_store(actor: Actor) -> NoReturn:
+async def watch_store(actor: Actor) -> NoReturn:
     """Rings the actor's bells when something in the store may have changed; waits in a thread."""
     mark = await asyncio.to_thread(actor.store.mark)
     while True:
         await asyncio.to_thread(actor.store.wait, mark, HEARD, timeout_s=WAIT_S)
         now = await asyncio.to_thread(actor.store.mark)
-        actor.hear(topic for topic in HEARD if now[topic] != mark[topic])
+        actor.on_store_event(topic for topic in HEARD if now[topic] != mark[topic])
         mark = now
         await asyncio.sleep(CHANGES_GAP_S)
 
@@ -52,27 +52,27 @@ class RunFinished(Exception):  # noqa: N818  # nothing went wrong
         super().__init__(f"its last version is {finished.version}")
 
 
-async def follow_end(actor: Actor) -> NoReturn:
+async def watch_run_end(actor: Actor) -> NoReturn:
     """Ends the actor with its run.
 
     Raises:
       RunFinished: the learner says so. One that only died may be started again, so its actors wait.
     """
-    told = actor.told["run"]
+    told = actor.store_events["run"]
     while True:
         count = told.count
         finished = await asyncio.to_thread(actor.store.finished)
         if finished is not None:
             raise RunFinished(finished)
         await asyncio.sleep(GAP_S)
-        await told.after(count, timeout_s=LOOK_S)
+        await told.wait_past(count, timeout_s=LOOK_S)
 
 
 LEASED_S = 1.0
 """How often the store is asked what is leased to this actor though it told of no change; it is one read."""
 
 
-async def keep_leases(actor: Actor) -> None:
+async def renew_leases(actor: Actor) -> None:
     """Renews what is held, and what is on its way to the store."""
     while True:
         await asyncio.sleep(actor.limits.lease_s / 3)
@@ -82,15 +82,15 @@ async def keep_leases(actor: Actor) -> None:
             _forget(actor, set(ids) - set(kept), why="lease lost")
 
 
-async def follow_withdrawals(actor: Actor) -> None:
+async def watch_withdrawals(actor: Actor) -> None:
     """Aborts the requests of tickets that this actor does not hold any more.
 
     At once: a loser's requests take room in the engine that the next round wants.
     """
-    told = actor.told["tickets"]
+    told = actor.store_events["tickets"]
     count = told.count
     while True:
-        await told.after(count, timeout_s=LEASED_S)
+        await told.wait_past(count, timeout_s=LEASED_S)
         count = told.count
         held = set(actor.held)  # before the store is asked: what is claimed meanwhile is in neither
         if held:
@@ -109,28 +109,28 @@ _LOOK_S = 0.5
 """How often what is left is looked at though no request ended: a group's last reward comes later."""
 
 
-async def leave(actor: Actor) -> None:
+async def shut_down(actor: Actor) -> None:
     """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be stored."""
     start_s = time.monotonic()
-    actor.leave()
+    actor.shut_down()
     logging.info("actor leaves groups=%d", actor.num_groups)
     while actor.num_groups or actor.admission.waiting:
         count = actor.group_ended.count
         if actor.admission.waiting:
-            await actor.give_back_waiting()
+            await actor.release_waiting()
         if actor.num_groups:
-            await actor.group_ended.after(count, timeout_s=_LOOK_S)
-    actor.timeline.took("leave", start_s, time.monotonic())
+            await actor.group_ended.wait_past(count, timeout_s=_LOOK_S)
+    actor.timeline.took("shutdown", start_s, time.monotonic())
 
 
-async def beat(actor: Actor) -> None:
+async def heartbeat_loop(actor: Actor) -> None:
     """Says that this actor lives, and hears who else does."""
     while True:
-        await say_alive(actor)
+        await send_heartbeat(actor)
         await asyncio.sleep(actor.limits.heartbeat_s)
 
 
-async def watch(actor: Actor) -> None:
+async def engine_watchdog(actor: Actor) -> None:
     """Finds an engine that has died, whatever waits for it just then, or that hangs.
 
     Raises:
@@ -153,9 +153,9 @@ async def watch(actor: Actor) -> None:
         await asyncio.sleep(min(MAX_LOOK_S / 2, actor.limits.stall_s / 4))
 
 
-async def say_alive(actor: Actor) -> None:
+async def send_heartbeat(actor: Actor) -> None:
     """One heartbeat, and a look at how many engines serve: they share the tickets."""
-    async with actor.saying:
+    async with actor.heartbeat_lock:
         await _say_alive(actor)
 
 
@@ -167,7 +167,7 @@ async def _say_alive(actor: Actor) -> None:
         num_refused_snapshots=actor.weights.num_refused,
         num_in_service=len(actor.admission.in_service),
         num_waiting=len(actor.admission.waiting),
-        is_leaving=actor.is_leaving,
+        is_shutting_down=actor.is_shutting_down,
         num_groups=tally.num_emitted,
         num_dropped_groups=tally.num_dropped,
         num_verifier_failures=rewards.num_failures,
@@ -180,8 +180,8 @@ async def _say_alive(actor: Actor) -> None:
         num_episode_bad_replies=failures["reply"],
         num_episode_bad_starts=failures["start"],
         num_sampled_tokens=stats.num_sampled_tokens,
-        num_emitted_tokens=tally.num_emitted_tokens,
-        max_sequences=actor.admission.places,
+        num_submitted_tokens=tally.num_submitted_tokens,
+        max_sequences=actor.admission.capacity,
         num_running=stats.num_running,
         num_engine_waiting=stats.num_waiting,
         kv_usage=stats.kv_usage,
@@ -190,11 +190,13 @@ async def _say_alive(actor: Actor) -> None:
     )
     version = actor.engine.version
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, version, report))
-    serves = version is not None and not report.is_leaving
-    engines = collections.Counter(await asyncio.to_thread(actor.store.engines, anew=serves and not actor.is_counted))
+    serves = version is not None and not report.is_shutting_down
+    engines = collections.Counter(
+        await asyncio.to_thread(actor.store.engine_capacity, anew=serves and not actor.is_counted)
+    )
     if not serves or not engines:
         engines[report.max_sequences] += 1  # itself: as soon as it serves, or where its own sign came too late
-    actor.share_among(engines, is_counted=serves)
+    actor.rebalance(engines, is_counted=serves)
 
 
 def heartbeat(name: str, version: Version | None, report: ActorReport | None) -> Heartbeat:

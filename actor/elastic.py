@@ -73,7 +73,7 @@ class StepStats:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ElasticDecision:
     """What the engine should be from now on."""
 
     max_sequences: int
@@ -81,7 +81,7 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ElasticBounds:
     """What a decision keeps within."""
 
     min_sequences: int
@@ -103,11 +103,11 @@ class Bounds:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class ElasticShare:
+class ElasticPolicy:
     """The planner's state."""
 
     size: EngineSize
-    bounds: Bounds
+    bounds: ElasticBounds
     max_sequences: int
     tensor_parallel_size: int
     by_round: bool = True
@@ -122,13 +122,13 @@ class ElasticShare:
         """Whether so many responses are a step, if a new weights version came since it began; none show nothing."""
         return num_finished >= (1 if self.by_round else self.max_sequences)
 
-    def observe(self, step: StepStats) -> Decision:
+    def observe(self, step: StepStats) -> ElasticDecision:
         """Takes a step in; returns what the next ones should run with."""
         size = self._next_size(step)
         if size <= self.tensor_parallel_size:  # a larger engine makes the room that fewer sequences would
             self.max_sequences = self._next_sequences(step)
         self.tensor_parallel_size = size
-        return Decision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
+        return ElasticDecision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
 
     def _next_size(self, step: StepStats) -> int:
         now, before = self.tensor_parallel_size, self.last_of_kind.get(step.is_race)

@@ -16,8 +16,8 @@ from typing import NoReturn
 import msgspec
 from absl import logging
 
-from actor.background import leave
-from actor.elastic import ElasticShare, StepStats
+from actor.background import shut_down
+from actor.elastic import ElasticPolicy, StepStats
 from actor.engine_protocol import EngineStats
 from actor.loop import Actor
 from bridge.files import replace_file
@@ -25,8 +25,8 @@ from bridge.rollout_types import Ticket, Version
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """How large an engine is, which can't be changed while it runs; an actor's deadlines are `actor.loop.Limits`."""
+class EngineSizeOverride:
+    """How large an engine is, which can't be changed while it runs (deadlines: `actor.loop.ActorLimits`)."""
 
     max_num_seqs: int
     tensor_parallel_size: int
@@ -37,10 +37,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     tensor_parallel_size: int | None = None
 
 
-class LimitsFile:
+class EngineSizeFile:
     """`limits/<actor>.json`, read when it changes."""
 
-    def __init__(self, path: pathlib.Path, *, default: EngineLimits, max_tensor_parallel_size: int) -> None:
+    def __init__(self, path: pathlib.Path, *, default: EngineSizeOverride, max_tensor_parallel_size: int) -> None:
         """`default` fills in what the file leaves out; nothing is read yet."""
         self.path = path
         self.refused_path = path.with_suffix(".refused.json")
@@ -48,7 +48,7 @@ class LimitsFile:
         self._max_tensor_parallel_size = max_tensor_parallel_size
         self._seen: tuple[int, int, int] | None = None
 
-    def read(self) -> EngineLimits:
+    def read(self) -> EngineSizeOverride:
         """The limits; the default if there is no file.
 
         Raises:
@@ -65,7 +65,7 @@ class LimitsFile:
                 f'{self.path}: {e}; want {{"max_num_seqs": {self._default.max_num_seqs}, '
                 f'"tensor_parallel_size": {self._default.tensor_parallel_size}}}'
             ) from e
-        limits = EngineLimits(
+        limits = EngineSizeOverride(
             max_num_seqs=self._default.max_num_seqs if given.max_num_seqs is None else given.max_num_seqs,
             tensor_parallel_size=(
                 self._default.tensor_parallel_size if given.tensor_parallel_size is None else given.tensor_parallel_size
@@ -80,7 +80,7 @@ class LimitsFile:
             )
         return limits
 
-    def read_if_changed(self) -> EngineLimits | None:
+    def read_if_changed(self) -> EngineSizeOverride | None:
         """The limits if the file is there and another one than at the last call.
 
         Raises:
@@ -96,7 +96,7 @@ class LimitsFile:
         self._seen = seen
         return self.read()
 
-    def write(self, limits: EngineLimits) -> None:
+    def write(self, limits: EngineSizeOverride) -> None:
         """Replaces the file, whole."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, msgspec.json.encode(dataclasses.asdict(limits)))
@@ -119,8 +119,8 @@ class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
 
 
 @dataclasses.dataclass(slots=True)
-class Step:
-    """The engine's load over one step so far; `ElasticShare.is_whole` says when it is one."""
+class StepLoad:
+    """The engine's load over one step so far; `ElasticPolicy.is_whole` says when it is one."""
 
     version: Version | None
     start: EngineStats
@@ -150,15 +150,15 @@ class Step:
         return self.end.num_preempted - self.start.num_preempted
 
 
-async def follow_limits(actor: Actor, *, file: LimitsFile, share: ElasticShare | None) -> NoReturn:
+async def elastic_control_loop(actor: Actor, *, file: EngineSizeFile, share: ElasticPolicy | None) -> NoReturn:
     """Adapts what runs at once (with a `share`), and ends the actor when its engine should be another one.
 
     Raises:
       ResizeRequest: the file asks for other limits, and nothing is in progress any more.
     """
     size = actor.engine.size
-    current = EngineLimits(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
-    step = Step(actor.engine.version, actor.engine.stats, actor.engine.stats)
+    current = EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
+    step = StepLoad(actor.engine.version, actor.engine.stats, actor.engine.stats)
     while True:
         try:
             wanted = file.read_if_changed()
@@ -166,14 +166,14 @@ async def follow_limits(actor: Actor, *, file: LimitsFile, share: ElasticShare |
             logging.error("limits ignored: %s", e)
             wanted = None
         if wanted is not None and wanted != current:
-            await leave(actor)
+            await shut_down(actor)
             raise ResizeRequest(f"{current} become {wanted}")
         if share is not None:
             step = observe(actor, file, share, step)
         await asyncio.sleep(LIMITS_POLL_S)
 
 
-def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> Step:
+def observe(actor: Actor, file: EngineSizeFile, share: ElasticPolicy, step: StepLoad) -> StepLoad:
     """Looks at the load; at a step's end bounds what runs at once, and asks for another size by the file."""
     stats, version = actor.engine.stats, actor.engine.version
     if version != step.version:
@@ -191,18 +191,18 @@ def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> 
             )
         )
         if decision.max_sequences != sequences_before:
-            actor.bound_sequences(decision.max_sequences)
+            actor.set_max_sequences(decision.max_sequences)
             actor.timeline.instant("max_sequences", value=decision.max_sequences, preempted=step.num_preempted)
         if decision.tensor_parallel_size != size_before:
             file.write(
-                EngineLimits(
+                EngineSizeOverride(
                     max_num_seqs=actor.engine.size.max_num_seqs,
                     tensor_parallel_size=decision.tensor_parallel_size,
                 )
             )
-        step = Step(version, stats, stats)
+        step = StepLoad(version, stats, stats)
     elif version != step.version and share.by_round:
-        step = Step(version, stats, stats)  # a round without a response of this engine
+        step = StepLoad(version, stats, stats)  # a round without a response of this engine
     is_full = actor.admission.num_sequences >= share.max_sequences
     step.add(stats, actor.admission.in_service, is_full=is_full)
     return step

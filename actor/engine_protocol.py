@@ -182,7 +182,7 @@ class WeightLoadError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PartialSample:
     """Tokens of one request, complete or not."""
 
     tokens: Int32[np.ndarray, " T"]
@@ -190,7 +190,7 @@ class Part:
     token_versions: tuple[Version, ...]
 
 
-def join(parts: Sequence[Part], finish: Finish) -> Sample:
+def concat(parts: Sequence[PartialSample], finish: Finish) -> Sample:
     """One response out of the requests that made it."""
     return Sample(
         tokens=np.concatenate([p.tokens for p in parts]),
@@ -200,8 +200,8 @@ def join(parts: Sequence[Part], finish: Finish) -> Sample:
     )
 
 
-def rest(
-    prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, parts: Sequence[Part]
+def continuation(
+    prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, parts: Sequence[PartialSample]
 ) -> tuple[Int32[np.ndarray, " Q"], Sampling]:
     """The prompt and the limits of the request that goes on after `parts`.
 

@@ -12,12 +12,12 @@ from typing import Any
 from actor.admission import Admission
 from actor.engine_protocol import Engine, Sample
 from actor.environments.episode import Episodes
-from actor.leases import Fence, Holdings
-from actor.notifier import Bell
-from actor.rewards.scorer import Rewards
+from actor.leases import Fence, Leases
+from actor.notifier import Notifier
+from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Response
 from actor.sampling import Sampler
-from actor.serving import Serving
+from actor.serving import TicketServer
 from actor.weights.client import WeightClient
 from bridge.rollout_types import Ticket
 from bridge.store.protocol import TOPICS, ActorStore, FencedError, StoreLostError, Topic
@@ -25,14 +25,14 @@ from bridge.timeline import Timeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class ActorLimits:
     """How long things may take, in seconds, and how often they are tried."""
 
     lease_s: float
     max_attempts: int = 3
     """How often a ticket is tried whose responses can't be judged."""
     heartbeat_s: float = 2.0
-    swap_s: float = 120.0
+    swap_timeout_s: float = 120.0
     """A weight update that takes longer has hung."""
     stall_s: float = 120.0
     """An engine with requests that samples no token for so long, weight updates aside, has hung."""
@@ -45,7 +45,7 @@ CLAIM_S = 1.0
 """How often the store is asked for tickets though nobody said that there are any: a lease may have ended."""
 
 
-Duty = Callable[["Actor"], Coroutine[Any, Any, None]]
+BackgroundTask = Callable[["Actor"], Coroutine[Any, Any, None]]
 """What an actor does beside its loop, for as long as it serves; what it raises ends the actor."""
 
 
@@ -62,13 +62,13 @@ class Actor:
         store: ActorStore,
         engine: Engine,
         weights: WeightClient,
-        rewards: Rewards,
+        rewards: RewardScorer,
         read: Callable[[Ticket, Sample], Response],
         admission: Admission,
         timeline: Timeline,
-        limits: Limits,
-        drains: bool = False,
-        lag_bound: int | None = None,
+        limits: ActorLimits,
+        drain_before_swap: bool = False,
+        max_lag_steps: int | None = None,
         episodes: Episodes | None = None,
     ) -> None:
         """Puts the parts together; nothing starts.
@@ -83,22 +83,29 @@ class Actor:
           admission: which tickets are in service.
           timeline: where groups and weight updates are marked.
           limits: how long things may take.
-          drains: running requests end before weights are swapped.
-          lag_bound: updates that the start of a running sample may be behind the weights served; None for no bound.
+          drain_before_swap: running requests end before weights are swapped.
+          max_lag_steps: updates that the start of a running sample may be behind the weights served; None for no bound.
           episodes: plays tickets whose task names an environment; without, those are given up.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
-        self.admission, self.timeline, self.limits, self.drains = admission, timeline, limits, drains
-        self._changed = Bell()
+        self.admission, self.timeline, self.limits, self.drain_before_swap = (
+            admission,
+            timeline,
+            limits,
+            drain_before_swap,
+        )
+        self._changed = Notifier()
         """Something happened that may let a ticket start."""
-        self.told: Mapping[Topic, Bell] = {topic: Bell() for topic in TOPICS}
+        self.store_events: Mapping[Topic, Notifier] = {topic: Notifier() for topic in TOPICS}
         """Rung when the store tells of a change (`hear`)."""
-        self.sample_ended, self.group_ended = Bell(), Bell()
+        self.sample_ended, self.group_ended = Notifier(), Notifier()
         """Rung when a request ends; and when a group is stored, or given up."""
-        self.sampler = Sampler(engine, timeline=timeline, lag_bound=lag_bound, episodes=episodes)
-        self.fence = Fence(name, store, timeline=timeline, noticed=self.told["weights"])  # who follows them sees to it
-        self.holdings = Holdings(name, store, lease_s=limits.lease_s)
-        self.serving = Serving(
+        self.sampler = Sampler(engine, timeline=timeline, max_lag_steps=max_lag_steps, episodes=episodes)
+        self.fence = Fence(
+            name, store, timeline=timeline, noticed=self.store_events["weights"]
+        )  # who follows them sees to it
+        self.holdings = Leases(name, store, lease_s=limits.lease_s)
+        self.serving = TicketServer(
             actor=name,
             sampler=self.sampler,
             rewards=rewards,
@@ -113,7 +120,7 @@ class Actor:
         )
         self._groups: dict[str, asyncio.Task[None]] = {}
         """In progress, by their tickets' ids."""
-        self.saying = asyncio.Lock()
+        self.heartbeat_lock = asyncio.Lock()
         """Held while it says that it lives: one sign after the other, or an older one would be believed."""
         self._engines: dict[int, int] = {}
         self._is_counted = False
@@ -141,11 +148,11 @@ class Actor:
         return self._is_paused
 
     @property
-    def is_leaving(self) -> bool:
+    def is_shutting_down(self) -> bool:
         """Whether this actor only finishes what it has."""
         return self._is_leaving
 
-    async def run(self, duties: Iterable[Duty]) -> None:
+    async def run(self, duties: Iterable[BackgroundTask]) -> None:
         """Serves, the duties beside it; what it holds is given back when it ends.
 
         Raises:
@@ -162,33 +169,33 @@ class Actor:
                     await self._claim()
                     if self._takes_new:
                         for ticket in self.admission.admit(self.engine.version):
-                            self._begin(ticket, tasks)
-                    await self._changed.after(count, timeout_s=CLAIM_S)
+                            self._start(ticket, tasks)
+                    await self._changed.wait_past(count, timeout_s=CLAIM_S)
         except* StoreLostError:
             is_lost = True
             raise
         finally:
             if not is_lost:  # else the leases end by themselves
-                await self.holdings.give_back_all()
+                await self.holdings.release_all()
 
-    def hear(self, topics: Iterable[Topic]) -> None:
+    def on_store_event(self, topics: Iterable[Topic]) -> None:
         """The store tells that something of these may have changed."""
         for topic in topics:
-            self.told[topic].ring()
+            self.store_events[topic].notify()
             if topic == "tickets":
-                self._changed.ring()
+                self._changed.notify()
 
     def pause(self) -> None:
         """Claims and starts nothing until `resume`; what runs goes on."""
         self._is_paused = True
 
     def resume(self, restarting: Iterable[Ticket] = ()) -> None:
-        """Ends a pause; of `restarting` (what `end_groups` returned) those that are still held start again."""
+        """Ends a pause; of `restarting` (what `abort_all` returned) those that are still held start again."""
         self.admission.offer(t for t in restarting if t.id in self.held)
         self._is_paused = False
-        self._changed.ring()
+        self._changed.notify()
 
-    async def end_groups(self, ticket_ids: Iterable[str] | None = None) -> list[Ticket]:
+    async def abort_all(self, ticket_ids: Iterable[str] | None = None) -> list[Ticket]:
         """Ends groups in progress, their requests aborted; returns the tickets of them that are still held.
 
         Args:
@@ -205,34 +212,34 @@ class Actor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self.holdings.give_back_unput()
+        await self.holdings.release_unsubmitted()
         return tickets
 
-    async def give_back_waiting(self) -> None:
+    async def release_waiting(self) -> None:
         """Gives back the tickets that have not begun: other actors may serve them sooner."""
         tickets = self.admission.waiting
         for ticket in tickets:
             self.admission.remove(ticket.id)
-        await self.holdings.give_back(t.id for t in tickets)
+        await self.holdings.release(t.id for t in tickets)
 
     async def drop_all(self) -> None:
         """Ends every group in progress and forgets its ticket; nothing of it is on its way to the store any more."""
-        for ticket in await self.end_groups():
+        for ticket in await self.abort_all():
             self.forget(ticket.id)
-        await self.holdings.all_handed_in()
+        await self.holdings.all_submitted()
 
     def forget(self, ticket_id: str) -> None:
         """Lets go of a ticket that is not ours any more; its requests are aborted.
 
         Its place in the admission is free when its task has ended, not before: a sample of it may just have finished.
         """
-        self.holdings.forget(ticket_id)
+        self.holdings.drop(ticket_id)
         if ticket_id in self._groups:
             self._groups[ticket_id].cancel()
         else:
             self.admission.remove(ticket_id)
 
-    def share_among(self, engines: Mapping[int, int], *, is_counted: bool) -> None:
+    def rebalance(self, engines: Mapping[int, int], *, is_counted: bool) -> None:
         """From here on so many engines share the tickets, this one among them, by the sequences that each runs at once.
 
         `is_counted`: whether the store has heard that this one serves.
@@ -241,15 +248,15 @@ class Actor:
         if engines == self._engines:
             return
         self._engines = dict(engines)
-        self.admission.share_among(engines)
-        self._changed.ring()
+        self.admission.rebalance(engines)
+        self._changed.notify()
 
-    def bound_sequences(self, max_sequences: int) -> None:
+    def set_max_sequences(self, max_sequences: int) -> None:
         """From here on so many sequences may run at once; what runs beyond that goes on."""
         self.admission.max_sequences = max_sequences
-        self._changed.ring()
+        self._changed.notify()
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """From here on it claims and starts nothing any more and only finishes what it has."""
         self._is_leaving = True
 
@@ -257,10 +264,10 @@ class Actor:
     def _takes_new(self) -> bool:
         num_unstored = len(self._groups) - len(self.admission.in_service)
         is_held_up = num_unstored >= self.limits.max_unstored_groups
-        return not (self._is_paused or self._is_leaving or is_held_up or self.fence.must_start_over)
+        return not (self._is_paused or self._is_leaving or is_held_up or self.fence.must_restart)
 
     async def _claim(self) -> None:
-        if self.engine.version is None or self.weights.is_stuck or not self._takes_new:
+        if self.engine.version is None or self.weights.is_blocked or not self._takes_new:
             return
         while limit := self.admission.num_to_claim():
             try:
@@ -268,18 +275,18 @@ class Actor:
                     limit=limit,
                     width=self.admission.width if self.admission.policy == "frontier" else None,
                     among=1 if self.admission.policy == "window" else self.admission.num_engines,
-                    part=self.admission.group_part,
-                    places=self.admission.places,
+                    part=self.admission.samples_per_engine,
+                    places=self.admission.capacity,
                     all_places=self.admission.all_places,
-                    served=self.serving.take_just_served(),
+                    served=self.serving.pop_finished_tickets(),
                 )
             except FencedError:
-                await self.fence.look()
+                await self.fence.check()
                 return
-            await self.fence.look(tickets)
-            new = [t for t in tickets if not self.holdings.has(t)]  # our own lease may have run out
+            await self.fence.check(tickets)
+            new = [t for t in tickets if not self.holdings.holds(t)]  # our own lease may have run out
             await self._end_predecessors(new)
-            self.holdings.hold(new)
+            self.holdings.add(new)
             self.admission.offer(new)
             if not new or any(t.kind == "train" for t in new):
                 return  # else there may be more evaluations, which take no slot
@@ -292,7 +299,7 @@ class Actor:
         if ending:
             await asyncio.wait(ending)
 
-    def _begin(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
+    def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
         serving = tasks.create_task(self.serving.serve(ticket))
         self._groups[ticket.id] = serving
         # Not at the end of a coroutine: one that is cancelled before it begins has none.
@@ -302,4 +309,4 @@ class Actor:
         del self._groups[ticket_id]
         self.admission.remove(ticket_id)
         for bell in (self._changed, self.sample_ended, self.group_ended):
-            bell.ring()
+            bell.notify()

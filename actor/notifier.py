@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 
-class Bell:
+class Notifier:
     """Rung by whoever hears of a change; made anywhere, waited for in one event loop."""
 
     def __init__(self) -> None:
@@ -13,13 +13,13 @@ class Bell:
         """How often it has rung. Taken before looking at what may change, so that `after` misses nothing since."""
         self._next = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wakes all who wait."""
         self.count += 1
         self._next.set()
         self._next = asyncio.Event()
 
-    async def after(self, count: int, *, timeout_s: float) -> None:
+    async def wait_past(self, count: int, *, timeout_s: float) -> None:
         """Returns once it has rung more than `count` times, at the latest after `timeout_s`."""
         if self.count > count:
             return

@@ -16,7 +16,7 @@ from bridge.timeline import Timeline
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Request:
+class _EngineRequest:
     """A request in the engine."""
 
     start_step: int
@@ -30,12 +30,12 @@ class Sampler:
     """Makes requests, and knows for how long they have run, told in updates of the weights."""
 
     def __init__(
-        self, engine: Engine, *, timeline: Timeline, lag_bound: int | None, episodes: Episodes | None = None
+        self, engine: Engine, *, timeline: Timeline, max_lag_steps: int | None, episodes: Episodes | None = None
     ) -> None:
-        """No request runs; `lag_bound`, `episodes`: see `Actor`."""
+        """No request runs; `max_lag_steps`, `episodes`: see `Actor`."""
         self._episodes = episodes
-        self._engine, self._timeline, self._lag_bound = engine, timeline, lag_bound
-        self._running: dict[str, _Request] = {}
+        self._engine, self._timeline, self._lag_bound = engine, timeline, max_lag_steps
+        self._running: dict[str, _EngineRequest] = {}
         """Those for training, by their ids."""
         self._ended: dict[str, int] = {}
         """Start step of the oldest sample that has ended, by training ticket in service."""
@@ -52,7 +52,7 @@ class Sampler:
         while True:
             version = self._engine.version
             assert version is not None  # or the ticket would not have been admitted
-            request = _Request(version.step, asyncio.ensure_future(self._respond(ticket, request_id)))
+            request = _EngineRequest(version.step, asyncio.ensure_future(self._respond(ticket, request_id)))
             if ticket.kind == "train":
                 self._running[request_id] = request
             try:

@@ -20,9 +20,9 @@ from absl import logging
 from actor.admission import Admission
 from actor.engine_protocol import Episode, Sample
 from actor.environments.protocol import EpisodeError
-from actor.leases import Fence, Holdings
-from actor.notifier import Bell
-from actor.rewards.scorer import Judgement, Rewards
+from actor.leases import Fence, Leases
+from actor.notifier import Notifier
+from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
@@ -39,14 +39,14 @@ class GroupBuilder:
         self._ticket = ticket
         self._actor = actor
         self._started_s = started_s
-        self._members: dict[int, tuple[Sample, Judgement, Response | None]] = {}
+        self._members: dict[int, tuple[Sample, RewardResult, Response | None]] = {}
 
     @property
     def is_complete(self) -> bool:
         """Whether K samples have their rewards."""
         return len(self._members) == self._ticket.num_samples
 
-    def add(self, index: int, sample: Sample, judged: Judgement, response: Response | None = None) -> None:
+    def add(self, index: int, sample: Sample, judged: RewardResult, response: Response | None = None) -> None:
         """Books the sample of request `index`, and how much of it the response that it is says is thinking.
 
         Raises:
@@ -90,7 +90,7 @@ def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
     return versions if is_mixed else versions[-1:]
 
 
-def _rollout(sample: Sample, judged: Judgement, response: Response | None) -> Rollout:
+def _rollout(sample: Sample, judged: RewardResult, response: Response | None) -> Rollout:
     episode = sample.episode or Episode(
         sampled=np.ones(sample.tokens.size, np.bool_), turn_rewards=np.zeros(0, np.float32)
     )
@@ -108,7 +108,7 @@ def _rollout(sample: Sample, judged: Judgement, response: Response | None) -> Ro
     )
 
 
-class Lanes:
+class TimelineRows:
     """Numbers of rows from 1 (0 is the process's own), as low as possible, and as many as are asked for."""
 
     def __init__(self) -> None:
@@ -131,9 +131,9 @@ def begin(timeline: Timeline, ticket: Ticket, *, lane: int, time_s: float) -> No
     timeline.instant("begin", time_s=time_s, lane=lane, **about)
 
 
-def cut_off(timeline: Timeline, ticket: Ticket, *, lane: int) -> None:
+def abort(timeline: Timeline, ticket: Ticket, *, lane: int) -> None:
     """Records that a ticket that was begun is served no more, and has no group of this process."""
-    timeline.instant("cut off", lane=lane, ticket=ticket.id)
+    timeline.instant("aborted", lane=lane, ticket=ticket.id)
 
 
 def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> None:
@@ -161,7 +161,7 @@ MANY_S = 600.0
 """After so long it is broken whatever the rows: there may be fewer of them."""
 
 
-class Outage:
+class CircuitBreaker:
     """Groups that were dropped since the last success."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -171,12 +171,12 @@ class Outage:
         self._num_dropped = 0
         self._since_s = 0.0
 
-    def ended(self) -> None:
+    def record_success(self) -> None:
         """A group was judged."""
         self._rows.clear()
         self._num_dropped = 0
 
-    def is_for_good(self, ticket: Ticket) -> bool:
+    def record_failure(self, ticket: Ticket) -> bool:
         """Whether, now that this one's group was dropped too, waiting is in vain."""
         now_s = self._clock()
         if not self._num_dropped:
@@ -194,7 +194,7 @@ class Outage:
         return f"{self._num_dropped} groups of {len(self._rows)} rows in a row, for {lasted_s:.0f} s,"
 
 
-class Race:
+class SampleRace:
     """Which of a ticket's requests still run."""
 
     def __init__(self, *, num_samples: int, num_requests: int) -> None:
@@ -212,7 +212,7 @@ class Race:
         self._num_to_win = num_samples
         self._running = set(range(num_requests))
 
-    def end(self, index: int) -> list[int]:
+    def finish(self, index: int) -> list[int]:
         """Books a request that ended; it wins. Returns those that lose by it: all that still ran, at the K-th end.
 
         Raises:
@@ -237,43 +237,43 @@ class Race:
 
 
 @dataclasses.dataclass(slots=True)
-class Tally:
+class ServingStats:
     """What became of tickets so far."""
 
     num_emitted: int = 0
-    num_emitted_tokens: int = 0
+    num_submitted_tokens: int = 0
     """Response tokens of emitted groups; what the engine sampled besides went to waste (races, restarts)."""
     num_dropped: int = 0
     """Groups that could not be judged."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Serving:
+class TicketServer:
     """Serves any number of tickets at once."""
 
     actor: str
     """The actor's name, which its groups bear."""
     sampler: Sampler
-    rewards: Rewards
+    rewards: RewardScorer
     read: Callable[[Ticket, Sample], Response]
     """A sample as verifiers get it."""
     admission: Admission
-    holdings: Holdings
+    holdings: Leases
     fence: Fence
     timeline: Timeline
     max_attempts: int
-    changed: Bell
+    changed: Notifier
     """Rung when a ticket more may fit into the engine."""
-    sample_ended: Bell
+    sample_ended: Notifier
     """Rung when a request has ended."""
 
     def __post_init__(self) -> None:
-        self.tally = Tally()
+        self.tally = ServingStats()
         self._just_served: list[str] = []
-        self._outage = Outage()
-        self._lanes = Lanes()
+        self._outage = CircuitBreaker()
+        self._lanes = TimelineRows()
 
-    def take_just_served(self) -> list[str]:
+    def pop_finished_tickets(self) -> list[str]:
         """Tickets whose last request ended since the last call: the store counts them in the frontier no more."""
         served, self._just_served = self._just_served, []
         return served
@@ -289,7 +289,7 @@ class Serving:
         start_s = served_s = time.time()
         unix_s = start_s - time.monotonic()
         builder = GroupBuilder(ticket, actor=self.actor, started_s=start_s)
-        race = Race(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
+        race = SampleRace(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
         requests: list[asyncio.Task[None]] = []
 
         async def serve_sample(index: int) -> None:
@@ -300,15 +300,15 @@ class Serving:
                 if not race.fail(index):
                     raise
                 logging.warning("redundant episode lost ticket=%s sample=%d problem=%r", ticket.id, index, str(e))
-                self._book_ended(ticket, 1)
+                self._request_ended(ticket, 1)
                 return
             served_s = unix_s + time.monotonic()
-            losers = race.end(index)
+            losers = race.finish(index)
             for loser in losers:
                 requests[loser].cancel()
-            self._book_ended(ticket, 1 + len(losers))
+            self._request_ended(ticket, 1 + len(losers))
             response = self.read(ticket, sample)
-            builder.add(index, sample, await self.rewards.judge(response, ticket.task), response)
+            builder.add(index, sample, await self.rewards.score(response, ticket.task), response)
 
         lane, is_recorded = self._lanes.take(), False
         begin(self.timeline, ticket, lane=lane, time_s=start_s)
@@ -317,7 +317,7 @@ class Serving:
                 for index in range(ticket.num_requests):
                     requests.append(samples.create_task(serve_sample(index)))
             group = builder.build(finished_s=unix_s + time.monotonic())
-            await self._emit(group)
+            await self._submit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
             is_recorded = True
         except* (VerifierError, EpisodeError) as e:
@@ -325,27 +325,27 @@ class Serving:
         finally:
             self.sampler.forget(ticket.id)
             if not is_recorded:
-                cut_off(self.timeline, ticket, lane=lane)
+                abort(self.timeline, ticket, lane=lane)
             self._lanes.give_back(lane)
 
-    def _book_ended(self, ticket: Ticket, num_requests: int) -> None:
+    def _request_ended(self, ticket: Ticket, num_requests: int) -> None:
         if self.admission.finish_sample(ticket.id, num_requests):
             self._just_served.append(ticket.id)
-        self.changed.ring()
-        self.sample_ended.ring()
+        self.changed.notify()
+        self.sample_ended.notify()
 
-    async def _emit(self, group: Group) -> None:
+    async def _submit(self, group: Group) -> None:
         try:
-            is_new = await self.holdings.hand_in(group)
+            is_new = await self.holdings.submit(group)
         except (KeyError, UnfitGroupError) as e:  # withdrawn, or another prompt has its id now
             logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
             return
         except FencedError:
-            await self.fence.look()
+            await self.fence.check()
             return
         self.tally.num_emitted += is_new
-        self.tally.num_emitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
-        self._outage.ended()
+        self.tally.num_submitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
+        self._outage.record_success()
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
         """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times.
@@ -355,7 +355,7 @@ class Serving:
         self.tally.num_dropped += 1
         self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))
         logging.error("group dropped ticket=%s reason=%s", ticket.id, reason)
-        if self._outage.is_for_good(ticket):
+        if self._outage.record_failure(ticket):
             raise RuntimeError(f"{self._outage} could not be judged: {reason}")
         is_final = isinstance(reason, EpisodeError) and reason.is_final
-        await self.holdings.give_up(ticket, str(reason), max_attempts=1 if is_final else self.max_attempts)
+        await self.holdings.fail(ticket, str(reason), max_attempts=1 if is_final else self.max_attempts)

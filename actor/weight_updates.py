@@ -11,9 +11,16 @@ import time
 
 from absl import logging
 
-from actor.background import beat, follow_store, follow_withdrawals, keep_leases, say_alive, watch
+from actor.background import (
+    engine_watchdog,
+    heartbeat_loop,
+    renew_leases,
+    send_heartbeat,
+    watch_store,
+    watch_withdrawals,
+)
 from actor.engine_protocol import EngineDeadError
-from actor.loop import Actor, Duty
+from actor.loop import Actor, BackgroundTask
 from bridge.rollout_types import Ticket
 from bridge.weight_types import WeightManifest
 
@@ -21,50 +28,50 @@ ANNOUNCED_S = 0.25
 """How often the announced version is looked at though the store told of none: a refused one is tried again."""
 
 
-async def follow_weights(actor: Actor) -> None:
+async def weight_update_loop(actor: Actor) -> None:
     """Puts each announced version into service.
 
     Raises:
       EngineDeadError: an update failed half-way, or hung.
       WeightLoadError: the announced version was refused for minutes.
     """
-    told = actor.told["weights"]
+    told = actor.store_events["weights"]
     while True:
         count = told.count
-        if actor.fence.must_start_over:
+        if actor.fence.must_restart:
             await _start_over(actor)
         manifest = await actor.weights.prefetch()
         if manifest is not None:
             await _replace(actor, manifest)
-        actor.weights.check_hope()
-        if actor.weights.is_stuck and actor.admission.waiting:
-            await actor.give_back_waiting()  # other actors may have the weights that these tickets want
+        actor.weights.raise_if_refused_too_long()
+        if actor.weights.is_blocked and actor.admission.waiting:
+            await actor.release_waiting()  # other actors may have the weights that these tickets want
         if manifest is None:
-            await told.after(count, timeout_s=ANNOUNCED_S)
+            await told.wait_past(count, timeout_s=ANNOUNCED_S)
 
 
 async def _replace(actor: Actor, manifest: WeightManifest) -> None:
     """Swaps; before that running requests end (publish.at_publish=drain), or start anew if their future is gone."""
     newest: WeightManifest | None = manifest
-    if actor.drains and not _is_abandoned(actor, manifest):
+    if actor.drain_before_swap and not _is_abandoned(actor, manifest):
         newest = await _drain(actor, manifest)
     restarting = await _abandon(actor, newest) if newest is not None and _is_abandoned(actor, newest) else []
     if newest is not None:
         await _swap(actor, newest)
-    restarting += await actor.end_groups(actor.sampler.stale_tickets)
+    restarting += await actor.abort_all(actor.sampler.stale_tickets)
     actor.resume(restarting)
     if num_stale := actor.sampler.restart_stale():
         logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
-    await say_alive(actor)  # at once: the learner waits for actors that serve its weights
+    await send_heartbeat(actor)  # at once: the learner waits for actors that serve its weights
 
 
 async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
     """Puts a version into service; False if the engine refused it."""
     try:
-        async with asyncio.timeout(actor.limits.swap_s):
+        async with asyncio.timeout(actor.limits.swap_timeout_s):
             return await actor.weights.swap(manifest)
     except TimeoutError as e:
-        raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
+        raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_timeout_s} s") from e
 
 
 async def _start_over(actor: Actor) -> None:
@@ -72,18 +79,18 @@ async def _start_over(actor: Actor) -> None:
     actor.pause()
     await actor.drop_all()
     actor.weights.start_over()
-    told = actor.told["weights"]
+    told = actor.store_events["weights"]
     while True:
         count = told.count
         manifest = await actor.weights.prefetch()
         if manifest is not None and await _swap(actor, manifest):
             break
-        actor.weights.check_hope()
-        await told.after(count, timeout_s=ANNOUNCED_S)
+        actor.weights.raise_if_refused_too_long()
+        await told.wait_past(count, timeout_s=ANNOUNCED_S)
     actor.timeline.instant("started over", version=str(actor.engine.version))
-    actor.fence.started_over()
+    actor.fence.restarted()
     actor.resume()
-    await say_alive(actor)
+    await send_heartbeat(actor)
 
 
 async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | None:
@@ -96,7 +103,7 @@ async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | Non
     newest: WeightManifest | None = manifest
     actor.pause()
     while actor.admission.num_sequences and not (newest is not None and _is_abandoned(actor, newest)):
-        await actor.sample_ended.after(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
+        await actor.sample_ended.wait_past(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
         newest = await actor.weights.prefetch()
     version = str(newest.version if newest else manifest.version)
     actor.timeline.took("drain", start_s, time.monotonic(), version=version)
@@ -122,12 +129,19 @@ async def _abandon(actor: Actor, manifest: WeightManifest) -> list[Ticket]:
     """Ends every group in progress; returns the tickets that start again."""
     actor.pause()
     num_groups = actor.num_groups
-    restarting = await actor.end_groups()
+    restarting = await actor.abort_all()
     old, new = actor.engine.version, manifest.version
     actor.timeline.instant("abandoned", old=str(old), new=str(new), groups=num_groups)
     logging.warning("future abandoned old=%s new=%s groups=%d", old, new, num_groups)
     return restarting
 
 
-STANDARD_DUTIES: tuple[Duty, ...] = (follow_store, follow_weights, keep_leases, beat, watch, follow_withdrawals)
-"""The duties of every actor. One that is started again for another engine also has `resizing.follow_limits`."""
+BACKGROUND_TASKS: tuple[BackgroundTask, ...] = (
+    watch_store,
+    weight_update_loop,
+    renew_leases,
+    heartbeat_loop,
+    engine_watchdog,
+    watch_withdrawals,
+)
+"""The duties of every actor. One that is started again for another engine also has `resizing.elastic_control_loop`."""

@@ -166,7 +166,7 @@ class RunLock:
             self._fd = -1
 
 
-def place_of(folder: pathlib.Path) -> str:
+def lock_owner(folder: pathlib.Path) -> str:
     """Where a run's folder lies in the world: two places differ where a lock in one is no lock in the other.
 
     Rather too many differ than too few: containers of one image share the machine's id, clones of a machine both name

@@ -26,14 +26,14 @@ _LINE = re.compile(rf"(?:\([^()]*\) )?{_MARK}(.*)")
 _OVER = "over"
 
 
-def say_phase(what: str) -> None:
+def report_phase(what: str) -> None:
     """Says what begins now, in a few words; it lasts until the next one, or until `end_phase`."""
     print(f"{_MARK}{what}", flush=True)
 
 
 def end_phase() -> None:
     """Says that what was begun is done, and nothing that takes long follows."""
-    say_phase(_OVER)
+    report_phase(_OVER)
 
 
 def read_phase(line: str) -> str | None:
@@ -45,16 +45,16 @@ def read_phase(line: str) -> str | None:
     return "" if what == _OVER else what
 
 
-VARIABLE = "SLUICE_PULSE_FD"
+FD_VARIABLE = "SLUICE_LIVENESS_FD"
 """Names the inherited descriptor in the environment of a process whose pulse is felt."""
-FILE = "SLUICE_PULSE_FILE"
+FILE_VARIABLE = "SLUICE_LIVENESS_FILE"
 """Names a file in that environment instead, for who is no parent; best in shared memory."""
 BEAT_S = 1.0
 _BEATS, _WORK, _DOING = 0, 8, 16
 _SIZE = 24
 
 
-class Doing(enum.IntEnum):
+class Activity(enum.IntEnum):
     """What a process says it does."""
 
     STARTING = 0
@@ -62,22 +62,22 @@ class Doing(enum.IntEnum):
     WORKING = 1
     WAITING = 2
     """For others, by its own will."""
-    ALONE = 3
+    NO_ACTORS = 3
     """A learner's: it waits, and no actor lives."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sign:
+class LivenessSample:
     """What is felt of a process at one moment."""
 
     num_beats: int
     """By a thread that does nothing else; 0 until the process has come to it."""
     num_works: int
     """Parts of its work that the process has done, rounds of waiting among them."""
-    doing: Doing
+    activity: Activity
 
 
-class Pulse:
+class Liveness:
     """Both ends of a pulse: one process beats and works, the one that started it feels."""
 
     def __init__(self, fd: int) -> None:
@@ -89,7 +89,7 @@ class Pulse:
 
     @staticmethod
     def create() -> int:
-        """A descriptor of new memory, to be inherited; the caller makes a `Pulse` of it once it was."""
+        """A descriptor of new memory, to be inherited; the caller makes a `Liveness` of it once it was."""
         fd = os.memfd_create("sluice-pulse")
         os.ftruncate(fd, _SIZE)
         return fd
@@ -108,20 +108,20 @@ class Pulse:
         return fd
 
     @classmethod
-    def of_this_process(cls) -> "Pulse":
+    def of_this_process(cls) -> "Liveness":
         """The one that the parent or a probe feels; where nobody does, as in one started by hand, it beats for nobody.
 
         Processes that this one starts don't inherit either name: the pulse is its own.
         """
-        file, fd = os.environ.pop(FILE, ""), os.environ.pop(VARIABLE, "")
+        file, fd = os.environ.pop(FILE_VARIABLE, ""), os.environ.pop(FD_VARIABLE, "")
         if fd:
             return cls(int(fd))
         return cls(cls.create_file(file) if file else cls.create())
 
     @classmethod
-    def feel_file(cls, path: str) -> Sign:
+    def read_file(cls, path: str) -> LivenessSample:
         """What there is to feel of the process that made a file; nothing yet if there is none, or its maker is gone."""
-        nothing = Sign(0, 0, Doing.STARTING)
+        nothing = LivenessSample(0, 0, Activity.STARTING)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -129,7 +129,7 @@ class Pulse:
         if os.fstat(fd).st_size < _SIZE or try_flock(fd, fcntl.LOCK_SH):
             os.close(fd)  # and lets go of the lock
             return nothing
-        return cls(fd).feel()
+        return cls(fd).read()
 
     def start(self) -> None:
         """Beats from here on, for as long as the process lives and is not stopped."""
@@ -139,15 +139,15 @@ class Pulse:
         """Beats no more."""
         self._stop.set()
 
-    def work(self, doing: Doing) -> None:
+    def report(self, doing: Activity) -> None:
         """Says that a part of the work is done, and what is done now; called by the thread whose work it is."""
         self._num_works += 1
         self._put(_DOING, doing)
         self._put(_WORK, self._num_works)
 
-    def feel(self) -> Sign:
+    def read(self) -> LivenessSample:
         """What there is to feel now."""
-        return Sign(self._get(_BEATS), self._get(_WORK), Doing(self._get(_DOING)))
+        return LivenessSample(self._get(_BEATS), self._get(_WORK), Activity(self._get(_DOING)))
 
     def _beat(self) -> None:
         num_beats = self._get(_BEATS)

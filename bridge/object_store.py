@@ -19,7 +19,7 @@ BUCKET_SCHEMES = ("s3", "gs", "file")
 """What can be written to; `http` and `https` are only read."""
 
 
-def open_place(
+def open_source(
     url: str,
     *,
     token: Token | None = None,

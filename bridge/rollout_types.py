@@ -387,7 +387,7 @@ class ActorReport:
     """Tickets being served now."""
     num_waiting: int
     """Tickets claimed now whose requests have not begun."""
-    is_leaving: bool
+    is_shutting_down: bool
     """It claims no more, and ends once its groups are emitted."""
     num_groups: int
     """Groups emitted."""
@@ -413,7 +413,7 @@ class ActorReport:
     """There was none: its library is not there, or its row can't be sent."""
     num_sampled_tokens: int
     """Tokens that its engine sampled."""
-    num_emitted_tokens: int
+    num_submitted_tokens: int
     """Those of them that are in emitted groups."""
     max_sequences: int
     """Requests that may be in service at once now: what the engine runs, or environments.max_in_flight."""

@@ -143,7 +143,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PieceEntry:
+class ShardEntry:
     """What one of the learner's hosts wrote of a snapshot, in a file of its own.
 
     The file holds its blocks' tensors one after another, each at a 64-byte aligned offset, zeros between them. So the
@@ -174,7 +174,7 @@ class WeightManifest:
     version: Version
     tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
     """Where each lies in the whole file, which readers put together from the pieces."""
-    pieces: Annotated[tuple[PieceEntry, ...], Meta(max_length=MAX_HOSTS)]
+    shards: Annotated[tuple[ShardEntry, ...], Meta(max_length=MAX_HOSTS)]
     """By host. Readers check that they are all there and none overlaps (`bridge.snapshots.snapshot_format`)."""
     tokenizer_hash: str
     hmac: str | None = None
@@ -196,7 +196,7 @@ class WeightManifest:
             if t.offset_bytes < end:
                 raise ValueError(f"tensor {t.name} overlaps the one before it at byte {t.offset_bytes}")
             end = t.offset_bytes + t.num_bytes
-        hosts = [p.host for p in self.pieces]
+        hosts = [p.host for p in self.shards]
         if sorted(set(hosts)) != hosts:
             raise ValueError(f"a manifest's pieces must be in the order of their hosts, one each, got {hosts[:8]}")
 
@@ -243,10 +243,10 @@ class Announcement:
         """Refuses what is no address of snapshots."""
         for source in self.all_sources:
             check_source(source)
-        if self.host_sources and len(self.host_sources) != len(self.manifest.pieces):
+        if self.host_sources and len(self.host_sources) != len(self.manifest.shards):
             raise ValueError(
                 f"an announcement names sources of {len(self.host_sources)} pieces, the version has "
-                f"{len(self.manifest.pieces)}"
+                f"{len(self.manifest.shards)}"
             )
 
     @property

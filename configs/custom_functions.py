@@ -40,7 +40,7 @@ class Signature:
         return f"({', '.join(self.takes)}{constants}) -> {self.returns}"
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Whether it is `module:function` rather than a name of ours."""
     return ":" in name
 
@@ -75,7 +75,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         where = f" (looked in {here}, on PYTHONPATH and among the installed packages)"
         is_missing = isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}.")
         raise ValueError(
-            f"{field}={name}: the module {module_name} does not import: {one_line(e)}{where if is_missing else ''}"
+            f"{field}={name}: the module {module_name} does not import: {first_line(e)}{where if is_missing else ''}"
         ) from e
     function = getattr(module, function_name, None)
     if function is None:
@@ -128,7 +128,7 @@ def constant_defaults(function: Callable[..., Any], wanted: Signature) -> dict[s
     }
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """An error's type and the first line of what it says."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

@@ -16,13 +16,13 @@ from configs.schema import Config
 _Json = dict[str, Any]
 _MAY_DIFFER = (
     *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
-    *("actor.leave_s ", "actor.max_unstored_groups "),
+    *("actor.shutdown_grace_s ", "actor.max_unstored_groups "),
     *("checkpoint.max_failed_in_a_row ", "checkpoint.on_stop ", "learner ", "learner.", "mesh."),
     *("samples ", "samples."),
-    *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.lead_s ", "store.retry_s "),
-    *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_wait_s "),
+    *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.leader_lease_s ", "store.outage_timeout_s "),
+    *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_grace_s "),
     *(
-        "publish.slow_reader_s ",
+        "publish.slow_reader_grace_s ",
         "publish.max_connections ",
         "publish.bucket ",
         "publish.bucket_keep ",
@@ -124,9 +124,9 @@ class RunFolder:
         return self.path / "trace.json"
 
     @property
-    def set_aside(self) -> pathlib.Path:
+    def gold_failures(self) -> pathlib.Path:
         """Rows whose own answers do not pass, found when the run was set up (JSON)."""
-        return self.path / "set_aside.json"
+        return self.path / "gold_failures.json"
 
     @property
     def quarantine(self) -> pathlib.Path:

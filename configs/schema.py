@@ -132,19 +132,19 @@ class Config:
 
     def _check_window(self) -> None:
         rounds, every = self.rounds, self.publish.every_n_steps
-        if rounds.overprovision_prompts > 1 and self.sequences < rounds.groups_per_heat * rounds.requests_per_group:
+        if rounds.overprovision_prompts > 1 and self.sequences < rounds.groups_per_race * rounds.requests_per_group:
             raise ValueError(
-                f"rounds.overprovision_prompts wants a window that holds a heat, {rounds.groups_per_heat} groups of "
+                f"rounds.overprovision_prompts wants a window that holds a heat, {rounds.groups_per_race} groups of "
                 f"{rounds.requests_per_group} sequences (eta_P U, eta_R K), got {self.sequences} sequences; raise "
                 "admission.sequences or admission.width, or prompts lose that never began"
             )
         if rounds.train_start == "round_complete":
             raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
-        if self.lag_bound is not None and self.lag_bound < every - 1:
-            field = "rounds.max_lag_steps" if self.lag_bound == rounds.max_lag_steps else "admission.async_ratio"
+        if self.max_lag_steps is not None and self.max_lag_steps < every - 1:
+            field = "rounds.max_lag_steps" if self.max_lag_steps == rounds.max_lag_steps else "admission.async_ratio"
             raise ValueError(
-                f"{field} ({self.lag_bound}) is below publish.every_n_steps - 1 = {every - 1}, the lag of the newest "
-                "weights right before a publish; such a run would drop all groups for ever"
+                f"{field} ({self.max_lag_steps}) is below publish.every_n_steps - 1 = {every - 1}, the lag of the "
+                "newest weights right before a publish; such a run would drop all groups for ever"
             )
 
     def _check_rounds(self) -> None:
@@ -254,7 +254,7 @@ class Config:
         defaults = {
             "fifo": 0,
             "frontier": self.rounds.groups_per_update,
-            "window": math.floor((1 + self.alpha) * self.rounds.groups_per_heat),
+            "window": math.floor((1 + self.alpha) * self.rounds.groups_per_race),
         }
         return self.admission.width or defaults[self.admission.policy]
 
@@ -294,7 +294,7 @@ class Config:
         return None if self.admission.when_full == "block" else self.queue_groups
 
     @property
-    def lag_bound(self) -> int | None:
+    def max_lag_steps(self) -> int | None:
         """Updates that the start of any trained sample may be behind: alpha, rounded up, or the hard bound."""
         alpha = self.admission.async_ratio
         bounds = [None if alpha is None else math.ceil(alpha), self.rounds.max_lag_steps]
@@ -345,14 +345,14 @@ class Config:
         return tuple(dict.fromkeys(s.environment for s in self.asked_sources.values() if s.environment))
 
     @property
-    def own_environments(self) -> tuple[str, ...]:
+    def custom_environments(self) -> tuple[str, ...]:
         """Those of them of the user's own."""
-        return tuple(filter(custom_functions.is_own, self.environments_played))
+        return tuple(filter(custom_functions.is_custom, self.environments_played))
 
     @property
-    def own_verifiers(self) -> tuple[str, ...]:
+    def custom_verifiers(self) -> tuple[str, ...]:
         """Those of the user's own; a row can't name others."""
-        return tuple(name for name in self.parts if custom_functions.is_own(name))
+        return tuple(name for name in self.parts if custom_functions.is_custom(name))
 
     @property
     def run_dir(self) -> str:
@@ -378,7 +378,9 @@ def num_racing(config: Config) -> int | None:
     return rounds.groups_issued * rounds.requests_per_group
 
 
-def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_places: int | None = None) -> str | None:
+def check_race_capacity(
+    config: Config, *, num_engines: int, max_num_seqs: int, num_sequences: int | None = None
+) -> str | None:
     """What to know if not all requests that race can run at once; None if they can, or none race.
 
     A race finds who is slow only among those that began: of what waits for a place the last to start lose.
@@ -387,11 +389,11 @@ def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_p
       config: the run's.
       num_engines: 0 where nobody knows yet: it is told how many a run wants.
       max_num_seqs: what an engine runs at once.
-      num_places: the same of all together, where they differ.
+      num_sequences: the same of all together, where they differ.
     """
     num_requests = num_racing(config)
-    num_places = num_engines * max_num_seqs if num_places is None else num_places
-    if num_requests is None or num_requests <= num_places:
+    num_sequences = num_engines * max_num_seqs if num_sequences is None else num_sequences
+    if num_requests is None or num_requests <= num_sequences:
         return None
     what = "a round" if config.publish.when == "round_end" else "a window"
     wanted = f"{math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} sequences"
@@ -402,7 +404,7 @@ def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_p
         )
     engines = "one engine" if num_engines == 1 else f"{num_engines} engines"
     return (
-        f"with {engines} the {num_requests} requests of {what} race for {num_places} places, and those that start "
+        f"with {engines} the {num_requests} requests of {what} race for {num_sequences} places, and those that start "
         f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
     )
 
@@ -410,14 +412,14 @@ def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_p
 def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
     """Returns a message if the frontier leaves places of engines of unknown speed empty; None if it fills them."""
     num_requests = config.admission_width * config.rounds.requests_per_group
-    num_places = max(num_engines, 1) * config.actor.max_num_seqs
+    num_sequences = max(num_engines, 1) * config.actor.max_num_seqs
     groups = config.rounds.groups_issued
-    num_useful = min(num_places, groups * config.rounds.requests_per_group)
+    num_useful = min(num_sequences, groups * config.rounds.requests_per_group)
     if config.admission.policy != "frontier" or num_requests >= num_useful:
         return None
     width = -(-num_useful // config.rounds.requests_per_group)
     return (
         f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
-        f"{num_places} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
+        f"{num_sequences} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
         f"faster than serial. Set admission.width to at most {width}: launch.tools.plan with a profile says which"
     )

@@ -20,31 +20,31 @@ from typing import TYPE_CHECKING
 from absl import flags, logging
 
 from actor.admission import Admission
-from actor.background import RunFinished, follow_end
-from actor.elastic import Bounds, ElasticShare
-from actor.elastic_control import EngineLimits, LimitsFile, ResizeRequest, follow_limits
+from actor.background import RunFinished, watch_run_end
+from actor.elastic import ElasticBounds, ElasticPolicy
+from actor.elastic_control import EngineSizeFile, EngineSizeOverride, ResizeRequest, elastic_control_loop
 from actor.engine_protocol import EngineSize
 from actor.environments.environment_pool import check_environments
-from actor.loop import Actor, Limits
+from actor.loop import Actor, ActorLimits
 from actor.responses import ResponseReader
-from actor.rewards.adaptive_timeout import Anchors
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts
 from actor.rewards.verifier_pool import check_cores, check_own
 from actor.rewards.verifiers.judge import Judge
 from actor.vllm.compiler import check_library
-from actor.vllm.engine_setup import collect_seldom
-from actor.weight_updates import STANDARD_DUTIES
+from actor.vllm.engine_setup import tune_gc
+from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from bridge.chat_template import read_chat_template
-from bridge.liveness import BEAT_S, Doing, Pulse, end_phase, say_phase
+from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.store.open import FinishedRunError
 from bridge.store.protocol import ActorStore, StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
 from launch import cli
-from launch.startup.actor_lifecycle import deadline, heartbeats, say_refused, serve_until_told
+from launch.startup.actor_lifecycle import deadline, heartbeats, say_refused, serve_until_signalled
 from launch.startup.build_actor import build_episodes, build_scorer, open_judge, verifier_cores
 from launch.startup.check_sandbox import check_sandbox
-from launch.startup.join_run import Joined, join_folder, join_store
+from launch.startup.join_run import JoinedRun, join_folder, join_store
 from launch.supervision.hang_detector import end_stopped_processes
 from launch.supervision.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
 from launch.supervision.process_tree import die_with_parent
@@ -92,10 +92,12 @@ _WAIT_S = flags.DEFINE_float(
 )
 _WAIT_FOR_LEARNER = flags.DEFINE_bool("wait_for_learner", False, "Wait for a run that goes on however long it takes.")
 _LEAVE_S = flags.DEFINE_float(
-    "leave_s", None, "How long to go on with what it has after SIGTERM; default: the config's actor.leave_s."
+    "shutdown_grace_s",
+    None,
+    "How long to go on with what it has after SIGTERM; default: the config's actor.shutdown_grace_s.",
 )
 
-collect_seldom()  # here: its engine's process, too, imports this module before it imports vLLM
+tune_gc()  # here: its engine's process, too, imports this module before it imports vLLM
 
 _NUM_THREADS = 16
 """For calls of the store: some wait, and none may keep the others from being made."""
@@ -104,38 +106,38 @@ _NUM_THREADS = 16
 def main() -> int:
     """Serves until it is told to stop (0) or fails: one line says why, the code of what kind it was."""
     die_with_parent()
-    pulse = Pulse.of_this_process()
+    pulse = Liveness.of_this_process()
     pulse.start()
     cli.log_to_stderr()
     for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
-    say_phase("joining the run")
+    report_phase("joining the run")
     with contextlib.ExitStack() as parts:
         with cli.start_errors():
             try:
                 # Who waits for a learner, for hours perhaps, gets on with its start.
-                joined = _join(lambda: pulse.work(Doing.STARTING))
+                joined = _join(lambda: pulse.report(Activity.STARTING))
             except FinishedRunError as e:
                 logging.info("actor ends, there is nothing to serve: %s", e)
                 return 0
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_cores(verifier_cores(joined.config))
-            for line in check_own(joined.own_verifiers):
+            for line in check_own(joined.custom_verifiers):
                 logging.warning("%s", line)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
             check_library()
             if _INSTEAD_OF.value:
-                give_back(joined.store, _INSTEAD_OF.value)
+                release_tickets_of(joined.store, _INSTEAD_OF.value)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
             judge = None
             if joined.config.judge.is_on:
                 log = joined.work.log(f"{_NAME.value}-judge")
-                beats = functools.partial(pulse.work, Doing.STARTING)
+                beats = functools.partial(pulse.report, Activity.STARTING)
                 judge = parts.enter_context(open_judge(joined.config, log, beats=beats))
-        stopped = end_stopped_processes(joined.config.supervision.heartbeat_s)
+        stopped = end_stopped_processes(joined.config.supervision.heartbeat_timeout_s)
         limits_file = _limits_file(joined)
         try:
             joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
@@ -147,7 +149,7 @@ def main() -> int:
         except RunFinished as e:
             logging.info("actor ends, its run is finished: %s", e)
         except StoreLostError as e:
-            print(f"error: {cli.one_line(e)}; start again when it can be reached", file=sys.stderr)
+            print(f"error: {cli.first_line(e)}; start again when it can be reached", file=sys.stderr)
             return cli.BUSY
         except Exception as e:
             logging.info("actor failed", exc_info=True)
@@ -157,7 +159,7 @@ def main() -> int:
     return 0
 
 
-def _join(waits: Callable[[], None]) -> Joined:
+def _join(waits: Callable[[], None]) -> JoinedRun:
     """The run that the command line names.
 
     Raises:
@@ -179,8 +181,8 @@ def _join(waits: Callable[[], None]) -> Joined:
             flags.FLAGS.run_dir,
             _NAME.value,
             wait_s=_WAIT_S.value,
-            has_patience=_WAIT_FOR_LEARNER.value,
-            waits=waits,
+            wait_forever=_WAIT_FOR_LEARNER.value,
+            on_wait=waits,
         )
     if _RUN.value is None:
         raise ValueError("--store needs --run=NAME, the run's --config.run.name")
@@ -193,7 +195,7 @@ def _join(waits: Callable[[], None]) -> Joined:
         work_dir=_WORK_DIR.value,
         memory=_SNAPSHOT_DIR.value,
         wait_s=_WAIT_S.value,
-        has_patience=_WAIT_FOR_LEARNER.value,
+        wait_forever=_WAIT_FOR_LEARNER.value,
     )
 
 
@@ -212,7 +214,7 @@ def _bound_to_cores(config: Config) -> Config:
     return config
 
 
-def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timeline: Timeline) -> "VllmEngine":
+def _start_engine(joined: JoinedRun, limits_file: EngineSizeFile, pulse: Liveness, timeline: Timeline) -> "VllmEngine":
     """The engine, which serves no weights yet.
 
     Raises:
@@ -234,7 +236,7 @@ def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timelin
             raise
 
 
-def give_back(store: ActorStore, dead: str) -> None:
+def release_tickets_of(store: ActorStore, dead: str) -> None:
     """Offers others at once what a dead actor holds, which they had only once its leases ran out."""
     if held := sorted(store.leased(dead)):
         store.release(dead, held)
@@ -242,11 +244,11 @@ def give_back(store: ActorStore, dead: str) -> None:
 
 
 async def _serve(
-    joined: Joined,
+    joined: JoinedRun,
     engine: "VllmEngine",
     timeline: Timeline,
-    limits_file: LimitsFile,
-    pulse: Pulse,
+    limits_file: EngineSizeFile,
+    pulse: Liveness,
     judge: Judge | None,
 ) -> None:
     """Serves with an engine that was started, and closes it."""
@@ -255,10 +257,10 @@ async def _serve(
     asyncio.get_running_loop().set_default_executor(threads)
     # Made inside the loop that uses them.
     settings = config.rewards
-    anchors = Anchors(
+    anchors = AdaptiveTimeouts(
         joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
     )
-    rewards = build_scorer(config, judge, own=joined.own_verifiers, anchors=anchors)
+    rewards = build_scorer(config, judge, own=joined.custom_verifiers, anchors=anchors)
     episodes = build_episodes(config, engine, joined.model.path)
     weights = WeightClient(joined.source, engine, timeline=timeline)
     end_phase()
@@ -276,26 +278,26 @@ async def _serve(
         ),
         admission=Admission.of(config),
         timeline=timeline,
-        limits=Limits(
+        limits=ActorLimits(
             lease_s=config.actor.lease_s,
             max_attempts=config.actor.max_attempts,
-            swap_s=config.supervision.swap_s,
-            stall_s=config.supervision.engine_s,
+            swap_timeout_s=config.supervision.swap_timeout_s,
+            stall_s=config.supervision.engine_timeout_s,
             max_unstored_groups=config.actor.max_unstored_groups,
         ),
-        drains=config.publish.at_publish == "drain",
-        lag_bound=config.lag_bound if config.publish.when == "every" else None,
+        drain_before_swap=config.publish.at_publish == "drain",
+        max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         episodes=episodes,
     )
     share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
-    resizing = functools.partial(follow_limits, file=limits_file, share=share)
-    keep_pulse = functools.partial(_keep_pulse, pulse=pulse)
-    duties = (*STANDARD_DUTIES, follow_end, resizing, keep_pulse)
+    resizing = functools.partial(elastic_control_loop, file=limits_file, share=share)
+    keep_pulse = functools.partial(report_liveness, pulse=pulse)
+    duties = (*BACKGROUND_TASKS, watch_run_end, resizing, keep_pulse)
     if judge is not None:
-        duties = (*duties, functools.partial(_follow_judge, judge=judge))
-    leave_s = config.actor.leave_s if _LEAVE_S.value is None else _LEAVE_S.value
+        duties = (*duties, functools.partial(watch_judge, judge=judge))
+    shutdown_grace_s = config.actor.shutdown_grace_s if _LEAVE_S.value is None else _LEAVE_S.value
     try:
-        await serve_until_told(actor, duties, leave_s=leave_s)
+        await serve_until_signalled(actor, duties, shutdown_grace_s=shutdown_grace_s)
     finally:
         await rewards.close()
         if episodes is not None:
@@ -304,14 +306,14 @@ async def _serve(
         joined.store.close()  # or a thread that waits for a store that is away would be waited for
 
 
-async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:
+async def report_liveness(actor: Actor, *, pulse: Liveness) -> None:
     """Says that the actor's loop turns."""
     while True:
-        pulse.work(Doing.WORKING if actor.num_groups else Doing.WAITING)
+        pulse.report(Activity.WORKING if actor.num_groups else Activity.WAITING)
         await asyncio.sleep(BEAT_S)
 
 
-async def _follow_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) -> None:
+async def watch_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) -> None:
     """Ends the actor when its judge is given up: no group could be judged any more.
 
     Raises:
@@ -322,12 +324,12 @@ async def _follow_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) 
     raise RuntimeError(judge.failure)
 
 
-def _limits_file(joined: Joined) -> LimitsFile:
+def _limits_file(joined: JoinedRun) -> EngineSizeFile:
     config = joined.config
-    default = EngineLimits(
+    default = EngineSizeOverride(
         max_num_seqs=config.actor.max_num_seqs, tensor_parallel_size=config.actor.tensor_parallel_size
     )
-    return LimitsFile(
+    return EngineSizeFile(
         pathlib.Path(_LIMITS.value) if _LIMITS.value else joined.work.limits(_NAME.value),
         default=default,
         max_tensor_parallel_size=_largest_size(config),
@@ -341,7 +343,7 @@ def _largest_size(config: Config) -> int:
     return max(config.actor.tensor_parallel_size, min(largest, num_visible))
 
 
-def _with_limits(config: Config, file: LimitsFile) -> Config:
+def _with_limits(config: Config, file: EngineSizeFile) -> Config:
     """The config with the limits of the file; one that can't be used is no reason not to serve."""
     try:
         limits = file.read()
@@ -353,13 +355,13 @@ def _with_limits(config: Config, file: LimitsFile) -> Config:
     return dataclasses.replace(config, actor=dataclasses.replace(own, cpu_cores=cores))
 
 
-def _elastic_share(config: Config, size: EngineSize, file: LimitsFile) -> ElasticShare:
+def _elastic_share(config: Config, size: EngineSize, file: EngineSizeFile) -> ElasticPolicy:
     largest = _largest_size(config)
     if file.refused_path.exists():  # what was asked for before did not start: no second attempt
         largest = size.tensor_parallel_size
-    return ElasticShare(
+    return ElasticPolicy(
         size=size,
-        bounds=Bounds(
+        bounds=ElasticBounds(
             min_sequences=min(config.rounds.requests_per_group, size.max_num_seqs),
             max_sequences=size.max_num_seqs,
             max_tensor_parallel_size=largest,

@@ -29,7 +29,7 @@ def describe(flag: str, meaning: str) -> None:
     flags.FLAGS[flag].help = meaning
 
 
-class _JoinedFlag(flags.Flag):
+class _CommaListFlag(flags.Flag):
     """A string; given several times, what was given, with commas between."""
 
     def parse(self, argument: str) -> None:
@@ -37,7 +37,7 @@ class _JoinedFlag(flags.Flag):
 
 
 _RUN_DIR = flags.DEFINE_flag(
-    _JoinedFlag(
+    _CommaListFlag(
         parser=flags.ArgumentParser(),
         serializer=None,
         name="run_dir",
@@ -59,7 +59,7 @@ BUSY = 4
 network that fails; starting it again may help."""
 SUPERSEDED = 5
 """Exit code of a learner in whose place another one leads the run: it must not be started again."""
-_PASSING = (OSError, sqlite3.OperationalError)
+TRANSIENT_ERRORS = (OSError, sqlite3.OperationalError)
 """What a disk or a network that fails raises; the second, where the store is on that disk."""
 RESIZE = 75
 """Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
@@ -192,8 +192,8 @@ def start_errors() -> Iterator[None]:
         yield
     except (ValueError, FileNotFoundError, TimeoutError) as e:
         _end(e, code=start_code(e))
-    except _PASSING as e:
-        end(f"{one_line(e)}; make room, or mend what it names, and start again", start_code(e))
+    except TRANSIENT_ERRORS as e:
+        end(f"{first_line(e)}; make room, or mend what it names, and start again", start_code(e))
 
 
 def start_code(error: BaseException) -> int:
@@ -204,10 +204,10 @@ def start_code(error: BaseException) -> int:
     """
     if isinstance(error, (ValueError, FileNotFoundError)):
         return USAGE_ERROR
-    return BUSY if isinstance(error, _PASSING) else 1
+    return BUSY if isinstance(error, TRANSIENT_ERRORS) else 1
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says; the system's own with the file first."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -226,4 +226,4 @@ def end(said: str, code: int) -> NoReturn:
 
 
 def _end(error: Exception, *, code: int = USAGE_ERROR) -> NoReturn:
-    end(one_line(error), code)
+    end(first_line(error), code)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
-from bridge.liveness import Pulse, say_phase
+from bridge.liveness import Liveness, report_phase
 from launch import cli
 from launch.startup import prepare_run
 from launch.startup.gpu_memory import reserve
 from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
-    from learner.distributed.channel import Hosts
-    from learner.publish.destinations import Outlet
-    from learner.replicate import Lead
+    from learner.distributed.channel import Processes
+    from learner.publish.destinations import Destination
+    from learner.replicate import Replicator
 
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "host:port of the learner's process 0, where it listens for the others; if there are several."
@@ -37,10 +37,10 @@ _START = "start"
 def main() -> int:
     """Trains the run to its end; 0 then, else one line says why not."""
     die_with_parent()
-    pulse = Pulse.of_this_process()
+    pulse = Liveness.of_this_process()
     pulse.start()
     cli.log_to_stderr()
-    say_phase("looking at the run")
+    report_phase("looking at the run")
     with cli.start_errors():
         prepared, hosts = _join()
     os.environ.update(reserve(prepared.config))  # before JAX is loaded
@@ -48,9 +48,9 @@ def main() -> int:
         return _follow(prepared, hosts, pulse)
     from learner.distributed.initialize import disconnect
     from learner.policy_trainer import End
-    from learner.replicate import Lead
+    from learner.replicate import Replicator
 
-    lead = Lead(hosts)
+    lead = Replicator(hosts)
     code = 1
     try:
         code = _lead(prepared, lead, pulse)
@@ -60,12 +60,12 @@ def main() -> int:
     finally:
         if hosts.count > 1:
             with contextlib.suppress(TimeoutError):
-                lead.tell(End(code))
+                lead.send(End(code))
             disconnect(hosts)
     return code
 
 
-def _join() -> "tuple[prepare_run.Prepared, Hosts]":
+def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
     """The run, set up by the first process of the learner, and all of them.
 
     Raises:
@@ -73,7 +73,7 @@ def _join() -> "tuple[prepare_run.Prepared, Hosts]":
       SystemExit: the first process could not set it up.
       TimeoutError: not all came in time.
     """
-    from learner.distributed.channel import OneHost
+    from learner.distributed.channel import SingleProcess
     from learner.distributed.initialize import ALONE, identify
 
     config = prepare_run.given_config()
@@ -81,36 +81,38 @@ def _join() -> "tuple[prepare_run.Prepared, Hosts]":
         coordinator=_COORDINATOR.value,
         num_processes=_NUM_PROCESSES.value,
         process_id=_PROCESS_ID.value,
-        join_s=config.learner.join_s,
+        init_timeout_s=config.learner.init_timeout_s,
     )
     if identity == ALONE:
-        return prepare_run.prepare(("learner",), num_hosts=1), OneHost()
+        return prepare_run.prepare_run(("learner",), num_hosts=1), SingleProcess()
     from learner.distributed.initialize import connect, disconnect
 
     # First: reading the prompts may take longer than a process waits for the others to come.
-    hosts = connect(identity, join_s=config.learner.join_s, silence_s=config.learner.silence_s)
+    hosts = connect(
+        identity, init_timeout_s=config.learner.init_timeout_s, peer_timeout_s=config.learner.peer_timeout_s
+    )
     try:
-        return _set_up(hosts, start_s=config.supervision.start_s), hosts
+        return _set_up(hosts, start_s=config.supervision.start_timeout_s), hosts
     except BaseException:
         disconnect(hosts)
         raise
 
 
-def _set_up(hosts: "Hosts", *, start_s: float) -> prepare_run.Prepared:
+def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
     """The run, by the leader, and then as the others find it.
 
     Raises:
       ValueError, OSError: here it can't be used; one line says why.
       SystemExit: the leader could not, and this process ends with its code.
-      HostLostError: the leader said nothing.
+      ProcessLostError: the leader said nothing.
     """
     start = hosts.channel(_START)
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
             cli.end("the learner's process 0 could not set the run up; it says why", code)
-        return prepare_run.prepare(("learner",), num_hosts=hosts.count)
+        return prepare_run.prepare_run(("learner",), num_hosts=hosts.count)
     try:
-        prepared = prepare_run.prepare(("learner",), num_hosts=hosts.count)
+        prepared = prepare_run.prepare_run(("learner",), num_hosts=hosts.count)
     except BaseException as e:
         start.broadcast(b"%d" % cli.start_code(e), timeout_s=start_s)
         raise
@@ -118,9 +120,9 @@ def _set_up(hosts: "Hosts", *, start_s: float) -> prepare_run.Prepared:
     return prepared
 
 
-def _lead(prepared: prepare_run.Prepared, lead: "Lead", pulse: Pulse) -> int:
+def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", pulse: Liveness) -> int:
     """The first process's part; the exit code that all are to have."""
-    say_phase("importing JAX")
+    report_phase("importing JAX")
     import jax
 
     from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
@@ -149,7 +151,7 @@ def _lead(prepared: prepare_run.Prepared, lead: "Lead", pulse: Pulse) -> int:
         logging.info("stopped step=%d; start again to go on from step %d", run.step, run.checkpoints.latest or 0)
         return cli.STOPPED
     except SupersededLearnerError as e:
-        print(f"error: {cli.one_line(e)}; this one's checkpoints stay in its folder", file=sys.stderr)
+        print(f"error: {cli.first_line(e)}; this one's checkpoints stay in its folder", file=sys.stderr)
         return cli.SUPERSEDED
     except NotFiniteError as e:
         return _failed(e, "the run's folder and its last checkpoint are kept")
@@ -168,9 +170,9 @@ def _lead(prepared: prepare_run.Prepared, lead: "Lead", pulse: Pulse) -> int:
     return 0
 
 
-def _follow(prepared: prepare_run.Prepared, hosts: "Hosts", pulse: Pulse) -> int:
+def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", pulse: Liveness) -> int:
     """The part of any other process; the exit code that the first one says."""
-    say_phase("importing JAX")
+    report_phase("importing JAX")
     import jax
 
     from learner.checkpoint import CheckpointError
@@ -199,7 +201,7 @@ def _follow(prepared: prepare_run.Prepared, hosts: "Hosts", pulse: Pulse) -> int
         parts.close()
 
 
-def _outlets(prepared: prepare_run.Prepared, parts: contextlib.ExitStack, hosts: "Hosts") -> "list[Outlet]":
+def _outlets(prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, hosts: "Processes") -> "list[Destination]":
     """How this process's weights go to other machines from here; what serves them ends with `parts`."""
     if prepared.config.publish.serve == "none":
         return []
@@ -215,7 +217,7 @@ _MEND = f"make room, or mend what it names, and {_GO_ON}"
 
 
 def _failed(error: Exception, what_to_do: str) -> int:
-    print(f"error: {cli.one_line(error)}; {what_to_do}", file=sys.stderr)
+    print(f"error: {cli.first_line(error)}; {what_to_do}", file=sys.stderr)
     return 1
 
 

@@ -8,23 +8,23 @@ import contextlib
 import sys
 
 from launch import cli
-from launch.console.finalize import conclude
-from launch.console.live_view import SetUp
+from launch.console.finalize import finalize_run
+from launch.console.live_view import StartupStatus
 from launch.startup import prepare_run
-from launch.supervision.supervisor import Ending, Supervisor
+from launch.supervision.supervisor import RunOutcome, Supervisor
 
-CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: cli.USAGE_ERROR}
+CODES = {RunOutcome.DONE: 0, RunOutcome.INTERRUPTED: 130, RunOutcome.FAILED: 1, RunOutcome.UNUSABLE: cli.USAGE_ERROR}
 
 
 def main() -> int:
     """Runs to the end; 0 when the run is complete, 130 if it was interrupted, 1 if it failed, 2 if it can't start."""
-    with cli.usage_errors(), contextlib.closing(SetUp()) as at:
-        prepared = prepare_run.prepare(("learner", "actor"), at)
+    with cli.usage_errors(), contextlib.closing(StartupStatus()) as at:
+        prepared = prepare_run.prepare_run(("learner", "actor"), at)
         at("starting the learner and the actors")
         supervisor = Supervisor(prepared)
     ending = supervisor.run()
-    conclude(prepared, ending)
-    if ending in (Ending.FAILED, Ending.UNUSABLE):
+    finalize_run(prepared, ending)
+    if ending in (RunOutcome.FAILED, RunOutcome.UNUSABLE):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
     return CODES[ending]
 

@@ -31,7 +31,7 @@ from blake3 import blake3
 from orbax.checkpoint._src.futures.synchronization import OperationIdGenerator
 
 from bridge.files import replace_file
-from learner.distributed.channel import HostLostError, Hosts, Meeting, MeetingOverError, OneHost
+from learner.distributed.channel import Barrier, BarrierBrokenError, Processes, ProcessLostError, SingleProcess
 
 _OF_SYSTEM = " [os_error_code="
 """What TensorStore, by which Orbax reads and writes, says of an error of the system."""
@@ -64,7 +64,7 @@ def reason(error: Exception) -> str:
 
 def cause(error: Exception) -> Exception:
     """What a host failed with, before it heard at the next meeting that it failed alone."""
-    while isinstance(error, MeetingOverError) and isinstance(error.__context__, Exception):
+    while isinstance(error, BarrierBrokenError) and isinstance(error.__context__, Exception):
         error = error.__context__
     return error
 
@@ -89,7 +89,7 @@ class Checkpoints:
         *,
         keep: int,
         max_failed_in_a_row: int = 1,
-        hosts: Hosts | None = None,
+        hosts: Processes | None = None,
     ) -> None:
         """Opens or makes the folder, and removes what saves that were killed left in it.
 
@@ -100,9 +100,9 @@ class Checkpoints:
           hosts: all of them make one, and call its methods in the same order; this process alone if not given.
 
         Raises:
-          HostLostError: the leader did not come to it.
+          ProcessLostError: the leader did not come to it.
         """
-        self._hosts = hosts or OneHost()
+        self._hosts = hosts or SingleProcess()
         self._agreement = _Agreement(self._hosts)
         self._folder = pathlib.Path(folder).resolve()
         self._hashes = self._folder.with_name(self._folder.name + ".hashes")
@@ -114,7 +114,7 @@ class Checkpoints:
                 shutil.rmtree(half, ignore_errors=True)
         self._agreement.say("the folder is there")
         self._meetings, self._num_opened = self._hosts.channel("saving"), 0
-        self._meeting: Meeting | None = None
+        self._meeting: Barrier | None = None
         """Where Orbax's threads wait for those of the other hosts."""
         self._manager: ocp.CheckpointManager | None = None
         """Opened by all hosts together; None after a save that failed."""
@@ -134,7 +134,7 @@ class Checkpoints:
 
         Raises:
           CheckpointError: too many saves in a row failed, or this step is not after the latest one.
-          HostLostError: as `wait`.
+          ProcessLostError: as `wait`.
         """
         self.wait()
         args = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host))
@@ -147,7 +147,7 @@ class Checkpoints:
                         f"step {step} is not after the latest checkpoint, {latest}, of {self._folder}"
                     )
                 manager.save(step, args=args)
-        except (CheckpointError, HostLostError):
+        except (CheckpointError, ProcessLostError):
             raise
         except Exception as e:
             self._failed(step, e)
@@ -169,14 +169,14 @@ class Checkpoints:
 
         Raises:
           CheckpointError: too many saves in a row failed.
-          HostLostError: another host did not say whether its part is there.
+          ProcessLostError: another host did not say whether its part is there.
         """
         if self._pending is None:
             return None
         (step, pending), self._pending = self._pending, None
         try:
             pending.result()
-        except HostLostError:
+        except ProcessLostError:
             raise
         except Exception as e:
             self._failed(step, e)
@@ -249,7 +249,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(create=False, enable_async_checkpointing=True)
         if self._hosts.count > 1:
-            self._meeting = Meeting(self._hosts, self._meetings, timeout_s=_TOGETHER_S)
+            self._meeting = Barrier(self._hosts, self._meetings, timeout_s=_TOGETHER_S)
             self._catch_up()
             self._num_opened += 1
             options.async_options = ocp.AsyncOptions(barrier_sync_fn=_waiting_at(self._meeting))
@@ -280,7 +280,7 @@ class Checkpoints:
         try:
             with self._agreement.on_success():
                 yield
-        except (CheckpointError, HostLostError):
+        except (CheckpointError, ProcessLostError):
             raise
         except Exception:
             self._abandon(step)
@@ -419,7 +419,7 @@ def _part(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(item=abstract, restore_args=placed, partial_restore=True)
 
 
-def _waiting_at(meeting: Meeting) -> Callable[..., None]:
+def _waiting_at(meeting: Barrier) -> Callable[..., None]:
     """As Orbax calls it; a bound of its own would end one host's wait alone."""
 
     def wait(*, key: str, timeout_ms: int) -> None:
@@ -432,7 +432,7 @@ def _waiting_at(meeting: Meeting) -> Callable[..., None]:
 class _Agreement:
     """How the hosts that save and restore together go by what each of them found."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Processes) -> None:
         """Nothing was said yet."""
         self._hosts, self._channel = hosts, hosts.channel("checkpoints")
 
@@ -474,11 +474,11 @@ class _Agreement:
         failure = None
         try:
             yield
-        except HostLostError:
+        except ProcessLostError:
             raise
         except Exception as e:
             failure = cause(e)
-        own = None if isinstance(failure, MeetingOverError) else failure
+        own = None if isinstance(failure, BarrierBrokenError) else failure
         said = "" if own is None else f"host {self._hosts.index}: {reason(own)}"
         all_said = self._channel.gather(said.encode(), timeout_s=_TOGETHER_S)
         verdict = self.say("; ".join(part.decode() for part in all_said if part))

@@ -6,21 +6,21 @@ import signal
 from collections.abc import Sequence
 
 from bridge.credentials import read_token
-from bridge.liveness import Doing, Pulse
+from bridge.liveness import Activity, Liveness
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from learner.checkpoint import Checkpoints
 from learner.data.tokenizer import load_tokenizer
-from learner.distributed.channel import Hosts
+from learner.distributed.channel import Processes
 from learner.distributed.sharding import make_mesh
 from learner.model.architecture import Architecture
-from learner.policy_trainer import Apply, Command, Trainer
-from learner.publish.destinations import Outlet
+from learner.policy_trainer import Apply, Command, PolicyTrainer
+from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
 from learner.replicate import follow
-from learner.restore import Weights, load_base, restore, trainer_of
-from learner.update.train_step import build_steps
+from learner.restore import WeightLoader, load_base, restore, trainer_of
+from learner.update.train_step import build_train_step
 
 
 @dataclasses.dataclass
@@ -28,18 +28,18 @@ class Follower:
     """The parts of a learner's process that does not lead."""
 
     config: Config
-    hosts: Hosts
-    trainer: Trainer
+    hosts: Processes
+    trainer: PolicyTrainer
     publisher: Publisher
     checkpoints: Checkpoints
-    pulse: Pulse
+    pulse: Liveness
     has_updated: bool = False
 
     def follow(self) -> int:
         """Does what the leader tells until all end; the exit code that all are to have.
 
         Raises:
-          HostLostError: the leader is lost.
+          ProcessLostError: the leader is lost.
         """
         return follow(self.trainer, self.hosts, self.config, did=self._did)
 
@@ -50,7 +50,7 @@ class Follower:
 
     def _did(self, command: Command) -> None:
         self.has_updated = self.has_updated or isinstance(command, Apply)
-        self.pulse.work(Doing.WAITING if self.has_updated else Doing.STARTING)
+        self.pulse.report(Activity.WAITING if self.has_updated else Activity.STARTING)
 
 
 def join_run(
@@ -58,9 +58,9 @@ def join_run(
     folder: pathlib.Path,
     model_folder: pathlib.Path,
     *,
-    hosts: Hosts,
-    pulse: Pulse | None = None,
-    outlets: Sequence[Outlet] = (),
+    hosts: Processes,
+    pulse: Liveness | None = None,
+    outlets: Sequence[Destination] = (),
 ) -> Follower:
     """Builds a learner's process that does not lead; what the first one's `open_run` does with all, it does too.
 
@@ -69,19 +69,19 @@ def join_run(
 
     Raises:
       ValueError, FileNotFoundError: the model or the mesh are unusable (one line says why).
-      HostLostError: the leader did not come.
+      ProcessLostError: the leader did not come.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: hosts.ask_to_stop())
+        signal.signal(number, lambda *_: hosts.request_stop())
     architecture = Architecture.from_hf(model_folder)
-    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), hosts)
+    steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), hosts)
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
         keep=config.checkpoint.keep,
         max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
         hosts=hosts,
     )
-    weights = Weights(config, architecture)
+    weights = WeightLoader(config, architecture)
     base = load_base(weights, model_folder)
     _, state, _ = restore(checkpoints, steps, weights, folder, model_folder, base)
     publisher = open_publisher(
@@ -104,4 +104,4 @@ def join_run(
         checkpoints=checkpoints,
         base=base,
     )
-    return Follower(config, hosts, trainer, publisher, checkpoints, pulse or Pulse.of_this_process())
+    return Follower(config, hosts, trainer, publisher, checkpoints, pulse or Liveness.of_this_process())

@@ -22,10 +22,10 @@ from absl import logging
 from jaxtyping import Float32
 
 from bridge.rollout_types import Group, Sampling, Ticket, Version
-from bridge.store.protocol import FOR_GOOD, LearnerStore
+from bridge.store.protocol import PERMANENT, LearnerStore
 from configs.sections import LossConfig, PackingConfig
 from learner.data.problem import Problem
-from learner.evaluation.pinned_requests import Pinned, pinned_tickets
+from learner.evaluation.pinned_requests import PinnedRequests, pinned_tickets
 from learner.heartbeat import live_actors
 from learner.update.packing import PackedBatch, pack_groups
 
@@ -48,7 +48,7 @@ def max_abs_dlogprob(score: ScoreFunction, group: Group, packing: PackingConfig)
 
 
 def settle(
-    probe: Pinned,
+    probe: PinnedRequests,
     *,
     score: ScoreFunction,
     packing: PackingConfig,
@@ -83,7 +83,7 @@ def settle(
         fence(group.actor, reason, off)
         return False
 
-    return worst if probe.settle(accept) else float("nan")
+    return worst if probe.wait(accept) else float("nan")
 
 
 MAX_TRIES = 3
@@ -93,7 +93,7 @@ ALONE_S = 30.0
 
 
 class Gate(Protocol):
-    """Who is fenced, and what may be done about it (`learner.schedule.rollout_stream.Stream`)."""
+    """Who is fenced, and what may be done about it (`learner.schedule.rollout_stream.RolloutStream`)."""
 
     @property
     def fenced_actors(self) -> Collection[str]:
@@ -126,7 +126,7 @@ class _Probe:
     ids: tuple[str, ...]
 
 
-class Readmission:
+class ParityFence:
     """The probes that are out for fenced actors."""
 
     def __init__(
@@ -166,7 +166,7 @@ class Readmission:
         """Not for good, at the last look."""
         self._for_good: set[str] = set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Offers probes to fenced actors that live, and takes in their answers; never waits.
 
         Called wherever the learner waits, and between two micro-batches.
@@ -195,20 +195,20 @@ class Readmission:
         elif not self._problems or now - self._could_probe_at > ALONE_S:
             why = "there are no problems to probe it with" if not self._problems else "nobody else serves"
             for actor in sorted(fenced & self._alive):
-                self.keep_out(actor, f"{why}, so it can't be proved clean", None)
+                self.ban(actor, f"{why}, so it can't be proved clean", None)
 
-    def keep_out(self, actor: str, reason: str, off: float | None = None) -> None:
+    def ban(self, actor: str, reason: str, off: float | None = None) -> None:
         """Fences an actor for good: no probe is asked of it any more, and it ends.
 
         `off`: by how many nats its logprobs are off, if that is why.
         """
         self._for_good.add(actor)
-        self._gate.fence(actor, f"{FOR_GOOD}{reason}", off)
+        self._gate.fence(actor, f"{PERMANENT}{reason}", off)
 
     def _look_at_reasons(self) -> None:
         """Whoever keeps the run in order may have put a live actor on probation that was fenced for good."""
         for actor in sorted(self._alive & set(self._gate.fenced_actors)):
-            if (self._store.fenced(actor) or "").startswith(FOR_GOOD):
+            if (self._store.fenced(actor) or "").startswith(PERMANENT):
                 self._for_good.add(actor)
             elif actor in self._for_good:
                 self._for_good.discard(actor)
@@ -264,7 +264,7 @@ class Readmission:
         if number < MAX_TRIES:
             self._gate.fence(actor, reason, off)
         else:
-            self.keep_out(actor, reason, off)
+            self.ban(actor, reason, off)
 
     def _withdraw(self, actor: str) -> None:
         probe = self._out.pop(actor, None)

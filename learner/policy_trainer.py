@@ -30,18 +30,18 @@ from learner.distributed.sharding import own_on_host, whole_on_host
 from learner.model import hf_save, lora
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params
-from learner.model.lora import Base, merge
-from learner.update.anchors import Anchors
-from learner.update.frozen_policies import AnchorLogprobs
+from learner.model.lora import LoraBase, merge
+from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenLogprobs
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, PackedBatch, decode_batch, decode_micro, encode_batch, encode_micro
-from learner.update.train_step import Steps
+from learner.update.train_step import TrainStep
 
 
-class KeptBatch:
+class EpochCache:
     """Micro-batches in the order in which they were first trained; keeps nothing where there is one pass alone."""
 
-    def __init__(self, steps: Steps, *, epochs: int) -> None:
+    def __init__(self, steps: TrainStep, *, epochs: int) -> None:
         """Empty.
 
         Args:
@@ -49,9 +49,9 @@ class KeptBatch:
           epochs: passes over a batch.
         """
         self._steps, self._is_needed = steps, epochs > 1
-        self._kept: list[tuple[MicroBatch, AnchorLogprobs]] = []
+        self._kept: list[tuple[MicroBatch, FrozenLogprobs]] = []
 
-    def add(self, micro: MicroBatch, anchors: AnchorLogprobs) -> None:
+    def add(self, micro: MicroBatch, anchors: FrozenLogprobs) -> None:
         """Keeps the micro-batch just accumulated, and what the loss compared it with."""
         if not self._is_needed:
             return
@@ -65,12 +65,12 @@ class KeptBatch:
         """The groups that end with each."""
         return [micro.ticket_ids for micro, _ in self._kept]
 
-    def __getitem__(self, index: int) -> tuple[MicroBatch, AnchorLogprobs]:
+    def __getitem__(self, index: int) -> tuple[MicroBatch, FrozenLogprobs]:
         """The one of that number, from 0, with the logprobs that its later passes are handed."""
         self._move_last_to_host()
         return self._kept[index]
 
-    def __iter__(self) -> Iterator[tuple[MicroBatch, AnchorLogprobs]]:
+    def __iter__(self) -> Iterator[tuple[MicroBatch, FrozenLogprobs]]:
         """All of them, each with the logprobs that its later passes are handed."""
         self._move_last_to_host()
         return iter(self._kept)
@@ -90,24 +90,24 @@ class KeptBatch:
 class Publishing(Protocol):
     """Where weights go."""
 
-    def publish(self, params: Params, *, step: int, is_awaited: bool = False) -> Any:
+    def publish(self, params: Params, *, step: int, must_publish: bool = False) -> Any:
         """Hands them over; every process calls it at the same place, with its parts of them."""
         ...
 
 
 @dataclasses.dataclass
-class Trainer:
+class PolicyTrainer:
     """The state, the functions that change it, and where it goes."""
 
     config: Config
     architecture: Architecture
-    steps: Steps
-    anchors: Anchors
-    kept: KeptBatch
+    steps: TrainStep
+    anchors: FrozenPolicies
+    kept: EpochCache
     state: TrainState
     publisher: Publishing
     checkpoints: Checkpoints
-    base: Base | None = None
+    base: LoraBase | None = None
     """What the state's adapters belong to; None where all parameters are trained."""
 
     @property
@@ -121,21 +121,21 @@ class Trainer:
         Returns when the one before is done, so that the devices have work while the next is prepared; where none is
         packed yet, when this one is, so that waiting for groups is not mistaken for computing.
         """
-        before = self.steps.in_progress
+        before = self.steps.pending
         batch = self.steps.spread(micro.batch)
         anchors = self.anchors.score(batch)
         self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
         self.kept.add(dataclasses.replace(micro, batch=batch) if self.steps.spreads else micro, anchors)
-        jax.block_until_ready(self.steps.in_progress if micro.ends_pack else before)
+        jax.block_until_ready(self.steps.pending if micro.ends_pack else before)
 
-    def accumulate_again(self, index: int) -> None:
+    def accumulate_cached(self, index: int) -> None:
         """Adds the gradient of the batch's micro-batch of that number, from 0, in a later pass."""
         micro, anchors = self.kept[index]
-        before = self.steps.in_progress
+        before = self.steps.pending
         self.state = self.steps.accumulate(self.state, micro.batch, anchors, self.frozen)
         jax.block_until_ready(before)
 
-    def apply(self, epoch: int) -> dict[str, Any]:
+    def optimizer_step(self, epoch: int) -> dict[str, Any]:
         """Steps the optimizer, which ends a pass over the batch; the metrics, on the host."""
         self.state, metrics = self.steps.apply(self.state, epoch)
         if epoch == self.config.rounds.epochs - 1:
@@ -151,12 +151,12 @@ class Trainer:
         """Log pi of each trained token by the current weights, in nats, on the host."""
         return whole_on_host(self.steps.score(self.state.params, self.steps.spread(batch), self.frozen))
 
-    def publish(self, step: int, *, is_awaited: bool) -> None:
+    def publish(self, step: int, *, must_publish: bool) -> None:
         """Hands the current weights over to the publisher; see there."""
-        self.publisher.publish(self.weights_out(), step=step, is_awaited=is_awaited)
+        self.publisher.publish(self.published_params(), step=step, must_publish=must_publish)
         self.anchors.publish(self.state.params)
 
-    def weights_out(self) -> Params:
+    def published_params(self) -> Params:
         """What is published: the parameters; of a run with adapters these, or the base with them added to it."""
         if self.base is None or self.config.publishes_adapters:
             return self.state.params
@@ -194,7 +194,7 @@ def save_model(
     config: Config,
     architecture: Architecture,
     params: Params,
-    base: Base | None,
+    base: LoraBase | None,
     *,
     step: int,
     folder: pathlib.Path,
@@ -229,7 +229,7 @@ class Accumulate:
 
     micro: MicroBatch
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Trains it."""
         trainer.accumulate(self.micro)
 
@@ -240,9 +240,9 @@ class AccumulateAgain:
 
     index: int
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Trains it once more."""
-        trainer.accumulate_again(self.index)
+        trainer.accumulate_cached(self.index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,16 +251,16 @@ class Apply:
 
     epoch: int
 
-    def perform(self, trainer: Trainer) -> dict[str, Any]:
+    def perform(self, trainer: PolicyTrainer) -> dict[str, Any]:
         """Makes it; its metrics."""
-        return trainer.apply(self.epoch)
+        return trainer.optimizer_step(self.epoch)
 
 
 @dataclasses.dataclass(frozen=True)
 class Discard:
     """The batch being filled is not used."""
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Empties the accumulator."""
         trainer.discard()
 
@@ -271,7 +271,7 @@ class Score:
 
     batch: PackedBatch
 
-    def perform(self, trainer: Trainer) -> Float32[np.ndarray, "B S"]:
+    def perform(self, trainer: PolicyTrainer) -> Float32[np.ndarray, "B S"]:
         """Scores them."""
         return trainer.score(self.batch)
 
@@ -281,11 +281,11 @@ class Publish:
     """The current weights go out, as those of a step."""
 
     step: int
-    is_awaited: bool
+    must_publish: bool
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Hands them over."""
-        trainer.publish(self.step, is_awaited=self.is_awaited)
+        trainer.publish(self.step, must_publish=self.must_publish)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Save:
     step: int
     books: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Starts it."""
         trainer.save(self.step, self.books)
 
@@ -307,7 +307,7 @@ class SaveModel:
     folder: str
     tokenizer_from: str
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Writes it."""
         trainer.save_model(pathlib.Path(self.folder), pathlib.Path(self.tokenizer_from))
 
@@ -316,7 +316,7 @@ class SaveModel:
 class Alive:
     """Nothing: the leader lives, and waits for others."""
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Does nothing."""
         del trainer
 
@@ -327,7 +327,7 @@ class End:
 
     code: int
 
-    def perform(self, trainer: Trainer) -> None:
+    def perform(self, trainer: PolicyTrainer) -> None:
         """Does nothing: who is told closes what it has and ends."""
         del trainer
 
@@ -345,7 +345,7 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode(command: Command) -> bytes:
-    """As it is told: of the arrays of a batch their shapes, which is all that `Steps.spread` wants of the others."""
+    """As it is told: of the arrays of a batch their shapes, all that `TrainStep.spread` wants of the others."""
     if isinstance(command, Accumulate):
         fields: Any = encode_micro(command.micro)
     elif isinstance(command, Score):

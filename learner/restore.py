@@ -23,16 +23,16 @@ from learner.distributed.sharding import make_mesh, param_shardings, param_spec,
 from learner.model import hf_load as hf_io
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
-from learner.model.lora import Base, abstract_adapters, lora_books
-from learner.policy_trainer import KeptBatch, Publishing, Trainer, saved_part
-from learner.update.anchors import Anchors
+from learner.model.lora import LoraBase, abstract_adapters, lora_metadata
+from learner.policy_trainer import EpochCache, PolicyTrainer, Publishing, saved_part
+from learner.update.anchors import FrozenPolicies
 from learner.update.frozen_policies import loads_reference
 from learner.update.optimizer import TrainState
-from learner.update.train_step import Steps
+from learner.update.train_step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class WeightLoader:
     """Reads Hugging Face folders of the run's model, split over its mesh."""
 
     config: Config
@@ -54,7 +54,7 @@ class Weights:
         return params
 
 
-def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
+def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | None:
     """The frozen base of adapters, from the model's folder at every start; None where all parameters are trained.
 
     Raises:
@@ -63,7 +63,7 @@ def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
     config = weights.config
     if not config.lora.is_on:
         return None
-    books, dtype = lora_books(config.lora, model_folder), config.base_dtype
+    books, dtype = lora_metadata(config.lora, model_folder), config.base_dtype
     params = weights.load(model_folder, dtype)
     with hf_io.open_folder(model_folder) as tensors:
         stored = {tensors[name].dtype for name in weights.architecture.param_names.all_hf_names()}
@@ -74,16 +74,16 @@ def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
             ",".join(wider),
             dtype,
         )
-    return Base(params=params, books=books)
+    return LoraBase(params=params, metadata=books)
 
 
 def restore(
     checkpoints: Checkpoints,
-    steps: Steps,
-    weights: Weights,
+    steps: TrainStep,
+    weights: WeightLoader,
     folder: pathlib.Path,
     model_folder: pathlib.Path,
-    base: Base | None,
+    base: LoraBase | None,
 ) -> tuple[int, TrainState, dict[str, Any] | None]:
     """The latest checkpoint as (step, state, books), or the model's own weights at step 0 and no books.
 
@@ -102,7 +102,11 @@ def restore(
 
 
 def restore_params(
-    checkpoints: Checkpoints, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path, base: Base | None
+    checkpoints: Checkpoints,
+    weights: WeightLoader,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    base: LoraBase | None,
 ) -> tuple[int, Params]:
     """The latest checkpoint's (step, parameters), for who does not train: there is no room for an optimizer's state.
 
@@ -127,7 +131,12 @@ def restore_params(
 
 
 def _check_books(
-    books: dict[str, Any], *, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path, base: Base | None
+    books: dict[str, Any],
+    *,
+    weights: WeightLoader,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    base: LoraBase | None,
 ) -> None:
     """Refuses a checkpoint of another format or model, or of other adapters.
 
@@ -139,7 +148,7 @@ def _check_books(
         raise codec.OtherFormatError.of(f"the checkpoint of {folder}", books.get("format", "none"))
     now, mesh = _shape_fields(weights.architecture), weights.config.mesh.axes
     check_same("model", _shape_fields(Architecture.from_hf(books["model"])), now, folder)
-    check_same_adapters(books.get("lora", {}), {} if base is None else base.books, folder, model_folder)
+    check_same_adapters(books.get("lora", {}), {} if base is None else base.metadata, folder, model_folder)
     if books["mesh"] != mesh:
         logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", books["mesh"], mesh)
 
@@ -147,15 +156,15 @@ def _check_books(
 def trainer_of(
     config: Config,
     architecture: Architecture,
-    steps: Steps,
+    steps: TrainStep,
     state: TrainState,
-    weights: Weights,
+    weights: WeightLoader,
     model_folder: pathlib.Path,
     *,
     publisher: Publishing,
     checkpoints: Checkpoints,
-    base: Base | None,
-) -> Trainer:
+    base: LoraBase | None,
+) -> PolicyTrainer:
     """The trainer of what was restored; every process makes one at the same place, for all load the reference."""
     reference = pathlib.Path(config.loss.reference_path or model_folder)
 
@@ -165,18 +174,18 @@ def trainer_of(
         assert base is not None  # whose adapters, turned off, are the reference
         return base.params
 
-    return Trainer(
+    return PolicyTrainer(
         config=config,
         architecture=architecture,
         steps=steps,
-        anchors=Anchors(
+        anchors=FrozenPolicies(
             steps,
             config,
             load_reference=load_reference,
             params=state.params,
             base=None if base is None else base.params,
         ),
-        kept=KeptBatch(steps, epochs=config.rounds.epochs),
+        kept=EpochCache(steps, epochs=config.rounds.epochs),
         state=state,
         publisher=publisher,
         checkpoints=checkpoints,
@@ -247,7 +256,7 @@ class TimeoutAnchors:
         self._known: dict[str, str] = {}
         """As of the last checkpoint. Texts: numbers of Python's own would take several times as much."""
 
-    def books(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Their part of a checkpoint; JSON, and empty where there are none. As of the last one if the store is away."""
         try:
             self._known = self._stored()
@@ -267,7 +276,7 @@ class TimeoutAnchors:
             self._store.put_anchors({key: _seconds(saved[key]) for key in page})
             num_put += len(page)
         self._known = stored | saved
-        logging.info("anchors restored num_tasks=%d put_back=%d", len(saved), num_put)
+        logging.info("anchors restored num_tasks=%d reopen_update=%d", len(saved), num_put)
 
     def _stored(self) -> dict[str, str]:
         """All that the store has, up to the bound: whoever may write them shall fill neither memory nor disk."""
@@ -284,7 +293,7 @@ class TimeoutAnchors:
 
     def _pages(self) -> Generator[tuple[str, tuple[float, ...]]]:
         last = ""
-        while page := self._store.all_anchors(after=last, limit=TASKS_A_PAGE, patience_s=_PATIENCE_S):
+        while page := self._store.all_anchors(after=last, limit=TASKS_A_PAGE, timeout_s=_PATIENCE_S):
             yield from page.items()
             last = next(reversed(page))
 

@@ -17,7 +17,7 @@ from absl import logging
 from bridge.codec import FORMAT
 from bridge.credentials import read_token
 from bridge.files import RunLock
-from bridge.liveness import Pulse, end_phase, say_phase
+from bridge.liveness import Liveness, end_phase, report_phase
 from bridge.param_names import flatten
 from bridge.rollout_types import Group, Version
 from bridge.store.protocol import GroupStore, LearnerStore
@@ -28,33 +28,33 @@ from configs.schema import Config
 from learner.checkpoint import Checkpoints
 from learner.data.problem import Problem
 from learner.data.prompt_stream import PromptStream, load_prompts
-from learner.data.row_filter import Quarantine, read_set_aside
+from learner.data.row_filter import Quarantine, read_gold_failures
 from learner.data.tokenizer import Tokenizer, load_tokenizer
-from learner.distributed.channel import OneHost
+from learner.distributed.channel import SingleProcess
 from learner.distributed.sharding import make_mesh
 from learner.evaluation.eval_sets import ProblemSet, all_sets, bad_rows, open_own_sets, questions_of
-from learner.evaluation.evaluator import Evaluations, open_evaluations
-from learner.evaluation.pinned_requests import PROBE_TOKENS, Pinned, probe_problems
-from learner.heartbeat import Heart
+from learner.evaluation.evaluator import Evaluator, open_evaluations
+from learner.evaluation.pinned_requests import PROBE_TOKENS, PinnedRequests, probe_problems
+from learner.heartbeat import LearnerHeartbeat
 from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params
-from learner.model.lora import Base
+from learner.model.lora import LoraBase
 from learner.objective import losses
-from learner.parity import Readmission, max_abs_dlogprob
-from learner.policy_trainer import Command, Save, Score, Trainer
-from learner.publish.destinations import Outlet
+from learner.parity import ParityFence, max_abs_dlogprob
+from learner.policy_trainer import Command, PolicyTrainer, Save, Score
+from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
-from learner.publish.run_card import make_card
-from learner.replicate import Lead
-from learner.restore import TimeoutAnchors, Weights, load_base, restore, trainer_of
-from learner.run_context import Waiting, announcer, by_samples, open_run_store, take_lead
-from learner.schedule.rollout_stream import Stream
+from learner.publish.run_card import make_run_card
+from learner.replicate import Replicator
+from learner.restore import TimeoutAnchors, WeightLoader, load_base, restore, trainer_of
+from learner.run_context import Waiting, acquire_leadership, announcer, by_samples, open_run_store
+from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 
 
 @dataclasses.dataclass
@@ -68,19 +68,19 @@ class Run:
     held_out: list[Problem]
     store: LearnerStore
     timeouts: TimeoutAnchors
-    stream: Stream
-    trainer: Trainer
-    lead: Lead
+    stream: RolloutStream
+    trainer: PolicyTrainer
+    lead: Replicator
     last_saved_step: int
     """Of the last checkpoint that was begun; `checkpoints.latest` is there."""
     publisher: Publisher
     checkpoints: Checkpoints
-    evaluations: Evaluations
-    probe: Pinned
+    evaluations: Evaluator
+    probe: PinnedRequests
     metrics: MetricsWriter
     samples: SampleLog
     timeline: Timeline
-    heart: Heart
+    heartbeat: LearnerHeartbeat
     lock: RunLock
     finished_step: int | None
     """That it was finished at, if it was, before this start took it up again."""
@@ -102,7 +102,7 @@ class Run:
 
     def checkpoint(self) -> Save:
         """The run as it is between two updates; its arrays are those of the moment when it is made."""
-        of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.books}
+        of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
         model = json.loads(self.architecture.hf_json)
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
         books = of_run | self.stream.begin_save()
@@ -116,11 +116,11 @@ class Run:
 
     def _start(self, save: Save) -> None:
         self.stream.acknowledge(self.checkpoints.wait())
-        self.heart.worked()
+        self.heartbeat.report_progress()
         # Of now, not of when `save` was made: read once a checkpoint, and not once an update.
-        self.do(dataclasses.replace(save, books=save.books | self.timeouts.books()))
+        self.do(dataclasses.replace(save, books=save.books | self.timeouts.state_dict()))
         self.last_saved_step = save.step
-        self.heart.worked()
+        self.heartbeat.report_progress()
 
     def close(self) -> None:
         """Lets go of everything; a save in progress is finished first. The next start publishes anew."""
@@ -134,7 +134,7 @@ class Run:
                 self.publisher,
             ):
                 parts.callback(part.close)
-            self.heart.stop()
+            self.heartbeat.stop()
         self.lock.release()
 
 
@@ -145,7 +145,7 @@ def put_run_card(
     model_folder: pathlib.Path,
     architecture: Architecture,
     params: Params,
-    base: Base | None = None,
+    base: LoraBase | None = None,
 ) -> None:
     """Tells actors that share no folder with this learner what they need to know.
 
@@ -153,7 +153,7 @@ def put_run_card(
     """
     is_merged = base is not None and not config.publishes_adapters
     published = base.params if base is not None and is_merged else params
-    card, blobs = make_card(
+    card, blobs = make_run_card(
         run=run_id(folder),
         name=config.run.name,
         config=to_json(config),
@@ -161,16 +161,16 @@ def put_run_card(
         names=published_names(architecture, config),
         shapes={path: tuple(leaf.shape) for path, leaf in flatten(published).items()},
         dtype=config.model.served_dtype,
-        base=base.books["base"] if base is not None and config.publishes_adapters else "",
+        base=base.metadata["base"] if base is not None and config.publishes_adapters else "",
     )
-    store.put_card(card, blobs)
+    store.put_run_card(card, blobs)
 
 
 MAX_LOST_IN_A_ROW = 8
 """Groups of an actor that are missing in the bucket without one that is there between them."""
 
 
-class LostGroups:
+class LostGroupsFence:
     """Keeps out actors whose large groups never reach the bucket; their tickets go to others."""
 
     def __init__(self, store: LearnerStore, *, bucket: str, keep_out: Callable[[str, str], None]) -> None:
@@ -190,7 +190,7 @@ class LostGroups:
                 )
 
 
-def readmission_of(run: Run, store: LearnerStore) -> Readmission:
+def readmission_of(run: Run, store: LearnerStore) -> ParityFence:
     """Probes by the published weights, scored by the learner's own as long as those are the same.
 
     `store` is the one that actors use: there probes are whole, also where the samples of other groups are tickets.
@@ -198,14 +198,14 @@ def readmission_of(run: Run, store: LearnerStore) -> Readmission:
     sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
 
     def published() -> Version | None:
-        announced = run.publisher.announced
+        announced = run.publisher.announced_version
         return announced if announced is not None and announced.step == run.step else None
 
     def score(group: Group) -> float:
-        run.heart.worked()
+        run.heartbeat.report_progress()
         return max_abs_dlogprob(lambda batch: run.do(Score(batch)), group, run.stream.packing)
 
-    return Readmission(
+    return ParityFence(
         store,
         run.stream,
         problems=probe_problems(run.held_out),
@@ -221,9 +221,9 @@ def open_run(
     folder: pathlib.Path,
     model_folder: pathlib.Path,
     *,
-    pulse: Pulse | None = None,
-    outlets: Sequence[Outlet] = (),
-    lead: Lead | None = None,
+    pulse: Liveness | None = None,
+    outlets: Sequence[Destination] = (),
+    lead: Replicator | None = None,
 ) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint.
 
@@ -240,40 +240,40 @@ def open_run(
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
       CheckpointError: there are checkpoints, and none is intact or fits.
-      HostLostError: another process did not come.
+      ProcessLostError: another process did not come.
     """
-    say_phase("reading the prompts")
+    report_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(
         model_folder, vocab_size=architecture.vocab_size, template=config.prompts.template_settings
     )
     prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
-    lead = lead or Lead(OneHost())
-    say_phase("setting up the devices")
-    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
+    lead = lead or Replicator(SingleProcess())
+    report_phase("setting up the devices")
+    steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
 
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     whole_store = open_run_store(config, folder)
     finished = whole_store.finished()  # leading takes the run up again
-    incarnation = take_lead(whole_store, config, folder)
+    incarnation = acquire_leadership(whole_store, config, folder)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    heart = Heart(
+    heartbeat = LearnerHeartbeat(
         whole_store,
         stop,
-        pulse or Pulse.of_this_process(),
-        lead_s=config.store.lead_s,
+        pulse or Liveness.of_this_process(),
+        leader_lease_s=config.store.leader_lease_s,
         hosts=lead.hosts,
-        say_alive=lead.alive,
+        say_alive=lead.keep_alive,
     )
-    heart.start()  # before a checkpoint is restored, which may take longer than the lead lasts
+    heartbeat.start()  # before a checkpoint is restored, which may take longer than the lead lasts
     mine = config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out, sets
-    parts = _Parts(*mine, lock, heart, lead, None if finished is None else finished.version.step)
+    parts = _Parts(*mine, lock, heartbeat, lead, None if finished is None else finished.version.step)
     try:
         return _build(parts, whole_store, incarnation, outlets)
     except BaseException:
-        heart.stop()
+        heartbeat.stop()
         raise
 
 
@@ -286,19 +286,19 @@ class _Parts:
     model_folder: pathlib.Path
     architecture: Architecture
     tokenizer: Tokenizer
-    steps: Steps
+    steps: TrainStep
     prompts: PromptStream
     held_out: list[Problem]
     sets: list[ProblemSet]
     lock: RunLock
-    heart: Heart
-    lead: Lead
+    heartbeat: LearnerHeartbeat
+    lead: Replicator
     finished_step: int | None
 
 
-def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Sequence[Outlet]) -> Run:
+def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Sequence[Destination]) -> Run:
     """Restores, and puts the rest together around what was restored."""
-    config, folder, model_folder, heart = parts.config, parts.folder, parts.model_folder, parts.heart
+    config, folder, model_folder, heartbeat = parts.config, parts.folder, parts.model_folder, parts.heartbeat
     architecture, tokenizer, steps = parts.architecture, parts.tokenizer, parts.steps
     store = by_samples(whole_store, config)
     checkpoints = Checkpoints(
@@ -307,9 +307,9 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
         hosts=parts.lead.hosts,
     )
-    weights = Weights(config, architecture)
+    weights = WeightLoader(config, architecture)
     has_saves = any(RunFolder(folder).checkpoints.glob("[0-9]*"))
-    say_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
+    report_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
     start_s = time.monotonic()
     base = load_base(weights, model_folder)
     step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
@@ -319,7 +319,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     timeouts.resume(books)
     put_run_card(store, config, folder, model_folder, architecture, state.params, base)
 
-    waiting = Waiting(heart)
+    waiting = Waiting(heartbeat)
     timeline = Timeline(RunFolder(folder).events, "learner")
     timeline.took("restore" if has_saves else "read weights", start_s, restored_s)
     timeline.instant("restored", incarnation=incarnation, step=step)
@@ -339,11 +339,11 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         incarnation=incarnation,
         base_steps=store.restores(),
         timeline=timeline,
-        while_waiting=heart.check,
+        on_wait=heartbeat.check,
         announce=announcer(store, token),
     )
-    waiting.looks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
-    stream = Stream(
+    waiting.wait_hooks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
+    stream = RolloutStream(
         config,
         store=store,
         prompts=parts.prompts,
@@ -352,8 +352,8 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         incarnation=incarnation,
         vocab_size=architecture.vocab_size,
         step=step,
-        while_waiting=waiting.check,
-        meanwhile=waiting.look,
+        on_wait=waiting.check,
+        between_batches=waiting.look,
     )
     stream.resume(books)
     trainer = trainer_of(
@@ -389,21 +389,21 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
             metrics=metrics,
             accept=stream.is_sound,
             fenced_actors=lambda: stream.fenced_actors,
-            while_waiting=waiting.check,
+            on_wait=waiting.check,
             kept=samples.evaluated,
         ),
-        probe=Pinned("probe", store, while_waiting=waiting.check, fenced_actors=lambda: stream.fenced_actors),
+        probe=PinnedRequests("probe", store, on_wait=waiting.check, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
         samples=samples,
         timeline=timeline,
-        heart=heart,
+        heartbeat=heartbeat,
         lock=parts.lock,
         finished_step=parts.finished_step,
     )
     readmission = readmission_of(run, whole_store)
-    lost = LostGroups(whole_store, bucket=config.store.bucket, keep_out=readmission.keep_out)
-    waiting.looks += [readmission.look, lost.look, run.evaluations.look]
-    heart.worked()
+    lost = LostGroupsFence(whole_store, bucket=config.store.bucket, keep_out=readmission.ban)
+    waiting.wait_hooks += [readmission.poll, lost.look, run.evaluations.look]
+    heartbeat.report_progress()
     end_phase()
     _say_ready(run, incarnation)
     return run
@@ -413,22 +413,22 @@ def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) ->
     """TensorBoard's files, where they are wanted; other trackers follow the record in processes of their own."""
     if "tensorboard" not in config.run.tracker_names:
         return None
-    from learner.metrics.tensorboard import Board
+    from learner.metrics.tensorboard import TensorBoardSink
 
-    return Board(RunFolder(folder).tensorboard, restored_step=step, incarnation=incarnation, about=table())
+    return TensorBoardSink(RunFolder(folder).tensorboard, restored_step=step, incarnation=incarnation, about=table())
 
 
 def _open_prompts(
     config: Config, folder: pathlib.Path, tokenizer: Tokenizer
 ) -> tuple[PromptStream, list[Problem], list[ProblemSet]]:
     """The training prompts, the held-out problems, the evaluation sets; rows that are bad are set aside in a file."""
-    set_aside = read_set_aside(RunFolder(folder).set_aside)
+    gold_failures = read_gold_failures(RunFolder(folder).gold_failures)
     quarantine = Quarantine(RunFolder(folder).quarantine)
     own = open_own_sets(config, tokenizer)
     prompts, held_out, bad = load_prompts(
         config,
         tokenizer,
-        set_aside=set_aside,
+        gold_failures=gold_failures,
         quarantine=quarantine.add,
         evaluated=questions_of(own),
         digests={f"evaluation.sets.{name}": one.digest for name, one in own.items()},

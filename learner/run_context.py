@@ -7,17 +7,17 @@ from collections.abc import Callable
 from absl import logging
 
 from bridge.credentials import Token
-from bridge.files import place_of
+from bridge.files import lock_owner
 from bridge.snapshots.snapshot_format import sign
 from bridge.store.open import create_run, namesakes, open_store
 from bridge.store.protocol import GroupStore, LearnerLivesError, LearnerStore
 from bridge.weight_types import Announcement
 from configs.run_folder import run_id, store_url
 from configs.schema import Config
-from learner.heartbeat import Heart
+from learner.heartbeat import LearnerHeartbeat
 from learner.schedule.sample_tickets import SampleTickets
 
-_LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 def open_run_store(config: Config, folder: pathlib.Path) -> GroupStore:
@@ -27,7 +27,7 @@ def open_run_store(config: Config, folder: pathlib.Path) -> GroupStore:
       ValueError: the store can't be used; one line says why.
       TimeoutError: it can't be reached.
     """
-    url, run, retry_s = store_url(config), run_id(folder), config.store.retry_s
+    url, run, retry_s = store_url(config), run_id(folder), config.store.outage_timeout_s
     create_run(url, run=run, name=config.run.name, actor_role=config.store.actor_role, retry_s=retry_s)
     if others := namesakes(url, config.run.name, run=run, retry_s=retry_s):
         logging.warning(
@@ -47,25 +47,25 @@ def open_run_store(config: Config, folder: pathlib.Path) -> GroupStore:
     )
 
 
-def take_lead(store: LearnerStore, config: Config, folder: pathlib.Path) -> int:
+def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path) -> int:
     """Becomes the run's one learner; waits for the lease of one elsewhere that may be dead. Returns the incarnation.
 
     Raises:
       LearnerLivesError: a learner elsewhere lives.
     """
-    lease_s = config.store.lead_s
-    deadline = time.monotonic() + lease_s + _LOOK_S
+    lease_s = config.store.leader_lease_s
+    deadline = time.monotonic() + lease_s + POLL_INTERVAL_S
     has_said = False
     while True:
         try:
-            return store.lead(place_of(folder), lease_s=lease_s)
+            return store.acquire_leadership(lock_owner(folder), lease_s=lease_s)
         except LearnerLivesError as e:
             if time.monotonic() > deadline:
                 raise
             if not has_said:
                 logging.warning("%s; waiting whether it ends", e)
                 has_said = True
-            time.sleep(_LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def by_samples(store: LearnerStore, config: Config) -> LearnerStore:
@@ -88,22 +88,22 @@ def announcer(store: LearnerStore, token: Token | None) -> Callable[[Announcemen
 class Waiting:
     """Handed to whatever waits; what needs the whole run joins it once there is one."""
 
-    def __init__(self, heart: Heart) -> None:
+    def __init__(self, heartbeat: LearnerHeartbeat) -> None:
         """Nothing is looked after yet."""
-        self._heart = heart
-        self.looks: list[Callable[[], None]] = []
+        self._heart = heartbeat
+        self.wait_hooks: list[Callable[[], None]] = []
         """None of them waits itself."""
 
     def check(self) -> None:
         """Called on every look that found nothing.
 
         Raises:
-          What `Heart.check` does.
+          What `LearnerHeartbeat.check` does.
         """
         self._heart.check()
         self.look()
 
     def look(self) -> None:
         """Called between two micro-batches."""
-        for look in self.looks:
+        for look in self.wait_hooks:
             look()

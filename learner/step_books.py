@@ -9,10 +9,10 @@ from bridge.store.protocol import LearnerStore
 from configs.sections import LoraConfig, OptimizerConfig
 from learner.heartbeat import live_actors
 from learner.metrics.flops import adapter_params, model_flops, peak_flops
-from learner.metrics.metric_names import LAST_PASS, SHOWN_OF_LAST_PASS
+from learner.metrics.metric_names import LAST_EPOCH, SHOWN_OF_LAST_EPOCH
 from learner.model.architecture import Architecture
 from learner.schedule import group_validation
-from learner.schedule.rollout_stream import Stream
+from learner.schedule.rollout_stream import RolloutStream
 from learner.update.packing import MicroBatch
 
 _SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_validation.REASONS)
@@ -26,7 +26,7 @@ class NotFiniteError(RuntimeError):
     """Updates are left out one after the other: training does not go on by itself."""
 
 
-class StepBooks:
+class StepMetrics:
     """Collects an update's micro-batches and makes its row of metrics."""
 
     def __init__(
@@ -35,7 +35,7 @@ class StepBooks:
         architecture: Architecture,
         *,
         lora: LoraConfig = NO_LORA,
-        stream: Stream,
+        stream: RolloutStream,
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
@@ -53,7 +53,7 @@ class StepBooks:
         self._wait_s_before = stream.wait_s
         self._last_end_s: float | None = None
 
-    def add(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
+    def add_batch(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
         """Books one micro-batch's first training, from `start_s` to `end_s` (monotonic seconds)."""
         self._ticket_ids += micro.ticket_ids
         self._sum_squared_lengths += micro.sum_squared_lengths
@@ -68,7 +68,7 @@ class StepBooks:
         """The update being filled is not made; its times stay."""
         self._ticket_ids, self._sum_squared_lengths = [], 0.0
 
-    def end_pass(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
+    def add_epoch(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
         """Books the optimizer step that ends a pass over the batch; it took from `start_s` to `end_s`."""
         self.computed(start_s, end_s)
         skipped = int(metrics["skipped_updates"])
@@ -76,23 +76,23 @@ class StepBooks:
         self._num_skipped = skipped
         self._of_passes.append(metrics)
 
-    def close(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
+    def row(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
         """The row of the update just made, and its groups; `end_s` is when its last pass ended."""
         metrics, last = self._of_passes[0], self._of_passes[-1]
         wait_s = self._stream.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
         dropped = self._stream.dropped
         row = dict(metrics) | {
-            **({LAST_PASS.format(name): last[name] for name in SHOWN_OF_LAST_PASS} if last is not metrics else {}),
+            **({LAST_EPOCH.format(name): last[name] for name in SHOWN_OF_LAST_EPOCH} if last is not metrics else {}),
             "skipped_updates": self._num_skipped,
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
             "groups/dropped": sum(dropped.values()),
             "groups/reissued": self._store.num_reissued(),
-            "groups/set_aside": self._store.num_set_aside,
+            "groups/unreadable": self._store.num_unreadable,
             **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
-            **{f"window/held_back_by_{bound}": self._stream.num_held_back.get(bound, 0) for bound in ("queue", "lag")},
+            **{f"window/blocked_by_{bound}": self._stream.num_blocked.get(bound, 0) for bound in ("queue", "lag")},
             "ess_stops": self._stream.num_dropped_updates,
             "time/step_s": step_s,
             "time/train_s": self._train_s,
@@ -119,7 +119,7 @@ class StepBooks:
                 f"gradient that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of "
                 "before. The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "
                 "ratio/p99 of the last finite steps in metrics.jsonl), input that is not finite, and updates of "
-                "which no token trains (response/truncated at 1 with prompts.truncated=mask)"
+                "which no token trains (response/truncated at 1 with prompts.truncated_responses=mask)"
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -145,7 +145,7 @@ class StepBooks:
         }
         slowest = {name: max(values) for name, values in times_s.items() if values}
         sums = {
-            "actor/not_emitted_tokens": sum(r.num_sampled_tokens - r.num_emitted_tokens for r in reports),
+            "actor/discarded_tokens": sum(r.num_sampled_tokens - r.num_submitted_tokens for r in reports),
             "actor/verifier_failures": sum(r.num_verifier_failures for r in reports),
             "actor/episode_failures": sum(r.num_episode_failures for r in reports),
             "actor/dropped_groups": sum(r.num_dropped_groups for r in reports),

@@ -1,9 +1,10 @@
 """The training loop: accumulate, update, publish, checkpoint, finish.
 
 When the effective sample size of a full batch is below the floor, the batch is not trained: its tickets are issued
-again, and the policy stands still until a full batch by its own, current weights is there (`Stream.drop_update`). That
-batch is trained whatever its ESS, since nothing fresher exists. What is in progress on older weights is aborted and
-begun anew. The papers' ratio (equation 5) is a whole sequence's; the ESS here is over tokens, as in their public code.
+again, and the policy stands still until a full batch by its own, current weights is there
+(`RolloutStream.drop_update`). That batch is trained whatever its ESS, since nothing fresher exists. What is in progress
+on older weights is aborted and begun anew. The papers' ratio (equation 5) is a whole sequence's; the ESS here is over
+tokens, as in their public code.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from learner.heartbeat import Stopped
 from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, Score
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
-from learner.step_books import StepBooks
+from learner.step_books import StepMetrics
 from learner.update.packing import MicroBatch
 
 
@@ -68,7 +69,7 @@ def train_all(run: Run) -> None:
         return
     publish(run)
     await_weights(run)  # actors need a first version
-    books = StepBooks(
+    books = StepMetrics(
         run.config.optimizer,
         run.architecture,
         stream=run.stream,
@@ -79,20 +80,20 @@ def train_all(run: Run) -> None:
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:
         micro = next(batches)  # waits until complete groups are there
-        run.heart.worked()
+        run.heartbeat.report_progress()
         accumulate(run, micro, books)
         if not micro.ends_update:
             continue
-        settle_probe(run)
-        run.heart.worked()
-        if must_stop(run):
+        check_parity(run)
+        run.heartbeat.report_progress()
+        if below_ess_floor(run):
             drop(run, books)
             continue
         update(run, books)
         if run.config.checkpoint.on_stop and may_save(run, ends_round=micro.ends_round):
             run.on_stop = run.checkpoint()
-        run.heart.updated()
-        run.evaluations.collect()
+        run.heartbeat.updated()
+        run.evaluations.poll()
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
@@ -106,25 +107,25 @@ def train_all(run: Run) -> None:
     finish(run)
 
 
-def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
+def accumulate(run: Run, micro: MicroBatch, books: StepMetrics) -> None:
     """Adds a micro-batch's gradient in the first pass over its batch."""
     _, start, end = compute(run, Accumulate(micro), "train", step=run.step, groups=",".join(micro.ticket_ids))
-    books.add(micro, start, end)
-    run.heart.worked()
+    books.add_batch(micro, start, end)
+    run.heartbeat.report_progress()
     run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
 
 
-def accumulate_again(run: Run, books: StepBooks, epoch: int) -> None:
+def accumulate_cached(run: Run, books: StepMetrics, epoch: int) -> None:
     """Adds the gradients of the whole batch in a later pass, from the micro-batches of the first one."""
     for index, ticket_ids in enumerate(run.trainer.kept.ticket_ids):
         groups = ",".join(ticket_ids)
         _, start, end = compute(run, AccumulateAgain(index), "train", step=run.step, groups=groups, epoch=epoch)
         books.computed(start, end)
-        run.heart.worked()
+        run.heartbeat.report_progress()
         run.stream.poll()
 
 
-def must_stop(run: Run) -> bool:
+def below_ess_floor(run: Run) -> bool:
     """Whether the ESS stop keeps the update that is full from being made."""
     floor = run.config.rounds.ess_floor
     if floor == 0:
@@ -136,16 +137,16 @@ def must_stop(run: Run) -> bool:
     return stops
 
 
-def drop(run: Run, books: StepBooks) -> None:
+def drop(run: Run, books: StepMetrics) -> None:
     """Undoes the update that is full; what is to be sampled by the current weights needs them published."""
     run.do(Discard())
     run.stream.drop_update()
     books.drop()
-    if not run.publisher.serves(run.step):
+    if not run.publisher.is_published(run.step):
         publish(run)
 
 
-def update(run: Run, books: StepBooks) -> None:
+def update(run: Run, books: StepMetrics) -> None:
     """Makes the update whose batch is full: an optimizer step for each pass over it; writes its metrics.
 
     Raises:
@@ -154,12 +155,12 @@ def update(run: Run, books: StepBooks) -> None:
     run.on_stop = None  # the parameters are others from here on
     apply(run, books, epoch=0)
     for epoch in range(1, run.config.rounds.epochs):
-        run.heart.check()
-        run.heart.worked()
-        accumulate_again(run, books, epoch)
+        run.heartbeat.check()
+        run.heartbeat.report_progress()
+        accumulate_cached(run, books, epoch)
         apply(run, books, epoch)
     run.stream.end_update()
-    row, ticket_ids = books.close(time.monotonic())
+    row, ticket_ids = books.row(time.monotonic())
     row |= {
         "num_compilations": run.trainer.steps.num_compilations,
         "checkpoint/failed": run.checkpoints.num_failed,
@@ -170,10 +171,10 @@ def update(run: Run, books: StepBooks) -> None:
     books.check_skipped()
 
 
-def apply(run: Run, books: StepBooks, epoch: int) -> None:
+def apply(run: Run, books: StepMetrics, epoch: int) -> None:
     """Steps the optimizer, which ends a pass over the batch."""
     metrics, start, end = compute(run, Apply(epoch), "apply", step=run.step + 1, epoch=epoch)
-    books.end_pass(metrics, start, end)
+    books.add_epoch(metrics, start, end)
 
 
 def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:
@@ -199,11 +200,11 @@ def publish(run: Run) -> None:
     """
     with run.stream.aside("hand over"):
         if run.evaluations.waits:
-            run.evaluations.settle()
+            run.evaluations.wait()
         is_probed = run.publisher.probe_is_due
         is_evaluated = run.evaluations.is_due(run.step)
-        run.do(Publish(run.step, is_awaited=is_probed or is_evaluated))
-        run.heart.worked()
+        run.do(Publish(run.step, must_publish=is_probed or is_evaluated))
+        run.heartbeat.report_progress()
         if is_probed:
             start_probe(run)
         if is_evaluated:
@@ -214,8 +215,8 @@ def publish(run: Run) -> None:
 def await_weights(run: Run) -> None:
     """Waits until the weights handed over are out; who reaches a bucket alone hears of them later."""
     with run.stream.aside("await weights"):
-        run.publisher.await_announced()
-    run.heart.worked()
+        run.publisher.wait_until_published()
+    run.heartbeat.report_progress()
 
 
 def start_probe(run: Run) -> None:
@@ -226,7 +227,7 @@ def start_probe(run: Run) -> None:
     run.probe.start(probe_problems(run.held_out), sampling, version=run.publisher.version, round=run.stream.round)
 
 
-def settle_probe(run: Run) -> None:
+def check_parity(run: Run) -> None:
     """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
     version = run.probe.version
     if version is not None:
@@ -237,7 +238,7 @@ def settle_probe(run: Run) -> None:
                 packing=run.stream.packing,
                 bound=run.config.parity_bound,
                 fence=run.stream.fence,
-                before_score=run.heart.worked,
+                before_score=run.heartbeat.report_progress,
             )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
 
@@ -266,30 +267,30 @@ def is_finished(run: Run) -> bool:
 
 def finish(run: Run) -> None:
     """The last evaluations, checkpoint and the model in Hugging Face's format."""
-    if not run.publisher.serves(run.step):
+    if not run.publisher.is_published(run.step):
         publish(run)
-    settle_probe(run)
+    check_parity(run)
     with run.timeline.measure("await evaluations"):
-        run.evaluations.settle()
+        run.evaluations.wait()
     if run.evaluations.is_due(run.step):  # an earlier one was still out when the last weights were published
         assert run.publisher.version is not None
         run.evaluations.start(version=run.publisher.version, round=run.stream.round)
         with run.timeline.measure("await evaluations"):
-            run.evaluations.settle()
+            run.evaluations.wait()
     await_weights(run)
     with run.timeline.measure("save"):
         run.stream.acknowledge(run.checkpoints.wait())
-        run.heart.worked()
+        run.heartbeat.report_progress()
         if (run.checkpoints.latest or 0) != run.step:
             run.save()
             run.stream.acknowledge(run.checkpoints.wait())
-            run.heart.worked()
+            run.heartbeat.report_progress()
             run.checkpoints.check_saved(run.step)
     target = RunFolder(run.folder).model(run.step)
     if not target.exists():
         with run.timeline.measure("write model"):
             run.do(SaveModel(str(target), tokenizer_from=str(run.tokenizer.folder)))
-        run.heart.worked()
+        run.heartbeat.report_progress()
     run.publisher.finish()  # a bucket may take its time, and has the last weights too
     run.store.finish(run.step)  # last: actors end by it
     logging.info("finished step=%d model=%s", run.step, target)

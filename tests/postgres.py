@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 from bridge.store.postgres.tables_and_roles import make_schema
-from launch.tools.postgres_server import SUPERUSER, Cluster, programs
+from launch.tools.postgres_server import SUPERUSER, PostgresServer, programs
 
 LEARNER, ACTOR = "test_learner", "test_actor"
 """Roles that log in, in the stores that `create_store` makes."""
@@ -53,7 +53,7 @@ def need_tls() -> None:
 class Server:
     """A running PostgreSQL of this process."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: PostgresServer) -> None:
         self.cluster, self.host, self.port = cluster, cluster.host, cluster.port
         self._names = itertools.count()
 
@@ -127,7 +127,7 @@ def start_server(folder: pathlib.Path, *, listen: str = "127.0.0.1") -> Server:
       folder: its data; as root, one that an unprivileged user may enter (`data_folder`).
       listen: address.
     """
-    cluster = Cluster(folder, host=listen)
+    cluster = PostgresServer(folder, host=listen)
     cluster.create(sync=False)
     cluster.configure(SETTINGS, hba=["local all all trust", "host all all all trust"])
     cluster.start()

@@ -29,7 +29,7 @@ _OBSERVED = "Sluiceobserved"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
+class ChatRenderer:
     """A model's tokenizer, and its chat template where it is applied."""
 
     tokenizer: tokenizers.Tokenizer
@@ -44,7 +44,7 @@ class Rendering:
     thinking: ThinkingFormat = DEFAULT
     """The marks of the model's thinking."""
 
-    def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "Rendering":
+    def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "ChatRenderer":
         """Returns the rendering of an episode whose prompt has tools or template arguments of its own."""
         return dataclasses.replace(self, tools=tools, arguments=arguments) if tools or arguments else self
 
@@ -169,7 +169,7 @@ def read_rendering(
     template: TemplateSettings | None = None,
     *,
     thinking_marks: str = "auto",
-) -> Rendering:
+) -> ChatRenderer:
     """Reads a model folder's tokenizer and chat template; the latter as `prompts.chat_template` says.
 
     Args:
@@ -188,7 +188,7 @@ def read_rendering(
     chat = found if found.exists and chat_template != "off" else None
     eos = tokenizer.token_to_id(found.special_tokens.get("eos_token", ""))
     ends = [] if eos is None else [eos]
-    return Rendering(
+    return ChatRenderer(
         tokenizer=tokenizer,
         chat=chat,
         control=text_tokens.control_tokens(tokenizer, chat, ends=ends),

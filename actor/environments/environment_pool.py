@@ -16,7 +16,7 @@ import msgspec
 from absl import logging
 
 from actor.environments import fork_server_client, protocol, wire
-from actor.environments.fork_server_client import ZygoteLink
+from actor.environments.fork_server_client import ForkServerClient
 from actor.environments.protocol import EpisodeError
 from bridge import framing
 from bridge.rollout_types import MAX_ABS_REWARD
@@ -24,7 +24,7 @@ from configs import custom_functions
 from configs.sections.actor import EnvironmentsConfig
 
 
-class Places:
+class FairSemaphore:
     """A bounded number of places; who waits is served in order, but for those whose environment may have no more.
 
     Of n environments each is sure of one place in 2n (of one place, if there are fewer), however long another's
@@ -37,7 +37,7 @@ class Places:
         self._held = collections.Counter(dict.fromkeys(names, 0))
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
-    async def take(self, name: str) -> None:
+    async def acquire(self, name: str) -> None:
         """Waits for a place of an environment."""
         self._held.setdefault(name, 0)
         place = asyncio.get_running_loop().create_future()
@@ -49,10 +49,10 @@ class Places:
             if place.cancelled():
                 self._waiting.remove((name, place))
             else:  # it was given one in the same moment
-                self.give_back(name)
+                self.release(name)
             raise
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Frees a place that was taken."""
         self._held[name] -= 1
         self._hand_out()
@@ -92,8 +92,8 @@ class EnvironmentPool:
         `names`: the environments that share the places (`environment_pool.py`), as far as they are known.
         """
         self._config, self._own, self._command = config, own, command
-        self._places = Places(config.max_processes, names)
-        self._zygotes: dict[str, asyncio.Task[ZygoteLink]] = {}
+        self._places = FairSemaphore(config.max_processes, names)
+        self._zygotes: dict[str, asyncio.Task[ForkServerClient]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.num_running = 0
         """Processes now, those that are just ending included."""
@@ -117,11 +117,11 @@ class EnvironmentPool:
         """
         try:
             await self._zygote(name)  # an import may take long, and holds no place
-            await self._places.take(name)
+            await self._places.acquire(name)
             try:
                 process = await self._fork(name)
             except BaseException:
-                self._places.give_back(name)
+                self._places.release(name)
                 raise
         except EpisodeError:
             self.failures["start"] += 1
@@ -164,9 +164,9 @@ class EnvironmentPool:
             theirs.close()
         return EpisodeProcess(name, zygote, episode, reader, writer, self._config, self.failures)
 
-    async def _zygote(self, name: str) -> ZygoteLink:
+    async def _zygote(self, name: str) -> ForkServerClient:
         """The environment's zygote, started, or started again, if there is none alive."""
-        if custom_functions.is_own(name) and name not in self._own:
+        if custom_functions.is_custom(name) and name not in self._own:
             raise EpisodeError(
                 f"environment {name} is code of somebody's own that this actor may not import", is_final=True
             )
@@ -177,9 +177,9 @@ class EnvironmentPool:
         if starting is None:
             max_memory_bytes = int(self._config.max_memory_gib * 2**30)
             command = self._command or fork_server_client.command(
-                self._config.python if protocol.may_be_apart(name) else ""
+                self._config.python if protocol.may_need_own_interpreter(name) else ""
             )
-            start = ZygoteLink.start(name, max_memory_bytes=max_memory_bytes, command=command)
+            start = ForkServerClient.start(name, max_memory_bytes=max_memory_bytes, command=command)
             starting = self._zygotes[name] = asyncio.create_task(start)
         # Shielded: whoever is cancelled while it waits must not end what others wait for.
         return await asyncio.shield(starting)
@@ -189,7 +189,7 @@ class EnvironmentPool:
             await process.end(is_orderly=is_orderly)
         finally:
             self.num_running -= 1
-            self._places.give_back(process.name)
+            self._places.release(process.name)
 
 
 class EpisodeProcess:
@@ -198,7 +198,7 @@ class EpisodeProcess:
     def __init__(
         self,
         name: str,
-        zygote: ZygoteLink,
+        zygote: ForkServerClient,
         episode: int,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -273,7 +273,7 @@ class EpisodeProcess:
         return EpisodeError(f"environment {self.name}: {what}", is_final=is_final)
 
 
-def _is_alive(starting: "asyncio.Task[ZygoteLink]") -> bool:
+def _is_alive(starting: "asyncio.Task[ForkServerClient]") -> bool:
     return not starting.cancelled() and starting.exception() is None and starting.result().is_alive
 
 
@@ -287,7 +287,7 @@ def check_environments(names: Collection[str], config: EnvironmentsConfig) -> No
         return
 
     async def load() -> None:
-        pool = EnvironmentPool(config, own=tuple(filter(custom_functions.is_own, names)))
+        pool = EnvironmentPool(config, own=tuple(filter(custom_functions.is_custom, names)))
         try:
             for name in names:
                 await pool.load(name)

@@ -15,11 +15,11 @@ from absl import logging
 
 from actor.engine_protocol import Engine
 from actor.environments import wire
-from actor.environments.chat_render import Rendering
+from actor.environments.chat_render import ChatRenderer
 from actor.environments.environment_pool import EnvironmentPool, EpisodeProcess
 from actor.environments.protocol import EpisodeError
 from actor.environments.token_endpoint import Conversation, TokenEndpoint
-from actor.environments.transcript import EpisodeRequest, Played, Turns
+from actor.environments.transcript import EpisodeRequest, EpisodeTurns, Trajectory
 from bridge.rollout_types import MAX_ABS_REWARD
 from configs.sections.actor import EnvironmentsConfig
 
@@ -31,7 +31,7 @@ class Episodes:
         self,
         engine: Engine,
         pool: EnvironmentPool,
-        rendering: Rendering,
+        rendering: ChatRenderer,
         config: EnvironmentsConfig,
         *,
         max_context_tokens: int,
@@ -48,7 +48,7 @@ class Episodes:
         """Those of them that were a process's, by kind (`EnvironmentPool.failures`)."""
         return self._pool.failures
 
-    async def play(self, episode: EpisodeRequest) -> Played:
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
         """Plays an episode to its end, from its start again where its environment fails.
 
         Cancelling it ends its request and its process.
@@ -81,7 +81,7 @@ class Episodes:
             await self._endpoint.close()
         await self._pool.close()
 
-    def _rewarded(self, played: Played) -> Played:
+    def _rewarded(self, played: Trajectory) -> Trajectory:
         """With what it costs that a budget ended the episode."""
         if played.finish != "length" or not self._config.truncated_reward:
             return played
@@ -89,10 +89,10 @@ class Episodes:
         rewards[-1] += self._config.truncated_reward
         return dataclasses.replace(played, turn_rewards=rewards)
 
-    async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Played:
+    async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Trajectory:
         start = await process.reset(episode.row)
         budget = min(episode.sampling.max_tokens, self._max_context_tokens - episode.prompt_tokens.size)
-        turns = Turns(
+        turns = EpisodeTurns(
             self._engine,
             episode,
             request_id=request_id,
@@ -104,8 +104,8 @@ class Episodes:
         return await self._play_turns(episode, process, turns, start)
 
     async def _play_turns(
-        self, episode: EpisodeRequest, process: EpisodeProcess, turns: Turns, start: wire.Observed
-    ) -> Played:
+        self, episode: EpisodeRequest, process: EpisodeProcess, turns: EpisodeTurns, start: wire.Observed
+    ) -> Trajectory:
         history, transcript = [*episode.messages, *start.messages], turns.transcript
         rendering = self._rendering.of_prompt(episode.tools, episode.template_arguments)
         rendering.check(history, start.roles)
@@ -137,7 +137,7 @@ class Episodes:
                 return transcript.end("length", tuple(infos))
             transcript.observe(observed)
 
-    async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Played:
+    async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Trajectory:
         """An environment that asks for its turns itself, at an endpoint that is its own for as long."""
         if self._endpoint is None:
             self._endpoint = TokenEndpoint()

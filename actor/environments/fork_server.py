@@ -115,7 +115,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FD_BYTES = array.array("i").itemsize
 
 
-class _Zygote:
+class _ForkServer:
     """The children, by their episodes."""
 
     def __init__(self, control: socket.socket, make: Callable[[], Environment], *, max_memory_bytes: int) -> None:
@@ -231,7 +231,7 @@ def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
     gc.disable()
     gc.freeze()  # or each child's first collection would copy what they share
     control.send(wire.encode(wire.Ready(num_threads=len(os.listdir("/proc/self/task")))))
-    _Zygote(control, make, max_memory_bytes=max_memory_bytes).serve(woken)
+    _ForkServer(control, make, max_memory_bytes=max_memory_bytes).serve(woken)
 
 
 def _how(ended: os.waitid_result) -> str:

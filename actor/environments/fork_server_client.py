@@ -25,7 +25,7 @@ def command(python: str = "") -> tuple[str, ...]:
     return (os.path.expanduser(python) or sys.executable, "-P", "-m", fork_server.__name__)
 
 
-class ZygoteLink:
+class ForkServerClient:
     """One zygote, from its start to its end; a dead one is not started again but replaced."""
 
     def __init__(self, name: str, control: socket.socket, process: asyncio.subprocess.Process) -> None:
@@ -43,7 +43,7 @@ class ZygoteLink:
         self._loop.add_reader(control, self._hear)
 
     @classmethod
-    async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str]) -> "ZygoteLink":
+    async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str]) -> "ForkServerClient":
         """Starts a process and waits until it has imported the environment `name`.
 
         Raises:

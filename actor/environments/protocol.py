@@ -76,9 +76,9 @@ OWN_ENVIRONMENT = custom_functions.Signature(
 )
 
 
-def may_be_apart(name: str) -> bool:
+def may_need_own_interpreter(name: str) -> bool:
     """Whether an environment may need libraries that don't go together with the engine's (`environments.python`)."""
-    return custom_functions.is_own(name) or name == "verifiers"
+    return custom_functions.is_custom(name) or name == "verifiers"
 
 
 def load(name: str) -> Callable[[], Environment]:
@@ -87,7 +87,7 @@ def load(name: str) -> Callable[[], Environment]:
     Raises:
       ValueError: no such environment; or (in one line) why it can't be used.
     """
-    if custom_functions.is_own(name):
+    if custom_functions.is_custom(name):
         made = custom_functions.load("environment", name, OWN_ENVIRONMENT)
         missing = [m for m in ("reset", "step", "close") if isinstance(made, type) and not hasattr(made, m)]
         if missing:
@@ -99,4 +99,4 @@ def load(name: str) -> Callable[[], Environment]:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as e:
-        raise ValueError(f"environment={name} does not import: {custom_functions.one_line(e)}") from e
+        raise ValueError(f"environment={name} does not import: {custom_functions.first_line(e)}") from e

@@ -19,7 +19,7 @@ from aiohttp import web
 from actor.engine_protocol import Sample
 from actor.environments import wire
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import Played, Turns
+from actor.environments.transcript import EpisodeTurns, Trajectory
 from bridge.rollout_types import MAX_STOP_TOKENS
 
 MAX_REQUEST_BYTES = 32 * 2**20
@@ -43,7 +43,7 @@ class _Sampling(msgspec.Struct, frozen=True):
     stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKENS)] = []
 
 
-class _Request(msgspec.Struct, frozen=True):
+class _CompletionRequest(msgspec.Struct, frozen=True):
     token_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
     sampling_params: _Sampling = _Sampling()
 
@@ -55,7 +55,7 @@ class _RefusedError(Exception):
 class Conversation:
     """One episode, told by the requests of its environment."""
 
-    def __init__(self, turns: Turns, *, max_turns: int) -> None:
+    def __init__(self, turns: EpisodeTurns, *, max_turns: int) -> None:
         """Nothing was asked yet."""
         self._turns, self._max_turns = turns, max_turns
         self._asking = asyncio.Lock()
@@ -106,7 +106,7 @@ class Conversation:
                 raise _RefusedError(f"the turn was cut off: the episode's {turns.budget_tokens} tokens are used up")
             return sample
 
-    def end(self, step: wire.Observed) -> Played:
+    def end(self, step: wire.Observed) -> Trajectory:
         """The episode, its reward booked on the last turn that the environment was shown.
 
         Raises:
@@ -172,7 +172,7 @@ class TokenEndpoint:
         if conversation is None:
             return web.json_response({"error": {"message": "no such conversation"}}, status=401)
         try:
-            asked = msgspec.json.decode(await request.read(), type=_Request)
+            asked = msgspec.json.decode(await request.read(), type=_CompletionRequest)
             sample = await conversation.go_on(asked.token_ids, asked.sampling_params.stop_token_ids)
         except (_RefusedError, msgspec.MsgspecError) as e:
             return web.json_response({"error": {"message": str(e)}}, status=400)

@@ -14,7 +14,7 @@ from bridge.rollout_types import Finish, Sampling, Version
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Trajectory:
     """An episode that has ended; T tokens follow the prompt, N turns are among them."""
 
     tokens: Int32[np.ndarray, " T"]
@@ -71,14 +71,14 @@ class Transcript:
         elif len(self._rewards) > 1:
             self._rewards[-2] = value
 
-    def end(self, finish: Finish, infos: tuple[dict[str, Any], ...] = ()) -> Played:
+    def end(self, finish: Finish, infos: tuple[dict[str, Any], ...] = ()) -> Trajectory:
         """The whole episode; at least one turn was taken."""
         versions: list[Version | None] = []
         for part in self._parts:
             last = versions[-1] if versions else None
             versions += part.token_versions if isinstance(part, Sample) else [last] * part.size
         first = next(v for v in versions if v is not None)
-        return Played(
+        return Trajectory(
             tokens=np.concatenate([*map(_tokens, self._parts)]),
             loss_mask=np.concatenate([np.full(_tokens(p).size, isinstance(p, Sample)) for p in self._parts]),
             logprobs=np.concatenate(
@@ -126,7 +126,7 @@ class EpisodeRequest:
         return dict(self.row.get(PROMPT_TEMPLATE, {}).get("arguments", {}))
 
 
-class Turns:
+class EpisodeTurns:
     """An episode's transcript, and how it goes on."""
 
     def __init__(

@@ -57,7 +57,7 @@ def _verifiers(task: Task) -> list[str]:
     return [part.name for part in task.rewards]
 
 
-class Anchors:
+class AdaptiveTimeouts:
     """T_anchor of the tasks that an actor serves: what all actors know, as far as this one has heard.
 
     One event loop's. The store is asked and told beside it, one call at a time; nobody waits for it but `close`. A

@@ -14,7 +14,7 @@ from configs import custom_functions
 from configs.sections import RewardsConfig
 
 
-def own_answer(name: str, task: Task, settings: RewardsConfig) -> str:
+def gold_response(name: str, task: Task, settings: RewardsConfig) -> str:
     """A text that verifier `name` should find to be right; empty if the row has none.
 
     Args:
@@ -64,7 +64,7 @@ def load(name: str) -> Verifier:
     Raises:
       ValueError: no such verifier; or (in one line) why the user's own can't be used.
     """
-    if custom_functions.is_own(name):
+    if custom_functions.is_custom(name):
         return _own(custom_functions.load("prompts.verifier", name, OWN_VERIFIER))
     if name not in MODULES:
         raise ValueError(f"no verifier {name!r}; there are {', '.join(sorted(MODULES))}")

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from absl import logging
 
-from actor.rewards.adaptive_timeout import Anchors, task_key
-from actor.rewards.registry import own_answer
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts, task_key
+from actor.rewards.registry import gold_response
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import TIMES_CASES, HangError, VerifierError, VerifierPool
 from bridge.rollout_types import RewardPart, RewardScore, Task
@@ -21,7 +21,7 @@ MAX_OWN_RUNS = 2**14
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class RewardResult:
     """What a response earns by its verifiers."""
 
     reward: float
@@ -30,12 +30,12 @@ class Judgement:
     """In the task's order; none of a response that none was asked about."""
 
 
-UNJUDGED = Judgement(reward=0.0, scores=())
-"""Of a response that the token limit cut off, with prompts.truncated=zero (PipelineRL section 5); and of an episode
-that only its environment rewards."""
+NO_REWARD = RewardResult(reward=0.0, scores=())
+"""Of a response that the token limit cut off, with prompts.truncated_responses=zero (PipelineRL section 5); and of an
+episode that only its environment rewards."""
 
 
-class Scorer(Protocol):
+class RemoteVerifier(Protocol):
     """A verifier that is asked elsewhere, not in a worker: the judge."""
 
     @property
@@ -61,7 +61,7 @@ class Scorer(Protocol):
         ...
 
 
-class Rewards:
+class RewardScorer:
     """Asks verifiers, and tells a wrong answer from a broken verifier."""
 
     def __init__(
@@ -69,18 +69,18 @@ class Rewards:
         pool: VerifierPool,
         *,
         truncated: Truncated = "zero",
-        elsewhere: Mapping[str, Scorer] | None = None,
-        anchors: Anchors | None = None,
+        remote_verifiers: Mapping[str, RemoteVerifier] | None = None,
+        anchors: AdaptiveTimeouts | None = None,
     ) -> None:
         """Nothing is asked yet.
 
         Args:
           pool: judges by all verifiers but those `elsewhere`; closed with this.
-          truncated: `prompts.truncated`.
-          elsewhere: verifiers that are no worker's, by name; closed with this.
+          truncated: `prompts.truncated_responses`.
+          remote_verifiers: verifiers that are no worker's, by name; closed with this.
           anchors: of the adaptive timeouts, closed with this; without, each test case has `rewards.max_timeout_s`.
         """
-        self._pool, self._elsewhere, self._anchors = pool, dict(elsewhere or {}), anchors
+        self._pool, self._elsewhere, self._anchors = pool, dict(remote_verifiers or {}), anchors
         self._truncated: Truncated = truncated
         self._own_runs: dict[str, asyncio.Task[None]] = {}
         """Of tasks' own answers, by the key of their anchors."""
@@ -113,20 +113,20 @@ class Rewards:
         self._anchors.begin(key)
         if key in self._own_runs or self._anchors.timeouts_s(key):
             return
-        own = own_answer(timed[0], task, self._pool.settings)
+        own = gold_response(timed[0], task, self._pool.settings)
         if own:
             self._own_runs[key] = asyncio.get_running_loop().create_task(self._run_own(timed[0], own, task))
             while len(self._own_runs) > MAX_OWN_RUNS and next(iter(self._own_runs.values())).done():
                 del self._own_runs[next(iter(self._own_runs))]
 
-    async def judge(self, response: Response, task: Task) -> Judgement:
+    async def score(self, response: Response, task: Task) -> RewardResult:
         """What a response earns; its verifiers are asked side by side.
 
         Raises:
           VerifierError: one of them could not judge it, which is no fault of the response.
         """
         if not task.rewards or (response.finish == "length" and self._truncated == "zero"):
-            return UNJUDGED
+            return NO_REWARD
         if len(task.rewards) == 1:
             scores = [await self._score(task.rewards[0], response, task)]
         else:
@@ -137,7 +137,7 @@ class Rewards:
                 raise e.exceptions[0] from None
             scores = [a.result() for a in asking]
         reward = sum(part.weight * score.value for part, score in zip(task.rewards, scores, strict=True))
-        return Judgement(reward=reward, scores=tuple(scores))
+        return RewardResult(reward=reward, scores=tuple(scores))
 
     async def close(self) -> None:
         """Ends what judges."""
@@ -166,7 +166,7 @@ class Rewards:
         try:
             score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
         except HangError as e:
-            if custom_functions.is_own(name):  # it may ask a service, which says nothing about the text
+            if custom_functions.is_custom(name):  # it may ask a service, which says nothing about the text
                 raise
             await self._check_it_works(name, task, e)
             try:  # it may have stood still for a while, and work again
@@ -199,7 +199,7 @@ class Rewards:
           VerifierError: it did not judge it.
         """
         own = Response(
-            text=own_answer(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
+            text=gold_response(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
         )
         if name in TIMES_CASES and not own.text:
             raise VerifierError(f"{hang}; and the row has no program that would show whether the verifier works")

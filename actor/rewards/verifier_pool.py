@@ -18,7 +18,7 @@ from absl import logging
 from actor.rewards import verifier_worker
 from actor.rewards.types import Context, Response, Score
 from actor.rewards.verifier_process import WorkerProcess
-from actor.rewards.verifier_worker import Question
+from actor.rewards.verifier_worker import ScoreRequest
 from bridge.rollout_types import Task
 from configs import custom_functions
 from configs.schema import Config
@@ -118,7 +118,7 @@ class VerifierPool:
             timeout_s=config.actor.verifier_timeout_s,
             retries=config.actor.verifier_retries,
             settings=config.rewards,
-            own=config.own_verifiers if own is None else own,
+            own=config.custom_verifiers if own is None else own,
             cores=cores,
         )
 
@@ -148,7 +148,7 @@ class VerifierPool:
         while True:
             one = await self._idle.get()
             context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
-            question = Question(verifier=name, task=task, response=response, context=context)
+            question = ScoreRequest(verifier=name, task=task, response=response, context=context)
             one.timeouts_s = case_timeouts_s if name in TIMES_CASES else None
             try:
                 return await self._attempt(one, question)
@@ -167,7 +167,7 @@ class VerifierPool:
             await self._sleep(self._draw(pause_s / 2, pause_s))
 
     def _check_allowed(self, name: str) -> None:
-        if custom_functions.is_own(name) and name not in self._own:
+        if custom_functions.is_custom(name) and name not in self._own:
             raise VerifierError(f"verifier {name} is code of somebody's own that this actor may not import")
 
     async def load(self, name: str) -> None:
@@ -192,7 +192,7 @@ class VerifierPool:
           VerifierError: it ended its process, or gave no answer.
         """
         self._check_allowed(name)
-        question = Question(verifier=name, task=task, response=response, context=Context(settings=self.settings))
+        question = ScoreRequest(verifier=name, task=task, response=response, context=Context(settings=self.settings))
         one = await self._idle.get()
         try:
             await self._load(one, name)
@@ -204,7 +204,7 @@ class VerifierPool:
         """Ends the workers."""
         await asyncio.gather(*(w.kill() for w in self._workers))
 
-    async def _attempt(self, one: WorkerProcess, question: Question) -> Score:
+    async def _attempt(self, one: WorkerProcess, question: ScoreRequest) -> Score:
         try:
             await self._load(one, question.verifier)
             is_timed = question.verifier in TIMES_CASES
@@ -221,12 +221,12 @@ class VerifierPool:
         if name in one.loaded:
             return
         try:
-            await self._ask(one, Question(verifier=name, context=Context(settings=self.settings)), LOAD_TIMEOUT_S)
+            await self._ask(one, ScoreRequest(verifier=name, context=Context(settings=self.settings)), LOAD_TIMEOUT_S)
         except HangError as e:  # no text was asked about
             raise VerifierError(f"loading it: {e}") from e
         one.loaded.add(name)
 
-    async def _ask(self, one: WorkerProcess, question: Question, timeout_s: float) -> Score | None:
+    async def _ask(self, one: WorkerProcess, question: ScoreRequest, timeout_s: float) -> Score | None:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await one.ask(question)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from actor.rewards import verifier_worker
-from actor.rewards.verifier_worker import Answer, Question, Timeouts
+from actor.rewards.verifier_worker import ScoreReply, ScoreRequest, Timeouts
 from bridge import framing
 from bridge.credentials import without_secrets
 from configs import custom_functions
@@ -47,7 +47,7 @@ class WorkerProcess:
         self.timeouts_s: Callable[[], tuple[float, ...]] | None = None
         """Timeouts of the test cases that are judged, as they are known now; None: it judges none."""
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: ScoreRequest) -> ScoreReply:
         """Returns its answer; while it judges, `timeouts_s` is followed.
 
         Raises:
@@ -161,6 +161,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _read(reader: asyncio.StreamReader) -> Answer:
+async def _read(reader: asyncio.StreamReader) -> ScoreReply:
     length = verifier_worker.frame_length(await reader.readexactly(framing.HEAD_BYTES))
-    return msgspec.msgpack.decode(await reader.readexactly(length), type=Answer)
+    return msgspec.msgpack.decode(await reader.readexactly(length), type=ScoreReply)

@@ -17,7 +17,7 @@ import msgspec
 from absl import logging
 
 from actor.rewards import registry
-from actor.rewards.registry import own_answer
+from actor.rewards.registry import gold_response
 from actor.rewards.types import Context, NoNumberError, Response, Score, Verifier
 from actor.sandbox.program import SandboxError, SandboxUnavailableError
 from bridge import framing
@@ -33,7 +33,7 @@ RUNS_PROGRAMS = ("code",)
 """What these raise is the sandbox's, or the row's."""
 
 
-class Question(msgspec.Struct, tag=True):
+class ScoreRequest(msgspec.Struct, tag=True):
     """One response to judge; without one, the verifier is only loaded."""
 
     verifier: str
@@ -61,7 +61,7 @@ class LiveTimeouts(Sequence[float]):
         return self.known[index]
 
 
-class Answer(msgspec.Struct):
+class ScoreReply(msgspec.Struct):
     """A score, or what went wrong."""
 
     score: Score | None = None
@@ -72,7 +72,7 @@ class Answer(msgspec.Struct):
     """The error is of this machine or its sandboxes, and says nothing about the row."""
 
 
-def frame(message: Question | Timeouts | Answer) -> bytes:
+def frame(message: ScoreRequest | Timeouts | ScoreReply) -> bytes:
     """A message as it is sent; raises ValueError if it is too large."""
     return framing.frame(msgspec.msgpack.encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
@@ -84,18 +84,18 @@ def frame_length(head: bytes) -> int:
 
 def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> None:
     """Answers questions until the input ends; a thread reads them, so that timeouts reach the one that is judged."""
-    questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+    questions: queue.SimpleQueue[ScoreRequest | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(source, questions), name="questions", daemon=True).start()
     while (question := questions.get()) is not None:
         sink.write(frame(_answer(load, question)))
         sink.flush()
 
 
-def _read(source: BinaryIO, questions: "queue.SimpleQueue[Question | None]") -> None:
+def _read(source: BinaryIO, questions: "queue.SimpleQueue[ScoreRequest | None]") -> None:
     timeouts = LiveTimeouts(())
     try:
         while head := source.read(framing.HEAD_BYTES):
-            message = msgspec.msgpack.decode(source.read(frame_length(head)), type=Question | Timeouts)
+            message = msgspec.msgpack.decode(source.read(frame_length(head)), type=ScoreRequest | Timeouts)
             if isinstance(message, Timeouts):
                 timeouts.known = message.case_timeouts_s
                 continue
@@ -125,17 +125,17 @@ def main(load: Callable[[str], Verifier] = registry.load) -> None:
     serve(load, source, sink)
 
 
-def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
+def _answer(load: Callable[[str], Verifier], question: ScoreRequest) -> ScoreReply:
     try:
         score = load(question.verifier)
         if question.response is None or question.task is None:
             registry.prepare(question.verifier, question.context.settings)
-            return Answer()
-        return Answer(score=_scored(score, question.verifier, question.response, question.task, question.context))
+            return ScoreReply()
+        return ScoreReply(score=_scored(score, question.verifier, question.response, question.task, question.context))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
         is_machines = isinstance(e, OSError | MemoryError | SandboxError | SandboxUnavailableError)
         is_no_number = isinstance(e, NoNumberError)
-        return Answer(error=f"{type(e).__name__}: {e}", is_machines=is_machines, is_no_number=is_no_number)
+        return ScoreReply(error=f"{type(e).__name__}: {e}", is_machines=is_machines, is_no_number=is_no_number)
 
 
 def _scored(score: Verifier, name: str, response: Response, task: Task, context: Context) -> Score:
@@ -149,9 +149,9 @@ def _scored(score: Verifier, name: str, response: Response, task: Task, context:
     except OSError:
         raise
     except Exception as first:
-        if name in RUNS_PROGRAMS or custom_functions.is_own(name):
+        if name in RUNS_PROGRAMS or custom_functions.is_custom(name):
             raise
-        own = own_answer(name, task, context.settings)
+        own = gold_response(name, task, context.settings)
         try:
             score(Response(text=own, finish="stop", num_tokens=1), task, context)
         except OSError:

@@ -10,7 +10,7 @@ from typing import Self
 from absl import logging
 
 from actor.sandbox.bwrap import HARNESS, HostView
-from actor.sandbox.process import BrokenError, SandboxProcess, UsedUpError
+from actor.sandbox.process import SandboxCrashError, SandboxExhaustedError, SandboxProcess
 from actor.sandbox.program import Case, CompileError, LanguageError, Outcome, Program, SandboxError, SandboxLimits
 
 MAX_STARTS = 3
@@ -64,7 +64,7 @@ class Sandbox:
         self._keeper.join()
 
     @contextlib.contextmanager
-    def open(self, program: Program) -> Iterator["Box"]:
+    def open(self, program: Program) -> Iterator["SandboxHandle"]:
         """A sandbox with the program in it, compiled; what it still runs ends with the `with`.
 
         Raises:
@@ -78,7 +78,7 @@ class Sandbox:
             raise ValueError(
                 f"a program of {size} bytes, a sandbox has {self.limits.disk_bytes} (SandboxLimits.disk_bytes)"
             )
-        box = Box(self, program)
+        box = SandboxHandle(self, program)
         try:
             box._run()
             yield box
@@ -114,7 +114,7 @@ class Sandbox:
             except LanguageError:
                 self._give_back(process)
                 raise
-            except BrokenError as e:
+            except SandboxCrashError as e:
                 problem = str(e)
                 self._count_broken(problem)
                 self._discard(process)
@@ -179,10 +179,10 @@ class Sandbox:
             process = SandboxProcess(self.limits, self._view)
             try:
                 process.wait_ready()
-            except BrokenError:
+            except SandboxCrashError:
                 process.close()
                 raise
-        except (OSError, ValueError, BrokenError) as e:
+        except (OSError, ValueError, SandboxCrashError) as e:
             with self._changed:
                 self._num_failed += 1
                 self.num_broken += 1
@@ -198,7 +198,7 @@ class Sandbox:
         return 0.0
 
 
-class Box:
+class SandboxHandle:
     """A program in its sandbox; cases run one after the other, each as if it were the first. For one thread."""
 
     def __init__(self, sandbox: Sandbox, program: Program) -> None:
@@ -232,12 +232,12 @@ class Box:
             try:
                 process = self._process or self._begin()
                 outcome = process.run(self._program, self._program.argv, case, timeout_s=timeout_s) if case else None
-            except UsedUpError as e:
+            except SandboxExhaustedError as e:
                 # What an earlier case left is that case's; this one gets a sandbox that nothing was left in.
                 problem = str(e)
                 logging.info("sandbox used up problem=%r", problem)
                 self._end()
-            except BrokenError as e:
+            except SandboxCrashError as e:
                 problem = str(e)
                 self._sandbox._count_broken(problem)
                 self._end()

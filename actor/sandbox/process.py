@@ -35,11 +35,11 @@ _SOCKET_BUFFER = pathlib.Path("/proc/sys/net/core/wmem_default")
 _SOURCES = pathlib.Path(__file__).parent / "inside"
 
 
-class BrokenError(RuntimeError):
+class SandboxCrashError(RuntimeError):
     """A sandbox that does not answer as it should, or not at all."""
 
 
-class UsedUpError(RuntimeError):
+class SandboxExhaustedError(RuntimeError):
     """A sandbox in which another case can't be begun."""
 
 
@@ -115,9 +115,9 @@ class SandboxProcess:
             hello, _ = self._receive(deadline, max_body_bytes=0)
             self.tools = frozenset(hello["tools"])
             self.python_version = hello["version"]
-        except (OSError, ValueError, KeyError, TypeError, BrokenError) as e:
+        except (OSError, ValueError, KeyError, TypeError, SandboxCrashError) as e:
             self.kill()
-            raise BrokenError(self._stderr() or f"no sandbox: {type(e).__name__}: {e}") from e
+            raise SandboxCrashError(self._stderr() or f"no sandbox: {type(e).__name__}: {e}") from e
 
     @property
     def is_alive(self) -> bool:
@@ -140,9 +140,9 @@ class SandboxProcess:
             self._send(deadline, head, list(program.files.values()))
             answer, _ = self._receive(deadline, max_body_bytes=0)
         except (OSError, ValueError) as e:
-            raise BrokenError(f"it did not take the program: {e}") from e
+            raise SandboxCrashError(f"it did not take the program: {e}") from e
         if answer != {"took": len(program.files)}:
-            raise BrokenError("it did not take the program")
+            raise SandboxCrashError("it did not take the program")
 
     def run(
         self,
@@ -158,7 +158,8 @@ class SandboxProcess:
         `timeout_s` gives the case's timeout while it runs; without, it is `case.timeout_s` all the time.
 
         Raises:
-          UsedUpError: the case did not run: what earlier ones left could not be cleared away, or nothing be started.
+          SandboxExhaustedError: the case did not run: what earlier ones left could not be cleared away, or nothing be
+            started.
           BrokenError: the sandbox ended under it, or did not begin it in time, or the machine ran out of memory;
             nothing inside its bounds can bring that about.
         """
@@ -176,23 +177,23 @@ class SandboxProcess:
             self._send(began + PREPARE_S, order, [case.stdin, call])
             head, _ = self._receive(began + PREPARE_S, max_body_bytes=0)
             if head.get("ended") == "used up":
-                raise UsedUpError(str(head.get("problem")))
+                raise SandboxExhaustedError(str(head.get("problem")))
             killed_before = _num_killed_for_memory()
             outcome = self._outcome(case.timeout_s, timeout_s or (lambda: case.timeout_s))
             is_killed = (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
             if is_killed and _num_killed_for_memory() != killed_before:
-                raise BrokenError("the machine ran out of memory and killed a program, perhaps this one")
+                raise SandboxCrashError("the machine ran out of memory and killed a program, perhaps this one")
             return outcome
-        except (OSError, ValueError, KeyError, TypeError, BrokenError) as e:
+        except (OSError, ValueError, KeyError, TypeError, SandboxCrashError) as e:
             self.kill()
-            raise BrokenError(f"it ended under a case, or did not begin it: {type(e).__name__}: {e}") from e
+            raise SandboxCrashError(f"it ended under a case, or did not begin it: {type(e).__name__}: {e}") from e
 
     def _outcome(self, sent_s: float, timeout_s: Callable[[], float]) -> Outcome:
         limits, runs_since = self._limits, time.monotonic()
         while not _is_readable(self._channel.fileno(), FOLLOW_S):
             deadline = runs_since + WALL_FACTOR * sent_s + GRACE_S
             if time.monotonic() > deadline:
-                raise BrokenError(f"a case did not end by its timeout of {sent_s:.1f} s: the machine is too busy")
+                raise SandboxCrashError(f"a case did not end by its timeout of {sent_s:.1f} s: the machine is too busy")
             if (now_s := timeout_s()) != sent_s:
                 sent_s = now_s
                 self._send(deadline, {"timeout_s": now_s}, [])
@@ -237,7 +238,7 @@ class SandboxProcess:
         while b"}" not in text:
             chunk = os.read(self._info, 4096) if _is_readable(self._info, deadline - time.monotonic()) else b""
             if not chunk:
-                raise BrokenError("bubblewrap ended before it began")
+                raise SandboxCrashError("bubblewrap ended before it began")
             text += chunk
         return json.loads(text)
 
@@ -248,7 +249,7 @@ class SandboxProcess:
     def _receive(self, deadline: float, *, max_body_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
         head_bytes, body_bytes = frames.LENGTHS.unpack(self._read(deadline, frames.LENGTHS.size))
         if head_bytes > frames.MAX_HEAD_BYTES or body_bytes > max_body_bytes:
-            raise BrokenError(f"a message of {head_bytes} + {body_bytes} bytes")
+            raise SandboxCrashError(f"a message of {head_bytes} + {body_bytes} bytes")
         text = self._read(deadline, head_bytes)
         return frames.unpack(text, self._read(deadline, body_bytes))
 
@@ -258,7 +259,7 @@ class SandboxProcess:
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             chunk = self._channel.recv(min(2**20, count - len(data)))
             if not chunk:
-                raise BrokenError("it ended")
+                raise SandboxCrashError("it ended")
             data += chunk
         return bytes(data)
 

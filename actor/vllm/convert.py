@@ -8,7 +8,7 @@ import numpy as np
 from blake3 import blake3
 from jaxtyping import Int32
 
-from actor.engine_protocol import EngineDeadError, EngineStats, Part
+from actor.engine_protocol import EngineDeadError, EngineStats, PartialSample
 from bridge.rollout_types import Sampling, Version
 from bridge.snapshots.snapshot_format import TensorTable
 
@@ -125,7 +125,7 @@ def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams
     )
 
 
-def read_part(completion: "CompletionOutput", version: Version | None = None) -> Part:
+def to_partial_sample(completion: "CompletionOutput", version: Version | None = None) -> PartialSample:
     """The tokens of one request with their logprobs and versions, whether it ended by itself or not.
 
     All of them are `version`'s, if it is given: of the adapter that the request ran under.
@@ -135,8 +135,8 @@ def read_part(completion: "CompletionOutput", version: Version | None = None) ->
     """
     num_tokens = len(completion.token_ids)
     if not num_tokens:
-        return Part(tokens=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), token_versions=())
-    return Part(
+        return PartialSample(tokens=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), token_versions=())
+    return PartialSample(
         tokens=np.asarray(completion.token_ids, np.int32),
         logprobs=_sampled_logprobs(completion),
         token_versions=_token_versions(completion) if version is None else (version,) * num_tokens,

@@ -16,17 +16,17 @@ from actor.engine_protocol import (
     EngineDeadError,
     EngineSize,
     EngineStats,
-    Part,
+    PartialSample,
     Sample,
     SwapTimings,
-    join,
-    rest,
+    concat,
+    continuation,
 )
-from actor.vllm.convert import StatLogger, kv_sizes, read_part, seed_of, to_params
+from actor.vllm.convert import StatLogger, kv_sizes, seed_of, to_params, to_partial_sample
 from actor.vllm.engine_setup import set_environment
 from actor.vllm.lora_serving import Adapter, Adapters
-from actor.vllm.updates import Updates
-from bridge.liveness import say_phase
+from actor.vllm.updates import WeightUpdates
+from bridge.liveness import report_phase
 from bridge.rollout_types import Finish, Sampling, Version
 from bridge.snapshots.snapshot_format import TensorTable
 from bridge.weight_types import WeightManifest
@@ -68,7 +68,7 @@ class VllmEngine:
         self._caches_prefixes = config.actor.prefix_caching
         self._has_own_weights, self._seed = has_own_weights, seed
         self._version: Version | None = None
-        self._updates = Updates(llm, config, expected=expected, counter=counter)
+        self._updates = WeightUpdates(llm, config, expected=expected, counter=counter)
         self._swap_lock = asyncio.Lock()
         self._active: set[str] = set()
         """Requests whose `sample` has not returned."""
@@ -99,7 +99,7 @@ class VllmEngine:
             that what is drawn depends on what runs beside it.
         """
         set_environment(config)
-        say_phase("importing vLLM")
+        report_phase("importing vLLM")
         from actor.vllm import worker
         from actor.vllm.engine_setup import engine_arguments, start_processes
 
@@ -206,21 +206,21 @@ class VllmEngine:
         """
         if self._version is None:
             raise ValueError("the engine has no weights of this run yet")
-        parts: list[Part] = []
+        parts: list[PartialSample] = []
         self._active.add(request_id)
         try:
             while True:
                 await self._may_start(request_id)
-                prompt, left = rest(prompt_tokens, sampling, parts)
+                prompt, left = continuation(prompt_tokens, sampling, parts)
                 with self._adapter(request_id) as adapter:
                     completion = await self._generate(
                         prompt, left, request_id=request_id, priority=priority, adapter=adapter
                     )
                 reason = completion.finish_reason if completion is not None else "abort"
                 if completion is not None:
-                    parts.append(read_part(completion, None if adapter is None else adapter.version))
+                    parts.append(to_partial_sample(completion, None if adapter is None else adapter.version))
                 if reason in _FINISHES:
-                    return join(parts, _FINISHES[reason])
+                    return concat(parts, _FINISHES[reason])
                 if reason != "abort":
                     raise EngineDeadError(f"request {request_id} ended with {reason!r}")
                 is_moved = self._adapters is not None and self._adapters.moves(request_id)

@@ -27,7 +27,7 @@ from absl import logging as logging_of_environment
 
 from actor.vllm import lora_serving
 from actor.vllm.compiler import do_without_compiler, engine_is_for_cpus
-from bridge.liveness import say_phase
+from bridge.liveness import report_phase
 from configs.schema import Config
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class _Phases(logging.Handler):
         for part, phase in PHASES.items():
             if isinstance(record.msg, str) and part in record.msg and phase not in self._said:
                 self._said.add(phase)
-                say_phase(phase)
+                report_phase(phase)
 
 
 def say_phases() -> None:
@@ -161,7 +161,7 @@ def say_phases() -> None:
     logger.addHandler(_Phases())
 
 
-def collect_seldom() -> None:
+def tune_gc() -> None:
     """Looks for garbage among new objects at every 50,000, not at every 700; call it before vLLM is imported.
 
     The import makes a million objects, which all stay: looking through them takes a quarter of its time.
@@ -169,7 +169,7 @@ def collect_seldom() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def end_quickly() -> None:
+def skip_exit_gc() -> None:
     """Leaves what is there at this process's end to the kernel, without looking through it for garbage first."""
     atexit.register(gc.freeze)
 
@@ -183,7 +183,7 @@ def start_processes(arguments: "AsyncEngineArgs", counter: "StatLogger") -> "Asy
             """Nothing: `VllmEngine.close` ends it. vLLM's own may run when the interpreter has half gone."""
 
     config = engine_config(arguments)
-    say_phase("engine: starting its process")
+    report_phase("engine: starting its process")
     with bound_threads(config):
         return OwnedLLM.from_vllm_config(
             config,

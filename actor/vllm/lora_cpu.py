@@ -18,7 +18,7 @@ TokensByPlace = Sequence[tuple[int, torch.Tensor | None]]
 """Adapters' places in the stacks, each with the tokens [n] of a step that run under it; None for all of them."""
 
 
-class ByAdapter(PunicaWrapperCPU):
+class GroupedCpuLora(PunicaWrapperCPU):
     """What vLLM asks of a CPU in a step whose requests run under several adapters.
 
     Which do is known before a step as a Python list: vLLM compiles no model with adapters on a CPU.

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from actor.vllm.verify_weights import local_columns, local_part, prove_served
+from actor.vllm.verify_weights import local_columns, local_part, verify_served
 from bridge.files import weight_files
 from bridge.param_names import A, B, base_names
 
@@ -44,11 +44,11 @@ def load_adapter(
         raise ValueError(f"{len(manager)} adapters are there already, and there is room for {manager.capacity}")
     manager.add_adapter(adapter)
     manager.activate_adapter(number)
-    prove_adapter(manager, number, tensors, scale=helper.vllm_lora_scaling_factor)
+    verify_adapter(manager, number, tensors, scale=helper.vllm_lora_scaling_factor)
 
 
 @torch.no_grad()
-def prove_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor], *, scale: float) -> None:
+def verify_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor], *, scale: float) -> None:
     """Compares all that the kernels read of an adapter with the snapshot, zeros where it has nothing.
 
     Raises:
@@ -75,13 +75,13 @@ def prove_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor]
         raise RuntimeError(f"{len(unproved)} tensors are served by no layer we know, first {unproved[0]}")
 
 
-def prove_base(model: torch.nn.Module, folder: pathlib.Path, table: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def verify_base(model: torch.nn.Module, folder: pathlib.Path, table: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Compares the base that vLLM has read from a folder with the folder's own tensors.
 
     Raises:
       RuntimeError: it serves something else.
     """
-    prove_served(model, _Folder(folder, table), seed=0)
+    verify_served(model, _Folder(folder, table), seed=0)
 
 
 def _local(layer: Any, number: int, which: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 import torch
 
-from actor.vllm.staging import Staged, StoppedError, UnstagedError, stage
+from actor.vllm.staging import NotStageableError, Staged, StagingStoppedError, stage
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import WeightManifest
 
@@ -45,11 +45,11 @@ class PreparedSnapshot:
             if self._stopped.is_set():
                 return
             try:
-                compute_alone()
+                use_one_idle_core()
                 self._staged = stage(model, self.tensors, self._stopped)
-            except StoppedError:
+            except StagingStoppedError:
                 return
-            except UnstagedError as e:
+            except NotStageableError as e:
                 logger.info("version %s is loaded in the pause: %s", self.manifest.version, e)
             except Exception:  # vLLM's own code, for a model that it was not tried with
                 version = self.manifest.version
@@ -85,7 +85,7 @@ class PreparedSnapshot:
             pass
 
 
-class NextSnapshot:
+class SnapshotPrefetcher:
     """What is prepared and not loaded yet: one thread puts it here, another takes it."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class NextSnapshot:
             self._prepared = None
 
 
-def compute_alone() -> None:
+def use_one_idle_core() -> None:
     """Lets this thread compute on one core at a time, whichever of the engine's is the least busy.
 
     A thread begins on the core of the one that started it, which here is one that generates, and with as many

@@ -39,11 +39,11 @@ _SPARE = 1.25
 logger = logging.getLogger(f"vllm.{__name__}")
 
 
-class UnstagedError(Exception):
+class NotStageableError(Exception):
     """The whole model must be loaded in the pause; says why."""
 
 
-class StoppedError(Exception):
+class StagingStoppedError(Exception):
     """Nobody wants it any more."""
 
 
@@ -76,13 +76,13 @@ def stage(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], stopped: 
     """Loads a snapshot into a twin of the model, by vLLM's own code; the model is only read.
 
     Raises:
-      UnstagedError: load it in the pause.
+      NotStageableError: load it in the pause.
       StoppedError: `stopped` was set.
     """
     check_stageable(model)
     left = frozenset(name for name in tensors if name.startswith(expert_prefixes(model)))
     check_memory(sum(t.nbytes for name, t in tensors.items() if name not in left))
-    twins = _Twins()
+    twins = _ShadowModel()
     try:
         with torch.no_grad():
             twin: Any = twins.of(model)
@@ -97,10 +97,10 @@ def check_stageable(model: torch.nn.Module) -> None:
     """Looks whether it is known what loading changes in each of the model's modules.
 
     Raises:
-      UnstagedError: it is not, of one of them.
+      NotStageableError: it is not, of one of them.
     """
     if any(p.device.type != "cpu" for p in model.parameters()):
-        raise UnstagedError("the model is not in this machine's memory")
+        raise NotStageableError("the model is not in this machine's memory")
     for name, layer in model.named_modules():
         method = getattr(layer, "quant_method", None)
         if has_experts(layer):
@@ -110,21 +110,23 @@ def check_stageable(model: torch.nn.Module) -> None:
         else:
             known = not isinstance(method, QuantizeMethodBase) or type(method) in _PLAIN_METHODS
         if not known:
-            raise UnstagedError(f"{name} ({type(layer).__name__}) is loaded in a way of its own")
+            raise NotStageableError(f"{name} ({type(layer).__name__}) is loaded in a way of its own")
 
 
 def check_memory(num_bytes: int) -> None:
     """Looks whether so much memory is free.
 
     Raises:
-      UnstagedError: it is not.
+      NotStageableError: it is not.
     """
     available = min(_memory_left())
     if available < _SPARE * num_bytes:
-        raise UnstagedError(f"{_SPARE * num_bytes / 1e9:.1f} GB of memory are needed, {available / 1e9:.1f} are free")
+        raise NotStageableError(
+            f"{_SPARE * num_bytes / 1e9:.1f} GB of memory are needed, {available / 1e9:.1f} are free"
+        )
 
 
-class _Twins:
+class _ShadowModel:
     """Modules like the served ones, with parameters of their own; one twin a module, one new parameter a parameter."""
 
     def __init__(self) -> None:
@@ -157,20 +159,20 @@ class _Twins:
         self.pairs.append((layer, twin))
         return twin
 
-    def _parameter(self, name: str, served: Any, plain: Any, twin: Any) -> Any:
+    def _parameter(self, name: str, served: Any, plain: Any, shadow: Any) -> Any:
         """A new parameter for a served one, in the form in which vLLM loads it; layers that share one share the new."""
         raw = served if plain is None else plain
         if raw is None:
             return None
         if id(served) in self._tensors:
             return self._tensors[id(served)]
-        new: Any = restore_layer_refs(materialize_meta_tensor(raw), twin)
+        new: Any = restore_layer_refs(materialize_meta_tensor(raw), shadow)
         if hasattr(new, "weight_loader"):
             # A reload leaves its wrapper there, which loads nothing once that reload is over.
             new.weight_loader = _get_original_loader(new)
         if served is not None:
             self._tensors[id(served)] = new
-            is_matrix = name == "weight" and type(vars(twin).get("quant_method")) in _PLAIN_METHODS
+            is_matrix = name == "weight" and type(vars(shadow).get("quant_method")) in _PLAIN_METHODS
             if not is_matrix and served.shape == new.shape:
                 new.data.copy_(served.data)  # it stays as it is where a snapshot has none
         return new
@@ -189,7 +191,7 @@ class _Twins:
         """Packs the loaded matrices, as vLLM does after it has loaded a layer.
 
         Raises:
-          UnstagedError: packing has changed more of a layer than its kernel and its parameters.
+          NotStageableError: packing has changed more of a layer than its kernel and its parameters.
           StoppedError: `stopped` was set.
         """
         self._tensors.clear()  # so that what is packed is freed
@@ -199,7 +201,7 @@ class _Twins:
             if type(method) not in _PLAIN_METHODS:
                 continue
             if stopped.is_set():
-                raise StoppedError
+                raise StagingStoppedError
             before = vars(twin) | twin._buffers
             weight = id(twin.weight) if type(method) is UnquantizedEmbeddingMethod else None
             if weight in kernels:  # a tied head: one packed matrix is enough
@@ -209,18 +211,18 @@ class _Twins:
             after = vars(twin) | twin._buffers
             changed = {name for name in before.keys() | after.keys() if after.get(name) is not before.get(name)}
             if changed - {_KERNEL}:
-                raise UnstagedError(f"packing a {type(layer).__name__} changes its {sorted(changed)}")
+                raise NotStageableError(f"packing a {type(layer).__name__} changes its {sorted(changed)}")
             if weight is not None:
                 kernels[weight] = getattr(twin, _KERNEL)
         for layer, twin in self.pairs:
             _check_alike(layer, twin)
 
 
-def _check_alike(layer: Any, twin: Any) -> None:
+def _check_alike(layer: Any, shadow: Any) -> None:
     """Looks whether the new parameters have the served ones' shapes and types, so that they can be copied into them."""
-    for served, new in _distinct([(layer, twin)]):
+    for served, new in _distinct([(layer, shadow)]):
         if served.shape != new.shape or served.dtype != new.dtype:
-            raise UnstagedError(f"a {type(layer).__name__} serves other parameters than it loads")
+            raise NotStageableError(f"a {type(layer).__name__} serves other parameters than it loads")
 
 
 def _distinct(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -241,7 +243,7 @@ def _distinct(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[torch.Tensor, 
 def _until(stopped: threading.Event, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     for item in tensors:
         if stopped.is_set():
-            raise StoppedError
+            raise StagingStoppedError
         yield item
 
 

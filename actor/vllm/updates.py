@@ -12,7 +12,7 @@ from absl import logging
 
 from actor.engine_protocol import EngineDeadError, SwapTimings, WeightLoadError
 from actor.vllm.convert import StatLogger
-from actor.vllm.worker_channel import Control, ControlLostError
+from actor.vllm.worker_channel import WorkerChannel, WorkerChannelLostError
 from bridge import codec
 from bridge.snapshots.snapshot_format import SnapshotError, TensorTable, check_table
 from bridge.weight_types import WeightManifest
@@ -25,7 +25,7 @@ _STAGE_S = 120.0
 """How long a version may take to be checked and staged."""
 
 
-class Updates:
+class WeightUpdates:
     """One engine's, for one run; one at a time."""
 
     def __init__(self, llm: "AsyncLLM", config: Config, *, expected: TensorTable, counter: StatLogger) -> None:
@@ -41,7 +41,7 @@ class Updates:
         self._num_workers = config.actor.tensor_parallel_size
         self._recomputes = config.publish.kv_cache == "recompute"
         self._resumes = config.publish.at_publish == "abort_and_resume"
-        self._control: Control | None = None
+        self._control: WorkerChannel | None = None
         """Its processes, asked past its steps; from the first update on."""
         self.is_open = asyncio.Event()
         """Cleared while requests were ended for an update: none may start before the new weights are there."""
@@ -63,7 +63,7 @@ class Updates:
             check_table(manifest, self._expected)
             control = await self._connected()
             await self._prepare(control, path, manifest)
-        except (VllmDeadError, ControlLostError) as e:
+        except (VllmDeadError, WorkerChannelLostError) as e:
             raise EngineDeadError(f"the engine died before a weight update: {e}") from e
         except SnapshotError as e:
             raise WeightLoadError(str(e)) from e
@@ -81,14 +81,14 @@ class Updates:
             self.is_open.set()
         return SwapTimings(check_s=paused - start, pause_s=time.perf_counter() - paused, load_s=load_s)
 
-    async def _connected(self) -> Control:
+    async def _connected(self) -> WorkerChannel:
         """The way past vLLM's steps, made at the first update."""
         if self._control is not None:
             return self._control
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         expected = {name: [dtype, list(shape)] for name, (dtype, shape) in self._expected.items()}
-        control = Control()
+        control = WorkerChannel()
         try:
             info = {"expected": expected, "control": control.address}
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
@@ -99,7 +99,7 @@ class Updates:
         self._control = control
         return control
 
-    async def _prepare(self, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
+    async def _prepare(self, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest) -> None:
         """Has the snapshot checked and staged by all of the engine's processes; in vain if that takes too long."""
         try:
             said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=_STAGE_S)

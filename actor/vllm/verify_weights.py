@@ -63,13 +63,13 @@ _PLAIN_EXPERTS = ("CPU", "TRITON", "BATCHED_TRITON")
 logger = logging.getLogger(f"vllm.{__name__}")
 
 
-def prove_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, seed: int) -> None:
+def verify_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, seed: int) -> None:
     """Compares what this process's part of the model computes with the snapshot.
 
     Raises:
       RuntimeError: a tensor is not served as it is in the snapshot, or is served by no layer.
     """
-    proof = _Proof(model, tensors, seed)
+    proof = _Verification(model, tensors, seed)
     for full_name, layer in model.named_modules():
         module: Any = layer  # what it has depends on its class
         name = full_name.removesuffix(".base_layer")  # beside which it keeps adapters
@@ -99,7 +99,7 @@ def _expert_prefix(module_name: str) -> str:
     return module_name.removesuffix(".routed_experts")
 
 
-class _Proof:
+class _Verification:
     """The tensors proved so far."""
 
     def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], seed: int) -> None:

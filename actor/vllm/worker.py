@@ -30,9 +30,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from actor.vllm.engine_setup import end_quickly, say_phases
-from actor.vllm.prefetch import NextSnapshot, PreparedSnapshot, mapped
-from actor.vllm.verify_weights import has_experts, prove_served
+from actor.vllm.engine_setup import say_phases, skip_exit_gc
+from actor.vllm.prefetch import PreparedSnapshot, SnapshotPrefetcher, mapped
+from actor.vllm.verify_weights import has_experts, verify_served
 from actor.vllm.worker_channel import listen
 from bridge import codec
 from bridge.processes import die_with_parent
@@ -42,7 +42,7 @@ from bridge.weight_types import WeightManifest
 BACKEND = "sluice"
 ENGINE_VARIABLE = "SLUICE_ENGINE"
 """Set in the processes of an engine that an actor started."""
-CPU_ADAPTERS = "actor.vllm.lora_cpu.ByAdapter"
+CPU_ADAPTERS = "actor.vllm.lora_cpu.GroupedCpuLora"
 """What multiplies by adapters on a CPU."""
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -54,7 +54,7 @@ class InitInfo(WeightTransferInitInfo):
 
     expected: dict
     control: str
-    """Where the front end's `Control` listens."""
+    """Where the front end's `WorkerChannel` listens."""
 
 
 @dataclasses.dataclass
@@ -66,7 +66,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     manifest: bytes
     """Its `WeightManifest`, encoded by `bridge.codec`."""
     last_request: int
-    """To prepare a snapshot, of those made before this update (`Control.last_request`)."""
+    """To prepare a snapshot, of those made before this update (`WorkerChannel.last_request`)."""
 
 
 class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -81,12 +81,12 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM makes it."""
         super().__init__(*args, **kwargs)
-        self._next = NextSnapshot()
+        self._next = SnapshotPrefetcher()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Takes the table of tensors that the model's own checkpoint has, and the front end's requests."""
         self.shutdown()  # the engine may have served another run
-        self._next = next_ = NextSnapshot()
+        self._next = next_ = SnapshotPrefetcher()
         self._expected = {name: (dtype, tuple(shape)) for name, (dtype, shape) in init_info.expected.items()}
         self._control = listen(init_info.control, lambda *request: self._prepare(next_, *request))
 
@@ -104,7 +104,7 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._control = None
         self._next.close()
 
-    def _prepare(self, next_: NextSnapshot, request: int, path: str, encoded: bytes) -> None:
+    def _prepare(self, next_: SnapshotPrefetcher, request: int, path: str, encoded: bytes) -> None:
         """Checks a snapshot and stages it, in a thread of its own; nothing if the request comes too late.
 
         Raises:
@@ -142,7 +142,7 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _load(self, snapshot: PreparedSnapshot) -> None:
         if left := snapshot.serve():
             self._reload({name: tensor for name, tensor in snapshot.tensors.items() if name in left})
-        prove_served(self.model, snapshot.tensors, seed=snapshot.manifest.version.step)
+        verify_served(self.model, snapshot.tensors, seed=snapshot.manifest.version.step)
         for module in self.model.modules():
             if has_experts(module):
                 _pack_experts(module)
@@ -193,14 +193,14 @@ class WorkerPlugin:
         """Compares the base with its folder; see `adapter_worker.prove_base`, whose errors it raises."""
         from actor.vllm import lora_worker
 
-        lora_worker.prove_base(self.model_runner.get_model(), pathlib.Path(folder), table)
+        lora_worker.verify_base(self.model_runner.get_model(), pathlib.Path(folder), table)
 
 
 def register() -> None:
     """Makes the backend known to vLLM in this process; may be called again."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SnapshotTransfer)
-        end_quickly()
+        skip_exit_gc()
     if current_platform.is_cpu():  # named, not imported: few engines have adapters
         current_platform.get_punica_wrapper = lambda: CPU_ADAPTERS
     # It warns at every update of a tied head (see `_load`); a layer that really got nothing fails the proof.

@@ -23,11 +23,11 @@ Handler = Callable[[int, str, bytes], None]
 """What a worker does of a request: its number, the snapshot's path, its `WeightManifest`, encoded."""
 
 
-class ControlLostError(RuntimeError):
+class WorkerChannelLostError(RuntimeError):
     """A worker has ended, or does not listen any more."""
 
 
-class Control:
+class WorkerChannel:
     """The front end's side; its calls block."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Control:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(self.address)
         self._listening.listen()
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerConnection] = []
         self.last_request = 0
         """The number of the last one, from 1; those whose answers were not waited for may still be on their way."""
         self._asking = threading.Lock()
@@ -46,14 +46,16 @@ class Control:
         """Waits until all workers are there.
 
         Raises:
-          ControlLostError: they did not come.
+          WorkerChannelLostError: they did not come.
         """
         self._listening.settimeout(_CONNECT_S)
         try:
             while len(self._workers) < num_workers:
-                self._workers.append(_Worker(self._listening.accept()[0]))
+                self._workers.append(_WorkerConnection(self._listening.accept()[0]))
         except TimeoutError as e:
-            raise ControlLostError(f"{len(self._workers)} of {num_workers} workers came within {_CONNECT_S} s") from e
+            raise WorkerChannelLostError(
+                f"{len(self._workers)} of {num_workers} workers came within {_CONNECT_S} s"
+            ) from e
         finally:
             self._stop_listening()
 
@@ -68,7 +70,7 @@ class Control:
         Raises:
           TimeoutError: one has not read the request or not answered in time; what it still says is not taken for
             another answer, and what it has not read yet it reads first.
-          ControlLostError: one has ended.
+          WorkerChannelLostError: one has ended.
         """
         where = path.encode()
         deadline = time.monotonic() + timeout_s
@@ -82,7 +84,7 @@ class Control:
             except (TimeoutError, BlockingIOError) as e:
                 raise TimeoutError(f"a worker has not answered within {timeout_s} s") from e
             except OSError as e:
-                raise ControlLostError(f"a worker is gone: {e}") from e
+                raise WorkerChannelLostError(f"a worker is gone: {e}") from e
 
     def close(self) -> None:
         """Ends the workers' threads, and whoever waits for an answer."""
@@ -99,7 +101,7 @@ class Control:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Worker:
+class _WorkerConnection:
     """The connection to a worker; a message that a deadline has cut, either way, goes on where it ended."""
 
     def __init__(self, connection: socket.socket) -> None:

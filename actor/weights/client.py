@@ -50,7 +50,7 @@ class WeightClient:
         self._num_refusals = 0
         self._retry_at = 0.0
         self._last_refusal: Exception | None = None
-        self._is_cut_off = False
+        self._is_unreachable = False
         """Whether the last fetch found none of the version's sources for as long as a download goes on trying."""
         self._starts_over = False
         """The announced version is fetched though it is the one served."""
@@ -63,11 +63,11 @@ class WeightClient:
         pause_s (generation stood still), load_s (the part of it that loaded and proved)."""
 
     @property
-    def is_stuck(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether the announced version was refused again and again, or is out of reach: who needs it must wait."""
-        return self._num_refusals >= _STUCK_AFTER or self._is_cut_off
+        return self._num_refusals >= _STUCK_AFTER or self._is_unreachable
 
-    def check_hope(self) -> None:
+    def raise_if_refused_too_long(self) -> None:
         """For an actor that has no use any more.
 
         Raises:
@@ -108,7 +108,7 @@ class WeightClient:
         except SupersededError:
             return None  # the next call takes the newer one
         except UnreachableError as e:  # nothing against the version: the next call goes on where this one stopped
-            self._is_cut_off = True
+            self._is_unreachable = True
             # Tried again every few seconds, for as long as the learner is gone.
             text = "snapshot out of reach version=%s served=%s reason=%s"
             logging.log_every_n_seconds(logging.WARNING, text, _TELL_S, manifest.version, served, e)
@@ -116,7 +116,7 @@ class WeightClient:
         except SnapshotError as e:
             self._refuse(manifest.version, e)
             return None
-        self._held, self._is_cut_off = manifest, False
+        self._held, self._is_unreachable = manifest, False
         end_s = time.monotonic()
         self.timings["prefetch_s"] = end_s - start_s
         num_bytes = manifest.num_bytes

@@ -14,8 +14,8 @@ from absl import logging
 
 from bridge.files import is_own_folder, make_private_folder, open_own, try_flock
 from bridge.rollout_types import Version
-from bridge.snapshots.remote.download import StoppedError
-from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.remote.download import DownloadStoppedError
+from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import (
     MANIFEST,
     SnapshotError,
@@ -24,7 +24,7 @@ from bridge.snapshots.snapshot_format import (
     UnreachableError,
     latest,
 )
-from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.snapshots.verified_copy import VerifiedCopy
 from bridge.store.protocol import ActorStore
 from bridge.weight_types import Announcement, WeightManifest
 
@@ -148,8 +148,8 @@ class LocalSource:
     ) -> None:
         """`snapshots` is where the learner publishes, `local_file` this actor's own warm copy."""
         self._snapshots, self._local_file = snapshots, local_file
-        self._mirror = SnapshotMirror(snapshots, local_file, run=run, tokenizer_hash=tokenizer_hash, expected=expected)
-        self._seen: tuple[int, int, int] | None = None
+        self._mirror = VerifiedCopy(snapshots, local_file, run=run, tokenizer_hash=tokenizer_hash, expected=expected)
+        self._announced: tuple[int, int, int] | None = None
         self._manifest: WeightManifest | None = None
 
     async def announced(self) -> WeightManifest | None:
@@ -159,9 +159,9 @@ class LocalSource:
         except FileNotFoundError:
             return None
         seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if seen != self._seen:
+        if seen != self._announced:
             self._manifest = latest(self._snapshots)
-            self._seen = seen
+            self._announced = seen
         return self._manifest
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
@@ -187,23 +187,25 @@ class RemoteSource:
     it is newer than what was fetched before. After each such one the announced version is tried again first.
     """
 
-    def __init__(self, store: ActorStore, shared: SharedCopy, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: ActorStore, shared: SharedDownload, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Takes over `shared`, which `close` leaves."""
         self._store, self._shared, self._clock = store, shared, clock
         self._seen: Announcement | None = None
         """What the store said last."""
-        self._taken: Announcement | None = None
+        self._offered: Announcement | None = None
         """What `announced` gave out: that, or the older version beside it."""
-        self._pending: Announcement | None = None
+        self._fetched_older: Announcement | None = None
         """An older version that was fetched and is not in the engine yet."""
         self._fetched: Version | None = None
         """The newest version that was proved to be the learner's."""
-        self._is_cut_off = False
+        self._is_unreachable = False
         """Whether the announced version was out of reach when it was last tried."""
-        self._lost: Announcement | None = None
+        self._missing: Announcement | None = None
         """The last announcement whose sources all said that they lack the version; how often in turn, and until when
         they are not asked again."""
-        self._num_lost, self._ask_at = 0, 0.0
+        self._num_lost, self._retry_at_s = 0, 0.0
 
     async def announced(self) -> WeightManifest | None:
         """What the store says, or the older version beside it; asked in another thread."""
@@ -216,8 +218,8 @@ class RemoteSource:
                 f"announced is version {version}, but {self._fetched} was fetched before: an old manifest was replayed"
             )
         self._seen = announcement
-        self._taken = self._pending or await self._older(announcement) or announcement
-        return self._taken.manifest
+        self._offered = self._fetched_older or await self._older(announcement) or announcement
+        return self._offered.manifest
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
         """Downloads it in another thread, or waits for who does.
@@ -225,33 +227,33 @@ class RemoteSource:
         Its sources may be dead ones, or behind a wall: a learner that started anew serves elsewhere, and announces; and
         an older version may lie in reach. So whenever nothing arrives any more it is looked for both.
         """
-        taken, seen = self._taken, self._seen
+        taken, seen = self._offered, self._seen
         if taken is None or seen is None or taken.manifest != manifest:
             raise SnapshotError(f"version {manifest.version} was not announced")
-        if taken == self._lost and self._clock() < self._ask_at:
+        if taken == self._missing and self._clock() < self._retry_at_s:
             raise SupersededError(f"version {manifest.version} was at none of its sources a moment ago")
-        self._is_cut_off = False
+        self._is_unreachable = False
         try:
             path = await self._download(taken, seen)
         except UnreachableError:
-            self._is_cut_off = taken is seen
+            self._is_unreachable = taken is seen
             raise
         except SupersededError:
-            self._is_cut_off = taken is seen and (self._is_cut_off or self._num_lost > 1)
+            self._is_unreachable = taken is seen and (self._is_unreachable or self._num_lost > 1)
             raise
-        self._fetched, self._lost, self._num_lost = manifest.version, None, 0
-        self._pending = None if taken is seen else taken
+        self._fetched, self._missing, self._num_lost = manifest.version, None, 0
+        self._fetched_older = None if taken is seen else taken
         return path
 
     async def _older(self, announcement: Announcement) -> Announcement | None:
         """The version to take while the announced one is out of reach; None: try that one."""
-        if not self._is_cut_off:
+        if not self._is_unreachable:
             return None
         try:
             older = await asyncio.to_thread(self._shared.older, announcement, than=self._fetched)
         except SnapshotError as e:  # the announced one may be in reach again
             logging.warning("older snapshot not taken announced=%s reason=%s", announcement.manifest.version, e)
-            older, self._is_cut_off = None, False
+            older, self._is_unreachable = None, False
         if older is not None:
             logging.warning(
                 "snapshot out of reach version=%s; %s is taken from where it lies: %s",
@@ -273,14 +275,14 @@ class RemoteSource:
             looking.cancel()
             await asyncio.wait({fetching})  # a moment: nothing of it may run on once its files are closed
             error = None if fetching.cancelled() else fetching.exception()
-        if isinstance(error, StoppedError):
+        if isinstance(error, DownloadStoppedError):
             looking.result()  # or the store is lost
-            self._is_cut_off = True
+            self._is_unreachable = True
             raise SupersededError(f"version {version} stopped arriving, and something else is there to be had")
         if isinstance(error, SupersededError):
             self._num_lost += 1
-            self._lost = taken
-            self._ask_at = self._clock() + min(LAST_ASK_S, FIRST_ASK_S * 2 ** (self._num_lost - 1))
+            self._missing = taken
+            self._retry_at_s = self._clock() + min(LAST_ASK_S, FIRST_ASK_S * 2 ** (self._num_lost - 1))
         return await fetching
 
     async def _until_useless(self, announcement: Announcement, *, or_older: bool) -> None:
@@ -303,12 +305,12 @@ class RemoteSource:
 
     def release(self) -> None:
         """Lets other processes of this host put a newer version there."""
-        self._pending = None
+        self._fetched_older = None
         self._shared.release()
 
     def forget(self) -> None:
         """Also for the other actors of this host, where they don't use it just now."""
-        self._pending = None
+        self._fetched_older = None
         self._shared.forget()
 
     def close(self) -> None:

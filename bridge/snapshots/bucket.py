@@ -29,10 +29,10 @@ from obstore.store import ObjectStore
 
 from bridge import codec
 from bridge.files import first_line, open_own, try_flock
-from bridge.object_store import BUCKET_SCHEMES, open_place
+from bridge.object_store import BUCKET_SCHEMES, open_source
 from bridge.rollout_types import Version
-from bridge.snapshots.snapshot_format import MANIFEST, SnapshotError, SupersededError, latest, place_of
-from bridge.weight_types import PieceEntry, WeightManifest
+from bridge.snapshots.snapshot_format import MANIFEST, SnapshotError, SupersededError, latest, version_url
+from bridge.weight_types import ShardEntry, WeightManifest
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -47,7 +47,7 @@ _MAX_RETRIES = 5
 
 
 @dataclasses.dataclass(slots=True)
-class Stored:
+class BucketVersion:
     """What a bucket has of one version."""
 
     names: set[str] = dataclasses.field(default_factory=set[str])
@@ -62,7 +62,7 @@ class Stored:
 class _Copy:
     """A piece's bytes, ours alone."""
 
-    piece: PieceEntry
+    piece: ShardEntry
     data: memoryview
     delta: bytes
 
@@ -106,7 +106,7 @@ class SnapshotBucket:
         self._url, self._folder, self._run = url, pathlib.Path(folder), run
         self._keep, self._host, self._part_bytes, self._pause = keep, host, part_bytes, pause
         place = place_of_run(url, run)
-        self._place = open_place(place, timeout_s=timeout_s, max_retries=max_retries, is_written=True)
+        self._place = open_source(place, timeout_s=timeout_s, max_retries=max_retries, is_written=True)
         self._bases: dict[Version, frozenset[Version]] = {}
 
     def put(self, manifest: WeightManifest) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class SnapshotBucket:
             self._delete_old(version)
         except (BaseError, OSError, SnapshotError) as e:  # the next version tries again
             logging.warning("old versions stay in the bucket: %s", first_line(e))
-        return (place_of(self._url, self._run, version),)
+        return (version_url(self._url, self._run, version),)
 
     def _try(self, version: Version, put: Callable[[], object]) -> None:
         for attempt in range(_ATTEMPTS):
@@ -188,7 +188,7 @@ class SnapshotBucket:
             return _bases(read_bucket_manifest(self._place, version))
         return self._bases[version]
 
-    def _delete(self, version: Version, objects: Stored) -> None:
+    def _delete(self, version: Version, objects: BucketVersion) -> None:
         if objects.is_whole:
             obstore.delete(self._place, f"{version}/{MANIFEST}")
         keys = [f"{version}/{name}" for name in sorted(objects.names - {MANIFEST})]
@@ -210,16 +210,16 @@ class SnapshotBucket:
 
 def place_of_run(url: str, run: str) -> str:
     """The URL under which a run's versions lie in a bucket."""
-    return place_of(url, run, Version(incarnation=0, step=0)).rpartition("/")[0]
+    return version_url(url, run, Version(incarnation=0, step=0)).rpartition("/")[0]
 
 
-def stored_versions(run_place: ObjectStore) -> dict[Version, Stored]:
+def stored_versions(run_place: ObjectStore) -> dict[Version, BucketVersion]:
     """What a run has in a bucket, oldest version first; what has another form is left alone.
 
     Args:
-      run_place: `open_place(place_of_run(url, run))`.
+      run_place: `open_source(place_of_run(url, run))`.
     """
-    found: dict[Version, Stored] = {}
+    found: dict[Version, BucketVersion] = {}
     # Its other return type is pyarrow's, which isn't here.
     batches: "Iterable[Sequence[ObjectMeta]]" = obstore.list(run_place)  # pyright: ignore[reportUnknownMemberType]
     for batch in batches:
@@ -227,7 +227,7 @@ def stored_versions(run_place: ObjectStore) -> dict[Version, Stored]:
             folder, _, name = item["path"].partition("/")
             version = _parse(folder)
             if version is not None and name and "/" not in name:
-                found.setdefault(version, Stored()).names.add(name)
+                found.setdefault(version, BucketVersion()).names.add(name)
     return dict(sorted(found.items()))
 
 
@@ -268,7 +268,7 @@ def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
       SupersededError: a newer one is announced.
     """
     version = manifest.version
-    piece = next(piece for piece in manifest.pieces if piece.host == host)
+    piece = next(piece for piece in manifest.shards if piece.host == host)
     try:
         fd = open_own(folder / piece.file.name, os.O_RDONLY)
     except FileNotFoundError:
@@ -289,7 +289,7 @@ def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
 
 
 def _bases(manifest: WeightManifest) -> frozenset[Version]:
-    return frozenset(piece.delta.base_version for piece in manifest.pieces if piece.delta is not None)
+    return frozenset(piece.delta.base_version for piece in manifest.shards if piece.delta is not None)
 
 
 def _parse(name: str) -> Version | None:

@@ -44,7 +44,7 @@ def has_same_layout(base: WeightManifest, new: WeightManifest) -> bool:
     """Whether both versions have the same tensors at the same places, in like pieces and chunks of the same size."""
 
     def layout(manifest: WeightManifest) -> tuple[object, ...]:
-        pieces = [(p.host, p.blocks, p.file.num_bytes, p.file.chunk_bytes) for p in manifest.pieces]
+        pieces = [(p.host, p.blocks, p.file.num_bytes, p.file.chunk_bytes) for p in manifest.shards]
         return manifest.run, manifest.tensors, pieces
 
     return layout(base) == layout(new)
@@ -67,7 +67,7 @@ def make_delta(
     if not has_same_layout(base, new):
         return None
     planes = _word_bytes(new)
-    (before,), (after,) = ([piece.file for piece in manifest.pieces] for manifest in (base, new))
+    (before,), (after,) = ([piece.file for piece in manifest.shards] for manifest in (base, new))
 
     def compress(index: int) -> bytes:
         if before.chunk_hash(index) == after.chunk_hash(index):

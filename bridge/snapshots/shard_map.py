@@ -74,7 +74,7 @@ _MAX_PAIRS = 2**30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class StridedRows:
     """Rows of bytes that follow on one another in a piece, and lie `stride` apart in the whole file."""
 
     start: int
@@ -91,7 +91,7 @@ class Run:
         return self.start + self.num_rows * self.row_bytes
 
 
-def whole_blocks(tensors: Sequence[TensorEntry]) -> tuple[Block, ...]:
+def full_blocks(tensors: Sequence[TensorEntry]) -> tuple[Block, ...]:
     """All of every tensor that isn't empty: what a single host writes."""
     blocks: list[Block] = []
     first = 0
@@ -143,14 +143,14 @@ def check_tiling(tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> Non
         _check_rectangles(tensors[cut], active)
 
 
-class Placement:
+class ShardMap:
     """The map between the bytes of a piece and those of the whole file."""
 
     def __init__(self, tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> None:
         """Works out the runs; blocks must lie within their tensors (`check_tiling`)."""
         self.starts: list[tuple[int, ...]] = []
         """For each block, where each of its tensors' rectangles begins in the piece."""
-        self._runs: list[Run] = []
+        self._runs: list[StridedRows] = []
         self._gaps: list[tuple[int, int]] = []
         end = 0
         last: int | None = None
@@ -206,13 +206,13 @@ class Placement:
         for part, (lie, stride) in self._parts(start, start + piece.size):
             _copy(part.of(piece), _rows(whole, lie, part.shape_in(stride)))
 
-    def _extend(self, run: Run) -> bool:
+    def _extend(self, run: StridedRows) -> bool:
         """Makes the last run longer by one that follows it in the piece as in the whole file."""
         before = self._runs[-1]
         if before.num_rows != 1 or run.num_rows != 1 or run.whole - before.whole != run.start - before.start:
             return False
         length = run.end - before.start
-        self._runs[-1] = Run(before.start, before.whole, 1, length, length)
+        self._runs[-1] = StridedRows(before.start, before.whole, 1, length, length)
         return True
 
     def _parts(self, start: int, end: int) -> "Iterator[tuple[_Part, tuple[int, int]]]":
@@ -259,7 +259,7 @@ def _copy(source: np.ndarray, target: np.ndarray) -> None:
     np.copyto(target, source)
 
 
-def _run_of(tensor: TensorEntry, block: Block, start: int) -> tuple[Run, bool, bool]:
+def _run_of(tensor: TensorEntry, block: Block, start: int) -> tuple[StridedRows, bool, bool]:
     """A block's rectangle of one tensor; whether it begins at the tensor's first byte, and ends at its last."""
     rows, cols = matrix_shape(tensor.shape)
     item = DTYPES[tensor.dtype].itemsize
@@ -267,7 +267,7 @@ def _run_of(tensor: TensorEntry, block: Block, start: int) -> tuple[Run, bool, b
     num_rows, row_bytes = block.num_rows, block.num_cols * item
     if block.num_cols == cols:
         num_rows, row_bytes = 1, num_rows * row_bytes
-    run = Run(start, whole, num_rows, row_bytes, cols * item if num_rows > 1 else row_bytes)
+    run = StridedRows(start, whole, num_rows, row_bytes, cols * item if num_rows > 1 else row_bytes)
     ends_last = block.first_row + block.num_rows == rows and block.first_col + block.num_cols == cols
     return run, whole == tensor.offset_bytes, ends_last
 

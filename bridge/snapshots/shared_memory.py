@@ -70,7 +70,7 @@ ALIGN_BYTES = 64
 """A cache line, and enough for every dtype and vector instruction."""
 
 
-class Segment:
+class SharedMemoryFile:
     """A file that stays mapped; grows, never shrinks."""
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -30,9 +30,9 @@ from bridge import codec
 from bridge.credentials import TOKEN_FILE, Token
 from bridge.files import open_own
 from bridge.rollout_types import Version
-from bridge.snapshots.shard_map import DTYPES, Placement, aligned, check_tiling
-from bridge.snapshots.shared_memory import Segment, each_on_all_cores
-from bridge.weight_types import Announcement, FileEntry, PieceEntry, WeightManifest
+from bridge.snapshots.shard_map import DTYPES, ShardMap, aligned, check_tiling
+from bridge.snapshots.shared_memory import SharedMemoryFile, each_on_all_cores
+from bridge.weight_types import Announcement, FileEntry, ShardEntry, WeightManifest
 
 CHUNK_BYTES = 4 * 2**20
 """Size of a chunk, unless a file would have more than MAX_CHUNKS: large enough that Python's part costs nothing, small
@@ -183,7 +183,7 @@ def part_path(into: pathlib.Path) -> pathlib.Path:
     return into.with_name(f"{into.name}.part")
 
 
-def place_of(base: str, run: str, version: Version) -> str:
+def version_url(base: str, run: str, version: Version) -> str:
     """The URL under which a version's files lie, on the server or in the bucket at `base`."""
     return f"{base.rstrip('/')}/v1/{urllib.parse.quote(run, safe='')}/{version}"
 
@@ -233,21 +233,21 @@ def check_layout(manifest: WeightManifest) -> None:
     if end == 0:
         raise SnapshotError(f"version {manifest.version} has no data")
     try:
-        check_tiling(manifest.tensors, [block for piece in manifest.pieces for block in piece.blocks])
-        for piece in manifest.pieces:
+        check_tiling(manifest.tensors, [block for piece in manifest.shards for block in piece.blocks])
+        for piece in manifest.shards:
             _check_piece(manifest, piece)
     except ValueError as e:
         raise SnapshotError(f"version {manifest.version}: {e}") from None
 
 
-def _check_piece(manifest: WeightManifest, piece: PieceEntry) -> None:
+def _check_piece(manifest: WeightManifest, piece: ShardEntry) -> None:
     """Refuses a piece that names a foreign file or one of another size, or whose chunks are too many or not its own."""
     file = piece.file
     if file.name not in HostFiles(piece.host).slots:
         raise ValueError(f"names the file {file.name!r}, not a slot of host {piece.host}")
     if piece.delta is not None and piece.delta.name != delta_of(file.name):
         raise ValueError(f"names the delta {piece.delta.name!r} for {file.name}")
-    want = Placement(manifest.tensors, piece.blocks).num_bytes
+    want = ShardMap(manifest.tensors, piece.blocks).num_bytes
     if file.num_bytes != want:
         raise ValueError(f"{file.name} has {file.num_bytes} bytes, its tensors need {want}")
     if file.num_chunks > MAX_CHUNKS:
@@ -290,7 +290,7 @@ def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expect
         check_table(manifest, expected)
 
 
-def reserve(segments: Sequence[Segment], num_bytes: int) -> None:
+def reserve(segments: Sequence[SharedMemoryFile], num_bytes: int) -> None:
     """Makes each segment at least so large and warm.
 
     Raises:

@@ -23,8 +23,8 @@ from bridge.credentials import Token
 from bridge.files import make_private_folder, open_own, replace_file, try_flock
 from bridge.rollout_types import Version
 from bridge.snapshots.delta import make_delta
-from bridge.snapshots.shard_map import DTYPES, Placement, aligned, lay_out, matrix_shape, whole_blocks
-from bridge.snapshots.shared_memory import Segment, cast_all_into
+from bridge.snapshots.shard_map import DTYPES, ShardMap, aligned, full_blocks, lay_out, matrix_shape
+from bridge.snapshots.shared_memory import SharedMemoryFile, cast_all_into
 from bridge.snapshots.snapshot_format import (
     CHUNK_BYTES,
     MANIFEST,
@@ -40,12 +40,12 @@ from bridge.snapshots.snapshot_format import (
     sign,
     unhashed,
 )
-from bridge.snapshots.verified_copy import SnapshotMirror, fetch, map_tensors, mirrored
+from bridge.snapshots.verified_copy import VerifiedCopy, fetch, is_verified, map_tensors
 from bridge.weight_types import (
     Block,
     DeltaEntry,
     FileEntry,
-    PieceEntry,
+    ShardEntry,
     TensorEntry,
     WeightManifest,
     deciding_base_steps,
@@ -55,13 +55,13 @@ __all__ = [
     "SnapshotBusyError",
     "SnapshotDraft",
     "SnapshotError",
-    "SnapshotMirror",
+    "VerifiedCopy",
     "SnapshotWriter",
     "SupersededError",
     "fetch",
     "latest",
     "map_tensors",
-    "mirrored",
+    "is_verified",
 ]
 
 _SPARE_AFTER_S = 1.0
@@ -111,7 +111,7 @@ class SnapshotWriter:
         self._base: WeightManifest | None = None
         self._num_announced = 0
         self._draft: SnapshotDraft | None = None
-        self._segments: dict[str, Segment] = {}
+        self._segments: dict[str, SharedMemoryFile] = {}
         self._host, self._files = host, HostFiles(host)
         make_private_folder(self._folder)
         self._lock_fd = open_own(self._folder / self._files.writer, os.O_RDWR | os.O_CREAT)
@@ -125,7 +125,7 @@ class SnapshotWriter:
                     "remove the folder or choose another"
                 )
             names = [name for name in self._files.slots if has_spare or name != self._files.spare]
-            self._segments = {name: Segment(self._folder / name) for name in names}
+            self._segments = {name: SharedMemoryFile(self._folder / name) for name in names}
             _sweep(self._folder, num_hosts)
         except BaseException:
             self.close()
@@ -154,8 +154,8 @@ class SnapshotWriter:
         if announced is not None and version <= announced.version:
             raise ValueError(f"version {version} is not newer than the announced {announced.version}")
         tensors, _ = lay_out(entries)
-        blocks = whole_blocks(tensors) if blocks is None else tuple(blocks)
-        placement = Placement(tensors, blocks)
+        blocks = full_blocks(tensors) if blocks is None else tuple(blocks)
+        placement = ShardMap(tensors, blocks)
         num_bytes = placement.num_bytes
         reserve([segment for name, segment in self._segments.items() if name != self._files.spare], num_bytes)
         own = None if announced is None else _piece_of(announced, self._host)
@@ -165,7 +165,7 @@ class SnapshotWriter:
             run=self._run,
             version=version,
             tensors=tensors,
-            pieces=(PieceEntry(host=self._host, blocks=blocks, file=file),),
+            shards=(ShardEntry(host=self._host, blocks=blocks, file=file),),
             tokenizer_hash=self._tokenizer_hash,
             created_s=self._clock(),
         )
@@ -179,10 +179,10 @@ class SnapshotWriter:
           SnapshotError: the parts are of different versions or models, or don't make up one, whole.
         """
         first = parts[0]
-        if any(dataclasses.replace(p, pieces=first.pieces, created_s=first.created_s) != first for p in parts):
+        if any(dataclasses.replace(p, shards=first.shards, created_s=first.created_s) != first for p in parts):
             raise SnapshotError(f"the hosts' pieces of version {first.version} are not of one snapshot")
-        pieces = sorted((piece for part in parts for piece in part.pieces), key=lambda piece: piece.host)
-        whole = dataclasses.replace(first, pieces=tuple(pieces), base_steps=self._base_steps)
+        pieces = sorted((piece for part in parts for piece in part.shards), key=lambda piece: piece.host)
+        whole = dataclasses.replace(first, shards=tuple(pieces), base_steps=self._base_steps)
         check_layout(whole)
         return whole if self._token is None else sign(whole, self._token)
 
@@ -197,10 +197,10 @@ class SnapshotWriter:
 
         Called by the draft, under the lock of the version's slot: so nobody reads the file whose place a delta takes.
         """
-        (piece,) = part.pieces
-        part = dataclasses.replace(part, pieces=(dataclasses.replace(piece, file=hashed(piece.file, data)),))
-        (piece,) = part.pieces
-        return dataclasses.replace(part, pieces=(dataclasses.replace(piece, delta=self._write_delta(part)),))
+        (piece,) = part.shards
+        part = dataclasses.replace(part, shards=(dataclasses.replace(piece, file=hashed(piece.file, data)),))
+        (piece,) = part.shards
+        return dataclasses.replace(part, shards=(dataclasses.replace(piece, delta=self._write_delta(part)),))
 
     def end(self) -> None:
         """The draft is sealed or aborted; called by it."""
@@ -238,7 +238,7 @@ class SnapshotWriter:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def _lock_free(self, announced: str, num_bytes: int) -> Segment:
+    def _lock_free(self, announced: str, num_bytes: int) -> SharedMemoryFile:
         """The announced slot is only ever read; any other is free as soon as its last reader is done."""
         name_of_spare = self._files.spare
         free = [segment for name, segment in self._segments.items() if name not in (announced, name_of_spare)]
@@ -259,21 +259,21 @@ class SnapshotWriter:
                     reserve([spare], num_bytes)
                     free.append(spare)
                     spare = None
-                except SnapshotError as e:  # no room: the server does not keep a slot then (`HeldSlots`)
+                except SnapshotError as e:  # no room: the server does not keep a slot then (`SlotLocks`)
                     if not is_told:
                         logging.warning("no third slot for slow readers: %s", e)
                     is_told, try_spare_s = True, waited_s + _SPARE_AGAIN_S
             time.sleep(_POLL_S)
 
     def _write_delta(self, part: WeightManifest) -> DeltaEntry | None:
-        (piece,) = part.pieces
+        (piece,) = part.shards
         old = None if self._base is None else _piece_of(self._base, self._host)
         name = delta_of(piece.file.name)
         path = self._folder / name
         path.unlink(missing_ok=True)
         if self._base is None or old is None or self._num_announced % self._full_every == 0:
             return None
-        base = dataclasses.replace(self._base, pieces=(old,))
+        base = dataclasses.replace(self._base, shards=(old,))
         made = make_delta(base, self._data_of(old.file), part, self._data_of(piece.file), name=name)
         if made is None:
             return None
@@ -292,11 +292,11 @@ class SnapshotDraft:
     """A version being written; left without `commit` or `seal`, it is as if it had never begun."""
 
     def __init__(
-        self, manifest: WeightManifest, placement: Placement, segment: Segment, writer: SnapshotWriter
+        self, manifest: WeightManifest, placement: ShardMap, segment: SharedMemoryFile, writer: SnapshotWriter
     ) -> None:
         """Called by `SnapshotWriter.begin`, with the segment locked."""
         self._manifest, self._placement, self._segment, self._writer = manifest, placement, segment, writer
-        (piece,) = manifest.pieces
+        (piece,) = manifest.shards
         self._blocks = piece.blocks
         self._data = segment.bytes_view(piece.file.num_bytes)
         self._indices = {t.name: i for i, t in enumerate(manifest.tensors)}
@@ -426,8 +426,8 @@ def _indices(block: Block) -> range:
     return range(block.first_tensor, block.first_tensor + block.num_tensors)
 
 
-def _piece_of(manifest: WeightManifest, host: int) -> PieceEntry | None:
-    return next((piece for piece in manifest.pieces if piece.host == host), None)
+def _piece_of(manifest: WeightManifest, host: int) -> ShardEntry | None:
+    return next((piece for piece in manifest.shards if piece.host == host), None)
 
 
 def _sweep(folder: pathlib.Path, num_hosts: int) -> None:

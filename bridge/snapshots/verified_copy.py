@@ -18,8 +18,8 @@ import numpy as np
 
 from bridge import codec
 from bridge.files import open_own, replace_file, try_flock
-from bridge.snapshots.shard_map import Placement, view, zero_gaps
-from bridge.snapshots.shared_memory import Segment, each_on_all_cores
+from bridge.snapshots.shard_map import ShardMap, view, zero_gaps
+from bridge.snapshots.shared_memory import SharedMemoryFile, each_on_all_cores
 from bridge.snapshots.snapshot_format import (
     COPY_BLOCK_BYTES,
     SnapshotBusyError,
@@ -32,10 +32,10 @@ from bridge.snapshots.snapshot_format import (
     read_manifest,
     reserve,
 )
-from bridge.weight_types import FileEntry, PieceEntry, WeightManifest
+from bridge.weight_types import FileEntry, ShardEntry, WeightManifest
 
 
-def copy_chunks(fd: int, file: FileEntry, placement: Placement, into: np.ndarray) -> list[int]:
+def copy_chunks(fd: int, file: FileEntry, placement: ShardMap, into: np.ndarray) -> list[int]:
     """Copies a piece to where it lies in the whole file and hashes what arrived, still in cache.
 
     Args:
@@ -68,7 +68,7 @@ def copy_chunks(fd: int, file: FileEntry, placement: Placement, into: np.ndarray
     return [index for index, is_right in enumerate(each_on_all_cores(copy, range(file.num_chunks))) if not is_right]
 
 
-class SnapshotMirror:
+class VerifiedCopy:
     """Fetches version after version into one warm local file."""
 
     def __init__(
@@ -92,7 +92,7 @@ class SnapshotMirror:
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
         self._lock_timeout_s = lock_timeout_s
         self._into.parent.mkdir(parents=True, exist_ok=True)
-        self._segment = Segment(self._into)
+        self._segment = SharedMemoryFile(self._into)
 
     def fetch(self, manifest: WeightManifest) -> None:
         """Copies a version here and proves that it arrived; `map_tensors` then gives its tensors.
@@ -121,7 +121,7 @@ class SnapshotMirror:
         """Lets go of the local file; it stays, and so does what is mapped."""
         self._segment.close()
 
-    def __enter__(self) -> "SnapshotMirror":
+    def __enter__(self) -> "VerifiedCopy":
         """The mirror itself."""
         return self
 
@@ -135,21 +135,21 @@ class SnapshotMirror:
         """Puts the data together from all pieces; returns which chunks are not what was announced, empty if all are."""
         zero_gaps(into, manifest.tensors)
         with contextlib.ExitStack() as opened:
-            fds = [self._open(manifest, piece, opened) for piece in manifest.pieces]
+            fds = [self._open(manifest, piece, opened) for piece in manifest.shards]
             # A writer locks only the slot that is not announced; while we hold ours its bytes cannot change.
             are_locked = [try_flock(fd, fcntl.LOCK_SH) for fd in fds]
             announced = latest(self._folder)
             if announced != manifest:
                 now = announced.version if announced is not None else "no version"
                 raise SupersededError(f"version {manifest.version} was superseded: announced is {now}")
-            for piece, fd, is_locked in zip(manifest.pieces, fds, are_locked, strict=True):
+            for piece, fd, is_locked in zip(manifest.shards, fds, are_locked, strict=True):
                 file = piece.file
                 if not is_locked:
                     raise SnapshotBusyError(
                         f"{self._folder / file.name} is announced, but locked by a process that is not its writer"
                     )
                 try:
-                    bad = copy_chunks(fd, file, Placement(manifest.tensors, piece.blocks), into)
+                    bad = copy_chunks(fd, file, ShardMap(manifest.tensors, piece.blocks), into)
                 except EOFError as e:
                     path = self._folder / file.name
                     raise SnapshotError(f"version {manifest.version} is corrupt: {path} {e}") from e
@@ -158,14 +158,14 @@ class SnapshotMirror:
                     return f"{len(bad)} {of} do not match their hash, first {bad[0]}"
         return ""
 
-    def _open(self, manifest: WeightManifest, piece: PieceEntry, opened: contextlib.ExitStack) -> int:
+    def _open(self, manifest: WeightManifest, piece: ShardEntry, opened: contextlib.ExitStack) -> int:
         path = self._folder / piece.file.name
         try:
             fd = open_own(path, os.O_RDONLY)
         except ValueError as e:
             raise SnapshotError(str(e)) from e
         except FileNotFoundError as e:
-            where = "" if len(manifest.pieces) == 1 else "; where the learner has several machines, give --store"
+            where = "" if len(manifest.shards) == 1 else "; where the learner has several machines, give --store"
             raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist{where}") from e
         opened.callback(os.close, fd)
         return fd
@@ -180,12 +180,12 @@ def fetch(
     tokenizer_hash: str,
     expected: TensorTable | None = None,
 ) -> None:
-    """`SnapshotMirror.fetch` for once; who follows a run keeps a mirror, whose file stays mapped."""
-    with SnapshotMirror(folder, into, run=run, tokenizer_hash=tokenizer_hash, expected=expected) as mirror:
+    """`VerifiedCopy.fetch` for once; who follows a run keeps a mirror, whose file stays mapped."""
+    with VerifiedCopy(folder, into, run=run, tokenizer_hash=tokenizer_hash, expected=expected) as mirror:
         mirror.fetch(manifest)
 
 
-def mirrored(path: str | os.PathLike[str]) -> WeightManifest | None:
+def is_verified(path: str | os.PathLike[str]) -> WeightManifest | None:
     """Which version a mirror's file holds, whole and verified; None if none."""
     return read_manifest(manifest_path(pathlib.Path(path)))
 
@@ -209,7 +209,7 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
     try:
         if not try_flock(fd, fcntl.LOCK_SH):
             raise SnapshotBusyError(f"{path} is being written")
-        held = mirrored(path)
+        held = is_verified(path)
         if held != manifest or os.fstat(fd).st_size < manifest.num_bytes:
             now = held.version if held is not None else "no whole version"
             raise SnapshotError(f"{path} holds {now}, wanted {manifest.version}")

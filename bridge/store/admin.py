@@ -9,13 +9,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from bridge import codec
-from bridge.store.group_blobs import GroupObjects
+from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import sqlite_path
 from bridge.store.postgres import tables_and_roles
 from bridge.store.postgres.postgres_database import PostgresDatabase
-from bridge.store.protocol import FOR_GOOD
-from bridge.store.sql.base import new_call
-from bridge.store.sql.database import Database, Row, Script, Step
+from bridge.store.protocol import PERMANENT
+from bridge.store.sql.base import new_request_id
+from bridge.store.sql.database import Database, Row, Statement, Transaction
 from bridge.store.sql.learner_side import DROPPER, NUM_TICKETS
 from bridge.store.sqlite_database import SqliteDatabase
 
@@ -143,7 +143,7 @@ class Runs:
             while self._write(state.run, _step(delete, state.run, at_once=at_once))[0]:
                 pass
         if bucket:
-            objects = GroupObjects(bucket, run=state.run, max_bytes=codec.MAX_BYTES, retry_s=_RETRY_S)
+            objects = GroupBlobs(bucket, run=state.run, max_bytes=codec.MAX_BYTES, retry_s=_RETRY_S)
             with contextlib.closing(objects):
                 objects.delete_all()
         self._write(state.run, *(_step(f"DELETE FROM {t} WHERE run = :run", state.run) for t in _REST), locks=True)
@@ -160,13 +160,13 @@ class Runs:
         if actor not in reasons:
             fenced = f"fenced are: {', '.join(reasons)}" if reasons else "nobody is"
             raise ValueError(f"actor {actor!r} of run {id_} is not fenced; {fenced}")
-        reason = ON_PROBATION + reasons[actor].removeprefix(ON_PROBATION).removeprefix(FOR_GOOD)
+        reason = ON_PROBATION + reasons[actor].removeprefix(ON_PROBATION).removeprefix(PERMANENT)
         change = "UPDATE fences SET reason = :reason WHERE run = :run AND actor = :actor"
         self._write(id_, _step(change, id_, actor=actor, reason=reason), locks=True, changes=("tickets",))
 
     def _take_away(self, run: str, *, force: bool) -> None:
         """Leads it, as far as others see, so that no learner begins to; actors pass over it, and live ones end."""
-        call = new_call()
+        call = new_request_id()
         take = """UPDATE runs SET incarnation = incarnation + 1, holder = :holder, lead_by = :call,
             lead_expires_s = {now} + :lease_s, finished_step = coalesce(finished_step, 0),
             finished_s = coalesce(finished_s, {now})
@@ -175,15 +175,15 @@ class Runs:
         given: dict[str, object] = {"holder": DROPPER, "call": call, "lease_s": _DROP_S, "force": int(force)}
         ask = "SELECT lead_by, holder FROM runs WHERE run = :run"
         steps = (_step(take, run, **given), _step(ask, run))
-        lead_by, holder = self._write(run, *steps, locks=True, changes=("run",))[1][0]
+        lead_by, owner = self._write(run, *steps, locks=True, changes=("run",))[1][0]
         if lead_by != call:
-            raise ValueError(f"run {run} has a learner, at {holder}: stop it, or give --force")
+            raise ValueError(f"run {run} has a learner, at {owner}: stop it, or give --force")
 
     def _read(self, sql: str, /, **params: Any) -> list[Row]:
-        return self._database.read("", Step(sql, params))
+        return self._database.read("", Statement(sql, params))
 
-    def _write(self, run: str, *steps: Step, locks: bool = False, **options: Any) -> list[list[Row]]:
-        return self._database.write(run, Script(steps=steps, locks=locks, **options))
+    def _write(self, run: str, *steps: Statement, locks: bool = False, **options: Any) -> list[list[Row]]:
+        return self._database.write(run, Transaction(steps=steps, locks=locks, **options))
 
 
 _RUNS = "SELECT run, CASE WHEN lead_expires_s > {now} THEN holder END, finished_step FROM runs ORDER BY run"
@@ -212,10 +212,10 @@ def open_runs(url: str, *, retry_s: float = 10.0) -> Generator[Runs]:
             yield Runs(file, place=str(path), names=None)
         return
     with contextlib.closing(PostgresDatabase(url, retry_s=retry_s)) as database:
-        database.insist(tables_and_roles.check_schema)
-        database.insist(tables_and_roles.check_learner)
-        yield Runs(database, place=database.place, names=lambda: database.insist(tables_and_roles.name_runs))
+        database.retry(tables_and_roles.check_schema)
+        database.retry(tables_and_roles.check_learner)
+        yield Runs(database, place=database.place, names=lambda: database.retry(tables_and_roles.name_runs))
 
 
-def _step(sql: str, run: str, /, **params: Any) -> Step:
-    return Step(sql, {"run": run, **params})
+def _step(sql: str, run: str, /, **params: Any) -> Statement:
+    return Statement(sql, {"run": run, **params})

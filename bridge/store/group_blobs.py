@@ -25,7 +25,7 @@ from absl import logging
 from obstore.store import ObjectStore
 
 from bridge.files import first_line
-from bridge.object_store import open_place
+from bridge.object_store import open_source
 from bridge.store.protocol import StoreLostError
 
 T = TypeVar("T")
@@ -47,12 +47,12 @@ _REFUSED = (
 )
 
 
-class BadObjectError(ValueError):
+class BadBlobError(ValueError):
     """What a reference leads to is not what was put: gone, of another size, or of other bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reference:
+class BlobReference:
     """What a row holds in place of a group."""
 
     nonce: str
@@ -64,19 +64,19 @@ class Reference:
         return f"{self.nonce}:{self.num_bytes}:{self.blake3}"
 
     @classmethod
-    def parse(cls, text: str) -> "Reference":
+    def parse(cls, text: str) -> "BlobReference":
         """Reads what a row holds.
 
         Raises:
-          BadObjectError: it is no reference.
+          BadBlobError: it is no reference.
         """
         match = _REFERENCE.fullmatch(text)
         if match is None:
-            raise BadObjectError(f"a reference to an object reads nonce:bytes:blake3, got {text[:200]!r}")
+            raise BadBlobError(f"a reference to an object reads nonce:bytes:blake3, got {text[:200]!r}")
         return cls(match[1], int(match[2]), match[3])
 
 
-class GroupObjects:
+class GroupBlobs:
     """One run's groups in a bucket; safe to use from several threads.
 
     Whatever fails on the way to the bucket is tried again for `retry_s`, then `StoreLostError`; what the bucket refuses
@@ -108,7 +108,7 @@ class GroupObjects:
         """
         if urllib.parse.urlsplit(url).scheme in ("http", "https"):
             raise ValueError(f"store.bucket={url} can't be written to; wanted s3://, gs:// or file:///")
-        self._place: ObjectStore = open_place(url, is_written=True)
+        self._place: ObjectStore = open_source(url, is_written=True)
         self._url, self._max_bytes, self._retry_s = url, max_bytes, retry_s
         self._run, self._prefix = run, f"groups/{urllib.parse.quote(run, safe='')}"
         self._clock, self._sleep = clock, sleep
@@ -162,13 +162,13 @@ class GroupObjects:
             return False
         return True
 
-    def put(self, ticket_id: str, message: bytes) -> Reference:
+    def put(self, ticket_id: str, message: bytes) -> BlobReference:
         """Puts a group's message under a new name."""
         if len(message) > self._max_bytes:
             raise ValueError(
                 f"ticket {ticket_id}: a group has {len(message)} bytes, at most {self._max_bytes} are taken"
             )
-        reference = Reference(secrets.token_hex(16), len(message), blake3.blake3(message).hexdigest())
+        reference = BlobReference(secrets.token_hex(16), len(message), blake3.blake3(message).hexdigest())
         name = self._name(ticket_id, reference.nonce)
         self._try(lambda: obstore.put(self._place, name, message), f"put {name}")
         self._count("put")
@@ -178,34 +178,34 @@ class GroupObjects:
         """What was put; its size is compared before it is fetched, its hash after.
 
         Raises:
-          BadObjectError: it is gone, or something else.
+          BadBlobError: it is gone, or something else.
         """
         try:
-            wanted = Reference.parse(reference)
+            wanted = BlobReference.parse(reference)
             if wanted.num_bytes > self._max_bytes:
-                raise BadObjectError(f"{wanted.num_bytes} bytes are referred to, at most {self._max_bytes} are taken")
+                raise BadBlobError(f"{wanted.num_bytes} bytes are referred to, at most {self._max_bytes} are taken")
             name = self._name(ticket_id, wanted.nonce)
             message = self._try(lambda: self._get(name, wanted.num_bytes), f"get {name}")
             if blake3.blake3(message).hexdigest() != wanted.blake3:
-                raise BadObjectError(f"{name} has other bytes than were put (BLAKE3 differs)")
+                raise BadBlobError(f"{name} has other bytes than were put (BLAKE3 differs)")
         except _GONE:
             self._count("bad")
-            raise BadObjectError(
+            raise BadBlobError(
                 f"ticket {ticket_id}: its object is not in {self._url}; do all machines see the same bucket?"
             ) from None
-        except BadObjectError as e:
+        except BadBlobError as e:
             self._count("bad")
-            raise BadObjectError(f"ticket {ticket_id}: {e}") from None
+            raise BadBlobError(f"ticket {ticket_id}: {e}") from None
         self._count("fetched")
         return message
 
-    def fetch_all(self, rows: Sequence[tuple[str, str]]) -> list[bytes | BadObjectError]:
+    def fetch_all(self, rows: Sequence[tuple[str, str]]) -> list[bytes | BadBlobError]:
         """`fetch` of (ticket id, reference) each, side by side; a bad one's place holds its error."""
 
-        def fetch(row: tuple[str, str]) -> bytes | BadObjectError:
+        def fetch(row: tuple[str, str]) -> bytes | BadBlobError:
             try:
                 return self.fetch(*row)
-            except BadObjectError as e:
+            except BadBlobError as e:
                 return e
 
         return list(self._threads.map(fetch, rows))
@@ -215,8 +215,8 @@ class GroupObjects:
 
         def delete(row: tuple[str, str]) -> None:
             try:
-                obstore.delete(self._place, self._name(row[0], Reference.parse(row[1]).nonce))
-            except (BadObjectError, _GONE):
+                obstore.delete(self._place, self._name(row[0], BlobReference.parse(row[1]).nonce))
+            except (BadBlobError, _GONE):
                 return
             except (obstore_errors.BaseError, OSError) as e:
                 logging.warning("object_left ticket=%s error=%s", row[0], first_line(e))
@@ -266,7 +266,7 @@ class GroupObjects:
     def _get(self, name: str, num_bytes: int) -> bytes:
         result = obstore.get(self._place, name)
         if result.meta["size"] != num_bytes:
-            raise BadObjectError(f"{name} has {result.meta['size']} bytes, {num_bytes} were put")
+            raise BadBlobError(f"{name} has {result.meta['size']} bytes, {num_bytes} were put")
         return bytes(result.bytes())
 
     def _list_before(self, time_: datetime.datetime) -> list[str]:

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable
 
 from bridge import codec
-from bridge.store.group_blobs import GroupObjects
+from bridge.store.group_blobs import GroupBlobs
 from bridge.store.postgres import tables_and_roles
 from bridge.store.postgres.postgres_database import PostgresDatabase
 from bridge.store.postgres.tables_and_roles import FoundRun
@@ -37,8 +37,8 @@ class PostgresStore(SqlStore):
         database = PostgresDatabase(url, retry_s=retry_s)
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
         try:
-            database.insist(tables_and_roles.check_schema)
-            if not database.insist(lambda db: tables_and_roles.find_runs(db, run)):
+            database.retry(tables_and_roles.check_schema)
+            if not database.retry(lambda db: tables_and_roles.find_runs(db, run)):
                 raise ValueError(f"the store has no run {run}, or this role may not serve it")
         except BaseException:
             database.close()
@@ -54,8 +54,8 @@ def make_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float =
     """
     database = PostgresDatabase(url, retry_s=retry_s)
     try:
-        database.insist(tables_and_roles.make_schema)
-        database.insist(lambda db: tables_and_roles.make_run(db, run, name=name, actor_role=actor_role))
+        database.retry(tables_and_roles.make_schema)
+        database.retry(lambda db: tables_and_roles.make_run(db, run, name=name, actor_role=actor_role))
     finally:
         database.close()
 
@@ -69,8 +69,8 @@ def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[tabl
     """
     database = PostgresDatabase(url, retry_s=retry_s)
     try:
-        database.insist(tables_and_roles.check_schema)
-        return database.insist(lambda db: tables_and_roles.find_runs(db, name_or_id))
+        database.retry(tables_and_roles.check_schema)
+        return database.retry(lambda db: tables_and_roles.find_runs(db, name_or_id))
     finally:
         database.close()
 
@@ -135,7 +135,7 @@ def open_store(
       ValueError: there is no such store, or it refuses us; one line says why.
       StoreLostError, StoreBusyError: it could not be reached, or not be locked, in time.
     """
-    objects = GroupObjects(bucket, run=run, max_bytes=max_message_bytes, retry_s=retry_s) if bucket else None
+    objects = GroupBlobs(bucket, run=run, max_bytes=max_message_bytes, retry_s=retry_s) if bucket else None
     store: SqlStore
     if path := sqlite_path(url):
         store = SqliteStore(path, busy_timeout_s=busy_timeout_s, max_message_bytes=max_message_bytes)

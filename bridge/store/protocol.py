@@ -93,22 +93,22 @@ class LearnerStore(SharedStore, Protocol):
     would have written is not.
     """
 
-    def lead(self, holder: str, *, lease_s: float) -> int:
+    def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
         """Becomes the run's one learner; returns its incarnation, one higher than the last; the first is 0.
 
         A run that was finished goes on from here.
 
         Args:
-          holder: where this learner lives (machine and run folder). One at the same place takes over at once, since the
+          owner: where this learner lives (machine and run folder). One at the same place takes over at once, since the
             run folder's lock says that its predecessor is dead; one elsewhere waits for the lease to end.
-          lease_s: how long, in seconds, this learner leads without another `keep_lead`.
+          lease_s: how long, in seconds, this learner leads without another `renew_leadership`.
 
         Raises:
           LearnerLivesError: the lease of a learner elsewhere has not ended.
         """
         ...
 
-    def keep_lead(self, *, lease_s: float) -> None:
+    def renew_leadership(self, *, lease_s: float) -> None:
         """Extends the lead from now on; also one whose lease ran out, as long as nobody else took it.
 
         Raises:
@@ -116,7 +116,7 @@ class LearnerStore(SharedStore, Protocol):
         """
         ...
 
-    def resign(self) -> None:
+    def release_leadership(self) -> None:
         """Ends the lead, so that a learner elsewhere need not wait; none is fine."""
         ...
 
@@ -132,7 +132,7 @@ class LearnerStore(SharedStore, Protocol):
         """
         ...
 
-    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
         """Puts what actors elsewhere need to know of the run, in place of what was there; `blobs` by their hashes."""
         ...
 
@@ -170,7 +170,7 @@ class LearnerStore(SharedStore, Protocol):
         ...
 
     @property
-    def num_set_aside(self) -> int:
+    def num_unreadable(self) -> int:
         """Groups that `read_groups` found to be none, or not what their rows say; their tickets were offered again."""
         ...
 
@@ -210,7 +210,7 @@ class LearnerStore(SharedStore, Protocol):
         """Forgets all evaluation and probe tickets, and their groups: nobody waits for them any more."""
         ...
 
-    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+    def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
         """Goes back to a checkpoint: what was open then and acknowledged since is offered again; returns how many.
 
         Tickets issued after it are forgotten, since the learner issues the same ones anew when it gets there;
@@ -251,7 +251,7 @@ class LearnerStore(SharedStore, Protocol):
         ...
 
     def all_anchors(
-        self, *, after: str = "", limit: int, patience_s: float | None = None
+        self, *, after: str = "", limit: int, timeout_s: float | None = None
     ) -> dict[str, tuple[float, ...]]:
         """What `ActorStore.anchors` gives, of all tasks in the order of their keys, page by page.
 
@@ -260,7 +260,7 @@ class LearnerStore(SharedStore, Protocol):
         Args:
           after: the last key of the page before.
           limit: tasks a page; each has up to `MAX_CASES` numbers.
-          patience_s: how long a store that can't be reached is tried; None: as long as it was told to.
+          timeout_s: how long a store that can't be reached is tried; None: as long as it was told to.
 
         Raises:
           ValueError: a negative limit.
@@ -283,7 +283,7 @@ class LearnerStore(SharedStore, Protocol):
 class ActorStore(SharedStore, Protocol):
     """What an actor asks of a store. Its role in the database may do this much and no more."""
 
-    def engines(self, *, anew: bool = False) -> dict[int, int]:
+    def engine_capacity(self, *, anew: bool = False) -> dict[int, int]:
         """How many engines serve, by the sequences that each runs at once: an answer as long for a thousand as for two.
 
         Those of actors that have weights, don't leave, and were heard in the last `LIVE_S`. The store counts them at
@@ -294,22 +294,23 @@ class ActorStore(SharedStore, Protocol):
         """
         ...
 
-    def take_name(self, beat: Heartbeat, *, place: str) -> None:
+    def register_actor(self, beat: Heartbeat, *, location: str) -> None:
         """Says for the first time that an actor lives, and keeps its name for it as long as its heartbeats come.
 
         From here on heartbeats of that name by another place are refused, and ours once another has taken it.
 
         Args:
           beat: the actor's first.
-          place: where it lives. One at the same place takes over at once, since a lock there says that its predecessor
-            is dead; one elsewhere when nothing was heard of that one for `NAME_LEASE_S`, or it closed its store.
+          location: where it lives. One at the same place takes over at once, since a lock there says that its
+            predecessor is dead; one elsewhere when nothing was heard of that one for `NAME_LEASE_S`, or it closed its
+            store.
 
         Raises:
           NameTakenError: another place's actor has the name.
         """
         ...
 
-    def card(self) -> RunCard | None:
+    def run_card(self) -> RunCard | None:
         """What is to be known of the run; None before its learner has put it."""
         ...
 
@@ -405,7 +406,7 @@ class ActorStore(SharedStore, Protocol):
         """
         ...
 
-    def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
+    def fail_ticket(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
         """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         ...
 
@@ -414,7 +415,7 @@ class GroupStore(LearnerStore, ActorStore, Protocol):
     """What every store does, whatever is behind it."""
 
 
-FOR_GOOD = "for good: "
+PERMANENT = "for good: "
 """What the reason of a fence begins with that no probe will lift any more: its actor ends."""
 
 
@@ -464,9 +465,9 @@ NAME_LEASE_S = 10.0
 class NameTakenError(ValueError):
     """Another actor, elsewhere, has this name."""
 
-    def __init__(self, name: str, place: str, *, beat_s: float) -> None:
+    def __init__(self, name: str, location: str, *, beat_s: float) -> None:
         """`beat_s` is the time of its last heartbeat, by the store's clock."""
-        super().__init__(f"a live actor of this run has the name {name}, at {place}; give another --name")
+        super().__init__(f"a live actor of this run has the name {name}, at {location}; give another --name")
         self.beat_s = beat_s
 
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from bridge import codec
 from bridge.store.protocol import LIVE_S, TOPICS, Mark, SupersededLearnerError, Topic
-from bridge.store.sql.database import Database, Row, Script, Step, StoreClosedError, list_names, translate
+from bridge.store.sql.database import Database, Row, Statement, StoreClosedError, Transaction, list_names, translate
 from bridge.store.sql.sql_store import higher
 from bridge.store.sqlite_clock import SqliteClock
 
@@ -73,7 +73,7 @@ CREATE = (
         payload BLOB NOT NULL)""",
     "CREATE TABLE cards (run TEXT PRIMARY KEY, payload BLOB NOT NULL)",
     "CREATE TABLE blobs (run TEXT NOT NULL, blake3 TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (run, blake3))",
-    # Engines that serve, counted (`ActorStore.engines`): a heartbeat's places are those of an actor that does.
+    # Engines that serve, counted (`ActorStore.engine_capacity`): a heartbeat's places are those of an actor that does.
     """CREATE TABLE serving (
         run TEXT PRIMARY KEY, counted_s REAL NOT NULL DEFAULT 0, sizes TEXT NOT NULL DEFAULT '')""",
     f"INSERT INTO serving (run) VALUES ('{RUN}')",
@@ -152,7 +152,7 @@ class SqliteDatabase(Database):
             raise
 
     @override
-    def write(self, run: str, script: Script) -> list[list[Row]]:
+    def write(self, run: str, script: Transaction) -> list[list[Row]]:
         with self.transaction() as db:
             now_s = self._clock.tick(db)
             if script.incarnation is not None:
@@ -167,8 +167,8 @@ class SqliteDatabase(Database):
             return rows
 
     @override
-    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
-        del patience_s  # a reader waits for nobody
+    def read(self, run: str, step: Statement, *, timeout_s: float | None = None) -> list[Row]:
+        del timeout_s  # a reader waits for nobody
         with self.connection() as db:
             return _execute(db, step, self._clock.look(db))
 
@@ -328,7 +328,7 @@ def _in_sqlite(sql: str) -> tuple[str, tuple[str, ...]]:
     return translate(sql, now=":now_s", list_form=form, parameter_form=r":\1"), tuple(list_names(sql))
 
 
-def _execute(db: sqlite3.Connection, step: Step, now_s: float) -> list[Row]:
+def _execute(db: sqlite3.Connection, step: Statement, now_s: float) -> list[Row]:
     sql, lists = _in_sqlite(step.sql)
     return db.execute(sql, {**step.params, "now_s": now_s, **{n: json.dumps(step.params[n]) for n in lists}}).fetchall()
 

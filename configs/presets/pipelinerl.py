@@ -75,7 +75,7 @@ def pipelinerl_ess(size: str = "paper") -> Config:
     by_size = sections(size, "pipelinerl_ess", PIPELINERL_ESS_PAPER)
     if size != "tiny":
         # Section 5 rewards a correct response whether or not it ended by itself.
-        by_size["prompts"] = dataclasses.replace(by_size["prompts"], truncated="keep")
+        by_size["prompts"] = dataclasses.replace(by_size["prompts"], truncated_responses="keep")
     return dataclasses.replace(
         base,
         preset="pipelinerl_ess",

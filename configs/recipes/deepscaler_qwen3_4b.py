@@ -53,7 +53,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         # 30 problems say something when each is sampled often: 16 times, as AIME is reported. That is a response to 43
         # that are trained on, and training keeps three quarters of the engines meanwhile.
         evaluation=EvaluationConfig(
-            num_problems=30, every_n_steps=20, k=16, temperature=0.6, top_p=0.95, max_share=0.25
+            num_problems=30, every_n_steps=20, k=16, temperature=0.6, top_p=0.95, max_engine_fraction=0.25
         ),
         actor=ActorConfig(max_num_seqs=256, prefix_caching=True, verifier_workers=16),
     )

@@ -67,7 +67,7 @@ class ActorConfig:
     """An engine that is not up by then has hung; its actor ends."""
     max_attempts: Count = 3
     """How often a prompt is tried whose responses can't be judged; then another takes its place."""
-    leave_s: SecondsOrZero = 20.0
+    shutdown_grace_s: SecondsOrZero = 20.0
     """How long an actor that is told to end (SIGTERM) goes on with the groups it has; the rest it gives back. One that
     launch.local started ends at once, as the run has ended."""
     max_unstored_groups: Count = 64
@@ -153,7 +153,7 @@ class EnvironmentsConfig:
     episode has sampling.max_response_tokens, sampled and observed, and no more than the model's context."""
     truncated_reward: Reward = 0.0
     """Added to what the last turn earned, where a budget of turns or tokens ended the episode: below what losing earns,
-    so that stalling is no way out of it. prompts.truncated is about verifiers alone."""
+    so that stalling is no way out of it. prompts.truncated_responses is about verifiers alone."""
     reset_timeout_s: Seconds = 60.0
     """Seconds until a new episode's first observation; importing the environment's library comes before."""
     step_timeout_s: Seconds = 60.0

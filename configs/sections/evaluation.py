@@ -99,7 +99,7 @@ class EvaluationConfig:
     """What is done where weights are due to be published and an evaluation is not back: it goes on and ends on newer
     weights, and says which (eval/version, eval/last_version); or the publish waits, and an evaluation is of one
     version."""
-    max_share: Fraction = 1.0
+    max_engine_fraction: Fraction = 1.0
     """Part of the places of all live engines that evaluations may take beside training; 1: all are asked for at once,
     before training. When training is over they have all."""
 

@@ -46,7 +46,7 @@ ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo")
 _STANDARDIZED = ("grpo", "turn_grpo")
 """Those that divide by a standard deviation."""
 
-OWN_LOSS = custom_functions.Signature(
+CUSTOM_LOSS = custom_functions.Signature(
     takes=("logprobs", "inputs"),
     constants=("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"),
     returns="(loss, clipped)",
@@ -136,7 +136,7 @@ class LossConfig:
 
     def _check_constants(self) -> None:
         # Which of them a user's own loss reads is known once it is imported; here it is not.
-        constants = self._given if custom_functions.is_own(self.name) else self.constants
+        constants = self._given if custom_functions.is_custom(self.name) else self.constants
         if constants.get("dual_clip", 2.0) <= 1:
             raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
         least, most = constants.get("min_weight", 0.0), constants.get("max_weight", math.inf)
@@ -175,7 +175,7 @@ class LossConfig:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
         # What a user's own loss reads is known once it is imported (`optional_inputs`).
-        may_be_proximal = self.name in PROXIMAL_LOSSES or custom_functions.is_own(self.name)
+        may_be_proximal = self.name in PROXIMAL_LOSSES or custom_functions.is_custom(self.name)
         for name, is_read, reader in (
             ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
             ("advantage_eps", self.advantage in _STANDARDIZED, standardized),
@@ -215,10 +215,10 @@ class LossConfig:
         Raises:
           ValueError: a user's own loss can't be loaded or names another input, or loss.proximal is set and not read.
         """
-        if not custom_functions.is_own(self.name):
+        if not custom_functions.is_custom(self.name):
             read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}
             return frozenset(name for name, is_read in read.items() if is_read)
-        named: object = getattr(custom_functions.load("loss.name", self.name, OWN_LOSS), "needs", ())
+        named: object = getattr(custom_functions.load("loss.name", self.name, CUSTOM_LOSS), "needs", ())
         names = cast("Sequence[object]", named) if isinstance(named, tuple | list) else (named,)
         read = frozenset(name for name in OPTIONAL_INPUTS if name in names)
         if len(read) != len(names):
@@ -240,14 +240,16 @@ class LossConfig:
 
     @property
     def _given(self) -> dict[str, float]:
-        values = {name: getattr(self, name) for name in OWN_LOSS.constants}
+        values = {name: getattr(self, name) for name in CUSTOM_LOSS.constants}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def _read(self) -> dict[str, Any]:
         """By constant: its default."""
-        if custom_functions.is_own(self.name):
-            return custom_functions.constant_defaults(custom_functions.load("loss.name", self.name, OWN_LOSS), OWN_LOSS)
+        if custom_functions.is_custom(self.name):
+            return custom_functions.constant_defaults(
+                custom_functions.load("loss.name", self.name, CUSTOM_LOSS), CUSTOM_LOSS
+            )
         return LOSS_CONSTANTS[self.name]
 
     @property

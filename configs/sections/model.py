@@ -15,9 +15,9 @@ class LearnerConfig:
 
     num_processes: Count = 1
     """Learner processes that launch.local starts on this machine; each has all that `mesh.devices` gives it."""
-    join_s: WholeSeconds = 300
+    init_timeout_s: WholeSeconds = 300
     """How long the learner's processes wait for each other at the start."""
-    silence_s: WholeSeconds = 60
+    peer_timeout_s: WholeSeconds = 60
     """Time without a sign of life after which a process of several is taken to be dead, in seconds: all end, and start
     again. Above the longest pause of a network or a host that is no failure."""
     gpu_memory_fraction: Fraction = 0.75

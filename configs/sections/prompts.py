@@ -213,7 +213,7 @@ class PromptsConfig(SourceFields):
     answer is a number, the conclusion, and without any the last number in digits; what is left to be worked out is
     wrong (elsewhere 23 + 48 is 71, and where that is what was asked a policy learns to say it again). Other rows are
     judged as by conclusion."""
-    truncated: Truncated = "zero"
+    truncated_responses: Truncated = "zero"
     """What a response earns that the token limit cut off. zero: 0, and no verifier is asked; only completed responses
     are judged (PipelineRL section 5). keep: what the verifier says, as any other. mask: the same, but its tokens don't
     train (DAPO section 3.4, overlong filtering): its reward counts in the group's mean and standard deviation, but it
@@ -359,6 +359,6 @@ class PromptsConfig(SourceFields):
         return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
 
     @property
-    def own_verifiers(self) -> tuple[str, ...]:
+    def custom_verifiers(self) -> tuple[str, ...]:
         """Those of the user's own; a row can't name others."""
-        return tuple(name for name in self.parts if custom_functions.is_own(name))
+        return tuple(name for name in self.parts if custom_functions.is_custom(name))

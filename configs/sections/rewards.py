@@ -87,8 +87,9 @@ class JudgeConfig:
     timeout_s: Seconds = 60.0
     """Of one request."""
     retries: CountOrZero = 5
-    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout; one never made has `away_s`."""
-    away_s: SecondsOrZero = 600.0
+    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout; one never made has
+    `outage_timeout_s`."""
+    outage_timeout_s: SecondsOrZero = 600.0
     """How long an endpoint that takes no connection is waited for; with colocate no less than `start_timeout_s`."""
     answer_retries: CountOrZero = 2
     """After an answer that can't be read."""
@@ -99,7 +100,7 @@ class JudgeConfig:
     max_retry_after_s: Seconds = 120.0
     colocate: bool = False
     """Starts the judge as a second vLLM engine beside each actor's own (RollPacker section 4.3)."""
-    memory_share: Fraction = 0.2
+    gpu_memory_utilization: Fraction = 0.2
     """With colocate, on a GPU: the judge's share of its memory, beside actor.gpu_memory_utilization."""
     kv_cache_gib: Count = 1
     """With colocate, on a CPU."""
@@ -127,8 +128,10 @@ class JudgeConfig:
                 f"judge.max_tokens={self.max_tokens} of the answer leave nothing of judge.max_model_tokens="
                 f"{self.max_model_tokens} for what is asked"
             )
-        if self.memory_share == 1:
-            raise ValueError("judge.memory_share must be below 1, got 1: the actor's engine needs a share too")
+        if self.gpu_memory_utilization == 1:
+            raise ValueError(
+                "judge.gpu_memory_utilization must be below 1, got 1: the actor's engine needs a share too"
+            )
 
     @property
     def is_on(self) -> bool:
@@ -141,9 +144,9 @@ class JudgeConfig:
         Raises:
           ValueError: names both fields.
         """
-        if self.colocate and self.memory_share + gpu_memory_utilization > 1:
+        if self.colocate and self.gpu_memory_utilization + gpu_memory_utilization > 1:
             raise ValueError(
-                f"judge.memory_share={self.memory_share:g} and actor.gpu_memory_utilization="
+                f"judge.gpu_memory_utilization={self.gpu_memory_utilization:g} and actor.gpu_memory_utilization="
                 f"{gpu_memory_utilization:g} are more than a GPU's memory; with judge.colocate they add up to 1 at most"
             )
 
@@ -232,7 +235,7 @@ class RewardsConfig:
     cpu_cores: str = ""
     """Cores of the processes that judge ("0" or "0-3"), apart from the engine's (actor.cpu_cores). Empty: the actor's
     own."""
-    check_answers: CountOrZero = 256
+    check_gold_answers: CountOrZero = 256
     """So many of a file's rows, spread over it, have their own answers judged before a run starts; if one does not pass
     all of them are, and rows whose own answer does not pass are set aside. 0: none."""
     format_pattern: str = ""

@@ -117,9 +117,9 @@ class StoreConfig:
     """Size of a group from which on it goes to the bucket, where there is one."""
     actor_role: str = "sluice_actor"
     """PostgreSQL role that may serve this run: a login of the actors, or a group of such."""
-    lead_s: Seconds = 30.0
+    leader_lease_s: Seconds = 30.0
     """A learner elsewhere may take the run over after this one has been silent for so long."""
-    retry_s: Seconds = 600.0
+    outage_timeout_s: Seconds = 600.0
     """How long a store that can't be reached is tried again before a process gives up and ends."""
 
     def __post_init__(self) -> None:
@@ -142,22 +142,22 @@ class SupervisionConfig:
     healthy process look hung. They may differ when a run is continued.
     """
 
-    heartbeat_s: Seconds = 30.0
+    heartbeat_timeout_s: Seconds = 30.0
     """No heartbeat of a learner or an actor for so long, or a process of an engine that was stopped for so long."""
-    first_heartbeat_s: Seconds = 120.0
+    first_heartbeat_timeout_s: Seconds = 120.0
     """The same for a process that was started just now and has not beaten yet."""
-    start_s: Seconds = 1800.0
+    start_timeout_s: Seconds = 1800.0
     """A learner that beats, and gets no part of its start done for so long: reading weights, restoring a checkpoint,
     and whatever it compiles up to its first update. An actor's bound is actor.start_timeout_s."""
-    work_s: Seconds = 600.0
+    progress_timeout_s: Seconds = 600.0
     """A learner that beats, and neither gets a part of its work done (a micro-batch, an update, a publish, a
     checkpoint) nor waits for others, for so long."""
-    engine_s: Seconds = 120.0
+    engine_timeout_s: Seconds = 120.0
     """An engine that has requests and samples no token for so long, weight updates aside; an actor that beats, and
     whose loop does not turn for so long."""
-    swap_s: Seconds = 120.0
+    swap_timeout_s: Seconds = 120.0
     """A weight update that takes an engine longer."""
-    stop_s: Seconds = 120.0
+    shutdown_grace_s: Seconds = 120.0
     """How long a learner that is told to stop may take to end before it is killed: its micro-batch or update under way,
     and the save of checkpoint.on_stop. On a cluster launch.tools.deploy sets it to --grace_s."""
 
@@ -167,4 +167,4 @@ class SupervisionConfig:
     @property
     def lock_wait_s(self) -> float:
         """How long a process waits for a lock: another one that was stopped with it is found and killed meanwhile."""
-        return 4 * self.heartbeat_s
+        return 4 * self.heartbeat_timeout_s

@@ -106,9 +106,9 @@ class PublishConfig:
     """Connections that each learner host serves weights over at once. A reader has 4 connections, spread over up to
     four learner hosts; with more hosts it has one to each, to at most 16. On Kubernetes each actor is a reader,
     elsewhere each actor host."""
-    reader_wait_s: Seconds = 10.0
+    reader_grace_s: Seconds = 10.0
     """How long a version that was superseded is served on to who has begun to read it."""
-    slow_reader_s: SecondsOrZero = 600.0
+    slow_reader_grace_s: SecondsOrZero = 600.0
     """How long one version is served on besides, to readers slower than versions come: without it they get none while
     newer ones come. Give more than a version takes over the slowest link. The learner does not wait for it, but takes a
     third slot as soon as one is needed: once more the model's served bytes of shared memory. 0: never."""
@@ -132,7 +132,7 @@ class PublishConfig:
     @property
     def has_spare_slot(self) -> bool:
         """Whether the learner may take a third slot, so that one version can be kept for slow readers."""
-        return self.serve != "none" and self.slow_reader_s > 0
+        return self.serve != "none" and self.slow_reader_grace_s > 0
 
     def __post_init__(self) -> None:
         expand_home(self)
@@ -206,7 +206,7 @@ class RoundsConfig:
         return math.ceil(self.overprovision_prompts * self.groups_per_round - 1e-9)
 
     @property
-    def groups_per_heat(self) -> int:
+    def groups_per_race(self) -> int:
         """Prompts of which an update of a window keeps U: eta_P U, rounded up."""
         return math.ceil(self.overprovision_prompts * self.groups_per_update - 1e-9)
 

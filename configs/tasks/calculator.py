@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
-from configs.tasks.rows import Args, EpisodeRow, Said, draw, read_args
+from configs.tasks.rows import Args, EpisodeRow, Turn, draw, read_args
 
 MAX_CHARS = 200
 MAX_BITS = 512
@@ -146,14 +146,14 @@ def call(parser: str, tool: str, expression: str) -> str:
     return "<|python_tag|>" + json.dumps({"name": tool, "parameters": arguments})
 
 
-def example(row: EpisodeRow, random_: random.Random) -> list[Said]:
+def example(row: EpisodeRow, random_: random.Random) -> list[Turn]:
     """An episode as it may go: the tool is asked, its result repeated; for warming up a small model."""
     del random_
     data = row.metadata
     return [
-        Said(call(data["parser"], data["tool"], data["expression"]), by_policy=True),
-        Said(result(row.answer, data["style"]), by_policy=False),
-        Said(row.answer, by_policy=True),
+        Turn(call(data["parser"], data["tool"], data["expression"]), by_policy=True),
+        Turn(result(row.answer, data["style"]), by_policy=False),
+        Turn(row.answer, by_policy=True),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.tasks import arithmetic, calculator, guess, textarena, word_problems
-from configs.tasks.rows import Args, EpisodeRow, Said
+from configs.tasks.rows import Args, EpisodeRow, Turn
 
 ROWS: dict[str, Callable[[int, Args], Callable[[int], EpisodeRow]]] = {
     guess.NAME: guess.rows,
@@ -17,7 +17,7 @@ ROWS: dict[str, Callable[[int, Args], Callable[[int], EpisodeRow]]] = {
 """Called with a seed and arguments they give a function from an index to its row."""
 
 
-EXAMPLES: dict[str, Callable[[EpisodeRow, random.Random], list[Said]]] = {
+EXAMPLES: dict[str, Callable[[EpisodeRow, random.Random], list[Turn]]] = {
     guess.NAME: guess.example,
     calculator.NAME: calculator.example,
 }

@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from configs.tasks.rows import Args, EpisodeRow, Said, Style, draw, read_args
+from configs.tasks.rows import Args, EpisodeRow, Style, Turn, draw, read_args
 
 NAME = "guess"
 
@@ -77,15 +77,15 @@ def hint(secret: int, guess: int | None, style: Style) -> str:
     return {"higher": ">:", "lower": "<:"}[word] if style == "short" else f"It is {word}. Guess again."
 
 
-def example(row: EpisodeRow, random_: random.Random) -> list[Said]:
+def example(row: EpisodeRow, random_: random.Random) -> list[Turn]:
     """A game as it may go: guesses at random among those that are possible still, for warming up a small model."""
     secret, low, high = int(row.answer), row.metadata["low"], row.metadata["high"]
-    said: list[Said] = []
+    said: list[Turn] = []
     for left in reversed(range(row.metadata["max_guesses"])):
         guess = random_.randint(low, high)
-        said.append(Said(str(guess), by_policy=True))
+        said.append(Turn(str(guess), by_policy=True))
         if guess == secret or not left:
             break
-        said.append(Said(hint(secret, guess, row.metadata["style"]), by_policy=False))
+        said.append(Turn(hint(secret, guess, row.metadata["style"]), by_policy=False))
         low, high = (guess + 1, high) if secret > guess else (low, guess - 1)
     return said

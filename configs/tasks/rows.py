@@ -28,7 +28,7 @@ class EpisodeRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Said:
+class Turn:
     """A piece of an example of how an episode may go."""
 
     text: str

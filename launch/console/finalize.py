@@ -9,8 +9,8 @@ from rich.console import Console
 from configs.run_folder import RunFolder
 from launch import cli
 from launch.console.summary import finish
-from launch.startup.prepare_run import Prepared
-from launch.supervision.supervisor import Ending
+from launch.startup.prepare_run import PreparedRun
+from launch.supervision.supervisor import RunOutcome
 from launch.terminal import make_console
 from launch.tools import samples_view
 from launch.tools.report.timeline_events import num_bytes
@@ -22,7 +22,7 @@ _LONG_BYTES = 30_000_000
 """Of an event log: joining it takes more than a few seconds."""
 
 
-def conclude(prepared: Prepared, ending: Ending) -> None:
+def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
     """Writes and prints the summary; then, of a run that was not interrupted, the report and samples.
 
     What a full disk or a damaged line makes impossible is said, and changes nothing of how the run ended.
@@ -32,8 +32,8 @@ def conclude(prepared: Prepared, ending: Ending) -> None:
             print(f"joining {size / 1e6:.0f} MB of events into the trace and the report", flush=True)
         finish(prepared, ending)
     except (OSError, ValueError) as e:
-        print(f"error: the run's summary was not written: {cli.one_line(e)}", file=sys.stderr)
-    if ending in (Ending.DONE, Ending.FAILED):
+        print(f"error: the run's summary was not written: {cli.first_line(e)}", file=sys.stderr)
+    if ending in (RunOutcome.DONE, RunOutcome.FAILED):
         show(prepared.folder, make_console(highlight=False))
 
 

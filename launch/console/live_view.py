@@ -24,7 +24,7 @@ from configs.schema import Config
 from launch.terminal import make_console
 
 
-class SetUp:
+class StartupStatus:
     """Shows one thing after the other, from when it is opened until it is closed.
 
     Of the log only warnings come between: what else it would say is in the steps, or in the notes after them.
@@ -197,7 +197,7 @@ class RunView:
         shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
         table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
         for name, row in sorted(self.sets.items()):
-            table.add_row(name[:12], Text(f"{told_estimates(row)}  @{row['step']}", style="cyan"))
+            table.add_row(name[:12], Text(f"{format_estimates(row)}  @{row['step']}", style="cyan"))
         last = self.steps[-1] if self.steps else {}
         table.add_row("cut off", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
         return table
@@ -211,7 +211,7 @@ class RunView:
         return str(datetime.timedelta(seconds=int(seconds)))
 
 
-def told_estimates(row: Mapping[str, Any]) -> str:
+def format_estimates(row: Mapping[str, Any]) -> str:
     """An evaluation set's row in a few words: each estimate with its standard error."""
     prefix = f"eval/{row['set']}/"
     told = []

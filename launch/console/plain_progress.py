@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch.console.live_view import OF_SET, RunView, told, told_estimates
+from launch.console.live_view import OF_SET, RunView, format_estimates, told
 
 STEP_LINE_S = 5.0
 """Between two lines of steps, and of many processes' states."""
@@ -17,7 +17,7 @@ _ID = re.compile(r"pid \d+, ")
 """Said of a process once."""
 
 
-class Announcer:
+class PlainProgress:
     """Lines about a run, for a log or a pipe; no two are the same but for the time."""
 
     def __init__(self, view: RunView, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,13 +30,13 @@ class Announcer:
         self._ids: set[str] = set()
         self._is_first = True
 
-    def look(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Called again and again, with what is new in the metrics."""
         for row in rows:
             if row["kind"] == "eval":
                 self._say(f"held-out reward {row['eval/reward']:.3f} at step {row['step']}")
             if row["kind"].startswith(OF_SET):
-                self._say(f"evaluation {row['set']} {told_estimates(row)} at step {row['step']}")
+                self._say(f"evaluation {row['set']} {format_estimates(row)} at step {row['step']}")
         now_s = self._clock()
         if self._view.steps:
             step = self._view.steps[-1]["step"]

@@ -13,15 +13,15 @@ from bridge import timeline
 from configs.run_folder import RunFolder
 from configs.sections.evaluation import HELD_OUT
 from launch.console.live_view import MetricsTail
-from launch.startup.prepare_run import Prepared
-from launch.supervision.supervisor import Ending
+from launch.startup.prepare_run import PreparedRun
+from launch.supervision.supervisor import RunOutcome
 from launch.terminal import make_console
-from learner.metrics.trackers import KINDS, Marks
+from learner.metrics.trackers import KINDS, SentSteps
 
 _RESTART = re.compile(r"-r\d+$")
 
 
-def finish(prepared: Prepared, ending: Ending) -> dict[str, Any]:
+def finish(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
     """Merges the event log, writes summary.json and prints the summary."""
     run = RunFolder(prepared.folder)
     timeline.merge(run.events, run.trace)
@@ -31,7 +31,7 @@ def finish(prepared: Prepared, ending: Ending) -> dict[str, Any]:
     return summary
 
 
-def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
+def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
     """The run in a few numbers; null where nothing was measured."""
     _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()  # whole lines: a killed learner tears one
     steps = [r for r in rows if r["kind"] == "step"]
@@ -99,7 +99,7 @@ def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
+def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     console = make_console()
     table = Table(title=f"{prepared.config.run.name}: {summary['outcome']}", show_header=False)
     table.add_column(no_wrap=True)
@@ -146,7 +146,7 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
         console.print(f"to continue  start the same command again: it begins after step {kept}{again}", soft_wrap=True)
     for name in filter(KINDS.__contains__, prepared.config.run.tracker_names):
         with contextlib.suppress(ValueError):
-            marks = Marks.read(run.tracker(name).with_suffix(".json"))
+            marks = SentSteps.read(run.tracker(name).with_suffix(".json"))
             again = f"; python -m launch.services.track --run_dir={run.path} --tracker={name} sends the rest"
             left = f"   ({marks.num_left} rows are not there: {marks.problem}{again})" if marks.problem else ""
             console.print(f"{name:<12} {marks.where}{left}", soft_wrap=True, markup=False, highlight=False)

@@ -19,8 +19,8 @@ from absl import flags
 from bridge.files import first_line
 from configs.extras import install_command
 from launch import cli
-from launch.console.finalize import conclude
-from launch.console.live_view import SetUp
+from launch.console.finalize import finalize_run
+from launch.console.live_view import StartupStatus
 from launch.local import CODES
 from launch.startup import prepare_run
 from launch.startup.join_run import check_no_password
@@ -78,7 +78,9 @@ _ACTORS_ON = flags.DEFINE_string("actors_on", "cpu", "What engines compute on: g
 _ACTOR_STORE = flags.DEFINE_string(
     "actor_store", None, "The store's URL as actors' role reaches it; default: store.url. No password in it."
 )
-_PLACE_S = flags.DEFINE_float("place_s", 600.0, "How long the cluster may take to find places for the learner.")
+_PLACEMENT_TIMEOUT_S = flags.DEFINE_float(
+    "placement_timeout_s", 600.0, "How long the cluster may take to find places for the learner."
+)
 _LOGS = flags.DEFINE_bool("logs", True, "Show the processes' logs; they are in the run's folder anyway.")
 _OPEN = flags.DEFINE_bool(
     "allow_open_cluster", False, "Use a cluster that lets in whoever reaches it: without RAY_AUTH_MODE=token."
@@ -90,25 +92,25 @@ def main() -> int:
     with cli.usage_errors():
         if importlib.util.find_spec("ray") is None:
             raise ValueError(f"Ray is not installed: {install_command('ray')}")
-    from launch.ray.ray_backend import RayCrew
+    from launch.ray.ray_backend import RayBackend
     from launch.ray.resources import check_spread, parse
 
     console = make_console()
     with cli.usage_errors():
         learner_on = parse(_LEARNER_ON.value, flag="learner_on")
         actors_on = parse(_ACTORS_ON.value, flag="actors_on")
-        with contextlib.closing(SetUp(console)) as at:
-            prepared = prepare_run.prepare(("learner",), at)
+        with contextlib.closing(StartupStatus(console)) as at:
+            prepared = prepare_run.prepare_run(("learner",), at)
         check_spread(prepared.config)
         if _ACTOR_STORE.value:
             check_no_password(_ACTOR_STORE.value)
-        crew = RayCrew(
+        crew = RayBackend(
             prepared.config,
             prepared.folder.resolve(),
             learner_on=learner_on,
             actors_on=actors_on,
             actor_store=_ACTOR_STORE.value or prepared.config.store.url,
-            place_s=_PLACE_S.value,
+            placement_timeout_s=_PLACEMENT_TIMEOUT_S.value,
             console=console if _LOGS.value else None,
         )
         parts = connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ)
@@ -116,7 +118,7 @@ def main() -> int:
         with cli.usage_errors():
             supervisor = Supervisor(prepared, console, crew=crew)
         ending = supervisor.run()
-    conclude(prepared, ending)
+    finalize_run(prepared, ending)
     if supervisor.last_error and CODES[ending] in (1, cli.USAGE_ERROR):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
     return CODES[ending]

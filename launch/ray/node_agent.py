@@ -14,10 +14,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from launch.supervision.child import Child
-from launch.supervision.hang_detector import Bounds
-from launch.supervision.process_tree import end_marked
+from launch.supervision.hang_detector import HangTimeouts
+from launch.supervision.process_tree import kill_leftovers
 
 HERE = "{here}"
 """In an argument: a folder of the node that stays while the station does."""
@@ -26,7 +26,7 @@ MAX_LOG_BYTES = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Look:
+class ProcessStatus:
     """What a station says of its process."""
 
     returncode: int | None
@@ -37,7 +37,7 @@ class Look:
     """What was written since the last look."""
 
 
-class Station:
+class NodeAgent:
     """Keeps one process of the run. Ray makes one a process, on the node that has what it asks for."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Station:
         role: str,
         *,
         mark: str,
-        bounds: Bounds,
+        bounds: HangTimeouts,
         stop_s: float,
         files: Mapping[str, str],
         environment: Mapping[str, str],
@@ -68,7 +68,7 @@ class Station:
         self._log = self._folder / "log"
         self._offset = 0
         self._child: Child | None = None
-        end_marked(lambda found: found == mark)
+        kill_leftovers(lambda found: found == mark)
         self._ending = signal.signal(signal.SIGTERM, self._end)
 
     def where(self) -> tuple[str, str, str]:
@@ -102,19 +102,19 @@ class Station:
         self._child.num_restarts = num_restarts
         self._child.start()
 
-    def look(self) -> Look:
+    def look(self) -> ProcessStatus:
         """How the process is, and what it wrote; kills it if it hangs."""
         child = self._child
         if child is None:
-            return Look(None, 0, Doing.STARTING, "", b"")
+            return ProcessStatus(None, 0, Activity.STARTING, "", b"")
         child.end_if_hung()
         returncode = child.returncode  # before the log: what a dead one wrote is there
-        return Look(returncode, child.pid, int(child.doing), child.hung, self._new_log())
+        return ProcessStatus(returncode, child.pid, int(child.doing), child.hung, self._new_log())
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """SIGTERM, if it runs."""
         if self._child is not None:
-            self._child.ask_to_stop()
+            self._child.request_stop()
 
     def kill(self) -> None:
         """Kills it and all it started."""
@@ -141,7 +141,7 @@ class Station:
         del frame
         child = self._child
         if child is not None:
-            child.ask_to_stop()
+            child.request_stop()
             end_s = time.monotonic() + self._stop_s
             child.kill_after(lambda: time.monotonic() >= end_s)
         signal.signal(signal.SIGTERM, self._ending if self._ending is not None else signal.SIG_DFL)

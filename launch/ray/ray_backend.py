@@ -17,26 +17,28 @@ from bridge.credentials import CA, CERTIFICATE, KEY, TOKEN_FILE
 from configs import custom_functions
 from configs.run_folder import RunFolder
 from configs.schema import Config
-from launch.ray.node_agent import HERE, Station
-from launch.ray.remote_process import RemoteChild, answered
-from launch.ray.resources import Asked, Kind, of_actor, of_learner
+from launch.ray.node_agent import HERE, NodeAgent
+from launch.ray.remote_process import RemoteProcess, answered
+from launch.ray.resources import DeviceKind, ResourceRequest, of_actor, of_learner
 from launch.startup.join_run import allowing
-from launch.supervision.backend import actor_bounds, learner_bounds, run_mark, with_cpu_devices
-from launch.supervision.hang_detector import Bounds
-from launch.supervision.process_group import Group, LostError, Process
+from launch.supervision.backend import actor_bounds, learner_bounds, run_tag, with_cpu_devices
+from launch.supervision.hang_detector import HangTimeouts
+from launch.supervision.process_group import NodeLostError, Process, ProcessGroup
 
 
-class LearnerBerths:
+class LearnerPlacementGroup:
     """A placement group with a bundle for each of the learner's processes, on nodes of their own if there are enough.
 
     Of a TPU the group is a whole slice. Ray looks for other nodes for the bundles of one that died.
     """
 
-    def __init__(self, kind: Kind, asked: Asked, count: int, *, name: str, place_s: float) -> None:
+    def __init__(
+        self, kind: DeviceKind, asked: ResourceRequest, count: int, *, name: str, placement_timeout_s: float
+    ) -> None:
         """Asks for all of it; of a TPU it waits until a slice is found, `group` is for waiting for its nodes.
 
         Raises:
-          TimeoutError: no slice was free within `place_s`.
+          TimeoutError: no slice was free within `placement_timeout_s`.
           OSError: Ray has no such slice.
         """
         self._slice: Any = None
@@ -45,7 +47,7 @@ class LearnerBerths:
 
             try:
                 self._slice = slice_placement_group(
-                    kind.topology, kind.accelerator, name=name, head_reservation_timeout_s=place_s
+                    kind.topology, kind.accelerator, name=name, head_reservation_timeout_s=placement_timeout_s
                 )
             except (ValueError, RuntimeError) as e:
                 raise OSError(f"Ray has no {kind.accelerator} slice of {kind.topology}: {e}") from e
@@ -61,7 +63,7 @@ class LearnerBerths:
             remove_placement_group(self.group)
 
 
-def check_hosts(kind: Kind, count: int) -> None:
+def check_hosts(kind: DeviceKind, count: int) -> None:
     """Refuses another number of processes than a TPU slice has hosts, or a slice that there is none of.
 
     Raises:
@@ -77,16 +79,16 @@ def check_hosts(kind: Kind, count: int) -> None:
         )
 
 
-class Place:
-    """Of one process; see `launch.ray.remote_process.Berth`."""
+class PlacementBundle:
+    """Of one process; see `launch.ray.remote_process.ProcessLocation`."""
 
     def __init__(
         self,
         role: str,
-        asked: Asked,
+        asked: ResourceRequest,
         *,
         mark: str,
-        bounds: Bounds,
+        bounds: HangTimeouts,
         stop_s: float,
         files: Mapping[str, str],
         environment: Mapping[str, str],
@@ -99,11 +101,11 @@ class Place:
         Args:
           role: the process's.
           asked: what it asks for.
-          mark: see `Station`.
-          bounds: see `Station`.
-          stop_s: see `Station`.
-          files: see `Station`.
-          environment: see `Station`.
+          mark: see `NodeAgent`.
+          bounds: see `NodeAgent`.
+          stop_s: see `NodeAgent`.
+          files: see `NodeAgent`.
+          environment: see `NodeAgent`.
           runtime: Ray's runtime environment of the station.
           group: the placement group it belongs to.
           index: its bundle there.
@@ -113,7 +115,7 @@ class Place:
         self._made_of: dict[str, Any] = {"role": role, "mark": mark, "bounds": bounds, "stop_s": stop_s, **told}
 
     def take(self) -> Any:
-        """See `Berth`."""
+        """See `ProcessLocation`."""
         resources = {n: v for n, v in self._asked.bundle().items() if n not in ("CPU", "GPU")}
         where = (
             PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=self._index)
@@ -121,7 +123,7 @@ class Place:
             else "SPREAD"
         )
         return (
-            ray.remote(Station)
+            ray.remote(NodeAgent)
             .options(
                 num_cpus=self._asked.num_cpus,
                 num_gpus=self._asked.num_gpus,
@@ -142,18 +144,18 @@ SECRET_FILES = (TOKEN_FILE, CERTIFICATE, KEY, CA, "PGPASSFILE", "PGSSLROOTCERT",
 """Name files, which each node must have; nothing of what is in them passes through the cluster."""
 
 
-class RayCrew:
-    """Learner processes and actors, each at a `Station` on a node that has what it asks for."""
+class RayBackend:
+    """Learner processes and actors, each at a `NodeAgent` on a node that has what it asks for."""
 
     def __init__(
         self,
         config: Config,
         folder: pathlib.Path,
         *,
-        learner_on: Kind,
-        actors_on: Kind,
+        learner_on: DeviceKind,
+        actors_on: DeviceKind,
         actor_store: str,
-        place_s: float,
+        placement_timeout_s: float,
         console: Console | None,
     ) -> None:
         """Starts nothing, and asks the cluster for nothing.
@@ -164,7 +166,7 @@ class RayCrew:
           learner_on: what the learner's processes compute on.
           actors_on: what engines compute on.
           actor_store: the store's URL as actors reach it, in their role.
-          place_s: how long the cluster may take to find places.
+          placement_timeout_s: how long the cluster may take to find places.
           console: where the processes' logs are shown besides; None: nowhere.
 
         Raises:
@@ -173,15 +175,17 @@ class RayCrew:
         if learner_on.device == "tpu":
             check_hosts(learner_on, config.learner.num_processes)
         self._config, self._run, self._folder = config, RunFolder(folder), folder
-        self._learner_on, self._place_s, self._console = learner_on, place_s, console
+        self._learner_on, self._placement_timeout_s, self._console = learner_on, placement_timeout_s, console
         self._actor_store = actor_store
         self._learner_asked, self._actor_asked = of_learner(config, learner_on), of_actor(config, actors_on)
-        self._mark = run_mark(folder)
-        self._berths: LearnerBerths | None = None
+        self._mark = run_tag(folder)
+        self._berths: LearnerPlacementGroup | None = None
         self._is_over: Callable[[], bool] = lambda: False
         self._learners = [self._learner(i) for i in range(config.learner.num_processes)]
         self.learner: Process = (
-            Group("learner", self._learners, meeting=self._meeting) if len(self._learners) > 1 else self._learners[0]
+            ProcessGroup("learner", self._learners, meeting=self._meeting)
+            if len(self._learners) > 1
+            else self._learners[0]
         )
         self.actors: Sequence[Process] = [self._actor(i) for i in range(config.actor.num_engines)]
 
@@ -198,16 +202,18 @@ class RayCrew:
         self._is_over = is_over
         count = len(self._learners)
         name = f"sluice-{self._config.run.name}-learner"
-        end_s = time.monotonic() + self._place_s
+        end_s = time.monotonic() + self._placement_timeout_s
         try:
-            self._berths = LearnerBerths(self._learner_on, self._learner_asked, count, name=name, place_s=self._place_s)
+            self._berths = LearnerPlacementGroup(
+                self._learner_on, self._learner_asked, count, name=name, placement_timeout_s=self._placement_timeout_s
+            )
             answered(self._berths.group.ready(), wait_s=max(0.0, end_s - time.monotonic()), is_over=is_over)
         except ray.exceptions.RayError as e:
-            raise OSError(f"the cluster gave the learner no place: {custom_functions.one_line(e)}") from e
+            raise OSError(f"the cluster gave the learner no place: {custom_functions.first_line(e)}") from e
         except TimeoutError:
             raise TimeoutError(
                 f"the cluster has no place for the learner, {count} x ({self._learner_asked}), within "
-                f"{self._place_s:.0f} s; it has {_has()} in all"
+                f"{self._placement_timeout_s:.0f} s; it has {_has()} in all"
             ) from None
         return [*self._check_folder(), f"the learner has {count} x ({self._learner_asked})"]
 
@@ -216,26 +222,26 @@ class RayCrew:
         if self._berths is not None:
             self._berths.close()
 
-    def _learner(self, index: int) -> RemoteChild:
+    def _learner(self, index: int) -> RemoteProcess:
         role = f"learner-{index}" if index else "learner"
         alone = ["--num_processes=1"] * (self._config.learner.num_processes == 1)
-        return RemoteChild(
+        return RemoteProcess(
             role,
             [f"--run_dir={self._folder}", *alone],
             self._run.log(role),
-            berth=_Late(lambda: self._learner_place(role, index), str(self._learner_asked)),
-            place_s=self._place_s,
+            berth=_LazyPlacement(lambda: self._learner_place(role, index), str(self._learner_asked)),
+            placement_timeout_s=self._placement_timeout_s,
             console=self._console,
         )
 
-    def _learner_place(self, role: str, index: int) -> Place:
+    def _learner_place(self, role: str, index: int) -> PlacementBundle:
         assert self._berths is not None, "open comes first"
-        return Place(
+        return PlacementBundle(
             role,
             self._learner_asked,
             mark=f"{self._mark}{role}",
             bounds=learner_bounds(self._config),
-            stop_s=self._config.supervision.stop_s,
+            stop_s=self._config.supervision.shutdown_grace_s,
             files=_secret_files(),
             environment=self._devices(),
             runtime=_runtime(),
@@ -250,31 +256,31 @@ class RayCrew:
             return {}
         return with_cpu_devices(self._config.mesh.num_devices // count, os.environ)
 
-    def _actor(self, index: int) -> RemoteChild:
+    def _actor(self, index: int) -> RemoteProcess:
         role = f"actor-{index}"
-        return RemoteChild(
+        return RemoteProcess(
             role,
             [
                 f"--store={self._actor_store}",
                 f"--run={self._config.run.name}",
                 f"--limits={HERE}/limits.json",
                 f"--work_dir={HERE}/work",
-                "--leave_s=0",
+                "--shutdown_grace_s=0",
                 "--wait_for_learner",
                 *allowing(self._config),
             ],
             self._run.log(role),
-            berth=Place(
+            berth=PlacementBundle(
                 role,
                 self._actor_asked,
                 mark=f"{self._mark}{role}",
                 bounds=actor_bounds(self._config),
-                stop_s=self._config.supervision.stop_s,
+                stop_s=self._config.supervision.shutdown_grace_s,
                 files=_secret_files(),
                 environment={},
                 runtime=_runtime(),
             ),
-            place_s=float("inf"),  # the run goes on with those that have one
+            placement_timeout_s=float("inf"),  # the run goes on with those that have one
             console=self._console,
         )
 
@@ -294,7 +300,7 @@ class RayCrew:
                 try:
                     host, address, _ = one.ask(lambda station: station.where.remote(), self._is_over)
                     is_seen = one.ask(lambda station: station.sees.remote(str(proof), content), self._is_over)
-                except LostError as e:
+                except NodeLostError as e:
                     said.append(str(e))  # its start is elsewhere
                     continue
                 if not is_seen:
@@ -308,7 +314,7 @@ class RayCrew:
         return said
 
 
-class _Late:
+class _LazyPlacement:
     """A berth whose place is known once the learner's nodes are taken."""
 
     def __init__(self, place, asked: str) -> None:

@@ -11,24 +11,24 @@ import ray
 import ray.exceptions
 from rich.console import Console
 
-from bridge.liveness import Doing
-from configs.custom_functions import one_line
-from launch.ray.node_agent import Look
+from bridge.liveness import Activity
+from configs.custom_functions import first_line
+from launch.ray.node_agent import ProcessStatus
 from launch.supervision.cause import telling_line
 from launch.supervision.child import END_S, SAID, PhaseLog, name_of
-from launch.supervision.process_group import LostError
+from launch.supervision.process_group import NodeLostError
 
 LOOK_EVERY_S = 0.5
 _LOST = -9
 """What counts as the code of a process whose node, or whose station, is gone."""
-_WAITING = Look(None, 0, Doing.STARTING, "", b"")
+_WAITING = ProcessStatus(None, 0, Activity.STARTING, "", b"")
 
 
-class Berth(Protocol):
+class ProcessLocation(Protocol):
     """Makes stations: where one process of the run may be."""
 
     def take(self) -> Any:
-        """A handle of a new `Station` on a node that has what the process asks for; Ray may still look for one."""
+        """A handle of a new `NodeAgent` on a node that has what the process asks for; Ray may still look for one."""
         ...
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Berth(Protocol):
         ...
 
 
-class RemoteChild:
+class RemoteProcess:
     """See `launch.supervision.process_group.Process`."""
 
     def __init__(
@@ -45,8 +45,8 @@ class RemoteChild:
         arguments: Sequence[str],
         log: pathlib.Path,
         *,
-        berth: Berth,
-        place_s: float,
+        berth: ProcessLocation,
+        placement_timeout_s: float,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,12 +57,17 @@ class RemoteChild:
           arguments: of every start.
           log: where its output is kept at the driver.
           berth: where it may be.
-          place_s: how long the cluster may take to find a place for it.
+          placement_timeout_s: how long the cluster may take to find a place for it.
           console: where its output is shown, too.
           clock: monotonic, in seconds.
         """
         self.role, self.num_restarts, self.num_restarts_in_a_row, self.hung = role, 0, 0, ""
-        self._arguments, self._log, self._berth, self._place_s = list(arguments), log, berth, place_s
+        self._arguments, self._log, self._berth, self._placement_timeout_s = (
+            list(arguments),
+            log,
+            berth,
+            placement_timeout_s,
+        )
         self._console, self._clock = console, clock
         self._station: Any = None
         self._starting: Any = None
@@ -92,9 +97,9 @@ class RemoteChild:
         return _LOST if self._lost else self._seen.returncode
 
     @property
-    def doing(self) -> Doing:
+    def doing(self) -> Activity:
         """What it last said it does."""
-        return Doing(self._seen.doing)
+        return Activity(self._seen.doing)
 
     def station(self) -> Any:
         """A handle of its station; takes a place for it where it has none, or has lost it."""
@@ -111,13 +116,13 @@ class RemoteChild:
         Raises:
           TimeoutError: there was no place for it for too long.
           InterruptedError: `is_over`.
-          LostError: the station is gone, or failed.
+          NodeLostError: the station is gone, or failed.
         """
         try:
-            return answered(call(self.station()), wait_s=self._place_s, is_over=is_over, clock=self._clock)
+            return answered(call(self.station()), wait_s=self._placement_timeout_s, is_over=is_over, clock=self._clock)
         except ray.exceptions.RayError as e:
             self._lose(e)
-            raise LostError(f"{self.role}: {self._lost}") from e
+            raise NodeLostError(f"{self.role}: {self._lost}") from e
         except TimeoutError:
             raise TimeoutError(self._no_place()) from None
 
@@ -134,11 +139,11 @@ class RemoteChild:
         self._look()
         return bool(self.hung)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """SIGTERM, if it runs."""
         with contextlib.suppress(TimeoutError):  # it has no place
             if self._station is not None and self.returncode is None:
-                self._station.ask_to_stop.remote()
+                self._station.request_stop.remote()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
         """Waits until it has ended or the wait is over, then kills it, and gives the place back."""
@@ -203,22 +208,22 @@ class RemoteChild:
         if _is_there(self._starting):
             ray.get(self._starting)
             self._starting = None
-        elif self._clock() - self._began_s > self._place_s:
+        elif self._clock() - self._began_s > self._placement_timeout_s:
             raise TimeoutError(self._no_place())
 
     def _no_place(self) -> str:
         return (
-            f"the cluster had no place for {self.name} ({self._berth}) within {self._place_s:.0f} s; `ray status` "
-            "shows what it has"
+            f"the cluster had no place for {self.name} ({self._berth}) within {self._placement_timeout_s:.0f} s; `ray "
+            "status` shows what it has"
         )
 
     def _lose(self, error: ray.exceptions.RayError) -> None:
         if isinstance(error, ray.exceptions.RayTaskError):  # the station lives, and is to leave nothing there
-            self._lost = f"its node failed it ({one_line(error.cause)[:120]})"
+            self._lost = f"its node failed it ({first_line(error.cause)[:120]})"
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(self._station.close.remote(), timeout=END_S)
         else:
-            self._lost = f"its node or its station is gone ({one_line(error)[:120]})"
+            self._lost = f"its node or its station is gone ({first_line(error)[:120]})"
         self._keep(f"{self.name}: {self._lost}\n".encode())
         self._starting = self._asked = None
         self.hung = ""
@@ -277,7 +282,7 @@ def answered(
     return ray.get(answer)
 
 
-def _answer(look: Any) -> Look:
+def _answer(look: Any) -> ProcessStatus:
     return ray.get(look)  # pyright: ignore[reportReturnType]
 
 

@@ -13,7 +13,7 @@ _CPU = re.compile(r"cpu(?::(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
+class DeviceKind:
     """What a process computes on."""
 
     device: Literal["cpu", "gpu", "tpu"]
@@ -26,7 +26,7 @@ class Kind:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class ResourceRequest:
     """What one process is given, on one node."""
 
     num_cpus: float
@@ -48,22 +48,22 @@ class Asked:
         )
 
 
-def parse(text: str, *, flag: str) -> Kind:
+def parse(text: str, *, flag: str) -> DeviceKind:
     """`cpu[:CORES]`, `gpu[:TYPE]` or `tpu:GENERATION:TOPOLOGY`.
 
     Raises:
       ValueError: it is none of them.
     """
     if found := _CPU.fullmatch(text):
-        return Kind(device="cpu", num_cpus=max(1, int(found[1] or 1)))
+        return DeviceKind(device="cpu", num_cpus=max(1, int(found[1] or 1)))
     if found := _GPU.fullmatch(text):
-        return Kind(device="gpu", accelerator=found[1] or "")
+        return DeviceKind(device="gpu", accelerator=found[1] or "")
     if found := _TPU.fullmatch(text):
-        return Kind(device="tpu", accelerator=found[1], topology=found[2])
+        return DeviceKind(device="tpu", accelerator=found[1], topology=found[2])
     raise ValueError(f"--{flag} must be cpu[:CORES], gpu[:TYPE] (gpu:H100) or tpu:v5p:4x4x4, got {text!r}")
 
 
-def of_learner(config: Config, kind: Kind) -> Asked:
+def of_learner(config: Config, kind: DeviceKind) -> ResourceRequest:
     """What each of the learner's processes is given; of a TPU slice Ray itself says what a host has.
 
     Raises:
@@ -81,13 +81,13 @@ def of_learner(config: Config, kind: Kind) -> Asked:
             )
     each = num_devices // num_processes
     if kind.device == "cpu":
-        return Asked(num_cpus=kind.num_cpus)
+        return ResourceRequest(num_cpus=kind.num_cpus)
     if kind.device == "gpu":
-        return Asked(num_cpus=kind.num_cpus, num_gpus=each, accelerator=kind.accelerator)
-    return Asked(num_cpus=kind.num_cpus, num_tpus=each)
+        return ResourceRequest(num_cpus=kind.num_cpus, num_gpus=each, accelerator=kind.accelerator)
+    return ResourceRequest(num_cpus=kind.num_cpus, num_tpus=each)
 
 
-def of_actor(config: Config, kind: Kind) -> Asked:
+def of_actor(config: Config, kind: DeviceKind) -> ResourceRequest:
     """What each actor is given: its engine's devices.
 
     Raises:
@@ -97,8 +97,8 @@ def of_actor(config: Config, kind: Kind) -> Asked:
         raise ValueError("--actors_on must be gpu[:TYPE] or cpu[:CORES]: engines sample on GPUs")
     size = config.actor.tensor_parallel_size
     if kind.device == "cpu":
-        return Asked(num_cpus=max(kind.num_cpus, size))
-    return Asked(num_cpus=kind.num_cpus, num_gpus=size, accelerator=kind.accelerator)
+        return ResourceRequest(num_cpus=max(kind.num_cpus, size))
+    return ResourceRequest(num_cpus=kind.num_cpus, num_gpus=size, accelerator=kind.accelerator)
 
 
 def check_spread(config: Config) -> None:

@@ -1,7 +1,8 @@
 """A second vLLM beside the actor as the judge; its sidecar.
 
-RollPacker section 4.3 has the judge on the rollout's GPUs. It has its own share of their memory (judge.memory_share),
-or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/judge.md says how to let both compute at once.
+RollPacker section 4.3 has the judge on the rollout's GPUs. It has its own share of their memory
+(judge.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/judge.md says
+how to let both compute at once.
 
 It asks the kernel to be killed with its parent, and then becomes vLLM: what it asked for outlasts that. It becomes the
 server's own module: the command `vllm` asks for the metadata of a package of that name, which builds for CPUs lack.
@@ -30,7 +31,7 @@ from configs import custom_functions
 from configs.sections.rewards import JudgeConfig
 from launch.supervision import process_tree
 from launch.supervision.cause import telling_line
-from launch.supervision.hang_detector import StoppedProcesses
+from launch.supervision.hang_detector import SigstopWatchdog
 from launch.supervision.placement import core_ids
 
 STEADY_S = 60.0
@@ -41,7 +42,7 @@ MAX_MISSED = 6
 """Looks in a row without an answer, each as long as its deadline: then a server that served has hung."""
 
 
-class Health:
+class SidecarHealth:
     """Of one process, from its start to its end."""
 
     def __init__(self, *, start_timeout_s: float, now_s: float) -> None:
@@ -102,7 +103,7 @@ class JudgeService:
         Args:
           config: `judge`, with colocate.
           log: where the server's output goes.
-          stopped_s: a server that was stopped by a signal for so long is killed (supervision.heartbeat_s).
+          stopped_s: a server that was stopped by a signal for so long is killed (supervision.heartbeat_timeout_s).
           beats: called while it starts, some times a second.
           command: of the server; the arguments of `vllm serve` follow.
 
@@ -110,7 +111,7 @@ class JudgeService:
           ValueError: it does not start; one line says why.
         """
         self._config, self._log, self._command = config, log, command
-        self._stopped = StoppedProcesses(stopped_s)
+        self._stopped = SigstopWatchdog(stopped_s)
         self._is_closing = threading.Event()
         self._failure = ""
         self.num_restarts = 0
@@ -125,7 +126,7 @@ class JudgeService:
             colocate=False,
             url=f"http://{HOST}:{self._port}/v1",
             api_key_file=str(key_file),
-            away_s=max(config.away_s, config.start_timeout_s),
+            outage_timeout_s=max(config.outage_timeout_s, config.start_timeout_s),
         )
         """For `actor.rewards.verifiers.judge.Judge`: with the server's address and the file of its key."""
         # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
@@ -229,10 +230,10 @@ class JudgeService:
             except (ValueError, OSError) as e:  # looked at again: memory may be free in a moment
                 logging.error("judge not started: %s", e)
 
-    def _health(self) -> Health:
-        return Health(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
+    def _health(self) -> SidecarHealth:
+        return SidecarHealth(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
 
-    def _end_if_hung(self, health: Health) -> None:
+    def _end_if_hung(self, health: SidecarHealth) -> None:
         """Kills a server that lives and does not serve."""
         if health.is_due(time.monotonic()):
             answers = self._answers()
@@ -244,7 +245,9 @@ class JudgeService:
         """Kills a server of which a process stands still: whoever asks it waits in vain."""
         below = {self._process.pid} | process_tree.descendants(self._process.pid)
         for pid in self._stopped.look(below & process_tree.stopped_below(os.getpid())):
-            logging.error("judge's process %d was stopped for too long (supervision.heartbeat_s); it is killed", pid)
+            logging.error(
+                "judge's process %d was stopped for too long (supervision.heartbeat_timeout_s); it is killed", pid
+            )
             self._kill()
 
     def _end(self) -> None:
@@ -273,7 +276,7 @@ def arguments(config: JudgeConfig, port: int) -> list[str]:
         f"--served-model-name={config.model}",
         f"--max-model-len={config.max_model_tokens}",
         f"--max-num-seqs={config.max_num_seqs}",
-        f"--gpu-memory-utilization={config.memory_share}",
+        f"--gpu-memory-utilization={config.gpu_memory_utilization}",
         "--no-enable-log-requests",
         "--disable-uvicorn-access-log",
     ]

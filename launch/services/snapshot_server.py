@@ -26,10 +26,10 @@ _FOLDER = flags.DEFINE_string("folder", None, "The snapshot folder that the lear
 _LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "Address and port to serve at; port 0 takes a free one.")
 _SCHEME = flags.DEFINE_enum("scheme", "https", ["http", "https"], "http is served on loopback only.")
 _READER_WAIT_S = flags.DEFINE_float(
-    "reader_wait_s", 10.0, "How long a superseded version is served on to who has begun to read it."
+    "reader_grace_s", 10.0, "How long a superseded version is served on to who has begun to read it."
 )
 _SLOW_READER_S = flags.DEFINE_float(
-    "slow_reader_s",
+    "slow_reader_grace_s",
     0.0,
     "How long one version is served on after that, to readers slower than versions come; takes a third slot.",
 )
@@ -48,7 +48,7 @@ def main() -> int:
     with cli.usage_errors():
         if not _FOLDER.value or _READER_WAIT_S.value <= 0 or _SLOW_READER_S.value < 0:
             raise ValueError(
-                "give --folder=FOLDER of the snapshots, a --reader_wait_s > 0 and a --slow_reader_s of at least 0"
+                "give --folder=FOLDER of the snapshots, a --reader_grace_s > 0 and a --slow_reader_grace_s >= 0"
             )
         token = read_token()
         _allow_files(_MAX_CONNECTIONS.value)
@@ -58,8 +58,8 @@ def main() -> int:
         listener,
         token=token,
         tls=tls,
-        reader_wait_s=_READER_WAIT_S.value,
-        slow_reader_s=_SLOW_READER_S.value,
+        reader_grace_s=_READER_WAIT_S.value,
+        slow_reader_grace_s=_SLOW_READER_S.value,
         max_connections=_MAX_CONNECTIONS.value,
     )
 
@@ -102,8 +102,8 @@ class ServerProcess:
         *,
         listen: str,
         scheme: str,
-        reader_wait_s: float,
-        slow_reader_s: float = 0.0,
+        reader_grace_s: float,
+        slow_reader_grace_s: float = 0.0,
         max_connections: int = 256,
         log: pathlib.Path,
     ) -> None:
@@ -114,7 +114,7 @@ class ServerProcess:
         """
         arguments = [
             *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),
-            *(f"--reader_wait_s={reader_wait_s}", f"--slow_reader_s={slow_reader_s}"),
+            *(f"--reader_grace_s={reader_grace_s}", f"--slow_reader_grace_s={slow_reader_grace_s}"),
             f"--max_connections={max_connections}",
         ]
         with open(log, "ab") as err:

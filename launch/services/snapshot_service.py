@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from bridge.snapshots.snapshot_format import SnapshotError, place_of
+from bridge.snapshots.snapshot_format import SnapshotError, version_url
 from bridge.weight_types import WeightManifest
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch.services.snapshot_server import ServerProcess
 from launch.startup.network_check import of_process
-from launch.supervision.hang_detector import StoppedProcesses
+from launch.supervision.hang_detector import SigstopWatchdog
 from launch.supervision.process_tree import kill_below, stopped_below
-from learner.publish.destinations import Outlet
+from learner.publish.destinations import Destination
 
 MAX_RESTARTS = 5
 """In a row; one that served for `STEADY_S` starts the count anew."""
@@ -51,9 +51,9 @@ class SnapshotService:
             )
         self._run = run_id(folder)
         self._snapshots, self._scheme = snapshot_folder(config), publish.serve
-        self._waits = {"reader_wait_s": publish.reader_wait_s, "slow_reader_s": publish.slow_reader_s}
+        self._waits = {"reader_grace_s": publish.reader_grace_s, "slow_reader_grace_s": publish.slow_reader_grace_s}
         self._max_connections = publish.max_connections
-        self._stopped = StoppedProcesses(config.supervision.heartbeat_s)
+        self._stopped = SigstopWatchdog(config.supervision.heartbeat_timeout_s)
         self._is_required = not publish.bucket
         self._log = RunFolder(folder).log(f"snapshot-server-{host}" if host else "snapshot-server")
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +69,9 @@ class SnapshotService:
         logging.info("snapshots served url=%s listen=%s", self.url, self._listen)
 
     @property
-    def outlet(self) -> Outlet:
+    def outlet(self) -> Destination:
         """For the publisher: under which URL a version is fetched. Nothing is copied: the server reads the slots."""
-        return Outlet(name="snapshot server", put=self._put, is_required=self._is_required)
+        return Destination(name="snapshot server", put=self._put, is_required=self._is_required)
 
     @property
     def pid(self) -> int:
@@ -87,7 +87,7 @@ class SnapshotService:
     def _put(self, manifest: WeightManifest) -> Sequence[str]:
         if self._failure:
             raise SnapshotError(self._failure)
-        return (place_of(self.url, self._run, manifest.version),)
+        return (version_url(self.url, self._run, manifest.version),)
 
     def _start(self, listen: str) -> ServerProcess:
         return ServerProcess(
@@ -102,7 +102,7 @@ class SnapshotService:
     def _end_if_stopped(self) -> None:
         """Kills a server that stands still: its readers wait, and by rounds the run with them."""
         for pid in self._stopped.look({self._server.pid} & stopped_below(os.getpid())):
-            logging.error("snapshot server was stopped for too long (supervision.heartbeat_s) and is killed")
+            logging.error("snapshot server was stopped for too long (supervision.heartbeat_timeout_s) and is killed")
             kill_below(pid, os.getpid())
 
     def _watch(self) -> None:

@@ -17,7 +17,15 @@ from bridge.files import RunLock
 from configs.run_folder import RunFolder, run_id
 from launch import cli
 from launch.startup import prepare_run
-from learner.metrics.trackers import KINDS, Feed, RefusedError, Told, UnsureError, check_installed, opener
+from learner.metrics.trackers import (
+    KINDS,
+    TrackerFeed,
+    TrackerRefusedError,
+    TrackerRunInfo,
+    UnsureError,
+    check_installed,
+    opener,
+)
 
 _TRACKER = flags.DEFINE_enum("tracker", None, sorted(KINDS), "Where to.")
 _FOLLOW = flags.DEFINE_bool("follow", False, "Go on with what comes, until standard input ends.")
@@ -39,7 +47,7 @@ def main() -> int:
         folder = run.tracker(_TRACKER.value)
         folder.parent.mkdir(exist_ok=True)
         lock = _lock(run)
-        told = Told(
+        told = TrackerRunInfo(
             run=run_id(run.path),
             name=config.run.name,
             project=config.run.project,
@@ -54,7 +62,7 @@ def main() -> int:
             else:
                 over.wait(seconds)
 
-        feed = Feed(
+        feed = TrackerFeed(
             run.metrics,
             folder.with_suffix(".json"),
             opener(_TRACKER.value, told),
@@ -69,11 +77,11 @@ def main() -> int:
         lock.release()
 
 
-def _send(feed: Feed) -> int:
+def _send(feed: TrackerFeed) -> int:
     num_before = feed.marks.num_sent
     try:
         feed.follow(lambda: True)
-    except RefusedError as e:
+    except TrackerRefusedError as e:
         print(f"error: {e}; start it again when it can be reached", file=sys.stderr)
         return cli.BUSY
     except UnsureError as e:
@@ -83,7 +91,7 @@ def _send(feed: Feed) -> int:
     return 0
 
 
-def _follow(feed: Feed, over: threading.Event) -> int:
+def _follow(feed: TrackerFeed, over: threading.Event) -> int:
     """Until standard input ends: the learner closes it when its run has ended, or has died."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal's whole group
         signal.signal(number, signal.SIG_IGN)

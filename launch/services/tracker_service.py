@@ -19,7 +19,7 @@ from configs import custom_functions
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from launch.services.track import END_S
-from learner.metrics.trackers import KINDS, Marks
+from learner.metrics.trackers import KINDS, SentSteps
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 """Before a process that died is started again; doubled each time."""
@@ -88,7 +88,7 @@ class TrackerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._thread.join()
         try:
-            marks = Marks.read(self._run.tracker(self._name).with_suffix(".json"))
+            marks = SentSteps.read(self._run.tracker(self._name).with_suffix(".json"))
         except (ValueError, OSError) as e:
             logging.error("tracker %s: %s", self._name, e)
             return

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 
 from absl import logging
 
-from actor.background import heartbeat, leave
-from actor.elastic_control import LimitsFile
-from actor.loop import Actor, Duty, Limits
-from bridge.liveness import Doing, Pulse
+from actor.background import heartbeat, shut_down
+from actor.elastic_control import EngineSizeFile
+from actor.loop import Actor, ActorLimits, BackgroundTask
+from bridge.liveness import Activity, Liveness
 from bridge.store.protocol import SharedStore
 from launch import cli
 
 
 @contextlib.contextmanager
-def deadline(seconds: float, limits_file: LimitsFile, pulse: Pulse) -> Iterator[None]:
+def deadline(seconds: float, limits_file: EngineSizeFile, pulse: Liveness) -> Iterator[None]:
     """Ends the process if its block takes longer: what hangs in there can't be interrupted.
 
     Who feels the pulse counts from where we do, so that its bound, which is longer, never ends us first.
@@ -35,13 +35,13 @@ def deadline(seconds: float, limits_file: LimitsFile, pulse: Pulse) -> Iterator[
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    pulse.work(Doing.STARTING)
+    pulse.report(Activity.STARTING)
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-    pulse.work(Doing.STARTING)
+    pulse.report(Activity.STARTING)
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
             except Exception as e:  # whoever serves with this store hears of it, too
                 logging.error("no heartbeat while the engine starts: %s", e)
                 return
-            has_ended.wait(Limits.heartbeat_s)
+            has_ended.wait(ActorLimits.heartbeat_s)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
@@ -67,7 +67,7 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
         thread.join()
 
 
-def say_refused(file: LimitsFile, reason: str) -> None:
+def say_refused(file: EngineSizeFile, reason: str) -> None:
     """Says that the limits asked for were put aside, and why."""
     print(
         f"error: the engine did not start with the limits of {file.path}: {reason}; the file is "
@@ -84,11 +84,11 @@ GIVE_BACK_S = 5.0
 """How long giving back tickets may take; a store that is away hands them to others when their leases end."""
 
 
-async def serve_until_told(actor: Actor, duties: Iterable[Duty], *, leave_s: float) -> None:
+async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], *, shutdown_grace_s: float) -> None:
     """Serves until SIGTERM or SIGINT, or until the actor ends by itself.
 
-    After SIGTERM it claims nothing more, and finishes within `leave_s` what it can; SIGINT, which a terminal sends to
-    the engine too, and a second SIGTERM end at once.
+    After SIGTERM it claims nothing more, and finishes within `shutdown_grace_s` what it can; SIGINT, which a terminal
+    sends to the engine too, and a second SIGTERM end at once.
 
     Raises:
       Exception: what ended the actor before it was told to.
@@ -110,9 +110,11 @@ async def serve_until_told(actor: Actor, duties: Iterable[Duty], *, leave_s: flo
     await asyncio.wait({serving, told_at_all}, return_when=asyncio.FIRST_COMPLETED)
     if not told.is_set():
         await asyncio.wait({told_at_all}, timeout=LATE_SIGNAL_S)
-    if not serving.done() and leave_s > 0:
-        leaving = asyncio.create_task(leave(actor))
-        await asyncio.wait({serving, leaving, told_twice}, timeout=leave_s, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done() and shutdown_grace_s > 0:
+        leaving = asyncio.create_task(shut_down(actor))
+        await asyncio.wait(
+            {serving, leaving, told_twice}, timeout=shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED
+        )
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
     serving.cancel()

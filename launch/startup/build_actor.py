@@ -8,8 +8,8 @@ from actor.engine_protocol import Engine
 from actor.environments.chat_render import read_rendering
 from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
-from actor.rewards.adaptive_timeout import Anchors
-from actor.rewards.scorer import Rewards
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts
+from actor.rewards.scorer import RewardScorer
 from actor.rewards.verifier_pool import VerifierPool
 from actor.rewards.verifiers.judge import Judge, read_template
 from configs.schema import Config
@@ -23,12 +23,12 @@ def verifier_cores(config: Config) -> Sequence[int]:
 
 
 def build_scorer(
-    config: Config, judge: Judge | None, *, own: Collection[str] | None = None, anchors: Anchors | None = None
-) -> Rewards:
+    config: Config, judge: Judge | None, *, own: Collection[str] | None = None, anchors: AdaptiveTimeouts | None = None
+) -> RewardScorer:
     """Returns what scores responses, by verifiers on their cores and by the judge."""
     pool = VerifierPool.of_config(config, own=own, cores=verifier_cores(config))
     elsewhere = {"judge": judge} if judge is not None else {}
-    return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors, elsewhere=elsewhere)
+    return RewardScorer(pool, truncated=config.prompts.truncated_responses, anchors=anchors, remote_verifiers=elsewhere)
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def open_judge(config: Config, log: pathlib.Path, *, beats: Callable[[], None] =
         return
     read_template(config.judge)  # before anything takes minutes to start
     log.parent.mkdir(parents=True, exist_ok=True)
-    service = JudgeService(config.judge, log, stopped_s=config.supervision.heartbeat_s, beats=beats)
+    service = JudgeService(config.judge, log, stopped_s=config.supervision.heartbeat_timeout_s, beats=beats)
     with contextlib.closing(service):
         yield Judge(service.config, failure=lambda: service.failure)
 
@@ -59,7 +59,7 @@ def build_episodes(config: Config, engine: Engine, model: pathlib.Path) -> Episo
         return None
     return Episodes(
         engine,
-        EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
+        EnvironmentPool(config.environments, own=config.custom_environments, names=config.environments_played),
         read_rendering(
             model,
             config.prompts.chat_template,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from absl import logging
 
-from actor.rewards.registry import own_answer
+from actor.rewards.registry import gold_response
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import RaisedError, VerifierError, VerifierPool
 from actor.sandbox.languages import TOOLS
@@ -23,7 +23,7 @@ from configs import custom_functions
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from launch.startup.tiny_model import cache_folder
-from learner.data.row_filter import GoldRow, SetAside, gold_rows, read_set_aside
+from learner.data.row_filter import GoldRow, SetAside, gold_rows, read_gold_failures
 
 NOT_ASKED = ("judge", "format")
 """A judge costs what a judge costs; and an answer has not the form of a response."""
@@ -37,15 +37,17 @@ _Failed = dict[tuple[str, int], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checked:
+class GoldAnswerReport:
     """What was found."""
 
-    set_aside: SetAside
+    gold_failures: SetAside
     notes: list[str]
 
 
-def check_answers(config: Config, roles: Collection[str], *, show: Callable[[str], None] = print) -> Checked:
-    """Has rows' own answers judged: `rewards.check_answers` of each file, and all of them if one does not pass.
+def check_gold_answers(
+    config: Config, roles: Collection[str], *, show: Callable[[str], None] = print
+) -> GoldAnswerReport:
+    """Has rows' own answers judged: `rewards.check_gold_answers` of each file, and all of them if one does not pass.
 
     A run that was set up before has its rows looked at no more. What was judged is kept in the cache, by its content.
 
@@ -57,13 +59,13 @@ def check_answers(config: Config, roles: Collection[str], *, show: Callable[[str
     Raises:
       ValueError: a file is unusable, no row passes, or a verifier can't be had that rows are judged by here.
     """
-    known = RunFolder(pathlib.Path(config.run_dir)).set_aside
+    known = RunFolder(pathlib.Path(config.run_dir)).gold_failures
     if known.is_file():
-        return Checked(set_aside=read_set_aside(known), notes=[])
-    num = config.rewards.check_answers
+        return GoldAnswerReport(gold_failures=read_gold_failures(known), notes=[])
+    num = config.rewards.check_gold_answers
     rows = list(gold_rows(config.prompts, limit=num)) if num else []
     if not rows:
-        return Checked(set_aside={}, notes=[])
+        return GoldAnswerReport(gold_failures={}, notes=[])
     names, notes = _names(config, rows, roles)
     failed = _judged(config, rows, names, show)
     if failed and len(everything := list(gold_rows(config.prompts))) > len(rows):
@@ -75,13 +77,13 @@ def check_answers(config: Config, roles: Collection[str], *, show: Callable[[str
         (source, row), reason = next(iter(failed.items()))
         raise ValueError(
             f"no row's own answer passes its verifiers; row {row}{f' of {source}' if source else ''}: {reason}; mend "
-            "them, or set rewards.check_answers=0"
+            "them, or set rewards.check_gold_answers=0"
         )
-    set_aside: dict[str, dict[int, str]] = {}
+    gold_failures: dict[str, dict[int, str]] = {}
     for (source, row), reason in failed.items():
-        set_aside.setdefault(source, {})[row] = reason
+        gold_failures.setdefault(source, {})[row] = reason
     notes.append(f"own answers: {len(rows)} rows judged, {len(failed)} set aside")
-    return Checked(set_aside=set_aside, notes=notes)
+    return GoldAnswerReport(gold_failures=gold_failures, notes=notes)
 
 
 def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> tuple[frozenset[str], list[str]]:
@@ -115,7 +117,7 @@ async def _load(config: Config, names: Sequence[str]) -> dict[str, str]:
 def _questions(config: Config, row: GoldRow) -> list[tuple[str, str]]:
     """(verifier, the response that gives the row's own answer) for each that is to be asked."""
     parts = [part.name for part in row.task.rewards if part.weight > 0 and part.name not in NOT_ASKED]
-    asked = [(name, own_answer(name, row.task, config.rewards)) for name in parts]
+    asked = [(name, gold_response(name, row.task, config.rewards)) for name in parts]
     return [(name, text) for name, text in asked if text]
 
 
@@ -123,15 +125,15 @@ def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show
     """The rows that do not pass, out of the cache if the same were judged before."""
     asked = [(row, [(n, text) for n, text in _questions(config, row) if n in names]) for row in rows]
     asked = [(row, questions) for row, questions in asked if questions]
-    if any(custom_functions.is_own(name) for name in names):  # whose text may be another by now
+    if any(custom_functions.is_custom(name) for name in names):  # whose text may be another by now
         return _told(*asyncio.run(_judge_all(config, asked, show)), show)
     key = _key(config, asked)
     try:
         return _kept(key)
     except (OSError, ValueError):  # not there, or torn
-        failed, unjudged = asyncio.run(_judge_all(config, asked, show))
-    if unjudged:
-        return _told(failed, unjudged, show)
+        failed, unscored = asyncio.run(_judge_all(config, asked, show))
+    if unscored:
+        return _told(failed, unscored, show)
     try:
         _keep(key, failed)
     except (OSError, ValueError) as e:
@@ -139,10 +141,10 @@ def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show
     return failed
 
 
-def _told(failed: _Failed, unjudged: _Failed, show: Callable[[str], None]) -> _Failed:
-    if unjudged:
-        why = next(iter(unjudged.values()))
-        show(f"own answers: {len(unjudged)} rows could not be judged, and are kept; the next run asks again: {why}")
+def _told(failed: _Failed, unscored: _Failed, show: Callable[[str], None]) -> _Failed:
+    if unscored:
+        why = next(iter(unscored.values()))
+        show(f"own answers: {len(unscored)} rows could not be judged, and are kept; the next run asks again: {why}")
     return failed
 
 
@@ -183,7 +185,7 @@ async def _judge_all(
     num_workers = max(config.actor.verifier_workers, min(MAX_WORKERS, os.cpu_count() or 1, len(asked)))
     pool = VerifierPool.of_config(config, num_workers=num_workers)
     failed: _Failed = {}
-    unjudged: _Failed = {}
+    unscored: _Failed = {}
     left = iter(asked)
     num_done = 0
     shown_s = time.monotonic()
@@ -194,7 +196,7 @@ async def _judge_all(
             try:
                 reason = await _judge(pool, row, questions)
             except VerifierError as e:
-                reason, unjudged[row.source, row.row] = "", str(e)
+                reason, unscored[row.source, row.row] = "", str(e)
             num_done += 1
             if reason:
                 failed[row.source, row.row] = reason
@@ -209,7 +211,7 @@ async def _judge_all(
     finally:
         await pool.close()
     order = {(row.source, row.row): i for i, (row, _) in enumerate(asked)}
-    return dict(sorted(failed.items(), key=lambda item: order[item[0]])), unjudged
+    return dict(sorted(failed.items(), key=lambda item: order[item[0]])), unscored
 
 
 async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str, str]]) -> str:

@@ -16,13 +16,13 @@ from actor.weights.check_run_card import check_versions, installed_vllm, make_mo
 from actor.weights.model_folder import ModelFolder, for_adapters, read_model_folder, with_base
 from actor.weights.source import LocalCopy, LocalSource, RemoteSource, WeightSource
 from bridge.credentials import TOKEN_FILE, Token, read_tls, read_token
-from bridge.files import place_of
-from bridge.liveness import say_phase
+from bridge.files import lock_owner
+from bridge.liveness import report_phase
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import SnapshotError
 from bridge.store.open import FinishedRunError, NoRunError, find_run, open_store, sqlite_path
-from bridge.store.postgres.connections import parse, way_of
+from bridge.store.postgres.connections import libpq_target_of, parse
 from bridge.store.protocol import NAME_LEASE_S, ActorStore, NameTakenError
 from bridge.store.sql.sql_store import SqlStore
 from bridge.store.url_login import secret_in
@@ -31,7 +31,7 @@ from configs import overrides
 from configs.run_folder import RunFolder, run_id, snapshot_folder, store_url
 from configs.schema import Config
 from launch.startup import prepare_run
-from launch.startup.locked_folders import ModelUse, WorkFolder
+from launch.startup.locked_folders import ActorWorkFolder, ModelFolderLock
 from launch.startup.tiny_model import cache_folder
 
 
@@ -42,7 +42,7 @@ def check_trust(url: str, token: Token | None) -> None:
       ValueError: says what to set.
     """
     check_no_password(url)
-    if token is None and sqlite_path(url) is None and not way_of(url).is_here:
+    if token is None and sqlite_path(url) is None and not libpq_target_of(url).is_here:
         raise ValueError(
             f"a run of another machine needs its token, by which its weights are known: set {TOKEN_FILE} to a file "
             "with it"
@@ -51,7 +51,7 @@ def check_trust(url: str, token: Token | None) -> None:
 
 def allowing(config: Config) -> list[str]:
     """Flags by which an actor may import the code that a config names, for whoever has it before him and starts one."""
-    return [f"--allow_module={name}" for name in (*config.own_verifiers, *config.own_environments)]
+    return [f"--allow_module={name}" for name in (*config.custom_verifiers, *config.custom_environments)]
 
 
 def check_no_password(url: str) -> None:
@@ -69,7 +69,7 @@ _FOLDER_POLL_S, _CARD_POLL_S = 0.1, 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Joined:
+class JoinedRun:
     """A run, as an actor finds it."""
 
     config: Config
@@ -85,7 +85,7 @@ class Joined:
     """Where its weights come from."""
     parts: contextlib.ExitStack
     """What is let go at the end."""
-    own: WorkFolder | None = None
+    own: ActorWorkFolder | None = None
     """`work`, where it is this actor's alone."""
 
     def done(self) -> None:
@@ -94,9 +94,9 @@ class Joined:
             self.own.is_done = True
 
     @property
-    def own_verifiers(self) -> Collection[str]:
+    def custom_verifiers(self) -> Collection[str]:
         """The user's own functions that may be imported to judge responses."""
-        return self.config.own_verifiers
+        return self.config.custom_verifiers
 
 
 def _nothing() -> None:
@@ -104,27 +104,27 @@ def _nothing() -> None:
 
 
 def join_folder(
-    run_dir: str, name: str, *, wait_s: float, has_patience: bool = False, waits: Callable[[], None] = _nothing
-) -> Joined:
+    run_dir: str, name: str, *, wait_s: float, wait_forever: bool = False, on_wait: Callable[[], None] = _nothing
+) -> JoinedRun:
     """A run on this machine, by its folder, as soon as it is set up, in its store, and not finished.
 
     Args:
       run_dir: its folder.
       name: the actor's.
       wait_s: how long to wait for that.
-      has_patience: to wait for it however long it takes.
-      waits: called for as long as it waits, every so often.
+      wait_forever: to wait for it however long it takes.
+      on_wait: called for as long as it waits, every so often.
 
     Raises:
       FinishedRunError: it is finished.
       ValueError: it was not in time, or can't be used.
     """
     folder = pathlib.Path(run_dir)
-    deadline = math.inf if has_patience else time.monotonic() + wait_s
+    deadline = math.inf if wait_forever else time.monotonic() + wait_s
     if not RunFolder(folder).model_path_file.is_file():
-        say_phase("waiting for the run to be set up")
+        report_phase("waiting for the run to be set up")
     while not RunFolder(folder).model_path_file.is_file() and time.monotonic() < deadline:
-        waits()
+        on_wait()
         time.sleep(_FOLDER_POLL_S)
     prepared = prepare_run.open_prepared(run_dir)
     config, id_ = prepared.config, run_id(folder)
@@ -142,11 +142,11 @@ def join_folder(
         parts.callback(source.close)
         path = sqlite_path(store_url(config))
         if path is None or path.is_file():  # made by whoever comes first; a run in a database by its learner
-            _wait_for_run(store_url(config), id_, deadline, retry_s=wait_s, waits=waits)
+            _wait_for_run(store_url(config), id_, deadline, retry_s=wait_s, on_wait=on_wait)
         store = _open(store_url(config), id_, config)
         parts.callback(store.close)
-        take_name(store, name, place=place_of(folder))
-        return Joined(
+        register_actor(store, name, location=lock_owner(folder))
+        return JoinedRun(
             config=config,
             run=id_,
             name=name,
@@ -168,9 +168,9 @@ def join_store(
     work_dir: str | None,
     memory: str,
     wait_s: float,
-    has_patience: bool = False,
-    waits: Callable[[], None] = _nothing,
-) -> Joined:
+    wait_forever: bool = False,
+    on_wait: Callable[[], None] = _nothing,
+) -> JoinedRun:
     """A run anywhere, by its store: its card has all but the weights.
 
     Args:
@@ -182,8 +182,8 @@ def join_store(
       work_dir: a folder for this actor's events and limits; None: one in the cache folder.
       memory: a folder in shared memory for weights.
       wait_s: how long to wait for the run to appear, and where it is finished, for one of its name that goes on.
-      has_patience: to wait for it however long it takes.
-      waits: called for as long as it waits, every so often.
+      wait_forever: to wait for it however long it takes.
+      on_wait: called for as long as it waits, every so often.
 
     Raises:
       FinishedRunError: all runs of that name are finished.
@@ -195,33 +195,33 @@ def join_store(
     check_given(given)
     token, tls = read_token(), read_tls()
     check_trust(url, token)
-    deadline = math.inf if has_patience else time.monotonic() + wait_s
-    id_ = _wait_for_run(url, run, deadline, retry_s=wait_s, waits=waits)
+    deadline = math.inf if wait_forever else time.monotonic() + wait_s
+    id_ = _wait_for_run(url, run, deadline, retry_s=wait_s, on_wait=on_wait)
     check_id(id_, run)
     with contextlib.ExitStack() as parts, contextlib.closing(open_store(url, run=id_, retry_s=wait_s)) as first:
-        card = _wait_for_card(first, run, deadline, waits=waits)
+        card = _wait_for_card(first, run, deadline, on_wait=on_wait)
         check_id(card.run, run)
         check_versions(card, vllm=installed_vllm())
         config = config_of(card, given, allowed_modules)
         cached = cache_folder() / "actors" / f"{id_}-{name}"
-        own = WorkFolder(pathlib.Path(work_dir) if work_dir else cached, name, is_ours=work_dir is None)
+        own = ActorWorkFolder(pathlib.Path(work_dir) if work_dir else cached, name, is_ours=work_dir is None)
         work = RunFolder(own.path)
         parts.callback(own.close)
         models = cache_folder() / "models"
-        parts.callback(ModelUse(model_folder_of(card, models)).close)
+        parts.callback(ModelFolderLock(model_folder_of(card, models)).close)
         model = with_base(make_model_folder(card, first.blob, models), config)
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(work.path)))
         fetcher = SnapshotFetcher(
             run=card.run, tokenizer_hash=model.tokenizer_hash, expected=model.tensors, token=token, tls=tls
         )
         check_announced(first, fetcher)
-        shared = SharedCopy(pathlib.Path(memory), run=card.run, fetcher=fetcher)
+        shared = SharedDownload(pathlib.Path(memory), run=card.run, fetcher=fetcher)
         parts.callback(shared.close)
         store = _open(url, card.run, config)
         parts.callback(store.close)
         store.check_bucket()
-        take_name(store, name, place=place_of(work.path))
-        return Joined(
+        register_actor(store, name, location=lock_owner(work.path))
+        return JoinedRun(
             config=config,
             run=card.run,
             name=name,
@@ -239,7 +239,7 @@ def _open(url: str, run: str, config: Config) -> SqlStore:
         url,
         run=run,
         busy_timeout_s=config.supervision.lock_wait_s,
-        retry_s=config.store.retry_s,
+        retry_s=config.store.outage_timeout_s,
         bucket=config.store.bucket,
         inline_bytes=config.store.inline_bytes,
     )
@@ -315,7 +315,9 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
         raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
     # A folder of the learner's machine is none here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
-    own = {name: "verifier" for name in config.own_verifiers} | dict.fromkeys(config.own_environments, "environment")
+    own = {name: "verifier" for name in config.custom_verifiers} | dict.fromkeys(
+        config.custom_environments, "environment"
+    )
     for name, field in own.items():
         if name not in allowed_modules:
             raise ValueError(
@@ -325,7 +327,7 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
     return overrides.apply(config, given)
 
 
-def take_name(store: ActorStore, name: str, *, place: str) -> None:
+def register_actor(store: ActorStore, name: str, *, location: str) -> None:
     """Takes a name for this actor; waits whether one elsewhere that has it still lives.
 
     Raises:
@@ -334,7 +336,7 @@ def take_name(store: ActorStore, name: str, *, place: str) -> None:
     beat_s: float | None = None
     while True:
         try:
-            return store.take_name(heartbeat(name, None, None), place=place)
+            return store.register_actor(heartbeat(name, None, None), location=location)
         except NameTakenError as e:
             if beat_s not in (None, e.beat_s):
                 raise  # it has said so once more
@@ -345,7 +347,7 @@ def take_name(store: ActorStore, name: str, *, place: str) -> None:
 
 
 def _wait_for_run(
-    url: str, run: str, deadline_s: float, *, retry_s: float, waits: Callable[[], None] = _nothing
+    url: str, run: str, deadline_s: float, *, retry_s: float, on_wait: Callable[[], None] = _nothing
 ) -> str:
     """The run's id, as soon as its learner has made it, or taken it up again."""
     has_said = is_waiting = False
@@ -361,20 +363,22 @@ def _wait_for_run(
                 logging.info("%s; waiting %s for a learner that goes on with it, or a new run", e, how_long)
                 has_said = True
         if not is_waiting:
-            say_phase("waiting for a learner that leads the run")
+            report_phase("waiting for a learner that leads the run")
             is_waiting = True
-        waits()
+        on_wait()
         time.sleep(_CARD_POLL_S)
 
 
-def _wait_for_card(store: ActorStore, run: str, deadline_s: float, *, waits: Callable[[], None] = _nothing) -> RunCard:
+def _wait_for_card(
+    store: ActorStore, run: str, deadline_s: float, *, on_wait: Callable[[], None] = _nothing
+) -> RunCard:
     is_waiting = False
-    while (card := store.card()) is None:
+    while (card := store.run_card()) is None:
         if not is_waiting:
-            say_phase("waiting for the learner to say what the run is")
+            report_phase("waiting for the learner to say what the run is")
             is_waiting = True
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"the learner of run {run} has not said what the run is: is it running?")
-        waits()
+        on_wait()
         time.sleep(_CARD_POLL_S)
     return card

@@ -20,7 +20,7 @@ _PATIENCE_S = 1.0
 """Somebody who sweeps has a lock for a moment."""
 
 
-class WorkFolder:
+class ActorWorkFolder:
     """One actor's events and limits; removed at its end if it is in the cache and its actor is done with it."""
 
     def __init__(self, path: pathlib.Path, name: str, *, is_ours: bool) -> None:
@@ -57,7 +57,7 @@ class WorkFolder:
         self._fd = None
 
 
-class ModelUse:
+class ModelFolderLock:
     """This process's use of a model's folder that actors of a host share: FOLDER, with FOLDER.users beside it."""
 
     def __init__(self, folder: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ from actor.weights.model_folder import tensor_table
 from bridge.param_names import adapter_table
 from configs import custom_functions
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
-from configs.schema import Config, may_be_too_narrow, too_few_places
+from configs.schema import Config, check_race_capacity, may_be_too_narrow
 from configs.sections.evaluation import HELD_OUT
 from launch.startup.check_sandbox import check_sandbox
 from launch.startup.gpu_memory import check_shared
@@ -42,7 +42,7 @@ def check(
     config: Config,
     model_folder: pathlib.Path,
     *,
-    set_aside: SetAside | None = None,
+    gold_failures: SetAside | None = None,
     roles: Collection[str] = ("learner",),
     num_hosts: int | None = None,
 ) -> list[str]:
@@ -51,7 +51,7 @@ def check(
     Args:
       config: the run's.
       model_folder: the policy's.
-      set_aside: rows whose own answers do not pass (`launch.startup.gold_answers`).
+      gold_failures: rows whose own answers do not pass (`launch.startup.gold_answers`).
       roles: as in `check_snapshot_room`.
       num_hosts: as in `check_snapshot_room`.
 
@@ -61,7 +61,7 @@ def check(
     tokenizer = check_model(config, model_folder)
     notes = [*tokenizer.notes]
     own = open_own_sets(config, tokenizer)
-    opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=questions_of(own))
+    opened = open_sources(config, tokenizer, gold_failures=gold_failures, evaluated=questions_of(own))
     for looked_at in [one for o in (*own.values(), *opened) for one in o.looked_at]:
         looked_at.check_num_bad(config.prompts.max_bad_share)
         if looked_at.num_contradicting:
@@ -81,7 +81,7 @@ def check(
     for one in all_sets(config, own, [problem for source in opened for problem in source.held_out]):
         if one.name != HELD_OUT:
             notes.append(
-                f"evaluation set {one.name}: {len(one.problems)} problems, {one.how.k} samples each"
+                f"evaluation set {one.name}: {len(one.problems)} problems, {one.config.k} samples each"
                 + (f"; {len(one.bad)} rows set aside: {one.bad[0].reason}" if one.bad else "")
             )
     num_held_out = sum(len(source.held_out) for source in opened)
@@ -157,7 +157,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
             "turn it on"
         )
     if "actor" not in roles:
-        shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
+        shortage = check_race_capacity(config, num_engines=0, max_num_seqs=size)
         return notes + ([f"note: {shortage}"] if shortage else [])
     machine = machine or Machine.here()
     placement = place(config, machine)
@@ -165,7 +165,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
         check_shared(config, placement, machine)
     num_engines = config.actor.num_engines
     found = (
-        too_few_places(config, num_engines=num_engines, max_num_seqs=size),
+        check_race_capacity(config, num_engines=num_engines, max_num_seqs=size),
         may_be_too_narrow(config, num_engines=num_engines),
     )
     check_library()
@@ -226,7 +226,7 @@ def check_snapshot_room(
         )
 
 
-def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
+def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     """Checks that the disk holds the checkpoints to come: parameters and the optimizer's moments each.
 
     Those that are there already have their room, also where they turned out larger or smaller than is reckoned here.
@@ -277,15 +277,15 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     if "learner" in roles:
         check_installed(config.run.tracker_names)
         objective = {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
-        own += [f"{field}={name}" for field, name in objective.items() if custom_functions.is_own(name)]
+        own += [f"{field}={name}" for field, name in objective.items() if custom_functions.is_custom(name)]
         if own:
             _try_objective(config)
     if "actor" in roles:
-        own += [f"prompts.verifier={name}" for name in config.own_verifiers]
-        own += [f"prompts.environment={name}" for name in config.own_environments]
+        own += [f"prompts.verifier={name}" for name in config.custom_verifiers]
+        own += [f"prompts.environment={name}" for name in config.custom_environments]
         if config.rewards.cpu_cores:
             verifier_pool.check_cores(core_ids(config.rewards.cpu_cores))
-        notes += verifier_pool.check_own(config.own_verifiers)
+        notes += verifier_pool.check_own(config.custom_verifiers)
         check_environments(config.environments_played, config.environments)
         notes += check_sandbox(config)
     return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])

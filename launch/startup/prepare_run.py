@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Collection
 
 from bridge.files import replace_file
-from bridge.liveness import say_phase
+from bridge.liveness import report_phase
 from configs import overrides
 from configs.model_sizes import TinyModelRecipe
 from configs.paths import absolute
@@ -20,7 +20,7 @@ from launch.startup.network_check import check_network
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run that may start."""
 
     config: Config
@@ -28,25 +28,27 @@ class Prepared:
     model_folder: pathlib.Path
 
 
-def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase, *, num_hosts: int | None = None) -> Prepared:
+def prepare_run(
+    roles: Collection[str], status: Callable[[str], None] = report_phase, *, num_hosts: int | None = None
+) -> PreparedRun:
     """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
 
     With --run_dir alone the run's own config.json is read.
 
     Args:
       roles: "learner", "actor" or both: whose functions of the user's own must be found on this machine.
-      at: told what begins, in a few words.
+      status: told what begins, in a few words.
       num_hosts: machines of the learner, as in `preflight.check_snapshot_room`.
 
     Raises:
       ValueError: one line that says what is wrong; nothing was changed.
       OSError: a disk fails, or has no room for a run that has begun.
     """
-    at("looking at the config")
+    status("looking at the config")
     from launch.startup import preflight  # the learner's reading code: not for an actor's process
-    from launch.startup.gold_answers import check_answers
+    from launch.startup.gold_answers import check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model
-    from learner.data.row_filter import write_set_aside
+    from learner.data.row_filter import write_gold_failures
 
     if CONFIG.value is None:
         run_dir = given_run_dir()
@@ -56,10 +58,10 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase, *, nu
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(run_dir)
         notes = settle_run_id(prepared.config)
-        at("looking for devices, folders and room")
+        status("looking for devices, folders and room")
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder, roles=roles, num_hosts=num_hosts)
-        preflight.check_run_room(prepared.config, prepared.model_folder)
+        preflight.check_disk_space(prepared.config, prepared.model_folder)
         notes += check_open_files() + check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
         for note in notes + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
@@ -73,27 +75,27 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase, *, nu
     check_run_folder(config)
     config = with_template_date(config)  # what is looked at below is what the run will ask
     _check_tiny_model_fits(config)
-    model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, at)
-    at("looking for devices, and trying what is imported")
+    model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, status)
+    status("looking for devices, and trying what is imported")
     notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
     notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
-    at("reading the model's config and tokenizer")
+    status("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)
-    answers = check_answers(config, roles, show=functools.partial(print, flush=True))
-    at("reading the prompts")
+    answers = check_gold_answers(config, roles, show=functools.partial(print, flush=True))
+    status("reading the prompts")
     notes += answers.notes + preflight.check(
-        config, model_folder, set_aside=answers.set_aside, roles=roles, num_hosts=num_hosts
+        config, model_folder, gold_failures=answers.gold_failures, roles=roles, num_hosts=num_hosts
     )
     for note in notes:
         print(note, flush=True)
     preflight.check_folders(config, model_folder)
-    preflight.check_run_room(config, model_folder)
+    preflight.check_disk_space(config, model_folder)
     folder = set_up_run(config)
     for note in settle_run_id(config):
         print(note, flush=True)
-    write_set_aside(RunFolder(folder).set_aside, answers.set_aside)
+    write_gold_failures(RunFolder(folder).gold_failures, answers.gold_failures)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
-    return Prepared(config, folder, model_folder)
+    return PreparedRun(config, folder, model_folder)
 
 
 def config() -> Config:
@@ -128,7 +130,7 @@ def _check_tiny_model_fits(config: Config) -> None:
         )
 
 
-def open_prepared(run_dir: str) -> Prepared:
+def open_prepared(run_dir: str) -> PreparedRun:
     """A run folder that was set up before.
 
     Raises:
@@ -148,4 +150,4 @@ def open_prepared(run_dir: str) -> Prepared:
         raise ValueError(f"{run.config_file}: {e}") from e
     # The folder may have been moved since, or be named from another working directory.
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
-    return Prepared(config, folder, pathlib.Path(run.model_path_file.read_text().strip()))
+    return PreparedRun(config, folder, pathlib.Path(run.model_path_file.read_text().strip()))

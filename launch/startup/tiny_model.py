@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from bridge.liveness import say_phase
+from bridge.liveness import report_phase
 from configs import custom_functions, overrides
 from configs.model_sizes import TinyModelRecipe
 from configs.schema import Config
@@ -44,7 +44,7 @@ def _users() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "sluice"
 
 
-def cached_tiny_model(config: Config, at: Callable[[str], None] = say_phase) -> pathlib.Path:
+def cached_tiny_model(config: Config, at: Callable[[str], None] = report_phase) -> pathlib.Path:
     """The folder of the tiny model for this task; made first if it is not there (about a minute).
 
     `at` is told how far that is.

@@ -28,7 +28,7 @@ from configs.model_sizes import TinyModelRecipe
 from configs.sections import PromptsConfig
 from configs.sections.prompts import PromptSource
 from configs.tasks.catalog import EXAMPLES, rows
-from configs.tasks.rows import Said
+from configs.tasks.rows import Turn
 from learner.data.generated import ReasoningGymSource
 from learner.data.problem import is_held_out
 from learner.data.row_filter import gold_rows
@@ -42,7 +42,7 @@ _LONG = 16
 """Characters that must all be right: from here on an answer has fewer typos."""
 
 
-Example = tuple[str, Sequence[Said]]
+Example = tuple[str, Sequence[Turn]]
 """A question and what follows it."""
 
 
@@ -127,7 +127,7 @@ def _is_of_sums(prompts: PromptsConfig) -> bool:
 
 
 def _answered(question: str, answer: str) -> Example:
-    return question, [Said(answer, by_policy=True)]
+    return question, [Turn(answer, by_policy=True)]
 
 
 def _partial_sums(question: str) -> str:

@@ -14,15 +14,15 @@ from bridge.snapshots.snapshot_format import HostFiles
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch.supervision.child import Child
-from launch.supervision.hang_detector import Bounds
+from launch.supervision.hang_detector import HangTimeouts
 from launch.supervision.placement import EnginePlace, Machine, place
-from launch.supervision.process_group import Group, Process
-from launch.supervision.process_tree import end_marked
+from launch.supervision.process_group import Process, ProcessGroup
+from launch.supervision.process_tree import kill_leftovers
 
 _CPU_DEVICES = "--xla_force_host_platform_device_count"
 
 
-class Crew(Protocol):
+class ProcessBackend(Protocol):
     """The run's processes, none of them started yet."""
 
     @property
@@ -52,7 +52,7 @@ class Crew(Protocol):
         ...
 
 
-class LocalCrew:
+class LocalBackend:
     """The run's processes on this machine."""
 
     def __init__(self, config: Config, folder: pathlib.Path, machine: Machine | None = None) -> None:
@@ -63,7 +63,7 @@ class LocalCrew:
         """
         placement = place(config, machine or Machine.here())
         self._config, self._run = config, RunFolder(folder)
-        self._mark = run_mark(folder)
+        self._mark = run_tag(folder)
         self.learner = self._learner(folder, placement.learner)
         self.actors = [self._actor(f"actor-{i}", folder, one) for i, one in enumerate(placement.engines)]
 
@@ -87,7 +87,7 @@ class LocalCrew:
             )
             for i in range(count)
         ]
-        return Group("learner", members, meeting=loopback_meeting)
+        return ProcessGroup("learner", members, meeting=free_local_address)
 
     def _learner_process(
         self, role: str, arguments: list[str], devices: Sequence[str], environment: Mapping[str, str]
@@ -106,7 +106,7 @@ class LocalCrew:
         # By its role, so that limits outlive the new name after a restart. When the run ends, what it has is of no use
         # any more; a learner for it is being started.
         limits = f"--limits={self._run.limits(role)}"
-        arguments = [f"--run_dir={folder}", limits, "--leave_s=0", "--wait_for_learner"]
+        arguments = [f"--run_dir={folder}", limits, "--shutdown_grace_s=0", "--wait_for_learner"]
         return Child(
             role,
             arguments + [f"--cpu_cores={where.cpu_cores}"] * bool(where.cpu_cores),
@@ -122,7 +122,7 @@ class LocalCrew:
         return [
             f"ended process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
             "of this run"
-            for one in end_marked(lambda mark: mark.startswith(self._mark))
+            for one in kill_leftovers(lambda mark: mark.startswith(self._mark))
         ]
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class LocalCrew:
             sweep(snapshots)
 
 
-def run_mark(folder: pathlib.Path) -> str:
+def run_tag(folder: pathlib.Path) -> str:
     """What the marks of a run's processes begin with; a copy of a run's folder has its id, and is another run."""
     return f"{run_id(folder)}:{folder.resolve()}:"
 
@@ -150,26 +150,35 @@ def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, st
     return {} if _CPU_DEVICES in flags else {"XLA_FLAGS": f"{flags} {_CPU_DEVICES}={count}".strip()}
 
 
-def loopback_meeting() -> str:
+def free_local_address() -> str:
     """host:port on this machine where nobody listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def learner_bounds(config: Config) -> Bounds:
+def learner_bounds(config: Config) -> HangTimeouts:
     """How long a learner may be silent."""
-    return _bounds(config, start_s=config.supervision.start_s, work_s=config.supervision.work_s)
-
-
-def actor_bounds(config: Config) -> Bounds:
-    """How long an actor may be silent; at its own deadline it ends itself, and says why."""
     return _bounds(
         config,
-        start_s=config.actor.start_timeout_s + config.supervision.heartbeat_s,
-        work_s=config.supervision.engine_s,
+        start_timeout_s=config.supervision.start_timeout_s,
+        progress_timeout_s=config.supervision.progress_timeout_s,
     )
 
 
-def _bounds(config: Config, *, start_s: float, work_s: float) -> Bounds:
+def actor_bounds(config: Config) -> HangTimeouts:
+    """How long an actor may be silent; at its own deadline it ends itself, and says why."""
+    return _bounds(
+        config,
+        start_timeout_s=config.actor.start_timeout_s + config.supervision.heartbeat_timeout_s,
+        progress_timeout_s=config.supervision.engine_timeout_s,
+    )
+
+
+def _bounds(config: Config, *, start_timeout_s: float, progress_timeout_s: float) -> HangTimeouts:
     limits = config.supervision
-    return Bounds(first_beat_s=limits.first_heartbeat_s, beat_s=limits.heartbeat_s, start_s=start_s, work_s=work_s)
+    return HangTimeouts(
+        first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
+        heartbeat_timeout_s=limits.heartbeat_timeout_s,
+        start_timeout_s=start_timeout_s,
+        progress_timeout_s=progress_timeout_s,
+    )

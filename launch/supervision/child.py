@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from bridge.liveness import VARIABLE, Doing, Pulse, read_phase
+from bridge.liveness import FD_VARIABLE, Activity, Liveness, read_phase
 from configs import custom_functions
 from launch.supervision.cause import telling_line
-from launch.supervision.hang_detector import Bounds, Vigil
-from launch.supervision.process_tree import end_marked
+from launch.supervision.hang_detector import HangDetector, HangTimeouts
 from launch.supervision.process_tree import environment as lifeline
+from launch.supervision.process_tree import kill_leftovers
 
 _MAX_BYTES = 1 << 20
 """Read at one look; of a longer piece the end."""
@@ -58,14 +58,19 @@ class PhaseLog:
 END_S = 30.0
 """How long a process that was killed may take to be gone."""
 _LOOK_S = 0.05
-_ENDLESS = Bounds(first_beat_s=float("inf"), beat_s=float("inf"), start_s=float("inf"), work_s=float("inf"))
-SAID = {Doing.STARTING: "starting", Doing.WAITING: "waiting", Doing.ALONE: "waiting, no live actor"}
+_ENDLESS = HangTimeouts(
+    first_heartbeat_timeout_s=float("inf"),
+    heartbeat_timeout_s=float("inf"),
+    start_timeout_s=float("inf"),
+    progress_timeout_s=float("inf"),
+)
+SAID = {Activity.STARTING: "starting", Activity.WAITING: "waiting", Activity.NO_ACTORS: "waiting, no live actor"}
 
 
 class Child:
     """A role of the run: the process that fills it now, or the one that is started in its place, and their log.
 
-    It is never spoken to, unlike a tool's `pipes.PipedProcess`: what it does is in the run folder. All it says to us is
+    It is never spoken to, unlike a tool's `pipes.RpcProcess`: what it does is in the run folder. All it says to us is
     that it lives (`bridge.liveness`).
     """
 
@@ -78,7 +83,7 @@ class Child:
         devices: str,
         environment: Mapping[str, str] = {},
         mark: str = "",
-        bounds: Bounds = _ENDLESS,
+        bounds: HangTimeouts = _ENDLESS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Not started.
@@ -104,8 +109,8 @@ class Child:
         self._environment = dict(environment) | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
         self._mark, self._bounds, self._clock = mark, bounds, clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._pulse: Pulse | None = None
-        self._vigil = Vigil(bounds, clock)
+        self._pulse: Liveness | None = None
+        self._vigil = HangDetector(bounds, clock)
         self._phases: PhaseLog | None = None
         self._log_start = 0
         """Offset in the log at which this process began."""
@@ -127,9 +132,9 @@ class Child:
         return self._process.pid
 
     @property
-    def doing(self) -> Doing:
+    def doing(self) -> Activity:
         """What it last said it does."""
-        return self._pulse.feel().doing if self._pulse is not None else Doing.STARTING
+        return self._pulse.read().activity if self._pulse is not None else Activity.STARTING
 
     def start(self, more: Sequence[str] = ()) -> None:
         """Starts it in a session of its own (Ctrl-C is ours to handle); it dies with us.
@@ -141,7 +146,7 @@ class Child:
         self._phases = PhaseLog(self._log)
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self.hung = ""
-        pulse = Pulse.create()
+        pulse = Liveness.create()
         output: IO[bytes] = open(self._log, "ab")  # noqa: SIM115  # the child keeps it
         with output:
             self._process = subprocess.Popen(
@@ -155,13 +160,13 @@ class Child:
                     **os.environ,
                     "PYTHONPATH": custom_functions.python_path(),
                     "PYTHONUNBUFFERED": "1",
-                    VARIABLE: str(pulse),
+                    FD_VARIABLE: str(pulse),
                 }
                 | lifeline(self._mark)
                 | self._environment,
             )
-        self._pulse = Pulse(pulse)
-        self._vigil = Vigil(self._bounds, self._clock)
+        self._pulse = Liveness(pulse)
+        self._vigil = HangDetector(self._bounds, self._clock)
 
     def command(self) -> list[str]:
         """What `start` runs."""
@@ -174,7 +179,7 @@ class Child:
         """Looks whether it lives and works; kills it with all it started if it doesn't, and says so in its log."""
         if self._process is None or self._pulse is None or self._process.poll() is not None:
             return False
-        reason = self._vigil.look(self._pulse.feel())
+        reason = self._vigil.look(self._pulse.read())
         if reason is None:
             return False
         self.hung = reason
@@ -183,7 +188,7 @@ class Child:
         self.kill()
         return True
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """SIGTERM, if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
@@ -209,7 +214,7 @@ class Child:
             except subprocess.TimeoutExpired:
                 raise TimeoutError(f"{self.name} (pid {self.pid}) was killed and does not end") from None
         if self._mark:
-            end_marked(lambda mark: mark == self._mark, deadline_s=END_S)
+            kill_leftovers(lambda mark: mark == self._mark, deadline_s=END_S)
 
     def describe(self) -> str:
         """What it is and does, in a few words."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 
 from absl import logging
 
-from bridge.liveness import MAX_LOOK_S, Doing, Sign, WatchedTime
+from bridge.liveness import MAX_LOOK_S, Activity, LivenessSample, WatchedTime
 from launch.supervision.process_tree import kill_below, stopped_below
 
 
-class StoppedProcesses:
+class SigstopWatchdog:
     """Which processes have been stopped for longer than a bound."""
 
     def __init__(self, bound_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +42,7 @@ def end_stopped_processes(bound_s: float) -> list[str]:
 
 
 def _watch(bound_s: float, done: list[str]) -> None:
-    stopped = StoppedProcesses(bound_s)
+    stopped = SigstopWatchdog(bound_s)
     while True:
         for pid in stopped.look(stopped_below(os.getpid())):
             done.append(f"process {pid} below this one was stopped for {bound_s:g} s and is killed")
@@ -52,21 +52,21 @@ def _watch(bound_s: float, done: list[str]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bounds:
+class HangTimeouts:
     """How long a process may be silent, in seconds."""
 
-    first_beat_s: float
+    first_heartbeat_timeout_s: float
     """Until its first beat: the interpreter starts."""
-    beat_s: float
+    heartbeat_timeout_s: float
     """Between beats: longer than that, it is stopped or dead in all its threads."""
-    start_s: float
+    start_timeout_s: float
     """Between two parts of the work while it starts."""
-    work_s: float
+    progress_timeout_s: float
     """Between two parts of the work after that."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory:
+class HangDetectorState:
     """What a watcher remembers of a process between two looks; numbers only, so that it can be written down."""
 
     looked_at_s: float
@@ -79,16 +79,16 @@ class Memory:
     work_at_s: float
 
 
-class Vigil:
+class HangDetector:
     """Watches one process, from its start on."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: HangTimeouts,
         clock: Callable[[], float] = time.monotonic,
         *,
         max_look_s: float = MAX_LOOK_S,
-        memory: Memory | None = None,
+        memory: HangDetectorState | None = None,
     ) -> None:
         """The process was started just now, or is the one of `memory`.
 
@@ -100,18 +100,18 @@ class Vigil:
         """
         self._bounds = bounds
         self._time = WatchedTime(clock, max_look_s=max_look_s)
-        self._sign = Sign(0, 0, Doing.STARTING)
+        self._sign = LivenessSample(0, 0, Activity.STARTING)
         self._beat_at_s = self._work_at_s = 0.0
         if memory is not None:
             self._time = WatchedTime(clock, max_look_s=max_look_s, before=(memory.looked_at_s, memory.watched_s))
-            self._sign = Sign(memory.num_beats, memory.num_works, Doing.STARTING)
+            self._sign = LivenessSample(memory.num_beats, memory.num_works, Activity.STARTING)
             self._beat_at_s, self._work_at_s = memory.beat_at_s, memory.work_at_s
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> HangDetectorState:
         """For who goes on with this vigil."""
         looked_at_s, watched_s = self._time.state
-        return Memory(
+        return HangDetectorState(
             looked_at_s=looked_at_s,
             watched_s=watched_s,
             num_beats=self._sign.num_beats,
@@ -120,7 +120,7 @@ class Vigil:
             work_at_s=self._work_at_s,
         )
 
-    def look(self, sign: Sign) -> str | None:
+    def look(self, sign: LivenessSample) -> str | None:
         """What shows that the process hangs; None while nothing does."""
         now_s = self._time.look()
         if sign.num_beats != self._sign.num_beats:
@@ -130,11 +130,11 @@ class Vigil:
         self._sign = sign
         bounds = self._bounds
         if sign.num_beats == 0:
-            return _over(now_s - self._beat_at_s, bounds.first_beat_s, "no first heartbeat")
-        is_starting = sign.doing is Doing.STARTING
-        return _over(now_s - self._beat_at_s, bounds.beat_s, "no heartbeat") or _over(
+            return _over(now_s - self._beat_at_s, bounds.first_heartbeat_timeout_s, "no first heartbeat")
+        is_starting = sign.activity is Activity.STARTING
+        return _over(now_s - self._beat_at_s, bounds.heartbeat_timeout_s, "no heartbeat") or _over(
             now_s - self._work_at_s,
-            bounds.start_s if is_starting else bounds.work_s,
+            bounds.start_timeout_s if is_starting else bounds.progress_timeout_s,
             "no progress in its start" if is_starting else "no progress in its work",
         )
 

@@ -1,8 +1,8 @@
-"""A look at a learner or an actor: `python -m launch.supervision.kubernetes_probe --pulse=FILE`; 0: alive, 3: hangs.
+"""Says whether a learner or an actor is alive (exit code 0) or hangs (3).
 
-The process was started with SLUICE_PULSE_FILE=FILE (`bridge/liveness.py`). A probe is a new process each time, so what
-it saw is kept beside the file. It imports little, since it runs every few seconds. With --ready: 0 once the process has
-started.
+`python -m launch.supervision.kubernetes_probe --liveness_file=FILE`. The process was started with
+SLUICE_LIVENESS_FILE=FILE (`bridge/liveness.py`). A probe is a new process each time, so what it saw is kept beside the
+file. It imports little, since it runs every few seconds. With --ready: 0 once the process has started.
 """
 
 import contextlib
@@ -16,15 +16,21 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from bridge.files import replace_file
-from bridge.liveness import Doing, Pulse, Sign
+from bridge.liveness import Activity, Liveness, LivenessSample
 from launch import cli_help
-from launch.supervision.hang_detector import Bounds, Memory, Vigil
+from launch.supervision.hang_detector import HangDetector, HangDetectorState, HangTimeouts
 
-_PULSE = flags.DEFINE_string("pulse", None, "The file that SLUICE_PULSE_FILE names for the process.")
-_FIRST_BEAT_S = flags.DEFINE_float("first_beat_s", 120.0, "Seconds until its first heartbeat.")
-_BEAT_S = flags.DEFINE_float("beat_s", 30.0, "Seconds between heartbeats.")
-_START_S = flags.DEFINE_float("start_s", 1800.0, "Seconds between two parts of its work while it starts.")
-_WORK_S = flags.DEFINE_float("work_s", 600.0, "Seconds between two parts of its work after that.")
+_LIVENESS_FILE = flags.DEFINE_string("liveness_file", None, "The file that SLUICE_LIVENESS_FILE names for the process.")
+_FIRST_HEARTBEAT_TIMEOUT_S = flags.DEFINE_float(
+    "first_heartbeat_timeout_s", 120.0, "Seconds until its first heartbeat."
+)
+_HEARTBEAT_TIMEOUT_S = flags.DEFINE_float("heartbeat_timeout_s", 30.0, "Seconds between heartbeats.")
+_START_TIMEOUT_S = flags.DEFINE_float(
+    "start_timeout_s", 1800.0, "Seconds between two parts of its work while it starts."
+)
+_PROGRESS_TIMEOUT_S = flags.DEFINE_float(
+    "progress_timeout_s", 600.0, "Seconds between two parts of its work after that."
+)
 _READY = flags.DEFINE_bool("ready", False, "Look only whether it has started.")
 
 HUNG = 3
@@ -43,8 +49,8 @@ def parse(argv: Sequence[str]) -> list[str]:
         program, *rest = flags.FLAGS(argv)
         if rest:
             raise flags.Error(f"unexpected argument {rest[0]!r}")
-        if _PULSE.value is None:
-            raise flags.Error("give --pulse=FILE")
+        if _LIVENESS_FILE.value is None:
+            raise flags.Error("give --liveness_file=FILE")
     except flags.Error as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
@@ -54,15 +60,18 @@ def parse(argv: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] = ()) -> int:
     """Looks once; what is wrong is said on stderr, which a cluster shows among its events."""
     del argv
-    assert _PULSE.value is not None
-    sign = Pulse.feel_file(_PULSE.value)
+    assert _LIVENESS_FILE.value is not None
+    sign = Liveness.read_file(_LIVENESS_FILE.value)
     if _READY.value:
-        return HUNG if sign.num_beats == 0 or sign.doing is Doing.STARTING else 0
-    file = pathlib.Path(f"{_PULSE.value}.seen")
-    bounds = Bounds(
-        first_beat_s=_FIRST_BEAT_S.value, beat_s=_BEAT_S.value, start_s=_START_S.value, work_s=_WORK_S.value
+        return HUNG if sign.num_beats == 0 or sign.activity is Activity.STARTING else 0
+    file = pathlib.Path(f"{_LIVENESS_FILE.value}.seen")
+    bounds = HangTimeouts(
+        first_heartbeat_timeout_s=_FIRST_HEARTBEAT_TIMEOUT_S.value,
+        heartbeat_timeout_s=_HEARTBEAT_TIMEOUT_S.value,
+        start_timeout_s=_START_TIMEOUT_S.value,
+        progress_timeout_s=_PROGRESS_TIMEOUT_S.value,
     )
-    vigil = Vigil(bounds, max_look_s=MAX_LOOK_S, memory=_read(file, sign))
+    vigil = HangDetector(bounds, max_look_s=MAX_LOOK_S, memory=_read(file, sign))
     hung = vigil.look(sign)
     with contextlib.suppress(OSError):  # memory that is full is no sign of a hang
         replace_file(file, json.dumps(dataclasses.asdict(vigil.memory)).encode())
@@ -71,11 +80,11 @@ def main(argv: Sequence[str] = ()) -> int:
     return HUNG if hung else 0
 
 
-def _read(file: pathlib.Path, sign: Sign) -> Memory | None:
+def _read(file: pathlib.Path, sign: LivenessSample) -> HangDetectorState | None:
     """What the last probe saw; None before the first, or if that was of the process before this one."""
     try:
         raw = json.loads(file.read_bytes())
-        memory = Memory(**{f.name: f.type(raw[f.name]) for f in dataclasses.fields(Memory)})  # pyright: ignore[reportCallIssue]
+        memory = HangDetectorState(**{f.name: f.type(raw[f.name]) for f in dataclasses.fields(HangDetectorState)})  # pyright: ignore[reportCallIssue]
     except (OSError, ValueError, KeyError, TypeError):  # a first look, or a disk that was full
         return None
     is_another = sign.num_beats < memory.num_beats or not all(map(math.isfinite, dataclasses.astuple(memory)))

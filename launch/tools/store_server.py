@@ -62,12 +62,12 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise _StopError
 
 
-def _place() -> trial_store.Place:
+def _place() -> trial_store.TrialLocation:
     if _DIR.value is None:
         raise ValueError("give --dir=FOLDER")
     host, port = parse_address(_LISTEN.value)
     everywhere = host in ("0.0.0.0", "::", "*")
-    return trial_store.Place(
+    return trial_store.TrialLocation(
         folder=pathlib.Path(_DIR.value).absolute(),
         host=host,
         port=port,

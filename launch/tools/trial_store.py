@@ -15,7 +15,7 @@ from bridge.files import try_flock
 from bridge.object_store import is_loopback
 from bridge.store.postgres.tables_and_roles import ACTOR, LEARNER, make_schema, schema_sql
 from launch.tools.certificates import write_private
-from launch.tools.postgres_server import Cluster
+from launch.tools.postgres_server import PostgresServer
 
 DATABASE = "sluice"
 ROLES = {"learner": LEARNER, "actor": ACTOR}
@@ -40,7 +40,7 @@ _TLS: dict[str, str | int] = {"ssl": "on", "ssl_min_protocol_version": "TLSv1.3"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class TrialLocation:
     """Where a trial store is kept, and where it is reached."""
 
     folder: pathlib.Path
@@ -91,7 +91,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def serving(place: Place) -> Iterator[Cluster]:
+def serving(place: TrialLocation) -> Iterator[PostgresServer]:
     """The server of a place, as long as the context lasts; made the first time, later started on what is there.
 
     Raises:
@@ -105,7 +105,7 @@ def serving(place: Place) -> Iterator[Cluster]:
     try:
         if not try_flock(lock, fcntl.LOCK_EX):
             raise ValueError(f"a server runs in {folder} already")
-        cluster = Cluster(folder / "data", host=place.host, port=place.port, tls=place.has_tls)
+        cluster = PostgresServer(folder / "data", host=place.host, port=place.port, tls=place.has_tls)
         if cluster.is_new:
             cluster.create()
         elif cluster.log.exists() and cluster.log.stat().st_size > _MAX_LOG_BYTES:
@@ -136,7 +136,7 @@ def administrators_sql() -> str:
     return f"{schema_sql()}\n-- Who logs in, for example:\n{logins}"
 
 
-def _set_up(cluster: Cluster, place: Place) -> None:
+def _set_up(cluster: PostgresServer, place: TrialLocation) -> None:
     """Makes the roles, the database and its tables, or brings them to what they should be."""
     with psycopg.connect(cluster.admin_url, autocommit=True) as db:
         known = {name for (name,) in db.execute("SELECT rolname FROM pg_roles").fetchall()}
@@ -158,7 +158,7 @@ def _set_up(cluster: Cluster, place: Place) -> None:
             db.execute(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}; GRANT {} TO {}").format(*names))
 
 
-def _password(place: Place, role: str) -> str:
+def _password(place: TrialLocation, role: str) -> str:
     """A role's password, out of its file; made the first time."""
     path = place.passfile(role)
     if path.exists():

@@ -17,7 +17,7 @@ from configs import custom_functions
 from configs.sections.prompts import PromptSource
 from learner.data.parse_row import NotARowError, RowFormat, problem_of
 from learner.data.problem import BadRow, Problem, RawProblem, task_of
-from learner.data.source_context import Opened, Setting, where
+from learner.data.source_context import OpenedSource, SourceContext, where
 
 NUM_PROCEDURAL = 2**31 - 1
 """Indices a procedural task has; each is another problem (some of the same text)."""
@@ -157,13 +157,13 @@ MAX_BAD_IN_A_ROW = 2_000
 """Rows set aside with no good one between them; then what makes them is broken."""
 
 
-class ProceduralProblems:
+class GeneratedProblems:
     """What is made by index; None where that is held out, a `BadRow` where it is none or does not fit."""
 
-    def __init__(self, made: ReasoningGymSource | EnvironmentSource, name: str, setting: Setting) -> None:
+    def __init__(self, made: ReasoningGymSource | EnvironmentSource, name: str, setting: SourceContext) -> None:
         """Nothing is made yet."""
         self._made, self._name, self._setting = made, name, setting
-        self._path = _said(where(name), setting.config.prompts.sources[name])
+        self._path = _source_text(where(name), setting.config.prompts.sources[name])
 
     def __len__(self) -> int:
         return NUM_PROCEDURAL
@@ -185,7 +185,7 @@ class ProceduralProblems:
         return problem
 
 
-def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened:
+def open_generated(name: str, setting: SourceContext, *, num_held_out: int) -> OpenedSource:
     """A source that is made by index.
 
     Raises:
@@ -196,15 +196,15 @@ def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened
         source, setting, num_held_out, name=name, field=where(name), bound="evaluation.num_problems"
     )
     made = _make(source, setting, seed=_train_seed(setting.config.run.seed), field=where(name))
-    problems = ProceduralProblems(made, name, setting)
+    problems = GeneratedProblems(made, name, setting)
     if not any(isinstance(problems[index], Problem) for index in range(MAX_BAD_IN_A_ROW)):
         first = _make_row(made, 0, "")
         raise ValueError(
-            f"{_said(where(name), source)}: of its first {MAX_BAD_IN_A_ROW} questions none can be trained on: "
+            f"{_source_text(where(name), source)}: of its first {MAX_BAD_IN_A_ROW} questions none can be trained on: "
             f"{first.reason if isinstance(first, BadRow) else repr(first.question)} and the others are none, are held "
             "out by their hash (is it the same one each time?), or do not fit"
         )
-    return Opened(
+    return OpenedSource(
         name=name,
         source=source,
         problems=problems,
@@ -215,7 +215,7 @@ def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened
 
 
 def draw_held_out(
-    source: PromptSource, setting: Setting, num_problems: int, *, name: str, field: str, bound: str
+    source: PromptSource, setting: SourceContext, num_problems: int, *, name: str, field: str, bound: str
 ) -> tuple[list[Problem], list[BadRow]]:
     """Held-out problems of what is made by index, distinct and the same whatever the run's seed; and the bad rows.
 
@@ -233,7 +233,7 @@ def draw_held_out(
     if num_problems == 0:
         return [], []
     made = _make(source, setting, seed=_EVAL_SEED, field=field)
-    path = f"{_said(field, source)} (evaluation)"
+    path = f"{_source_text(field, source)} (evaluation)"
     found: dict[str, Problem] = {}
     bad: list[BadRow] = []
     last_good = -1
@@ -252,14 +252,14 @@ def draw_held_out(
             break
     else:
         raise ValueError(
-            f"{_said(field, source)} has only {len(found)} distinct held-out problems in {_MAX_DRAWS} draws; lower "
-            f"{bound} ({num_problems}) or widen its arguments"
+            f"{_source_text(field, source)} has only {len(found)} distinct held-out problems in {_MAX_DRAWS} draws; "
+            f"lower {bound} ({num_problems}) or widen its arguments"
         )
     longest = max(p.prompt_tokens.size for p in found.values())
     if longest > setting.max_tokens:
         raise ValueError(
-            f"prompts of {_said(field, source)} have up to {longest} tokens; model.max_tokens less the tokens of a "
-            f"response (sampling.max_response_tokens, or the set's max_tokens) leaves {setting.max_tokens}"
+            f"prompts of {_source_text(field, source)} have up to {longest} tokens; model.max_tokens less the tokens "
+            f"of a response (sampling.max_response_tokens, or the set's max_tokens) leaves {setting.max_tokens}"
         )
     return list(found.values()), bad
 
@@ -283,20 +283,22 @@ def _make_row(made: ReasoningGymSource | EnvironmentSource, index: int, path: st
         return BadRow(index, f"{type(e).__name__}: {e}", path)
 
 
-def _tokenize(raw: RawProblem, index: int, name: str, setting: Setting, path: str) -> Problem | BadRow:
+def _tokenize(raw: RawProblem, index: int, name: str, setting: SourceContext, path: str) -> Problem | BadRow:
     try:
         return setting.tokenize(raw, name)
     except ValueError as e:  # the chat template wants other roles, or another order of them
         return BadRow(index, str(e), path)
 
 
-def _make(source: PromptSource, setting: Setting, *, seed: int, field: str) -> ReasoningGymSource | EnvironmentSource:
+def _make(
+    source: PromptSource, setting: SourceContext, *, seed: int, field: str
+) -> ReasoningGymSource | EnvironmentSource:
     if source.task:
         return ReasoningGymSource(source, seed=seed, where=field)
     return EnvironmentSource(setting.form(source), seed=seed, where=field)
 
 
-def _said(field: str, source: PromptSource) -> str:
+def _source_text(field: str, source: PromptSource) -> str:
     kind = f"task={source.task!r}" if source.task else f"environment={source.environment!r}"
     return f"{field}.{kind}"
 

@@ -94,7 +94,7 @@ SCALE = 10**12
 """Parts that a share is counted in."""
 
 
-def in_parts(weights: Mapping[str, float], total: int) -> dict[str, int]:
+def apportion(weights: Mapping[str, float], total: int) -> dict[str, int]:
     """`total` in proportion to the weights, by the largest remainders; the sum is exact, and what weighs 0 gets 0.
 
     Raises:
@@ -122,7 +122,7 @@ class Mixture:
 
     def pick(self, weights: Mapping[str, float]) -> str:
         """The next name; none whose weight is 0."""
-        shares = in_parts(weights, SCALE)
+        shares = apportion(weights, SCALE)
         for name, share in shares.items():
             self._owed[name] += share
         asked = [name for name, share in shares.items() if share > 0]

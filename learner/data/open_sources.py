@@ -12,13 +12,13 @@ from jaxtyping import Int64
 
 from configs.schema import Config
 from configs.sections.prompts import PromptSource
-from learner.data.generated import open_procedural
-from learner.data.mixture import in_parts
+from learner.data.generated import open_generated
+from learner.data.mixture import apportion
 from learner.data.parse_row import RowFormat, parse_row
 from learner.data.problem import Problem, RawProblem
 from learner.data.readers import Rows, open_rows
-from learner.data.row_filter import Screen, Screened, SetAside
-from learner.data.source_context import Opened, Setting, where
+from learner.data.row_filter import FilterResult, RowFilter, SetAside
+from learner.data.source_context import OpenedSource, SourceContext, where
 from learner.data.tokenizer import Tokenizer
 
 
@@ -50,7 +50,7 @@ class FileProblems:
     """Rows of a file by their place among those kept; each is parsed and tokenized when it is asked for."""
 
     def __init__(
-        self, rows: Rows, kept: Int64[np.ndarray, " N"], name: str, source: PromptSource, setting: Setting
+        self, rows: Rows, kept: Int64[np.ndarray, " N"], name: str, source: PromptSource, setting: SourceContext
     ) -> None:
         """`kept` are indices into `rows`, which are those of source `name`."""
         self._rows, self._kept, self._name, self._setting = rows, kept, name, setting
@@ -75,12 +75,12 @@ class FileProblems:
 
 def open_file(
     name: str,
-    setting: Setting,
+    setting: SourceContext,
     *,
     eval_rows: Rows | None,
     num_held_out: int,
-    set_aside: Mapping[int, str],
-) -> Opened:
+    gold_failures: Mapping[int, str],
+) -> OpenedSource:
     """A source of rows: what is trained on, held out, and set aside; logs how many.
 
     Args:
@@ -88,7 +88,7 @@ def open_file(
       setting: the run's.
       eval_rows: what is held out; chosen by hash if None.
       num_held_out: so many are evaluated.
-      set_aside: reasons by row number, of rows whose own answer does not pass.
+      gold_failures: reasons by row number, of rows whose own answer does not pass.
 
     Raises:
       ValueError: the file is unusable, or leaves nothing to train on or to evaluate.
@@ -102,7 +102,7 @@ def open_file(
             return "held_out"
         return "neither" if setting.is_evaluated(raw) else "train"
 
-    screen = Screen(
+    screen = RowFilter(
         path=source.path,
         form=form,
         tokenizer=setting.tokenizer,
@@ -110,14 +110,14 @@ def open_file(
         max_tokens=setting.max_tokens,
         side=side,
         measured=("train", "held_out") if num_held_out else ("train",),
-        set_aside=set_aside,
+        gold_failures=gold_failures,
     )
-    found = screen.look(rows)
+    found = screen.scan(rows)
     held_rows, held_out, bad = rows, found.held_out, found.bad
     of_eval = None
     if eval_rows is not None and num_held_out:
         path = source.eval_path or f"{source.path} ({source.eval_split})"
-        of_eval = dataclasses.replace(screen, path=path, side=lambda _: "held_out", set_aside={}).look(eval_rows)
+        of_eval = dataclasses.replace(screen, path=path, side=lambda _: "held_out", gold_failures={}).scan(eval_rows)
         held_rows, held_out, bad = eval_rows, of_eval.held_out, bad + of_eval.bad
     _log_counts(name, source, found, num_held_out=len(held_out))
     if not len(found.train) or (num_held_out and not len(held_out)):
@@ -126,7 +126,7 @@ def open_file(
             f"{where(name)}.eval_path, or change prompts.held_out_one_in)"
         )
     held = FileProblems(held_rows, held_out[:num_held_out], name, source, setting)
-    return Opened(
+    return OpenedSource(
         name=name,
         source=source,
         problems=FileProblems(rows, found.train, name, source, setting),
@@ -137,7 +137,7 @@ def open_file(
     )
 
 
-def _log_counts(name: str, source: PromptSource, found: Screened, *, num_held_out: int) -> None:
+def _log_counts(name: str, source: PromptSource, found: FilterResult, *, num_held_out: int) -> None:
     logging.info(
         "prompts source=%s path=%s rows=%d kept=%d held_out=%d too_long=%d bad=%d in_evaluation=%d "
         "contradicting_duplicates=%d",
@@ -154,8 +154,8 @@ def _log_counts(name: str, source: PromptSource, found: Screened, *, num_held_ou
 
 
 def open_sources(
-    config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | None = None, evaluated: Collection[str] = ()
-) -> list[Opened]:
+    config: Config, tokenizer: Tokenizer, *, gold_failures: SetAside | None = None, evaluated: Collection[str] = ()
+) -> list[OpenedSource]:
     """All sources of the config, in the order of their names; logs how many rows of each are kept.
 
     `evaluation.num_problems` are held out of them in proportion to their weights; what one source evaluates no other
@@ -164,7 +164,7 @@ def open_sources(
     Args:
       config: the run's.
       tokenizer: the model's.
-      set_aside: rows whose own answer does not pass.
+      gold_failures: rows whose own answer does not pass.
       evaluated: questions of evaluation sets (`learner.evaluation.eval_sets.questions_of`).
 
     Raises:
@@ -172,7 +172,7 @@ def open_sources(
         for the run.
     """
     sources = config.prompts.sources
-    setting = Setting(config, tokenizer)
+    setting = SourceContext(config, tokenizer)
     of_eval: dict[str, Rows] = {}
     kept_out = set(evaluated)
     for name, source in sources.items():
@@ -180,8 +180,8 @@ def open_sources(
             of_eval[name] = rows
             kept_out |= questions(rows, setting.form(source))
     setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
-    shares = in_parts({name: source.weight for name, source in sources.items()}, config.evaluation.num_problems)
-    opened: dict[str, Opened] = {}
+    shares = apportion({name: source.weight for name, source in sources.items()}, config.evaluation.num_problems)
+    opened: dict[str, OpenedSource] = {}
     # A hash keeps its questions out of whatever holds out by hash; from those beside an evaluation file they are kept
     # by their text.
     for name in sorted(sources, key=lambda name: name in of_eval):
@@ -191,10 +191,10 @@ def open_sources(
                 setting,
                 eval_rows=of_eval.get(name),
                 num_held_out=shares[name],
-                set_aside=(set_aside or {}).get(name, {}),
+                gold_failures=(gold_failures or {}).get(name, {}),
             )
         else:
-            opened[name] = open_procedural(name, setting, num_held_out=shares[name])
+            opened[name] = open_generated(name, setting, num_held_out=shares[name])
         if name not in of_eval:
             kept_out |= {p.question.strip() for p in opened[name].held_out}
             setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
@@ -203,7 +203,7 @@ def open_sources(
     return in_order
 
 
-def check_epochs(config: Config, opened: Sequence[Opened]) -> None:
+def check_epochs(config: Config, opened: Sequence[OpenedSource]) -> None:
     """Refuses a run whose updates ask the rows of a file more often than `prompts.num_epochs`.
 
     Raises:

@@ -57,7 +57,9 @@ class RowFormat:
             tools_field=prompts.tools_field,
             template_arguments_field=prompts.template_arguments_field,
             ignored_fields=frozenset(prompts.ignored_names),
-            verifiers=frozenset((*VERIFIERS, *prompts.own_verifiers, *filter(custom_functions.is_own, source.parts))),
+            verifiers=frozenset(
+                (*VERIFIERS, *prompts.custom_verifiers, *filter(custom_functions.is_custom, source.parts))
+            ),
         )
 
     @property

@@ -13,7 +13,7 @@ from learner.data.mixture import Curriculum, Mixture
 from learner.data.open_sources import open_sources
 from learner.data.problem import BadRow, Problem
 from learner.data.row_filter import SetAside
-from learner.data.source_context import Opened
+from learner.data.source_context import OpenedSource
 from learner.data.tokenizer import Tokenizer
 
 _NO_PREFETCH = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -31,7 +31,7 @@ class PromptStream:
     def __init__(
         self,
         config: Config,
-        opened: Sequence[Opened],
+        opened: Sequence[OpenedSource],
         *,
         quarantine: Callable[[BadRow], None] | None = None,
         digests: Mapping[str, str] | None = None,
@@ -46,7 +46,7 @@ class PromptStream:
         """
         self._digests = dict(digests or {})
         self._opened = {o.name: o for o in opened}
-        self._sieves = {o.name: _Sieve(quarantine) for o in opened}
+        self._sieves = {o.name: _ProblemFilter(quarantine) for o in opened}
         self._iterators = {o.name: iter(_dataset(o, config.run.seed, self._sieves[o.name])) for o in opened}
         self._num_drawn = dict.fromkeys(self._opened, 0)
         self._mixture = Mixture(list(self._opened))
@@ -73,7 +73,7 @@ class PromptStream:
         weights = self._curriculum.weights()
         whole = sum(weights.values())
         row |= {f"prompts/{name}/epoch": epoch for name, epoch in epochs.items()}
-        row |= {f"prompts/{name}/share": weight / whole for name, weight in weights.items()}
+        row |= {f"prompts/{name}/fraction": weight / whole for name, weight in weights.items()}
         row |= {f"prompts/{name}/problems": float(drawn) for name, drawn in self._num_drawn.items()}
         row |= {f"prompts/{name}/reward": reward for name, reward in self._curriculum.rewards.items()}
         return row
@@ -134,7 +134,7 @@ def _told(rows: dict[str, Any]) -> str:
     return f"{rows['num']} rows, hash {rows['digest'] or 'none'}"
 
 
-def _dataset(opened: Opened, seed: int, sieve: "_Sieve") -> grain.IterDataset[Any]:
+def _dataset(opened: OpenedSource, seed: int, sieve: "_ProblemFilter") -> grain.IterDataset[Any]:
     source = grain.MapDataset.source(opened.problems)
     if opened.is_endless:
         return source.to_iter_dataset(_NO_PREFETCH).filter(sieve.is_problem)
@@ -143,7 +143,7 @@ def _dataset(opened: Opened, seed: int, sieve: "_Sieve") -> grain.IterDataset[An
     return source.seed(seed).shuffle().repeat().to_iter_dataset(_NO_PREFETCH)
 
 
-class _Sieve:
+class _ProblemFilter:
     """Lets problems through, and counts the rows that are set aside."""
 
     def __init__(self, quarantine: Callable[[BadRow], None] | None) -> None:
@@ -181,7 +181,7 @@ def load_prompts(
     config: Config,
     tokenizer: Tokenizer,
     *,
-    set_aside: SetAside | None = None,
+    gold_failures: SetAside | None = None,
     quarantine: Callable[[BadRow], None] | None = None,
     evaluated: Collection[str] = (),
     digests: Mapping[str, str] | None = None,
@@ -191,7 +191,7 @@ def load_prompts(
     Args:
       config: the run's.
       tokenizer: the model's.
-      set_aside: rows whose own answer does not pass.
+      gold_failures: rows whose own answer does not pass.
       quarantine: told of the bad rows that turn up later, among those made by index.
       evaluated: questions of evaluation sets, which nothing trains on.
       digests: hashes of the evaluation sets' rows by name, kept with the stream's place.
@@ -199,7 +199,7 @@ def load_prompts(
     Raises:
       ValueError: a source is unusable, or too few held-out problems exist.
     """
-    opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=evaluated)
+    opened = open_sources(config, tokenizer, gold_failures=gold_failures, evaluated=evaluated)
     held_out = [problem for source in opened for problem in source.held_out]
     bad = [row for source in opened for row in source.bad]
     return PromptStream(config, opened, quarantine=quarantine, digests=digests), held_out, bad

@@ -24,7 +24,7 @@ from learner.data.tokenizer import Tokenizer, render
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Screened:
+class FilterResult:
     """A source's rows, by index from 0, after the look at them."""
 
     path: str
@@ -68,7 +68,7 @@ class Screened:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Screen:
+class RowFilter:
     """Looks at rows."""
 
     path: str
@@ -82,16 +82,16 @@ class Screen:
     """Where a row belongs: `train`, `held_out`, `neither`."""
     measured: Collection[str] = ("train", "held_out")
     """The sides whose lengths matter."""
-    set_aside: Mapping[int, str] = dataclasses.field(default_factory=dict[int, str])
+    gold_failures: Mapping[int, str] = dataclasses.field(default_factory=dict[int, str])
     """Reasons by row number, of rows whose own answer is wrong."""
 
-    def look(self, rows: Rows) -> Screened:
+    def scan(self, rows: Rows) -> FilterResult:
         """Parses, renders and measures all rows.
 
         Raises:
           ValueError: not one is well-formed, or none that is measured fits.
         """
-        found = _Found()
+        found = _FilterCounts()
         for batch in rows.batches():
             self._sort(batch, found)
         if not any(found.sides.values()) and not found.num_too_long:
@@ -103,7 +103,7 @@ class Screen:
                     f"no prompt fits: all {found.too_long[name]} of {self.path} are empty or longer than "
                     f"{self.max_tokens} tokens (model.max_tokens - sampling.max_response_tokens)"
                 )
-        return Screened(
+        return FilterResult(
             path=self.path,
             max_tokens=self.max_tokens,
             train=np.array(found.sides["train"], np.int64),
@@ -117,7 +117,7 @@ class Screen:
             prompt_tokens=_quantiles(found.sizes),
         )
 
-    def _sort(self, batch: Sequence[Row | str | None], found: "_Found") -> None:
+    def _sort(self, batch: Sequence[Row | str | None], found: "_FilterCounts") -> None:
         kept: list[tuple[int, RawProblem, str, str]] = []
         first, found.next_row = found.next_row, found.next_row + len(batch)
         for number, row in enumerate(batch, start=first):
@@ -142,8 +142,8 @@ class Screen:
         raw = row if isinstance(row, str) else parse_row(number, row, self.form)
         if isinstance(raw, str):
             return BadRow(number, raw, self.path)
-        if number in self.set_aside:
-            return BadRow(number, self.set_aside[number], self.path)
+        if number in self.gold_failures:
+            return BadRow(number, self.gold_failures[number], self.path)
         side = self.side(raw)
         if side not in self.measured:
             return raw, side, ""
@@ -162,7 +162,7 @@ def _quantiles(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(q) for q in np.quantile(sizes, (0.5, 0.9, 0.99, 1), method="higher")) if sizes else ()
 
 
-class _Found:
+class _FilterCounts:
     """What was seen so far."""
 
     def __init__(self) -> None:
@@ -269,13 +269,13 @@ def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
     return found
 
 
-def write_set_aside(file: pathlib.Path, set_aside: SetAside) -> None:
-    """Keeps what `read_set_aside` gives, for every start of the run."""
-    text = json.dumps({source: {str(row): why for row, why in rows.items()} for source, rows in set_aside.items()})
+def write_gold_failures(file: pathlib.Path, gold_failures: SetAside) -> None:
+    """Keeps what `read_gold_failures` gives, for every start of the run."""
+    text = json.dumps({source: {str(row): why for row, why in rows.items()} for source, rows in gold_failures.items()})
     replace_file(file, text.encode())
 
 
-def read_set_aside(file: pathlib.Path) -> SetAside:
+def read_gold_failures(file: pathlib.Path) -> SetAside:
     """Reasons by source and row; none where nobody looked.
 
     Raises:

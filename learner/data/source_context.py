@@ -7,7 +7,7 @@ from configs.schema import Config
 from configs.sections.prompts import PromptSource
 from learner.data.parse_row import RowFormat
 from learner.data.problem import BadRow, Problem, RawProblem, is_held_out
-from learner.data.row_filter import Screened
+from learner.data.row_filter import FilterResult
 from learner.data.tokenizer import Tokenizer, max_prompt_tokens, tokenize
 
 
@@ -22,7 +22,7 @@ class Problems(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedSource:
     """A source, looked at."""
 
     name: str
@@ -33,12 +33,12 @@ class Opened:
     held_out: tuple[Problem, ...]
     """As many as were asked for, or all."""
     bad: tuple[BadRow, ...] = ()
-    looked_at: tuple[Screened, ...] = ()
+    looked_at: tuple[FilterResult, ...] = ()
     """Counts of the look at all rows: the file to train on, then an evaluation file; none for rows by index."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class SourceContext:
     """Config and tokenizer, and the evaluation that all sources keep out of training."""
 
     config: Config

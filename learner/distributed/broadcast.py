@@ -20,7 +20,7 @@ from jaxtyping import Array
 from learner.distributed.sharding import shardings
 
 
-class Spread:
+class BatchBroadcast:
     """Spreads trees of one kind over one mesh. All processes call it, in the order in which they call the steps."""
 
     def __init__(self, shapes: Any, mesh: Mesh, *, leader: int = 0) -> None:
@@ -43,7 +43,7 @@ class Spread:
         )
         self._sum = jax.jit(
             jax.shard_map(
-                lambda tree: jax.tree.map(self._own_part, tree, shapes),
+                lambda tree: jax.tree.map(self._own_shard, tree, shapes),
                 mesh=mesh,
                 in_specs=PartitionSpec(self._axes),
                 out_specs=jax.tree.map(lambda sharding: sharding.spec, shardings(shapes)),
@@ -75,7 +75,7 @@ class Spread:
         ]
         return jax.make_array_from_single_device_arrays(zeros.shape, self._apart, parts)
 
-    def _own_part(self, x: Array, shape: jax.ShapeDtypeStruct) -> Array:
+    def _own_shard(self, x: Array, shape: jax.ShapeDtypeStruct) -> Array:
         """On one device: of the sum over all, its shard."""
         assert isinstance(shape.sharding, NamedSharding)
         total, left = x[0], set(self._axes)

@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 1 << 26
 """Of one message. Most are commands, of a few hundred bytes; a snapshot's hashes and a checkpoint's are a few MiB."""
 
 
-class HostLostError(TimeoutError):
+class ProcessLostError(TimeoutError):
     """Another process of the learner ended, hangs, or can't be reached: all end, and start again from a checkpoint."""
 
 
@@ -42,7 +42,7 @@ class Channel(Protocol):
           timeout_s: how long the others wait for it, and then for each MiB of it. The leader waits for nobody.
 
         Raises:
-          HostLostError: it did not come in time.
+          ProcessLostError: it did not come in time.
           ValueError: it is larger than MAX_MESSAGE_BYTES.
         """
         ...
@@ -55,13 +55,13 @@ class Channel(Protocol):
           timeout_s: how long the leader waits for the last one, and then for each MiB of it.
 
         Raises:
-          HostLostError: one did not come in time; says whose.
+          ProcessLostError: one did not come in time; says whose.
           ValueError: it is larger than MAX_MESSAGE_BYTES.
         """
         ...
 
 
-class Hosts(Protocol):
+class Processes(Protocol):
     """The learner's processes as one of them sees them."""
 
     @property
@@ -83,36 +83,36 @@ class Hosts(Protocol):
         """The channel of that name; made once a name in every process."""
         ...
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Tells the leader that this process was asked to end; returns at once. More than once is fine."""
         ...
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether any process was asked to end; for the leader, which then tells all."""
         ...
 
 
-class OneHost:
+class SingleProcess:
     """A learner of one process: it leads, and is told what it says."""
 
     index, count, is_leader = 0, 1, True
 
     def __init__(self) -> None:
         """Not asked to stop."""
-        self.is_asked_to_stop = False
+        self.stop_requested = False
 
-    def channel(self, name: str) -> "OneChannel":
+    def channel(self, name: str) -> "SingleChannel":
         """All alike."""
         del name
-        return OneChannel()
+        return SingleChannel()
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Remembered."""
-        self.is_asked_to_stop = True
+        self.stop_requested = True
 
 
-class OneChannel:
+class SingleChannel:
     """From one process to itself."""
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
@@ -157,7 +157,7 @@ _TIMED_OUT = "DEADLINE_EXCEEDED"
 _NOT_FOUND = "NOT_FOUND"
 
 
-class JaxHosts:
+class JaxProcesses:
     """All processes of `jax.distributed`; it is initialised already."""
 
     def __init__(self) -> None:
@@ -177,22 +177,22 @@ class JaxHosts:
         """The channel of that name; a second one of the same name would mix their messages."""
         return ServiceChannel(self._client, name, index=self.index, count=self.count)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Leaves a note at the leader; one that is gone needs none."""
         try:
             self._client.key_value_set(f"{_PREFIX}/stop", str(self.index), allow_overwrite=True)
         except jax.errors.JaxRuntimeError as e:
-            raise HostLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether there is such a note."""
         try:
             self._client.key_value_try_get(f"{_PREFIX}/stop")
         except jax.errors.JaxRuntimeError as e:
             if _NOT_FOUND in str(e):
                 return False
-            raise HostLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
         return True
 
 
@@ -218,7 +218,7 @@ class ServiceChannel:
             if self._client.key_value_increment(f"{key}/readers", 1) == self._count - 1:
                 self._client.key_value_delete(key)
         except jax.errors.JaxRuntimeError as e:
-            raise HostLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
         return got
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
@@ -246,7 +246,7 @@ class ServiceChannel:
                 value = _IN_PIECES + b"%d" % len(pieces)
             self._client.key_value_set_bytes(key, value)
         except jax.errors.JaxRuntimeError as e:
-            raise HostLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
 
     def _get(self, key: str, whose: str, timeout_s: float, *, wait_s: float | None = None) -> bytes:
         """The message, once it is there; `timeout_s` is how long a piece may take, and what it waits if not told."""
@@ -256,7 +256,7 @@ class ServiceChannel:
             left_s = end_s - time.monotonic()
             value = self._read(key, whose, min(left_s, _SLICE_S))
             if value is None and left_s <= _SLICE_S:
-                raise HostLostError(f"the learner's {whose} said nothing for {timeout_s:.0f} s")
+                raise ProcessLostError(f"the learner's {whose} said nothing for {timeout_s:.0f} s")
         if value[:1] == _WHOLE:
             return value[1:]
         return b"".join(self._piece(f"{key}/{i}", whose, min(timeout_s, _PIECE_S)) for i in range(int(value[1:])))
@@ -264,7 +264,7 @@ class ServiceChannel:
     def _piece(self, key: str, whose: str, timeout_s: float) -> bytes:
         piece = self._read(key, whose, timeout_s)
         if piece is None:
-            raise HostLostError(f"the learner's {whose} said half of it, and no more for {timeout_s:.0f} s")
+            raise ProcessLostError(f"the learner's {whose} said half of it, and no more for {timeout_s:.0f} s")
         return piece
 
     def _read(self, key: str, whose: str, wait_s: float) -> bytes | None:
@@ -274,24 +274,24 @@ class ServiceChannel:
         except jax.errors.JaxRuntimeError as e:
             if _TIMED_OUT in str(e):
                 return None
-            raise HostLostError(f"the learner's {whose} can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's {whose} can't be reached: {first_line(e)}") from e
 
 
 _OVER = "over"
 
 
-class MeetingOverError(RuntimeError):
+class BarrierBrokenError(RuntimeError):
     """Hosts came to different places: one of them failed on the way, and says why elsewhere."""
 
 
-class Meeting:
+class Barrier:
     """A barrier of several places, which all come to in the same order; over for good once they don't.
 
     A host that fails skips a place, and comes to the next one, or ends the meeting: the others, who wait where it never
     comes to, hear of it then, not when their time is up. Used by one thread at a time in a process; `end` by any.
     """
 
-    def __init__(self, hosts: Hosts, channel: Channel, *, timeout_s: float) -> None:
+    def __init__(self, hosts: Processes, channel: Channel, *, timeout_s: float) -> None:
         """Nobody came yet.
 
         Args:
@@ -307,20 +307,20 @@ class Meeting:
         """Returns when all hosts are at that place.
 
         Raises:
-          MeetingOverError: a host is elsewhere, or was before.
-          HostLostError: a host did not come.
+          BarrierBrokenError: a host is elsewhere, or was before.
+          ProcessLostError: a host did not come.
         """
         with self._lock:
             if not self._is_over:
                 self._is_over = not self._are_all_at(place)
             if self._is_over:
-                raise MeetingOverError("another of the learner's processes failed")
+                raise BarrierBrokenError("another of the learner's processes failed")
 
     def end(self) -> None:
         """Nobody waits any more: all hosts call it once one has failed, whatever their other threads still do.
 
         Raises:
-          HostLostError: a host did not come.
+          ProcessLostError: a host did not come.
         """
         with self._lock:
             if not self._is_over:

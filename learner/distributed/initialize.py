@@ -6,7 +6,7 @@ import jax
 from absl import logging
 from jax._src import clusters
 
-from learner.distributed.channel import HostLostError, Hosts, JaxHosts, OneHost
+from learner.distributed.channel import JaxProcesses, Processes, ProcessLostError, SingleProcess
 
 DETECTED = ("gcetpu", "gketpu", "slurm", "ompi")
 """JAX's names of what says it by itself: Cloud TPU (GCE and GKE), Slurm, Open MPI. Ray and others pass flags."""
@@ -40,14 +40,16 @@ class Identity:
 ALONE = Identity(index=0, count=1, coordinator="")
 
 
-def identify(*, coordinator: str | None, num_processes: int | None, process_id: int | None, join_s: int) -> Identity:
+def identify(
+    *, coordinator: str | None, num_processes: int | None, process_id: int | None, init_timeout_s: int
+) -> Identity:
     """From the flags; from the environment if none is given.
 
     Args:
       coordinator: --coordinator.
       num_processes: --num_processes; 1 alone says that there is one process, whatever the environment says.
       process_id: --process_id.
-      join_s: how long process 0's name may take to be known, on a TPU.
+      init_timeout_s: how long process 0's name may take to be known, on a TPU.
 
     Raises:
       ValueError: some of the flags are given and others missing, or the environment is incomplete.
@@ -57,14 +59,14 @@ def identify(*, coordinator: str | None, num_processes: int | None, process_id: 
     given = {"--coordinator": coordinator, "--num_processes": num_processes, "--process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
-        return _detected(join_s)
+        return _detected(init_timeout_s)
     if missing:
         raise ValueError(f"--coordinator, --num_processes and --process_id go together; {', '.join(missing)} missing")
     assert coordinator is not None and num_processes is not None and process_id is not None
     return Identity(index=process_id, count=num_processes, coordinator=coordinator)
 
 
-def _detected(join_s: int) -> Identity:
+def _detected(init_timeout_s: int) -> Identity:
     """What JAX itself would find; the process alone where nothing started several."""
     found = [c for c in clusters.ClusterEnv._cluster_types if c.name in DETECTED and c.is_env_present()]
     if not found:
@@ -74,7 +76,7 @@ def _detected(join_s: int) -> Identity:
         count = cluster.get_process_count()
         if count == 1:
             return ALONE
-        coordinator = cluster.get_coordinator_address(timeout_secs=join_s, override_coordinator_port=None)
+        coordinator = cluster.get_coordinator_address(timeout_secs=init_timeout_s, override_coordinator_port=None)
         return Identity(index=cluster.get_process_id(), count=count, coordinator=coordinator)
     except (KeyError, RuntimeError) as e:
         raise ValueError(
@@ -87,7 +89,7 @@ _LEAVE_S = 10
 """How long a process that ends waits for the others to end too."""
 
 
-def connect(identity: Identity, *, join_s: int, silence_s: int) -> Hosts:
+def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> Processes:
     """All processes of the learner, once each has come.
 
     From here on a process that ends without a word, is stopped, or can't be reached for `silence_s` ends all others:
@@ -95,17 +97,17 @@ def connect(identity: Identity, *, join_s: int, silence_s: int) -> Hosts:
 
     Args:
       identity: this one's.
-      join_s: how long the first one waits for the last one.
-      silence_s: after that long without a sign of life a process is taken to be dead.
+      init_timeout_s: how long the first one waits for the last one.
+      peer_timeout_s: after that long without a sign of life a process is taken to be dead.
 
     Raises:
-      HostLostError: not all came in time.
+      ProcessLostError: not all came in time.
     """
     if identity.count == 1:
-        return OneHost()
+        return SingleProcess()
     # Of JAX's implementations for CPU the one that needs no other process manager; devices of other kinds ignore it.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM for itself; the learner has its own agreement (`Hosts.ask_to_stop`).
+    # It would take SIGTERM for itself; the learner has its own agreement (`Hosts.request_stop`).
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -114,14 +116,14 @@ def connect(identity: Identity, *, join_s: int, silence_s: int) -> Hosts:
             identity.index,
             local_device_ids=[],  # all that this process is shown
             cluster_detection_method="deactivate",
-            initialization_timeout=join_s,
-            heartbeat_timeout_seconds=silence_s,
+            initialization_timeout=init_timeout_s,
+            heartbeat_timeout_seconds=peer_timeout_s,
             shutdown_timeout_seconds=_LEAVE_S,
         )
     except jax.errors.JaxRuntimeError as e:
-        raise HostLostError(
-            f"the learner's {identity.count} processes did not all come to {identity.coordinator} within {join_s} s: "
-            f"{str(e).splitlines()[0][:200]}"
+        raise ProcessLostError(
+            f"the learner's {identity.count} processes did not all come to {identity.coordinator} within "
+            f"{init_timeout_s} s: {str(e).splitlines()[0][:200]}"
         ) from e
     logging.info(
         "host=%d of %d coordinator=%s devices=%d of %d",
@@ -131,10 +133,10 @@ def connect(identity: Identity, *, join_s: int, silence_s: int) -> Hosts:
         jax.local_device_count(),
         jax.device_count(),
     )
-    return JaxHosts()
+    return JaxProcesses()
 
 
-def disconnect(hosts: Hosts) -> None:
+def disconnect(hosts: Processes) -> None:
     """Leaves together with the others; waits a few seconds for those that do not come. The last thing done with JAX."""
     if hosts.count == 1:
         return

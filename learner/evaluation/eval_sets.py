@@ -12,8 +12,8 @@ from learner.data.generated import draw_held_out
 from learner.data.open_sources import FileProblems
 from learner.data.problem import BadRow, Problem
 from learner.data.readers import open_rows
-from learner.data.row_filter import Screen, Screened
-from learner.data.source_context import Setting
+from learner.data.row_filter import FilterResult, RowFilter
+from learner.data.source_context import SourceContext
 from learner.data.tokenizer import Tokenizer
 
 
@@ -22,12 +22,12 @@ class ProblemSet:
     """A set, looked at."""
 
     name: str
-    how: EvaluationSet
+    config: EvaluationSet
     """With all that it leaves out filled in."""
     problems: tuple[Problem, ...]
     bad: tuple[BadRow, ...] = ()
-    looked_at: tuple[Screened, ...] = ()
-    """Counts of the look at all rows, as in `Opened`."""
+    looked_at: tuple[FilterResult, ...] = ()
+    """Counts of the look at all rows, as in `OpenedSource`."""
 
     @property
     def digest(self) -> str:
@@ -46,7 +46,7 @@ def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]
     Raises:
       ValueError: a source is unusable, or has no problem that fits.
     """
-    setting = Setting(config, tokenizer)
+    setting = SourceContext(config, tokenizer)
     sets = {name: how for name, how in config.evaluation_sets.items() if how.has_source}
     return {name: _open(name, how, setting) for name, how in sets.items()}
 
@@ -73,24 +73,24 @@ def bad_rows(sets: Iterable[ProblemSet]) -> list[BadRow]:
     return [row for one in sets for row in one.bad]
 
 
-def _open(name: str, how: EvaluationSet, setting: Setting) -> ProblemSet:
+def _open(name: str, how: EvaluationSet, setting: SourceContext) -> ProblemSet:
     setting = dataclasses.replace(setting, response_tokens=how.max_tokens)
     field = f"evaluation.sets.{name}"
     if not how.path:
         problems, bad = draw_held_out(
             how, setting, how.num_problems, name=name, field=field, bound=f"{field}.num_problems"
         )
-        return ProblemSet(name=name, how=how, problems=tuple(problems), bad=tuple(bad))
+        return ProblemSet(name=name, config=how, problems=tuple(problems), bad=tuple(bad))
     form = setting.form(how)
     rows = open_rows(how, form.columns)
-    found = Screen(
+    found = RowFilter(
         path=how.path,
         form=form,
         tokenizer=setting.tokenizer,
         prompts=setting.config.prompts,
         max_tokens=setting.max_tokens,
         side=lambda _: "held_out",
-    ).look(rows)
+    ).scan(rows)
     kept = found.held_out[: how.num_problems] if how.num_problems else found.held_out
     held = FileProblems(rows, kept, name, how, setting)
     logging.info(
@@ -102,7 +102,7 @@ def _open(name: str, how: EvaluationSet, setting: Setting) -> ProblemSet:
         len(found.bad),
     )
     problems = tuple(held[i] for i in range(len(held)))
-    return ProblemSet(name=name, how=how, problems=problems, bad=found.bad, looked_at=(found,))
+    return ProblemSet(name=name, config=how, problems=problems, bad=found.bad, looked_at=(found,))
 
 
 def _of_held_out(name: str, how: EvaluationSet, problems: Sequence[Problem], max_tokens: int) -> ProblemSet:
@@ -112,4 +112,4 @@ def _of_held_out(name: str, how: EvaluationSet, problems: Sequence[Problem], max
             f"evaluation.sets.{name}.max_tokens ({how.max_tokens}) and the longest held-out prompt, {longest} tokens, "
             f"do not fit model.max_tokens ({max_tokens})"
         )
-    return ProblemSet(name=name, how=how, problems=tuple(problems))
+    return ProblemSet(name=name, config=how, problems=tuple(problems))

@@ -35,7 +35,7 @@ class Summary:
     scores: Mapping[str, float]
     """By verifier: the mean of its scores, before they are weighted."""
     verdicts: Mapping[str, int]
-    """Of the verifiers, by kind; `unjudged`: responses that none was asked about."""
+    """Of the verifiers, by kind; `unscored`: responses that none was asked about."""
     num_truncated: int
     """Responses that a limit of tokens or turns cut off."""
     mean_response_tokens: float
@@ -128,14 +128,14 @@ def _without_answers(rollouts: Sequence[Rollout], *, reads_answers: bool) -> str
 def _verdicts(rollouts: Sequence[Rollout]) -> dict[str, int]:
     kinds = [score.verdict for r in rollouts for score in r.scores]
     counts = {kind: kinds.count(kind) for kind in get_args(Verdict)}
-    return counts | {"unjudged": sum(not r.scores and not is_episode(r) for r in rollouts)}
+    return counts | {"unscored": sum(not r.scores and not is_episode(r) for r in rollouts)}
 
 
 def metrics_of(name: str, summary: Summary) -> dict[str, float]:
     """The rows of a set that is not the held-out one, by the names of learner/metrics/metric_names.py."""
     return {
         **estimate_metrics(name, summary),
-        f"eval/{name}/left_out": summary.num_left_out,
+        f"eval/{name}/unscored_problems": summary.num_left_out,
         f"eval/{name}/version": summary.first_step,
         f"eval/{name}/last_version": summary.last_step,
         f"eval/{name}/response_tokens": summary.mean_response_tokens,
@@ -203,7 +203,7 @@ def result_of(summary: Summary) -> Json:
 
 def asked_of(one: ProblemSet) -> Json:
     """How a set was asked."""
-    how = one.how
+    how = one.config
     return {
         "set": one.name,
         "source": how.path or how.task or how.environment or "held-out problems of prompts",

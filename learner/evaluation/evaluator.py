@@ -17,7 +17,7 @@ from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT, EvaluationSet
 from learner.evaluation import eval_summary
 from learner.evaluation.eval_sets import ProblemSet
-from learner.evaluation.pinned_requests import Accept, Pinned, problem_number
+from learner.evaluation.pinned_requests import Accept, PinnedRequests, problem_number
 from learner.heartbeat import live_actors
 from learner.metrics.metrics_writer import MetricsWriter
 
@@ -53,18 +53,18 @@ class _Asked:
     """A set, and what of it is out."""
 
     one: ProblemSet
-    pinned: Pinned
+    pinned: PinnedRequests
     last_step: int | None
     """Of the last evaluation whose row is written or which is out; None before the first."""
 
 
-class Evaluations:
+class Evaluator:
     """All sets of a run."""
 
     def __init__(
         self,
         sets: Sequence[ProblemSet],
-        pinned: Mapping[str, Pinned],
+        pinned: Mapping[str, PinnedRequests],
         *,
         num_updates: int,
         stop_token_ids: tuple[int, ...],
@@ -102,7 +102,7 @@ class Evaluations:
         self._is_settling = False
 
     @property
-    def is_out(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether anything is."""
         return any(a.pinned.version is not None for a in self._asked)
 
@@ -114,7 +114,7 @@ class Evaluations:
         """Asks for the sets that are due and not out, by the weights handed over."""
         for asked in self._due(version.step):
             asked.last_step = version.step
-            how = asked.one.how
+            how = asked.one.config
             sampling = Sampling(
                 max_tokens=how.max_tokens,
                 temperature=how.temperature or 0.0,
@@ -125,7 +125,7 @@ class Evaluations:
             asked.pinned.start(problems, sampling, version=version, round=round, limit=0)
         self._send()
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         """Takes in what has come, writes the rows of what is complete, and sends more; does not wait."""
         self._looked_s = self._clock()
         for asked in self._out():
@@ -135,10 +135,10 @@ class Evaluations:
 
     def look(self) -> None:
         """`collect`, for who asks often, and from within a wait for an evaluation."""
-        if not self._is_settling and self.is_out and self._clock() - self._looked_s >= LOOK_S:
-            self.collect()
+        if not self._is_settling and self.in_progress and self._clock() - self._looked_s >= LOOK_S:
+            self.poll()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for all that is out, and writes their rows."""
         for asked in self._out():
             asked.pinned.send()  # nothing trains meanwhile: all places are theirs
@@ -153,7 +153,7 @@ class Evaluations:
             a
             for a in self._asked
             if a.pinned.version is None
-            and is_due(a.one.how, step=step, last=a.last_step, num_updates=self._num_updates)
+            and is_due(a.one.config, step=step, last=a.last_step, num_updates=self._num_updates)
         ]
 
     def _send(self) -> None:
@@ -166,7 +166,7 @@ class Evaluations:
             if bound is None:
                 asked.pinned.send()
                 continue
-            room = bound - sum(a.pinned.num_out for a in self._out())
+            room = bound - sum(a.pinned.num_pending for a in self._out())
             if room <= 0:
                 return
             asked.pinned.send(room)
@@ -176,7 +176,7 @@ class Evaluations:
         assert version is not None
         self._is_settling = True
         try:
-            groups = asked.pinned.settle(self._accept)
+            groups = asked.pinned.wait(self._accept)
         finally:
             self._is_settling = False
         if not groups:
@@ -187,7 +187,7 @@ class Evaluations:
         found = eval_summary.summarize(
             groups,
             num_problems=len(one.problems),
-            pass_reward=one.how.pass_reward or 0.0,
+            pass_reward=one.config.pass_reward or 0.0,
             reads_answers=one.reads_answers,
         )
         metrics_of = eval_summary.held_out_metrics if one.name == HELD_OUT else eval_summary.metrics_of
@@ -224,9 +224,9 @@ def open_evaluations(
     metrics: MetricsWriter,
     accept: Accept,
     fenced_actors: Callable[[], Collection[str]],
-    while_waiting: Callable[[], None],
+    on_wait: Callable[[], None],
     kept: Kept = keep_none,
-) -> Evaluations:
+) -> Evaluator:
     """The evaluations of a run; what its metrics say was evaluated is not evaluated again.
 
     Args:
@@ -237,15 +237,15 @@ def open_evaluations(
       metrics: the run's, back at its checkpoint.
       accept: whether a group may be right.
       fenced_actors: names of those whose groups are refused.
-      while_waiting: called on every look that found nothing; may raise.
+      on_wait: called on every look that found nothing; may raise.
       kept: called with what an evaluation that is done was made of.
     """
     waits = config.evaluation.at_publish == "wait"
     pinned = {
-        one.name: Pinned(
+        one.name: PinnedRequests(
             "eval",
             store,
-            while_waiting=while_waiting,
+            on_wait=on_wait,
             is_exact=waits,
             fenced_actors=fenced_actors,
             name="" if one.name == HELD_OUT else one.name,
@@ -253,7 +253,7 @@ def open_evaluations(
         )
         for place, one in enumerate(sets)
     }
-    return Evaluations(
+    return Evaluator(
         sets,
         pinned,
         num_updates=config.run.num_updates,
@@ -271,7 +271,7 @@ def max_samples_out(config: Config, actors: Sequence[Heartbeat]) -> int | None:
 
     Before any actor has told of its engine, the places are those of the engines that the config starts.
     """
-    share = config.evaluation.max_share
+    share = config.evaluation.max_engine_fraction
     if share == 1:
         return None
     places = sum(beat.report.max_sequences for beat in actors if beat.report is not None)

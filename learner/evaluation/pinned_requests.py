@@ -35,7 +35,7 @@ def _accept_all(group: Group, ticket: Ticket) -> bool:
     return True
 
 
-class Pinned:
+class PinnedRequests:
     """Tickets of one kind, out for one version at a time."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Pinned:
         kind: str,
         store: LearnerStore,
         *,
-        while_waiting: Callable[[], None],
+        on_wait: Callable[[], None],
         is_exact: bool = True,
         fenced_actors: Callable[[], Collection[str]] = frozenset,
         name: str = "",
@@ -54,7 +54,7 @@ class Pinned:
         Args:
           kind: eval or probe.
           store: where tickets go and groups come from.
-          while_waiting: called on every look that found nothing; may raise.
+          on_wait: called on every look that found nothing; may raise.
           is_exact: all tokens must be by the very version asked about; otherwise newer ones of its incarnation do.
           fenced_actors: names of those whose groups are refused, also ones taken before the fence.
           name: of the set, where there are several of a kind: part of its tickets' ids.
@@ -63,7 +63,7 @@ class Pinned:
         self._kind, self._name, self._place = kind, name, place
         self.is_exact = is_exact
         self._store = store
-        self._while_waiting = while_waiting
+        self._while_waiting = on_wait
         self._fenced_actors = fenced_actors
         self._tickets: dict[str, Ticket] = {}
         self._groups: dict[str, Group] = {}
@@ -105,13 +105,13 @@ class Pinned:
         while self._unsent and (limit is None or num_samples + self._unsent[0].num_samples <= limit):
             sent.append(self._unsent.popleft())
             num_samples += sent[-1].num_samples
-        if not sent and self._unsent and limit and not self.num_out:
+        if not sent and self._unsent and limit and not self.num_pending:
             sent.append(self._unsent.popleft())
         if sent:
             self._store.put_tickets(sent)
 
     @property
-    def num_out(self) -> int:
+    def num_pending(self) -> int:
         """Samples that were sent for and are not back."""
         unsent = {t.id for t in self._unsent}
         return sum(t.num_samples for i, t in self._tickets.items() if i not in self._groups and i not in unsent)
@@ -121,7 +121,7 @@ class Pinned:
         """Tickets that wait for `send`."""
         return len(self._unsent)
 
-    def settle(self, accept: Accept = _accept_all) -> list[Group]:
+    def wait(self, accept: Accept = _accept_all) -> list[Group]:
         """Waits until all are back and returns them in order; what `accept` refuses is asked for again.
 
         What was not sent yet is. A ticket that nobody could make a group for is left out.

@@ -2,9 +2,9 @@
 
 import fnmatch
 
-LAST_PASS = "last_pass/{}"
+LAST_EPOCH = "last_epoch/{}"
 """Name of a metric of the last of several passes over an update's batch; the row's others are of the first pass."""
-SHOWN_OF_LAST_PASS = (
+SHOWN_OF_LAST_EPOCH = (
     "loss",
     "grad_norm",
     "entropy",
@@ -35,7 +35,7 @@ METRICS: dict[str, str] = {
     "verdicts/wrong": "verdicts by which they earn nothing, likewise",
     "verdicts/timeout": "verdicts of code that ran out of time, which earns nothing (RollPacker section 4.3), likewise",
     "verdicts/hang": "verdicts after the verifier hung on the answer each time, which earns nothing, likewise",
-    "verdicts/unjudged": "responses whose task has verifiers of which none was asked, as where they were cut off",
+    "verdicts/unscored": "responses whose task has verifiers of which none was asked, as where they were cut off",
     "turns/mean": "turns, mean over the update's episodes; where there are any",
     "turns/reward": "mean over the update's episodes of the sum of their turns' rewards; where there are any",
     "response/mean_tokens": "tokens, mean response length in sampled tokens; what an episode observed doesn't count",
@@ -52,11 +52,11 @@ METRICS: dict[str, str] = {
     "ess_sequence": "effective sample size over sequences, 0 to 1",
     "lag/mean": "steps, mean over trained tokens",
     "lag/max": "steps, oldest trained token",
-    "lag/share_0": "fraction of trained tokens of lag 0",
-    "lag/share_1": "fraction of trained tokens of lag 1",
-    "lag/share_2-3": "fraction of trained tokens of lag 2 or 3",
-    "lag/share_4-7": "fraction of trained tokens of lag 4 to 7",
-    "lag/share_8_up": "fraction of trained tokens of lag 8 and more",
+    "lag/fraction_0": "fraction of trained tokens of lag 0",
+    "lag/fraction_1": "fraction of trained tokens of lag 1",
+    "lag/fraction_2-3": "fraction of trained tokens of lag 2 or 3",
+    "lag/fraction_4-7": "fraction of trained tokens of lag 4 to 7",
+    "lag/fraction_8_up": "fraction of trained tokens of lag 8 and more",
     "lag/ess_0": "effective sample size over the tokens of lag 0, 0 to 1; NaN if there is none",
     "lag/ess_1": "effective sample size over the tokens of lag 1, 0 to 1; NaN if there is none",
     "lag/ess_2-3": "effective sample size over the tokens of lag 2 or 3, 0 to 1; NaN if there is none",
@@ -83,9 +83,9 @@ METRICS: dict[str, str] = {
     "packing/fill": "real tokens per computed token",
     "groups/dropped": "groups kept out so far, whatever the reason",
     "groups/reissued": "tickets offered again so far",
-    "groups/set_aside": "groups so far that could not be read, or were not what their row in the store said",
+    "groups/unreadable": "groups so far that could not be read, or were not what their row in the store said",
     "groups/stale": "groups over the lag bound so far",
-    "groups/early": "groups so far with tokens of older weights than their ticket allows",
+    "groups/below_min_version": "groups so far with tokens of older weights than their ticket allows",
     "groups/zero_variance": "groups without signal so far that another prompt replaced",
     "groups/overflow": "groups so far that gave way to newer ones",
     "groups/wrong_size": "groups refused so far: another number of responses than the ticket asks for",
@@ -94,23 +94,23 @@ METRICS: dict[str, str] = {
     "groups/future_version": "groups refused so far: weights newer than the learner's",
     "groups/impossible_logprob": "groups refused so far: a behaviour logprob that no sampled token can have",
     "groups/extreme_reward": "groups refused so far: a reward too large for float32 advantages",
-    "window/held_back_by_queue": "times so far that waiting complete groups began to keep tickets from being issued",
-    "window/held_back_by_lag": "times so far that the async ratio or the lag bound did",
+    "window/blocked_by_queue": "times so far that waiting complete groups began to keep tickets from being issued",
+    "window/blocked_by_lag": "times so far that the async ratio or the lag bound did",
     "ess_stops": "updates so far that were not made because the batch's ESS was below the floor",
     "time/step_s": "seconds since the step before",
     "time/train_s": "seconds the learner computed in this step",
     "time/wait_s": "seconds the learner waited for groups in this step",
     "time/publish_s": "seconds from the hand-over of the version that came out last until it was out (buckets apart)",
-    "time/publish_held_up_s": "seconds of the last publish in which the learner could not go on",
+    "time/publish_blocked_s": "seconds of the last publish in which the learner could not go on",
     "publish/late": "publishes so far that were due before the one before was out",
     "publish/replaced": "versions so far that gave way to the next before they were begun (publish.when_late=replace)",
-    "publish/outlet_failures": "times so far that a version could not be put into a place that it goes to besides",
-    "publish/outlet_replaced": "versions so far that a newer one kept from a slow place, such as a bucket",
+    "publish/destination_failures": "times so far that a version could not be put into a place that it goes to besides",
+    "publish/destination_replaced": "versions so far that a newer one kept from a slow place, such as a bucket",
     "checkpoint/failed": "checkpoints so far that could not be saved, as on a full disk",
     "actor/pause_s": "seconds generation stood still in the actors' last weight update",
     "actor/load_s": "seconds of that spent loading",
     "actor/prefetch_s": "seconds the copy before it took, while generating",
-    "actor/not_emitted_tokens": "tokens that live actors sampled so far and no group has: races, restarts, in progress",
+    "actor/discarded_tokens": "tokens that live actors sampled so far and no group has: races, restarts, in progress",
     "actor/verifier_failures": "times so far that a live actor's verifier failed or hung, though a retry may have done",
     "actor/episode_failures": "times so far that a live actor's environment failed or hung, likewise",
     "actor/dropped_groups": "groups so far that live actors gave up, as a response could not be judged, or played",
@@ -132,7 +132,7 @@ METRICS: dict[str, str] = {
     "round/first_group_s": "seconds from a round's first ticket to its first training",
     "eval/reward": "mean reward on the held-out problems",
     "eval/reward_stderr": "standard error of eval/reward, clustered by problem; NaN of one problem",
-    "eval/left_out": "held-out problems that nobody could make a group for; eval/reward is without them",
+    "eval/unscored_problems": "held-out problems that nobody could make a group for; eval/reward is without them",
     "eval/version": "step of the oldest weights behind the evaluation",
     "eval/last_version": "step of the newest; eval/version's unless weights were published meanwhile",
     "eval/response_tokens": "tokens, mean response length in evaluation, in sampled tokens",
@@ -148,7 +148,7 @@ METRICS: dict[str, str] = {
 FAMILIES: dict[str, str] = {
     # `*` is a name of the configuration's: of a source in prompts.mixture
     "prompts/*/epoch": "problems asked of a source's rows so far, over its rows",
-    "prompts/*/share": "fraction of the problems that are of a source now, by its weight and the curriculum",
+    "prompts/*/fraction": "fraction of the problems that are of a source now, by its weight and the curriculum",
     "prompts/*/problems": "problems asked of a source so far",
     "prompts/*/reward": "running mean reward of a source's groups (prompts.curriculum_groups)",
     # or of a verifier
@@ -162,7 +162,7 @@ FAMILIES: dict[str, str] = {
     "eval/?*/avg@*": "mean reward over a set's problems and their k samples",
     "eval/?*/pass@*": "chance that of so many samples of a problem one passes (evaluation.pass_reward), unbiased",
     "eval/?*/maj@*": "fraction of a set's problems whose most frequent answer of k samples passes",
-    "eval/?*/left_out": "problems of a set that nobody could make a group for",
+    "eval/?*/unscored_problems": "problems of a set that nobody could make a group for",
     "eval/?*/version": "step of the oldest weights behind a set's evaluation",
     "eval/?*/last_version": "step of the newest",
     "eval/?*/response_tokens": "tokens, mean response length over a set, in sampled tokens",
@@ -172,7 +172,9 @@ FAMILIES: dict[str, str] = {
     "eval/?*/turns": "turns, mean over a set's episodes; where there are any",
 }
 """Metrics of which there is one for each of something; unit and meaning."""
-METRICS |= {LAST_PASS.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_PASS}
+METRICS |= {
+    LAST_EPOCH.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_EPOCH
+}
 
 
 ABOUT: dict[str, str] = {
@@ -189,10 +191,10 @@ TIMINGS = (
     "time/train_s",
     "time/wait_s",
     "time/publish_s",
-    "time/publish_held_up_s",
+    "time/publish_blocked_s",
     "publish/late",
     "publish/replaced",
-    "publish/outlet_replaced",
+    "publish/destination_replaced",
     "tokens_per_s",
     "model_tflops_per_s",
     "mfu",

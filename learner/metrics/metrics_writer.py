@@ -45,7 +45,7 @@ class MetricsWriter:
         self._folder = pathlib.Path(folder)
         self._incarnation = incarnation
         self._path = RunFolder(self._folder).metrics
-        self._set_aside_after(restored_step)
+        self._move_abandoned(restored_step)
         self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
         self._view, self._clock = view, clock
 
@@ -93,7 +93,7 @@ class MetricsWriter:
         if self._view is not None:
             self._view.close()
 
-    def _set_aside_after(self, step: int) -> None:
+    def _move_abandoned(self, step: int) -> None:
         if not self._path.is_file():
             return
         rows = read_rows(self._path)

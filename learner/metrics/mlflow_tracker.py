@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learner.metrics.trackers import Row, Told, scalars, table, written_s
+from learner.metrics.trackers import Row, TrackerRunInfo, scalars, table, written_s
 
 TAG = "sluice.run"
 """By which a learner that was started again finds its run."""
@@ -25,7 +25,7 @@ class MLflow:
 
     is_sure_when_closed = False
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, info: TrackerRunInfo) -> None:
         """Finds the run, or makes it.
 
         Raises:
@@ -35,20 +35,20 @@ class MLflow:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        local = told.folder / "mlflow.db"
+        local = info.folder / "mlflow.db"
         if not uri:
-            told.folder.mkdir(parents=True, exist_ok=True)
+            info.folder.mkdir(parents=True, exist_ok=True)
         self._metric = Metric
         self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{local.resolve()}")
-        experiment = self._experiment(told.project, None if uri else str(told.folder.resolve() / "artifacts"))
-        found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{told.run}'", max_results=1)
+        experiment = self._experiment(info.project, None if uri else str(info.folder.resolve() / "artifacts"))
+        found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{info.run}'", max_results=1)
         if found:
             self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
         else:
-            tags = {TAG: told.run, **_about()}
-            self._run = self._client.create_run(experiment, run_name=told.name, tags=tags).info.run_id
-            params = [Param(name, text[:MAX_VALUE]) for name, text in _leaves(told.config)]
+            tags = {TAG: info.run, **_about()}
+            self._run = self._client.create_run(experiment, run_name=info.name, tags=tags).info.run_id
+            params = [Param(name, text[:MAX_VALUE]) for name, text in _leaves(info.config)]
             for start in range(0, len(params), MAX_PARAMS):
                 self._client.log_batch(self._run, params=params[start : start + MAX_PARAMS])
         self.where = (

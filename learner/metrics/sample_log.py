@@ -13,7 +13,7 @@ from absl import logging
 from bridge.files import replace_file
 from bridge.rollout_types import Group, Task
 from configs.sections import SamplesConfig
-from learner.metrics.sample_record import Decode, Json, Picked, evaluated_record, trained_record
+from learner.metrics.sample_record import Decode, Json, PickedGroup, evaluated_record, trained_record
 
 MAX_WAITING = 64
 """Updates and evaluations that may wait to be written; what comes then is left out."""
@@ -39,7 +39,7 @@ class SampleLog:
         self._thread = threading.Thread(target=self._work, name="samples", daemon=True)
         self._thread.start()
 
-    def trained(self, step: int, groups: Sequence[Picked]) -> None:
+    def trained(self, step: int, groups: Sequence[PickedGroup]) -> None:
         """Hands over groups that trained in the update that made `step`; returns at once."""
         record = functools.partial(trained_record, step=step, decode=self._decode, config=self._config)
         self._hand_over([functools.partial(record, group) for group in groups])

@@ -13,7 +13,7 @@ from configs.sections import SamplesConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Picked:
+class PickedGroup:
     """A trained group that is kept."""
 
     group: Group
@@ -34,7 +34,7 @@ class SamplePick:
 
     def clear(self) -> None:
         """Forgets what is booked."""
-        self._picked: list[Picked] = []
+        self._picked: list[PickedGroup] = []
 
     def wants(self, index: int) -> bool:
         """Whether the group trained as number `index` of its round, from 0, is kept.
@@ -43,11 +43,11 @@ class SamplePick:
         """
         return (index + 1) * self._kept // self._per_round > index * self._kept // self._per_round
 
-    def book(self, picked: Picked) -> None:
+    def book(self, picked: PickedGroup) -> None:
         """Keeps a group of the update being filled."""
         self._picked.append(picked)
 
-    def take(self) -> list[Picked]:
+    def take(self) -> list[PickedGroup]:
         """What is booked; forgets it."""
         picked = self._picked
         self.clear()
@@ -67,7 +67,7 @@ Decode = Callable[[Sequence[int]], str]
 Json = dict[str, Any]
 
 
-def trained_record(picked: Picked, *, step: int, decode: Decode, config: SamplesConfig) -> Json:
+def trained_record(picked: PickedGroup, *, step: int, decode: Decode, config: SamplesConfig) -> Json:
     """A group that trained in the update that made `step`.
 
     The lag of its tokens is counted from step - 1, the weights that the update began with.

@@ -15,7 +15,7 @@ from learner.objective.reward_shaping import num_sampled, shaping_parts
 from learner.objective.scores import is_episode, mean_scores
 
 
-class RewardTally:
+class RewardMetrics:
     """An update's verdicts, scores, turns, and parts of its shaping."""
 
     def __init__(self, config: LossConfig, *, max_response_tokens: int) -> None:
@@ -26,7 +26,7 @@ class RewardTally:
     def clear(self) -> None:
         """Forgets what is booked: the update is made, or given up."""
         self._scores: list[RewardScore] = []
-        self._num_unjudged = 0
+        self._num_unscored = 0
         self._turns: list[int] = []
         """By episode, as the next."""
         self._turn_rewards: list[float] = []
@@ -36,12 +36,12 @@ class RewardTally:
         """Tokens, and True if it is unfinished, by response."""
         self._shaping: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
 
-    def book(self, group: Group, task: Task) -> None:
+    def add(self, group: Group, task: Task) -> None:
         """Books a group that is trained, and the task that its responses were judged by."""
         lengths = np.array([num_sampled(r) for r in group.rollouts])
         for rollout, num in zip(group.rollouts, lengths.tolist(), strict=True):
             self._scores += rollout.scores
-            self._num_unjudged += bool(task.rewards) and not rollout.scores
+            self._num_unscored += bool(task.rewards) and not rollout.scores
             self._observed.append(rollout.tokens.size - num)
             self._thinking.append((rollout.num_thinking_tokens, not rollout.is_thinking_finished))
             if is_episode(rollout):
@@ -55,7 +55,7 @@ class RewardTally:
         """What is booked, by the names of learner/metrics/metric_names.py; forgets it."""
         verdicts = collections.Counter(score.verdict for score in self._scores)
         found = {f"verdicts/{kind}": float(verdicts[kind]) for kind in get_args(Verdict)}
-        found["verdicts/unjudged"] = float(self._num_unjudged)
+        found["verdicts/unscored"] = float(self._num_unscored)
         found |= {f"rewards/{name}": score for name, score in mean_scores(self._scores).items()}
         found |= {f"reward/{name}": float(np.mean(values)) for name, values in self._shaping.items()}
         if self._turns:

@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass
-class RoundClock:
+class WaitingRatios:
     """Collects one round's times (seconds of a monotonic clock) and gives its metrics when it ends.
 
     A clock that is set back counts as one that stood still, so that no length of time is negative.
@@ -41,7 +41,7 @@ class RoundClock:
         self.aside_s += self._last_aside_s
         self._last_aside_s = 0.0
 
-    def set_aside(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """The learner was busy otherwise: it published, saved, or waited for a probe.
 
         Between two rounds, as a save is, or before the first, it is no round's and counts nothing.

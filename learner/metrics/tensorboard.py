@@ -16,7 +16,7 @@ TEXT = "metrics"
 """The text that says every metric's unit and meaning."""
 
 
-class Board:
+class TensorBoardSink:
     """Writes each row as the learner does; a file on this machine needs no process of its own."""
 
     def __init__(self, folder: pathlib.Path, *, restored_step: int, incarnation: int, about: str) -> None:

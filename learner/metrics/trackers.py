@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Told:
+class TrackerRunInfo:
     """What a tracker is told of a run when it is opened."""
 
     run: str
@@ -90,7 +90,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 120.0
 """Before what failed is tried again; doubled each time."""
 
 
-class RefusedError(Exception):
+class TrackerRefusedError(Exception):
     """A tracker did not take the metrics, and nobody waits until it does."""
 
 
@@ -99,7 +99,7 @@ class UnsureError(Exception):
 
 
 @dataclasses.dataclass
-class Marks:
+class SentSteps:
     """What a tracker has of a run, in a file of its own."""
 
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -116,7 +116,7 @@ class Marks:
     """Why it took none last; empty if it did."""
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> "Marks":
+    def read(cls, path: pathlib.Path) -> "SentSteps":
         """The file's; new ones if there is none.
 
         Raises:
@@ -134,7 +134,7 @@ class Marks:
         replace_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
 
-class Feed:
+class TrackerFeed:
     """One tracker's reading of the record."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Feed:
           ValueError: the marks can't be read.
         """
         self._record, self._path, self._open, self._wait, self._name = record, marks, open_tracker, wait, name
-        self.marks = Marks.read(marks)
+        self.marks = SentSteps.read(marks)
         if self.marks.num_unsure:
             logging.warning(
                 "%s: %d rows were handed over, and its process ended before they were there; they may be missing",
@@ -248,7 +248,7 @@ class Feed:
             logging.error("%s takes no metrics: %s; they wait in %s", self._name, problem, self._record)
         self._note(sent=sent, num_unsure=self._num_in_memory, problem=problem)
         if not self._is_patient:
-            raise RefusedError(f"{self._name} takes no metrics: {problem}") from error
+            raise TrackerRefusedError(f"{self._name} takes no metrics: {problem}") from error
         pause_s = min(FIRST_PAUSE_S * 2.0**self._num_failures, MAX_PAUSE_S)
         self._num_failures += 1
         self._wait(pause_s)
@@ -308,7 +308,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class TrackerKind:
     """A tracker that rows are brought to by a process of its own."""
 
     module: str
@@ -330,9 +330,9 @@ _MLFLOW = {
 
 
 KINDS = {
-    "wandb": Kind("learner.metrics.wandb_tracker", ("wandb",), "wandb"),
-    "mlflow": Kind("learner.metrics.mlflow_tracker", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
-    "trackio": Kind("learner.metrics.trackio_tracker", ("trackio",), "trackio"),
+    "wandb": TrackerKind("learner.metrics.wandb_tracker", ("wandb",), "wandb"),
+    "mlflow": TrackerKind("learner.metrics.mlflow_tracker", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
+    "trackio": TrackerKind("learner.metrics.trackio_tracker", ("trackio",), "trackio"),
 }
 """All but TensorBoard, which the learner writes itself."""
 
@@ -353,12 +353,12 @@ def check_installed(names: Sequence[str]) -> None:
             )
 
 
-def opener(name: str, told: Told) -> Callable[[], Tracker]:
+def opener(name: str, info: TrackerRunInfo) -> Callable[[], Tracker]:
     """What opens a tracker; importing its library is part of it."""
 
     def open_tracker() -> Tracker:
         for variable, value in KINDS[name].environment.items():
             os.environ.setdefault(variable, value)
-        return importlib.import_module(KINDS[name].module).open_tracker(told)
+        return importlib.import_module(KINDS[name].module).open_tracker(info)
 
     return open_tracker

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from learner.metrics.trackers import Row, Told, meanings, scalars, written_s
+from learner.metrics.trackers import Row, TrackerRunInfo, meanings, scalars, written_s
 
 INIT_S = 60.0
 """How long the server may take to answer; then it counts as away, and is asked again later."""
@@ -19,7 +19,7 @@ class Wandb:
 
     is_sure_when_closed = False
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, info: TrackerRunInfo) -> None:
         """Opens it.
 
         Raises:
@@ -27,16 +27,16 @@ class Wandb:
         """
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
 
-        told.folder.mkdir(parents=True, exist_ok=True)
+        info.folder.mkdir(parents=True, exist_ok=True)
         is_offline = _is_offline(wandb.login)
         self._run: Any = wandb.init(
-            project=told.project,
-            name=told.name,
-            id=told.run,
+            project=info.project,
+            name=info.name,
+            id=info.run,
             resume="allow",
-            dir=os.environ.get("WANDB_DIR") or str(told.folder),
+            dir=os.environ.get("WANDB_DIR") or str(info.folder),
             mode="offline" if is_offline else None,
-            config={**told.config, "metrics": meanings()},
+            config={**info.config, "metrics": meanings()},
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -52,7 +52,7 @@ class Wandb:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         # A folder a start; wandb takes those of one run together.
-        folders = pathlib.Path(self._run.dir).parent.parent / f"offline-run-*-{told.run}"
+        folders = pathlib.Path(self._run.dir).parent.parent / f"offline-run-*-{info.run}"
         self.where = f"wandb sync {folders}" if is_offline else self._run.url or ""
 
     def send(self, rows: Sequence[Row]) -> None:

@@ -22,7 +22,7 @@ from learner.model.moe import axes_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
+class ActivationSharding:
     """A mesh, the specs of the stacked parameters on it, and the dtype that crosses its links."""
 
     mesh: Mesh | None
@@ -31,7 +31,7 @@ class Placement:
     compute_dtype: DTypeLike
 
     @classmethod
-    def of(cls, params: Mapping[str, Any], mesh: Mesh | None, compute_dtype: DTypeLike) -> Placement:
+    def of(cls, params: Mapping[str, Any], mesh: Mesh | None, compute_dtype: DTypeLike) -> ActivationSharding:
         """From the abstract parameters of the model."""
         specs = {} if mesh is None else {p: param_spec(p, x.shape, mesh) for p, x in flatten(params).items()}
         return cls(mesh=mesh, specs=specs, compute_dtype=compute_dtype)

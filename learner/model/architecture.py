@@ -50,7 +50,7 @@ def owned_fields() -> dict[str, str]:
 
 
 _HF_KEYS = {
-    "family": "model_type",
+    "model_type": "model_type",
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
@@ -69,7 +69,7 @@ _OWNED = owned_fields()
 class Architecture:
     """Shapes and constants of a decoder of one of `learner.model.families`; hashable."""
 
-    family: str
+    model_type: str
     """A `model_type` of `learner.model.architecture.FAMILIES`."""
     vocab_size: int
     hidden_size: int
@@ -112,12 +112,12 @@ class Architecture:
 
     def __post_init__(self) -> None:
         """Refuses shapes that no decoder has, and fields that the family doesn't have."""
-        family = self.traits
+        family = self.family
         for field in dataclasses.fields(self):
             value, key = getattr(self, field.name), _key(family, field.name)
             if field.name in _OWNED and field.name not in family.fields:
                 if value != field.default:
-                    refuse(key, value, f"{field.default} for {self.family}")
+                    refuse(key, value, f"{field.default} for {self.model_type}")
                 continue
             is_number = field.type in ("int", "float", "float | None")
             if is_number and value is not None and (isinstance(value, bool) or value <= 0):
@@ -128,15 +128,15 @@ class Architecture:
             refuse("head_dim", self.head_dim, "an even number (rotary halves)")
         biases = (self.qkv_bias, self.o_bias)
         if biases not in family.attention_biases:
-            refuse("attention_bias", biases, f"(qkv, o) one of {list(family.attention_biases)} for {self.family}")
+            refuse("attention_bias", biases, f"(qkv, o) one of {list(family.attention_biases)} for {self.model_type}")
         if (self.local_rope_theta is not None) != family.local_rope:
             refuse(
                 "rope_local_base_freq",
                 self.local_rope_theta,
-                f"{'one' if family.local_rope else 'none'} for {self.family}",
+                f"{'one' if family.local_rope else 'none'} for {self.model_type}",
             )
         if self.sliding_window is not None and family.read_windows is no_windows:
-            refuse("sliding_window", self.sliding_window, f"none for {self.family}")
+            refuse("sliding_window", self.sliding_window, f"none for {self.model_type}")
         if (self.sliding_window is None) != (not any(self.windowed_layers)):
             refuse("sliding_window", self.sliding_window, "a window and layers that have it, or neither")
         if self.windowed_layers and len(self.windowed_layers) != self.num_layers:
@@ -145,18 +145,18 @@ class Architecture:
             refuse("num_experts_per_tok", self.num_experts_per_token, f"at most {self.num_experts} experts")
 
     @property
-    def traits(self) -> Family:
+    def family(self) -> Family:
         """What the family has that another may not.
 
         Raises:
           ValueError: no such family.
         """
-        return family_of(self.family)
+        return family_of(self.model_type)
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are RMS-normalised per head before the rotation."""
-        return self.traits.qk_norm
+        return self.family.qk_norm
 
     @property
     def attention_scale(self) -> float:
@@ -179,7 +179,7 @@ class Architecture:
             qk_norm=self.qk_norm,
             mlp_bias=self.mlp_bias,
             num_experts=self.num_experts,
-            own_names=tuple(self.traits.names.items()),
+            own_names=tuple(self.family.names.items()),
         )
 
     @classmethod
@@ -201,7 +201,7 @@ class Architecture:
         has_kv_heads = not family.derives_heads or raw.get("num_key_value_heads", num_heads) is not None
         qkv_bias, o_bias = _read_attention_biases(raw, family)
         return cls(
-            family=family.model_type,
+            model_type=family.model_type,
             vocab_size=need(raw, "vocab_size", int),
             hidden_size=need(raw, "hidden_size", int),
             intermediate_size=need(raw, "intermediate_size", int),

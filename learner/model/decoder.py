@@ -29,7 +29,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from configs.sections.model import LoraConfig
-from learner.model.activation_sharding import Placement
+from learner.model.activation_sharding import ActivationSharding
 from learner.model.architecture import Architecture
 from learner.model.attention.dispatch import attention
 from learner.model.attention.xla import ATTENTION
@@ -111,7 +111,7 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, stack: tuple[int, ...], dim: int, *, config: Architecture, dtype):
         """Multiplies by one."""
-        self.eps, self.offset = config.rms_norm_eps, config.traits.norm_offset
+        self.eps, self.offset = config.rms_norm_eps, config.family.norm_offset
         self.scale = nnx.Param(jnp.full((*stack, dim), 1.0 - self.offset, dtype))
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
@@ -149,7 +149,7 @@ class LayerInputs:
     """Q, k, v [B, S, heads, hd] to the mixed values."""
     is_real: Bool[Array, "..."]
     """False for padding; dims as the residual stream's leading ones."""
-    placement: Placement
+    placement: ActivationSharding
 
 
 class Layer(nnx.Module):
@@ -176,9 +176,9 @@ class Layer(nnx.Module):
         self.q_norm = norm(c.head_dim) if c.qk_norm else None
         self.k_norm = norm(c.head_dim) if c.qk_norm else None
         self.o_proj = linear(c.hidden_size, c.num_heads * c.head_dim, c.o_bias)
-        self.attention_out_norm = norm(c.hidden_size) if c.traits.out_norms else None
+        self.attention_out_norm = norm(c.hidden_size) if c.family.out_norms else None
         self.post_norm = norm(c.hidden_size)
-        self.mlp_out_norm = norm(c.hidden_size) if c.traits.out_norms else None
+        self.mlp_out_norm = norm(c.hidden_size) if c.family.out_norms else None
         if c.num_experts:
             self.router = linear(c.num_experts, c.hidden_size)
             self.experts_gate = experts(c.moe_intermediate_size, c.hidden_size)
@@ -208,7 +208,7 @@ class Layer(nnx.Module):
         return self.o_proj(mixed.reshape(*h.shape[:-1], c.num_heads * c.head_dim))
 
     def _mlp(self, h: Array, inputs: LayerInputs) -> Array:
-        width, activation = inputs.placement.width, ACTIVATIONS[self.config.traits.activation]
+        width, activation = inputs.placement.width, ACTIVATIONS[self.config.family.activation]
         return self.down_proj(activation(width(self.gate_proj(h))) * width(self.up_proj(h)))
 
     def _experts(self, h: Array, inputs: LayerInputs) -> Array:
@@ -252,7 +252,7 @@ class Decoder(nnx.Module):
         *,
         checkpoint,
         attend: Attend,
-        placement: Placement,
+        placement: ActivationSharding,
     ) -> Float[Array, "B S D"]:
         """Final hidden states; see `make_apply`."""
         c, lead = self.config, (-1,) if placement.is_flat else tokens.shape
@@ -271,7 +271,7 @@ class Decoder(nnx.Module):
             return nnx.merge(structure, placement.layer(weights))(x, inputs), None
 
         x = placement.embed(self.embed.embedding[...], tokens)
-        if c.traits.scaled_embeddings:
+        if c.family.scaled_embeddings:
             x *= jnp.asarray(c.hidden_size**0.5, x.dtype)
         x = placement.tokens(x.reshape(*lead, c.hidden_size))
         windowed = jnp.array(c.windowed_layers or (False,) * c.num_layers)
@@ -355,7 +355,7 @@ def make_apply(
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
     structure, shapes = _structure(config, lora)
     split = mesh if mesh is not None and mesh.size > 1 else None
-    placement = Placement.of(shapes, split, compute_dtype)
+    placement = ActivationSharding.of(shapes, split, compute_dtype)
     options: dict[str, Any] = dict(
         scale=config.attention_scale,
         soft_cap=config.attention_soft_cap,

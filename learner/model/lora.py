@@ -95,14 +95,14 @@ def _add(sharding: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Base:
+class LoraBase:
     """The base on the devices, and what a checkpoint says of it."""
 
     params: Params
-    books: dict[str, Any]
+    metadata: dict[str, Any]
 
 
-def lora_books(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, Any]:
+def lora_metadata(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, Any]:
     """What must be the same when adapters are restored, as plain data; empty without adapters.
 
     Raises:

@@ -100,7 +100,7 @@ def group_advantages(
     if not has_signal(rewards):
         # R - mean R may be one rounding error away from 0, which eps would then magnify.
         return np.zeros(rewards.shape, np.float32)
-    if custom_functions.is_own(config.advantage):
+    if custom_functions.is_custom(config.advantage):
         return _own(rewards, config, responses)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
 

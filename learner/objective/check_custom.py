@@ -40,7 +40,7 @@ def check(config: LossConfig, *, group_size: int) -> None:
       ValueError: one line: a function can't be loaded, fails, returns something of another shape or type or not
         finite; or its loss of a token depends on other tokens.
     """
-    if custom_functions.is_own(config.advantage):
+    if custom_functions.is_custom(config.advantage):
         try:
             num = max(2, group_size)
             responses = Responses(
@@ -49,7 +49,7 @@ def check(config: LossConfig, *, group_size: int) -> None:
             group_advantages(np.linspace(0.0, 1.0, num), config, responses)
         except Exception as e:
             raise _of(f"loss.advantage={config.advantage} fails on a group of rewards from 0 to 1", e) from e
-    if custom_functions.is_own(config.name):
+    if custom_functions.is_custom(config.name):
         try:
             _check_loss(config)
         except Exception as e:
@@ -60,7 +60,7 @@ def _of(what: str, error: Exception) -> ValueError:
     """Ours say which function they are about; what a function itself raises does not."""
     if isinstance(error, ValueError) and str(error).startswith("loss."):
         return error
-    return ValueError(f"{what}: {custom_functions.one_line(error)}")
+    return ValueError(f"{what}: {custom_functions.first_line(error)}")
 
 
 def _check_loss(config: LossConfig) -> None:

@@ -32,7 +32,7 @@ from jaxtyping import (
 
 from configs import custom_functions
 from configs.sections import LossConfig
-from configs.sections.loss import OWN_LOSS, Normalization
+from configs.sections.loss import CUSTOM_LOSS, Normalization
 
 MAX_LOG_RATIO = 20.0
 """Cap on the logarithm of a ratio that nothing else bounds. e^20 = 4.9e8 is far beyond any usable ratio and far
@@ -276,7 +276,7 @@ def effective_constants(
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
     if needs(config).proximal:
-        if steps_per_proximal == 1 and not custom_functions.is_own(config.name):
+        if steps_per_proximal == 1 and not custom_functions.is_custom(config.name):
             used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
     used["advantage"] = config.advantage
@@ -302,9 +302,11 @@ def effective_constants(
 
 
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
-    if not custom_functions.is_own(config.name):
+    if not custom_functions.is_custom(config.name):
         return LOSSES[config.name](logprobs, inputs, **config.constants)
-    returned: object = custom_functions.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
+    returned: object = custom_functions.load("loss.name", config.name, CUSTOM_LOSS)(
+        logprobs, inputs, **config.constants
+    )
     match returned:
         case (jax.Array() as loss, jax.Array() as clipped) if (
             loss.shape == clipped.shape == logprobs.shape

@@ -119,7 +119,8 @@ def num_sampled(rollout: Rollout) -> int:
 def trained_tokens(rollout: Rollout, *, masks_truncated: bool) -> Bool[np.ndarray, " T"]:
     """True at the tokens of a response that train: those the policy sampled.
 
-    With `masks_truncated` (prompts.truncated=mask) it is none where the token limit cut the response off (DAPO, section
+    With `masks_truncated` (prompts.truncated_responses=mask) it is none where the token limit cut the response off
+    (DAPO, section
     3.4, overlong filtering).
     """
     if masks_truncated and rollout.finish == "length":
@@ -127,7 +128,7 @@ def trained_tokens(rollout: Rollout, *, masks_truncated: bool) -> Bool[np.ndarra
     return rollout.loss_mask
 
 
-def teaches(group: Group, loss: LossConfig, *, masks_truncated: bool) -> bool:
+def has_learning_signal(group: Group, loss: LossConfig, *, masks_truncated: bool) -> bool:
     """Whether a group's rewards differ, by turns its turns' returns, and any of its responses trains.
 
     DAPO's dynamic sampling keeps the groups with 0 < number correct < K (eq. 11). With rewards 0 and 1 that is that not

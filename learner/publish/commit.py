@@ -15,7 +15,7 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import SnapshotError
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import WeightManifest
-from learner.distributed.channel import Channel, HostLostError, Hosts
+from learner.distributed.channel import Channel, Processes, ProcessLostError
 
 WAIT_S = 300.0
 """How long a host waits for the others: longer than any writes its piece. A leader may wait for its store as well."""
@@ -43,7 +43,7 @@ class _There(msgspec.Struct):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decision:
+class CommitOutcome:
     """What the leader says of a version."""
 
     next: Next
@@ -52,10 +52,10 @@ class Decision:
     """What failed, at which host."""
 
 
-class Agreement:
+class VersionCommit:
     """One host's part in it. Used by the publisher's thread, `same` by the learner's."""
 
-    def __init__(self, hosts: Hosts, writer: SnapshotWriter, *, timeout_s: float = WAIT_S) -> None:
+    def __init__(self, hosts: Processes, writer: SnapshotWriter, *, timeout_s: float = WAIT_S) -> None:
         """Nothing was said yet."""
         self.count, self.index, self.is_leader = hosts.count, hosts.index, hosts.is_leader
         self._writer, self._timeout_s = writer, timeout_s
@@ -66,7 +66,7 @@ class Agreement:
         """The leader's choice, at every host.
 
         Raises:
-          HostLostError: a host does not answer.
+          ProcessLostError: a host does not answer.
         """
         said = self._handing_over.broadcast(b"%d" % choice if self.is_leader else None, timeout_s=self._timeout_s)
         return said == b"1"
@@ -75,7 +75,7 @@ class Agreement:
         """The version that all begin now, which the leader gives; None if no more come.
 
         Raises:
-          HostLostError: as `same`.
+          ProcessLostError: as `same`.
         """
         given = None if version is None else str(version).encode()
         said = self._publishing.broadcast(given, timeout_s=self._timeout_s)
@@ -86,7 +86,7 @@ class Agreement:
         if self.is_leader:
             self._publishing.broadcast(b"", timeout_s=self._timeout_s)
 
-    def decide(self, part: WeightManifest | None, failure: str, *, otherwise: Next) -> Decision:
+    def decide(self, part: WeightManifest | None, failure: str, *, otherwise: Next) -> CommitOutcome:
         """Hands this host's part of a version in; says how it goes on.
 
         Args:
@@ -95,7 +95,7 @@ class Agreement:
           otherwise: the leader's: what is done where a part is missing.
 
         Raises:
-          HostLostError: as `same`.
+          ProcessLostError: as `same`.
         """
         # The table of tensors is the same everywhere, and by far the largest part.
         tensors = () if part is None else part.tensors
@@ -106,18 +106,18 @@ class Agreement:
             said = msgspec.msgpack.encode(self._joined([_decoded(m, _Sealed) for m in messages], tensors, otherwise))
         heard = self._publishing.broadcast(said, timeout_s=self._timeout_s)
         if not heard:
-            raise HostLostError("the learner's process 0 publishes no more")
+            raise ProcessLostError("the learner's process 0 publishes no more")
         decision = _decoded(heard, _Decision)
         manifest = None
         if decision.next == "announce":
             manifest = dataclasses.replace(codec.decode(WeightManifest, decision.manifest), tensors=tensors)
-        return Decision(decision.next, manifest, decision.failure)
+        return CommitOutcome(decision.next, manifest, decision.failure)
 
     def there(self, sources: Sequence[str]) -> list[tuple[str, ...]]:
         """Says that this host has announced a version, and where it serves its piece; at the leader all hosts' places.
 
         Raises:
-          HostLostError: as `same`.
+          ProcessLostError: as `same`.
         """
         message = msgspec.msgpack.encode(_There(list(sources)))
         messages = self._publishing.gather(message, timeout_s=self._timeout_s)

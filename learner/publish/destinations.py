@@ -14,17 +14,17 @@ from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, latest
 from bridge.weight_types import WeightManifest
 from configs.sections import PublishConfig
-from learner.distributed.channel import Channel, HostLostError, Hosts, OneHost
+from learner.distributed.channel import Channel, Processes, ProcessLostError, SingleProcess
 
 _SUPERSEDED = "superseded"
 _UPLOAD_S = 3600.0
 """How long the leader waits for the other hosts' uploads; each request has a bound of its own."""
 
 
-class BucketHosts:
+class BucketDestination:
     """One host's part in it."""
 
-    def __init__(self, bucket: SnapshotBucket, folder: pathlib.Path, hosts: Hosts) -> None:
+    def __init__(self, bucket: SnapshotBucket, folder: pathlib.Path, hosts: Processes) -> None:
         """Nothing is put yet; a host that does not lead begins to follow.
 
         Args:
@@ -45,7 +45,7 @@ class BucketHosts:
         Raises:
           SupersededError: a newer one is out.
           SnapshotError: it did not get there.
-          HostLostError: a host does not answer.
+          ProcessLostError: a host does not answer.
         """
         self._channel.broadcast(str(manifest.version).encode(), timeout_s=_UPLOAD_S)
         mine = self._put_piece(manifest)
@@ -63,7 +63,7 @@ class BucketHosts:
             while True:
                 version = Version.parse(self._channel.broadcast(None, timeout_s=math.inf).decode())
                 self._channel.gather(self._put_announced(version).encode(), timeout_s=_UPLOAD_S)
-        except HostLostError as e:  # the learner ends, and says why elsewhere
+        except ProcessLostError as e:  # the learner ends, and says why elsewhere
             logging.info("bucket no longer followed: %s", e)
 
     def _put_announced(self, version: Version) -> str:
@@ -85,7 +85,7 @@ class BucketHosts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outlet:
+class Destination:
     """A way to put versions where other machines can fetch them: a server's table, a bucket."""
 
     name: str
@@ -106,7 +106,7 @@ _MAX_PAUSE_S = 5.0
 """The longest pause before a version that failed is put again: an outlet that is back has it soon."""
 
 
-class Lane:
+class UploadQueue:
     """Puts versions into one outlet, one after the other, each until it is there or a newer one waits.
 
     One that failed is put again: actors that reach this outlet alone may wait for this very version, and the learner
@@ -116,23 +116,23 @@ class Lane:
 
     def __init__(
         self,
-        outlet: Outlet,
-        on_there: Callable[[WeightManifest, Sequence[str]], None],
-        on_lost: Callable[[HostLostError], None],
+        outlet: Destination,
+        on_stored: Callable[[WeightManifest, Sequence[str]], None],
+        on_lost: Callable[[ProcessLostError], None],
     ) -> None:
         """Nothing is on its way.
 
         Args:
           outlet: where to.
-          on_there: told of each version that is there and its URLs, by the lane's thread; raises nothing.
+          on_stored: told of each version that is there and its URLs, by the lane's thread; raises nothing.
           on_lost: told of the host whose piece did not come, likewise; nothing goes out any more.
         """
-        self.outlet, self._on_there, self._on_lost = outlet, on_there, on_lost
+        self.outlet, self._on_there, self._on_lost = outlet, on_stored, on_lost
         self.num_replaced = 0
         """Versions that did not go there because a newer one was out."""
         self.num_failures = 0
         """Times that a version could not be put there."""
-        self.missing: Version | None = None
+        self.unsent_version: Version | None = None
         """The newest version given, as long as it is not there: on its way, waiting, to be put again or given up."""
         self._changed = threading.Condition()
         self._next: WeightManifest | None = None
@@ -144,7 +144,7 @@ class Lane:
         with self._changed:
             if self._next is not None:
                 self._replaced(self._next)
-            self._next, self.missing = manifest, manifest.version
+            self._next, self.unsent_version = manifest, manifest.version
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self.outlet.name, daemon=True)
@@ -162,8 +162,8 @@ class Lane:
             self._changed.wait_for(lambda: self._next is None and not self._is_putting, timeout_s)
             self._is_closing, self._next = True, None
             self._changed.notify_all()
-        if self.missing is not None:
-            logging.warning("publish given up outlet=%s version=%s", self.outlet.name, self.missing)
+        if self.unsent_version is not None:
+            logging.warning("publish given up outlet=%s version=%s", self.outlet.name, self.unsent_version)
 
     def _replaced(self, manifest: WeightManifest) -> None:
         self.num_replaced += 1
@@ -175,7 +175,7 @@ class Lane:
                 sources = self._put(manifest)
                 if sources is not None and not self._is_closing:
                     self._on_there(manifest, sources)
-            except HostLostError as e:
+            except ProcessLostError as e:
                 logging.error("publish ended outlet=%s version=%s reason=%s", self.outlet.name, manifest.version, e)
                 self._on_lost(e)
                 return
@@ -195,7 +195,7 @@ class Lane:
         """Puts it until it is there; the URLs that it lies under now. None if a newer one is out, or all ends.
 
         Raises:
-          HostLostError: another host did not say whether its piece is there.
+          ProcessLostError: another host did not say whether its piece is there.
         """
         pauses_s = _pauses()
         while True:
@@ -205,15 +205,15 @@ class Lane:
                 with self._changed:
                     self._replaced(manifest)
                 return None
-            except HostLostError:
+            except ProcessLostError:
                 raise
             except Exception as e:
                 self.num_failures += 1
                 logging.error("publish failed outlet=%s version=%s reason=%s", self.outlet.name, manifest.version, e)
             else:
                 with self._changed:
-                    if self.missing == manifest.version:
-                        self.missing = None
+                    if self.unsent_version == manifest.version:
+                        self.unsent_version = None
                 return sources
             if self._gives_way(manifest, next(pauses_s)):  # out of `except`: the error would hold a copy of the version
                 return None
@@ -235,7 +235,9 @@ def _pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
-def outlets_of(config: PublishConfig, folder: pathlib.Path, *, run: str, hosts: Hosts | None = None) -> list[Outlet]:
+def outlets_of(
+    config: PublishConfig, folder: pathlib.Path, *, run: str, hosts: Processes | None = None
+) -> list[Destination]:
     """The bucket, where there is one; a version that doesn't get there goes out without it.
 
     Args:
@@ -250,7 +252,7 @@ def outlets_of(config: PublishConfig, folder: pathlib.Path, *, run: str, hosts: 
     """
     if not config.bucket:
         return []
-    hosts = hosts or OneHost()
+    hosts = hosts or SingleProcess()
     bucket = SnapshotBucket(config.bucket, folder, run=run, keep=config.bucket_keep, host=hosts.index)
-    of_all = BucketHosts(bucket, folder, hosts)
-    return [Outlet(name="bucket", put=of_all.put, is_slow=True)] if hosts.is_leader else []
+    of_all = BucketDestination(bucket, folder, hosts)
+    return [Destination(name="bucket", put=of_all.put, is_slow=True)] if hosts.is_leader else []

@@ -4,18 +4,18 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from bridge.credentials import Token
-from bridge.files import place_of
+from bridge.files import lock_owner
 from bridge.param_names import TensorNames
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.weight_types import Announcement
 from configs.run_folder import run_id, snapshot_folder
 from configs.schema import Config
-from learner.distributed.channel import Hosts
+from learner.distributed.channel import Processes
 from learner.model.architecture import Architecture
 from learner.model.lora import names_of
 from learner.publish.commit import WAIT_S
-from learner.publish.destinations import Outlet, outlets_of
+from learner.publish.destinations import Destination, outlets_of
 from learner.publish.publisher import Publisher
 
 _SAME_S = 300.0
@@ -30,13 +30,13 @@ def open_publisher(
     *,
     tokenizer_hash: str,
     names: TensorNames,
-    hosts: Hosts,
+    hosts: Processes,
     token: Token | None,
-    outlets: Sequence[Outlet],
+    outlets: Sequence[Destination],
     incarnation: int = 0,
     base_steps: Mapping[int, int] | None = None,
     timeline: Timeline | None = None,
-    while_waiting: Callable[[], None] = lambda: None,
+    on_wait: Callable[[], None] = lambda: None,
     announce: Callable[[Announcement], None] | None = None,
 ) -> Publisher:
     """A publisher into this machine's shared memory, and where else the config says.
@@ -52,13 +52,13 @@ def open_publisher(
       incarnation: the learner's, where this process leads.
       base_steps: the step that each incarnation began at (`LearnerStore.restores`), where this process leads.
       timeline: where each publish is recorded.
-      while_waiting: called again and again while a publish is waited for; may raise.
+      on_wait: called again and again while a publish is waited for; may raise.
       announce: the leader's: told of each version that can be fetched.
 
     Raises:
       ValueError: actors could not reach all processes; one line says why.
       SnapshotError: another learner publishes there.
-      HostLostError: a process did not come.
+      ProcessLostError: a process did not come.
     """
     publish, snapshots = config.publish, snapshot_folder(config)
     writer = SnapshotWriter(
@@ -82,11 +82,11 @@ def open_publisher(
         incarnation=incarnation,
         dtype=config.model.served_dtype,
         timeline=timeline,
-        while_waiting=while_waiting,
+        on_wait=on_wait,
         outlets=[*outlets, *outlets_of(publish, snapshots, run=run_id(folder), hosts=hosts)],
         announce=announce,
         hosts=hosts,
-        hosts_wait_s=max(WAIT_S, config.store.retry_s + _AFTER_STORE_S),
+        hosts_wait_s=max(WAIT_S, config.store.outage_timeout_s + _AFTER_STORE_S),
     )
 
 
@@ -95,10 +95,10 @@ def published_names(architecture: Architecture, config: Config) -> TensorNames:
     return names_of(architecture, config.lora) if config.publishes_adapters else architecture.param_names
 
 
-def _check_one_machine(snapshots: pathlib.Path, hosts: Hosts) -> None:
+def _check_one_machine(snapshots: pathlib.Path, hosts: Processes) -> None:
     """Refuses pieces on several machines that nothing leads to."""
     channel = hosts.channel("places")
-    places = set(channel.gather(place_of(snapshots).encode(), timeout_s=_SAME_S))
+    places = set(channel.gather(lock_owner(snapshots).encode(), timeout_s=_SAME_S))
     said = b"%d" % (len(places) == 1) if hosts.is_leader else None
     if channel.broadcast(said, timeout_s=_SAME_S) != b"1":
         raise ValueError(

@@ -23,17 +23,17 @@ from bridge.snapshots.snapshot_writer import SnapshotDraft, SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.weight_types import Announcement, WeightManifest
 from configs.sections import PublishConfig
-from learner.distributed.channel import Hosts, OneHost
+from learner.distributed.channel import Processes, SingleProcess
 from learner.model.decoder import Params
-from learner.publish.commit import WAIT_S, Agreement, Decision, Next
-from learner.publish.destinations import Lane, Outlet
-from learner.publish.weight_export import Export, Share
+from learner.publish.commit import WAIT_S, CommitOutcome, Next, VersionCommit
+from learner.publish.destinations import Destination, UploadQueue
+from learner.publish.weight_export import Export, ExportPlan
 
 _POLL_S = 0.05
 """How often a learner that waits for a publish looks whether it is told to stop."""
 _CLOSE_S = 5.0
 """How long `close` waits for the version that is on its way."""
-_AGAIN_S = 1.0
+RETRY_INTERVAL_S = 1.0
 """Before a version is tried again of which a host could not write its piece."""
 _MAX_FAILED = 5
 """Times in a row that hosts could not write a version before the learner ends."""
@@ -47,7 +47,7 @@ class _Job:
 
     version: Version
     export: Export
-    is_awaited: bool
+    must_publish: bool
     start_s: float
     """Times of `time.monotonic`."""
     is_announced: bool = False
@@ -69,10 +69,10 @@ class Publisher:
         incarnation: int,
         dtype: str,
         timeline: Timeline | None = None,
-        while_waiting: Callable[[], None] = lambda: None,
-        outlets: Sequence[Outlet] = (),
+        on_wait: Callable[[], None] = lambda: None,
+        outlets: Sequence[Destination] = (),
         announce: Callable[[Announcement], None] | None = None,
-        hosts: Hosts | None = None,
+        hosts: Processes | None = None,
         hosts_wait_s: float = WAIT_S,
     ) -> None:
         """Nothing is on its way.
@@ -84,22 +84,23 @@ class Publisher:
           incarnation: the learner's; that of the leader counts.
           dtype: what is served: float32 or bfloat16.
           timeline: where each publish is recorded.
-          while_waiting: called again and again while `publish` or `finish` waits; may raise.
-          outlets: where a version goes once it is whole in shared memory, in this order; slow ones apart (`Lane`).
+          on_wait: called again and again while `publish` or `finish` waits; may raise.
+          outlets: where a version goes once it is whole in shared memory, in this order; slow ones apart
+            (`UploadQueue`).
           announce: told of a version as soon as it can be fetched anywhere, and again of each place more; by one thread
             at a time. So a slow bucket keeps nobody waiting who reaches the learner. Where all outlets are slow, it is
             told of what is there. The leader's alone.
           hosts: the learner's processes; None: this one alone. The writer is this host's.
           hosts_wait_s: how long each waits for the others: longer than any writes, and than `announce` takes.
         """
-        self._agreement = Agreement(hosts or OneHost(), writer, timeout_s=hosts_wait_s)
-        self._share: Share | None = None
+        self._agreement = VersionCommit(hosts or SingleProcess(), writer, timeout_s=hosts_wait_s)
+        self._share: ExportPlan | None = None
         """Of this host; the same for every version."""
         self._writer, self._names, self._config = writer, names, config
         self._incarnation, self._dtype = incarnation, dtype
-        self._timeline, self._while_waiting = timeline, while_waiting
-        self._outlets, self._announce = [o for o in outlets if not o.is_slow], announce
-        self._lanes = [Lane(o, self._put_by_lane, self._lane_failed) for o in outlets if o.is_slow]
+        self._timeline, self._while_waiting = timeline, on_wait
+        self._outlets, self._put_announcement = [o for o in outlets if not o.is_slow], announce
+        self._lanes = [UploadQueue(o, self._put_by_lane, self._upload_failed) for o in outlets if o.is_slow]
         self._telling = threading.Lock()
         self._told: Announcement | None = None
         """The last one; of it and what comes after, only newer versions and more sources are told."""
@@ -110,7 +111,7 @@ class Publisher:
         self._slow_sources: tuple[str, ...] = ()
         self.version: Version | None = None
         """The last one handed over: it is announced, or will be, or a later one in its place."""
-        self.announced: Version | None = None
+        self.announced_version: Version | None = None
         """The last one that is whole in shared memory and in all outlets that are not slow: what actors of this machine
         and of a server can read. One in a bucket alone is on its way there."""
         self.num_publishes = 0
@@ -135,7 +136,7 @@ class Publisher:
             return ends_round
         return step % self._config.every_n_steps == 0
 
-    def serves(self, step: int) -> bool:
+    def is_published(self, step: int) -> bool:
         """Whether the weights last handed over are those of `step`."""
         return self.version is not None and self.version.step == step
 
@@ -145,7 +146,7 @@ class Publisher:
         n = self._config.probe_every_n_publishes
         return n > 0 and self.num_publishes % n == 0
 
-    def publish(self, params: Params, *, step: int, is_awaited: bool = False) -> Version:
+    def publish(self, params: Params, *, step: int, must_publish: bool = False) -> Version:
         """Hands the weights over; actors may be told of the version at once, and get it when it is out.
 
         When the one before is not announced yet, publish.when_late says what happens: it is waited for; or, unless
@@ -154,7 +155,7 @@ class Publisher:
         Args:
           params: the learner's. The next optimizer step may have them.
           step: the learner's.
-          is_awaited: the learner will wait for samples of this very version, so it must go out.
+          must_publish: the learner will wait for samples of this very version, so it must go out.
         """
         self.check()
         start_s = time.monotonic()
@@ -163,16 +164,16 @@ class Publisher:
             self._wait_while(self._is_late)
         else:
             try:
-                self._wait_while(lambda: bool(self._waiting) and self._waiting[-1].is_awaited)
+                self._wait_while(lambda: bool(self._waiting) and self._waiting[-1].must_publish)
             except BaseException:
                 self._agreement.same(False)  # the other hosts wait for a word
                 raise
-            self._take_back()
+            self._withdraw_waiting()
         version = Version(incarnation=self._incarnation, step=step)
         export = Export(params, self._dtype, self._names, share=self._share)
         self._share = export.share
         with self._changed:
-            self._waiting.append(_Job(version, export, is_awaited, start_s))
+            self._waiting.append(_Job(version, export, must_publish, start_s))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._put_out_all, name="publisher", daemon=True)
@@ -182,7 +183,7 @@ class Publisher:
         self._held_up_s = time.monotonic() - start_s
         return version
 
-    def await_announced(self) -> None:
+    def wait_until_published(self) -> None:
         """Waits until all that was handed over is out: whole in shared memory, and in all outlets that are not slow.
 
         It waits for no bucket: actors that reach nothing else hear of the version later, once it is there, and what is
@@ -197,10 +198,10 @@ class Publisher:
         end_s = start_s + self._config.bucket_wait_s
         self._wait_while(lambda: any(lane.is_busy for lane in self._lanes) and time.monotonic() < end_s)
         for lane in self._lanes:
-            if lane.missing is not None:
+            if lane.unsent_version is not None:
                 logging.error(
                     "publish incomplete: the last version, %s, is not in the %s (waited %.0f s, publish.bucket_wait_s)",
-                    lane.missing,
+                    lane.unsent_version,
                     lane.outlet.name,
                     time.monotonic() - start_s,
                 )
@@ -214,11 +215,11 @@ class Publisher:
         """What publishing took, by the names of `learner.metrics.metric_names`."""
         return {
             "time/publish_s": self.last_publish_s,
-            "time/publish_held_up_s": self._held_up_s,
+            "time/publish_blocked_s": self._held_up_s,
             "publish/late": self._num_late,
             "publish/replaced": self._num_replaced,
-            "publish/outlet_failures": self._num_failures + sum(lane.num_failures for lane in self._lanes),
-            "publish/outlet_replaced": sum(lane.num_replaced for lane in self._lanes),
+            "publish/destination_failures": self._num_failures + sum(lane.num_failures for lane in self._lanes),
+            "publish/destination_replaced": sum(lane.num_replaced for lane in self._lanes),
         }
 
     def close(self) -> None:
@@ -257,7 +258,7 @@ class Publisher:
                 return
             self._while_waiting()
 
-    def _take_back(self) -> None:
+    def _withdraw_waiting(self) -> None:
         """Gives up the version that has not begun at the leader, if there is one; a later one replaces it."""
         with self._changed:
             replaced = self._waiting.pop() if self._agreement.is_leader and self._waiting else None
@@ -277,7 +278,7 @@ class Publisher:
     def _put_out_each(self) -> None:
         while (job := self._begin()) is not None:
             try:
-                self._put_out(job)
+                self._publish_version(job)
             except BaseException as e:
                 e.add_note(f"while version {job.version} was published")
                 logging.error("publish failed version=%s reason=%r", job.version, e)
@@ -308,7 +309,7 @@ class Publisher:
             self._current.version = version
             return self._current
 
-    def _put_out(self, job: _Job) -> None:
+    def _publish_version(self, job: _Job) -> None:
         while (decision := self._decide(job)).next != "announce":
             self._num_failures += 1
             logging.error("publish failed version=%s next=%s: %s", job.version, decision.next, decision.failure)
@@ -317,7 +318,7 @@ class Publisher:
             if decision.next == "skip":
                 return
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closing, _AGAIN_S)
+                self._changed.wait_for(lambda: self._is_closing, RETRY_INTERVAL_S)
         job.export.let_go()
         assert decision.manifest is not None
         self._writer.announce(decision.manifest)
@@ -326,7 +327,7 @@ class Publisher:
         for lane in self._lanes:
             lane.put(decision.manifest)
 
-    def _decide(self, job: _Job) -> Decision:
+    def _decide(self, job: _Job) -> CommitOutcome:
         """Writes this host's piece; says whether all of them are there."""
         part, failure = None, ""
         try:
@@ -348,7 +349,7 @@ class Publisher:
         if self._num_failed_in_a_row + 1 >= _MAX_FAILED:
             return "end"
         with self._changed:
-            return "skip" if self._waiting and not job.is_awaited else "again"
+            return "skip" if self._waiting and not job.must_publish else "again"
 
     def _tell_of_outlets(self, manifest: WeightManifest) -> None:
         """Puts the version into the outlets that are not slow, and announces where it lies then."""
@@ -357,27 +358,27 @@ class Publisher:
             if new := self._put(outlet, manifest):
                 sources += new
                 if self._agreement.count == 1:
-                    self._tell(manifest, sources)
+                    self._announce(manifest, sources)
         if self._agreement.count > 1:
             of_hosts = self._agreement.there(sources)
             if any(of_hosts) or not self._lanes:
-                self._tell(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
+                self._announce(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
         elif not sources and not self._lanes:
-            self._tell(manifest, sources)
+            self._announce(manifest, sources)
 
     def _put_by_lane(self, manifest: WeightManifest, sources: Sequence[str]) -> None:
         try:
-            self._tell(manifest, sources, is_slow=True)
+            self._announce(manifest, sources, is_slow=True)
         except BaseException as e:
-            self._lane_failed(e)
+            self._upload_failed(e)
 
-    def _lane_failed(self, error: BaseException) -> None:
+    def _upload_failed(self, error: BaseException) -> None:
         with self._changed:
             if not self._is_closing:
                 self._error = self._error or error
             self._changed.notify_all()
 
-    def _tell(
+    def _announce(
         self,
         manifest: WeightManifest,
         sources: Sequence[str],
@@ -390,7 +391,7 @@ class Publisher:
         So a bucket whose uploads take longer than until the next version still gives something new to who reaches it
         alone.
         """
-        if self._announce is None:
+        if self._put_announcement is None:
             return
         with self._telling:
             told, own, of_hosts = self._told, tuple(sources), host_sources
@@ -406,11 +407,11 @@ class Publisher:
             self._told = Announcement(
                 manifest=manifest, sources=_joined(own, self._slow_sources), host_sources=of_hosts
             )
-            self._announce(self._told)
+            self._put_announcement(self._told)
 
     def _is_out(self, job: _Job) -> None:
         end_s = time.monotonic()
-        self.announced, self.last_publish_s = job.version, end_s - job.start_s
+        self.announced_version, self.last_publish_s = job.version, end_s - job.start_s
         if self._timeline is not None:
             self._timeline.took("publish", job.start_s, end_s, lane=_LANE, step=job.version.step)
         with self._changed:
@@ -421,7 +422,7 @@ class Publisher:
         # A function of its own: no view of the copies is left when it returns.
         cast_all_into(export.pairs(draft))
 
-    def _put(self, outlet: Outlet, manifest: WeightManifest) -> Sequence[str]:
+    def _put(self, outlet: Destination, manifest: WeightManifest) -> Sequence[str]:
         try:
             return outlet.put(manifest)
         except Exception as e:

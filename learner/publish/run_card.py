@@ -30,7 +30,7 @@ ENGINE_FILES = (
 """What an engine and a tokenizer read of a model's folder, besides the weights; no code."""
 
 
-def make_card(
+def make_run_card(
     *,
     run: str,
     name: str,

@@ -26,7 +26,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class SourceBlock:
     """What one device gives of a leaf."""
 
     path: str
@@ -43,7 +43,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Target:
+class TargetBlock:
     """A block of the host's piece: a box of a leaf, whose stack dims are tensors of the snapshot."""
 
     path: str
@@ -52,11 +52,11 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Share:
+class ExportPlan:
     """What one host writes."""
 
-    sources: tuple[Source, ...]
-    targets: tuple[Target, ...]
+    sources: tuple[SourceBlock, ...]
+    targets: tuple[TargetBlock, ...]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -70,7 +70,7 @@ def share_of(
     host: int,
     *,
     host_of: Callable[[Device], int] = lambda device: device.process_index,
-) -> Share:
+) -> ExportPlan:
     """What a host writes of the parameters; those of all hosts together are all of them, and nothing twice.
 
     Args:
@@ -80,13 +80,13 @@ def share_of(
       host_of: a device's host.
     """
     num_bytes: dict[int, int] = {}
-    sources: list[Source] = []
-    targets: list[Target] = []
+    sources: list[SourceBlock] = []
+    targets: list[TargetBlock] = []
     first_tensor = 0
     for path in names.paths():
         leaf, stack = leaves[path], names.stack(path)
         owned = [
-            Source(path, box, device, shard)
+            SourceBlock(path, box, device, shard)
             for box, device, shard in _owned(leaf, len(stack), host_of, num_bytes)
             if host_of(device) == host
         ]
@@ -95,7 +95,7 @@ def share_of(
             targets += _targets(path, box, stack, first_tensor)
         first_tensor += math.prod(stack)
     targets.sort(key=lambda t: (t.block.first_tensor, t.block.first_row, t.block.first_col))
-    return Share(tuple(sources), tuple(targets))
+    return ExportPlan(tuple(sources), tuple(targets))
 
 
 def relative(box: Box, to: Box) -> tuple[slice, ...]:
@@ -160,13 +160,13 @@ def _merged_along(boxes: Sequence[Box], dim: int) -> list[Box]:
     return merged
 
 
-def _targets(path: str, box: Box, stack: tuple[int, ...], first_tensor: int) -> list[Target]:
+def _targets(path: str, box: Box, stack: tuple[int, ...], first_tensor: int) -> list[TargetBlock]:
     """A box as blocks of tensors that follow on one another: a layer each, where it has a part of the experts only."""
     counted, matrix = box[: len(stack)], box[len(stack) :]
     (r0, r1), (c0, c1) = [(0, 1)] * (2 - len(matrix)) + list(matrix)
     is_whole = all(part == (0, size) for part, size in zip(counted[1:], stack[1:], strict=True))
     layers = [(i, i + 1) for i in range(*counted[0])] if counted and not is_whole else [*counted[:1]]
-    targets: list[Target] = []
+    targets: list[TargetBlock] = []
     for layer in layers or [()]:
         part = (layer, *counted[1:]) if layer else counted
         first = functools.reduce(lambda at, dim: at * dim[1] + dim[0][0], zip(part, stack, strict=True), 0)
@@ -178,14 +178,14 @@ def _targets(path: str, box: Box, stack: tuple[int, ...], first_tensor: int) -> 
             first_col=c0,
             num_cols=c1 - c0,
         )
-        targets.append(Target(path, (*part, *matrix), block))
+        targets.append(TargetBlock(path, (*part, *matrix), block))
     return targets
 
 
 class Export:
     """What this host writes of one version's parameters: copies of them, until `let_go`."""
 
-    def __init__(self, params: Params, dtype: str, names: TensorNames, *, share: Share | None = None) -> None:
+    def __init__(self, params: Params, dtype: str, names: TensorNames, *, share: ExportPlan | None = None) -> None:
         """Starts the way to the host and returns at once.
 
         A device casts what it gives into a buffer of its own, after whatever it was asked to do before, and the copy to
@@ -210,7 +210,7 @@ class Export:
 
     def pairs(self, draft: SnapshotDraft) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(Place in the draft, what goes there), tensor by tensor; waits for the copy, without Python's lock."""
-        by_path: dict[str, list[tuple[Source, np.ndarray]]] = {}
+        by_path: dict[str, list[tuple[SourceBlock, np.ndarray]]] = {}
         for source, part in zip(self.share.sources, self._parts, strict=True):
             by_path.setdefault(source.path, []).append((source, np.asarray(part)))
         for number, target in enumerate(self.share.targets):
@@ -229,7 +229,7 @@ class Export:
         self._parts = []
 
 
-def _cast_parts(leaves: dict[str, jax.Array], share: Share, dtype: str) -> list[jax.Array]:
+def _cast_parts(leaves: dict[str, jax.Array], share: ExportPlan, dtype: str) -> list[jax.Array]:
     """What each device gives, cast by it, all of one device in one call."""
     shards = {path: {shard.device: shard.data for shard in leaf.addressable_shards} for path, leaf in leaves.items()}
     parts: list[jax.Array | None] = [None] * len(share.sources)

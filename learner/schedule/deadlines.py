@@ -13,7 +13,7 @@ are trained up to it. A ticket's earliest start step stands for a group that has
 from collections.abc import Mapping
 
 
-def num_places(deadline: int, coming: Mapping[int, int], *, update: int, left: int, per_update: int) -> int:
+def num_sequences(deadline: int, coming: Mapping[int, int], *, update: int, left: int, per_update: int) -> int:
     """Returns how many groups with this deadline the update being filled can take before all earlier ones arrive.
 
     min over update <= d < deadline of left + (d - update) U - (groups due by d that have not arrived); `left` for a

@@ -21,7 +21,7 @@ from jaxtyping import Int32
 
 from bridge.rollout_types import Ticket
 from configs.schema import Config
-from learner.schedule.ticket_ledger import TicketBooks
+from learner.schedule.ticket_ledger import TicketLedger
 
 
 class Arrival(Protocol):
@@ -67,7 +67,7 @@ class Arrival(Protocol):
         ...
 
 
-class Desk(Protocol):
+class TicketStore(Protocol):
     """What the policy asks of a store (`bridge.store.protocol.LearnerStore`)."""
 
     def put_tickets(self, tickets: Iterable[Ticket]) -> object:
@@ -94,15 +94,15 @@ MAX_REFUSED_PER_TICKET = 3
 """How often a ticket is asked for whose groups can't be right; then another prompt takes its place."""
 
 
-class Intake(Generic[G]):
+class GroupFilter(Generic[G]):
     """The groups that wait to be trained: in order of arrival, in a lag-bounded window by their oldest tokens."""
 
     def __init__(
         self,
         config: Config,
         *,
-        planner: TicketBooks,
-        desk: Desk,
+        planner: TicketLedger,
+        desk: TicketStore,
         has_signal: Callable[[G], bool],
         check: Callable[[G], str | None] = lambda group: None,
         on_filtered: Callable[[G], None] = lambda group: None,
@@ -128,7 +128,7 @@ class Intake(Generic[G]):
         self._num_refused: collections.Counter[str] = collections.Counter()
         """Groups that `check` refused, by ticket."""
         self._restores = restores or {}
-        self._lag_bound = config.lag_bound
+        self._lag_bound = config.max_lag_steps
         self._filters = config.rounds.filter_zero_variance
         self._max_ready = config.max_ready_groups
         self._ready: collections.deque[G] = collections.deque()
@@ -143,7 +143,7 @@ class Intake(Generic[G]):
         """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, off_policy, stale, overflow,
         other_prompt, zero_variance, failed, and what `check` says."""
 
-    def take_in(self, group: G) -> list[Ticket]:
+    def receive(self, group: G) -> list[Ticket]:
         """Decides about a group that arrives; returns the tickets that lost their round's race with it.
 
         One that answers another prompt than its ticket has goes (`other_prompt`): a restarted learner may give an order
@@ -154,20 +154,20 @@ class Intake(Generic[G]):
         """
         if not self._is_abandoned(group):
             self._catch_up(group.order)
-        if reason := self._objection(group):
+        if reason := self._reason_to_drop(group):
             self._drop(group, reason)
             return []
         ticket = self._planner.ticket(group.ticket_id)
         if not np.array_equal(ticket.prompt_tokens, group.prompt_tokens):
-            self._exchange(ticket, "other_prompt")
+            self._replace(ticket, "other_prompt")
             return []
         if reason := self._check(group):
-            self._refuse(group, reason)
+            self._reject(group, reason)
             return []
         if self._filters and not self._has_signal(group):
             if self._planner.may_replace:
                 self._on_filtered(group)
-                self._exchange(self._planner.replace(group.ticket_id, is_filtered=True), "zero_variance")
+                self._replace(self._planner.replace(group.ticket_id, is_filtered=True), "zero_variance")
                 return []
             self._warn()
         losers = self._planner.arrive(group.ticket_id)
@@ -179,17 +179,17 @@ class Intake(Generic[G]):
             bisect.insort(self._ready, group, key=lambda g: g.min_step)
         return losers
 
-    def give_way(self) -> None:
+    def drop_oldest(self) -> None:
         """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
         while self._max_ready is not None and len(self._ready) > self._max_ready:
             group = self._ready.popleft()
             if self._lag_bound is None:
                 self._drop(group, "overflow")
             else:  # with its old deadline it would keep the others waiting, which then overflow as well
-                self._planner.depart(group.ticket_id)
-                self._exchange(self._planner.renew_one(group.ticket_id), "overflow")
+                self._planner.forget_arrival(group.ticket_id)
+                self._replace(self._planner.renew_one(group.ticket_id), "overflow")
 
-    def hand_out(self, limit: int) -> list[G]:
+    def take(self, limit: int) -> list[G]:
         """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.
 
         Under a lag bound a group waits while older ones need the places left in the update (`deadlines.py`). The caller
@@ -198,7 +198,7 @@ class Intake(Generic[G]):
         groups: list[G] = []
         while self._ready and len(groups) < limit:
             group = self._ready[0]
-            if reason := self._objection(group):
+            if reason := self._reason_to_drop(group):
                 self._drop(self._ready.popleft(), reason)
             elif len(groups) < self._num_places(group):
                 groups.append(self._ready.popleft())
@@ -218,15 +218,15 @@ class Intake(Generic[G]):
 
     def replace_failed(self, ticket_id: str) -> None:
         """Gives an open ticket that nobody could make a group for another prompt."""
-        self._exchange(self._planner.replace(ticket_id), "failed")
+        self._replace(self._planner.replace(ticket_id), "failed")
 
-    def keep_fresh(self, step: int) -> set[str]:
+    def drop_older_than(self, step: int) -> set[str]:
         """Forgets the waiting groups with a token of an earlier step; returns the tickets of the others."""
         stale = [g for g in self._ready if g.min_step < step]
         self._ready = collections.deque(g for g in self._ready if g.min_step >= step)
         self.dropped["off_policy"] += len(stale)
         for group in stale:
-            self._planner.depart(group.ticket_id)  # or a window would take it for one that waits
+            self._planner.forget_arrival(group.ticket_id)  # or a window would take it for one that waits
         return {g.ticket_id for g in self._ready}
 
     def forget_waiting(self) -> None:
@@ -237,7 +237,7 @@ class Intake(Generic[G]):
         """Returns how many groups as old as this one the update being filled can take now."""
         if self._lag_bound is None:
             return math.inf
-        return self._planner.num_places(group.min_step, step=self.step, lag_bound=self._lag_bound)
+        return self._planner.num_sequences(group.min_step, step=self.step, max_lag_steps=self._lag_bound)
 
     def _catch_up(self, order: int) -> None:
         """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""
@@ -248,7 +248,7 @@ class Intake(Generic[G]):
         """Returns True if a restarted learner went back behind the weights of any of its tokens."""
         return group.is_abandoned(self._restores)
 
-    def _objection(self, group: G) -> str | None:
+    def _reason_to_drop(self, group: G) -> str | None:
         if self._is_abandoned(group):
             return "abandoned"
         if not self._planner.is_open(group.ticket_id):
@@ -273,7 +273,7 @@ class Intake(Generic[G]):
             group.max_step,
             group.incarnation,
         )
-        self._planner.depart(group.ticket_id)
+        self._planner.forget_arrival(group.ticket_id)
         if reason == "unwanted":
             self._desk.acknowledge([group.ticket_id])
         elif reason == "stale" and self._lag_bound is not None:
@@ -281,16 +281,16 @@ class Intake(Generic[G]):
         else:
             self._desk.reissue([group.ticket_id])
 
-    def _refuse(self, group: G, reason: str) -> None:
+    def _reject(self, group: G, reason: str) -> None:
         """Asks for the ticket anew; after `MAX_REFUSED_PER_TICKET` times another prompt takes its place."""
         self._num_refused[group.ticket_id] += 1
         if self._num_refused[group.ticket_id] < MAX_REFUSED_PER_TICKET:
             self._drop(group, reason)
         else:
             del self._num_refused[group.ticket_id]
-            self._exchange(self._planner.replace(group.ticket_id), reason)
+            self._replace(self._planner.replace(group.ticket_id), reason)
 
-    def _exchange(self, ticket: Ticket, reason: str) -> None:
+    def _replace(self, ticket: Ticket, reason: str) -> None:
         """Puts a ticket in the place of what the store has under its id."""
         self.dropped[reason] += 1
         self._desk.withdraw([ticket.id])
@@ -309,8 +309,8 @@ class Intake(Generic[G]):
 class TrainingOrder(Generic[G]):
     """Hands out the groups to train next, all of one update."""
 
-    def __init__(self, config: Config, planner: TicketBooks, take: Callable[[int], list[G]]) -> None:
-        """`take` gives up to so many of the groups that wait and may be trained now (`Intake.hand_out`)."""
+    def __init__(self, config: Config, planner: TicketLedger, take: Callable[[int], list[G]]) -> None:
+        """`take` gives up to so many of the groups that wait and may be trained now (`GroupFilter.take`)."""
         self._by_round = config.rounds.train_start == "round_complete"
         self._planner, self._take = planner, take
         self._taken: list[G] = []

@@ -15,8 +15,8 @@ from bridge.rollout_types import Group
 from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
 from configs.schema import Config
-from learner.schedule.group_filter import Intake, TrainingOrder
-from learner.schedule.ticket_ledger import TicketBooks
+from learner.schedule.group_filter import GroupFilter, TrainingOrder
+from learner.schedule.ticket_ledger import TicketLedger
 
 LOOK_S = 0.2
 """How often the queue looks though the store told of nothing: the process may have been asked to stop."""
@@ -31,23 +31,23 @@ class GroupQueue(grain.IterDataset[list[Group]]):
       store: where they arrive.
       intake: decides about each.
       timeline: told when a race is decided.
-      while_waiting: called on every look that found nothing (heartbeats, watchdogs); may raise.
+      on_wait: called on every look that found nothing (heartbeats, watchdogs); may raise.
     """
 
     def __init__(
         self,
         config: Config,
         *,
-        planner: TicketBooks,
+        planner: TicketLedger,
         store: LearnerStore,
-        intake: Intake[Group],
+        intake: GroupFilter[Group],
         timeline: Timeline,
-        while_waiting: Callable[[], None],
+        on_wait: Callable[[], None],
     ) -> None:
         """Reads nothing yet."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.config, self.planner, self.store, self.intake = config, planner, store, intake
-        self.timeline, self.while_waiting = timeline, while_waiting
+        self.timeline, self.on_wait = timeline, on_wait
 
     def __iter__(self) -> "GroupQueueIterator":
         """One reader; a run has one."""
@@ -64,7 +64,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
     def __init__(self, queue: GroupQueue) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._store, self._intake = queue.store, queue.intake
-        self._timeline, self._while_waiting = queue.timeline, queue.while_waiting
+        self._timeline, self._while_waiting = queue.timeline, queue.on_wait
         self._order: TrainingOrder[Group] = TrainingOrder(queue.config, queue.planner, self.take_ready)
         self._planner = queue.planner
         self._num_breaks = queue.store.num_breaks
@@ -101,12 +101,12 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
                 if num_breaks and self._planner.has_arrived(s.group.ticket_id):
                     continue  # it waits to be trained, and is read again
                 self._take_in(s.group)
-        self._intake.give_way()
+        self._intake.drop_oldest()
 
     def take_ready(self, limit: int) -> list[Group]:
         """Up to `limit` more groups in order of arrival, without waiting."""
         self.poll()
-        groups = self._intake.hand_out(limit)
+        groups = self._intake.take(limit)
         ids = [g.ticket_id for g in groups]
         self._unacknowledged += ids
         self._seen.update(ids)
@@ -133,7 +133,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         self._forget(ticket_ids)
 
     def _take_in(self, group: Group) -> None:
-        if losers := self._intake.take_in(group):
+        if losers := self._intake.receive(group):
             self._timeline.instant("round closed", round=group.round, deferred=len(losers))
 
     def _forget(self, ticket_ids: list[str]) -> None:

@@ -43,7 +43,7 @@ class GroupLimits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Objection:
+class InvalidGroup:
     """Why a group can't be right, and whose doing it is."""
 
     reason: str
@@ -52,7 +52,7 @@ class Objection:
     """Who made what is wrong."""
 
 
-def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Version) -> Objection | None:
+def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Version) -> InvalidGroup | None:
     """What can't be right in a group; None if nothing is found.
 
     Args:
@@ -62,27 +62,27 @@ def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Vers
       newest: the learner's own version. Weights of an abandoned incarnation may be later: ask about those before.
     """
     if len(group.rollouts) != ticket.num_samples:
-        return Objection("wrong_size", group.actors)
+        return InvalidGroup("wrong_size", group.actors)
     if _is_out_of_vocabulary(group.prompt_tokens, limits):
-        return Objection("out_of_vocabulary", group.actors)
+        return InvalidGroup("out_of_vocabulary", group.actors)
     if group.incarnation > newest.incarnation:
-        return Objection("future_version", group.actors)
+        return InvalidGroup("future_version", group.actors)
     found = [
         (reason, maker)
         for rollout, maker in zip(group.rollouts, group.makers, strict=True)
         if (reason := _rollout_objection(rollout, group.prompt_tokens.size, ticket, limits, newest.step))
     ]
-    return Objection(found[0][0], frozenset(maker for _, maker in found)) if found else None
+    return InvalidGroup(found[0][0], frozenset(maker for _, maker in found)) if found else None
 
 
-class Refusals:
+class RejectionCounter:
     """How many groups of each actor were refused since its last good one."""
 
     def __init__(self) -> None:
         """None yet."""
         self._in_a_row: collections.Counter[str] = collections.Counter()
 
-    def book(self, group: Group, found: Objection | None) -> list[str]:
+    def add(self, group: Group, found: InvalidGroup | None) -> list[str]:
         """Books what was found in a group; returns the actors that are broken by now (`MAX_REFUSED_IN_A_ROW`)."""
         if found is None:
             for actor in group.actors:

@@ -1,4 +1,4 @@
-"""`Stream`: tickets out, groups in, packed micro-batches to the trainer.
+"""`RolloutStream`: tickets out, groups in, packed micro-batches to the trainer.
 
 Owns all that a schedule is made of: the store's learner side, the planner's books, the prompts, the queue with its
 arrival policy, and the round's clock. The main loop takes micro-batches from it and tells it what became of them.
@@ -21,26 +21,26 @@ from bridge.timeline import Timeline
 from configs.schema import Config
 from configs.sections import PackingConfig
 from learner.data.problem import Problem
-from learner.metrics.sample_record import Picked, SamplePick
-from learner.metrics.step_metrics import RewardTally
-from learner.metrics.step_timer import RoundClock
-from learner.objective.reward_shaping import teaches
+from learner.metrics.sample_record import PickedGroup, SamplePick
+from learner.metrics.step_metrics import RewardMetrics
+from learner.metrics.step_timer import WaitingRatios
+from learner.objective.reward_shaping import has_learning_signal
 from learner.schedule import group_validation
-from learner.schedule.group_filter import Intake
+from learner.schedule.group_filter import GroupFilter
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.round_planner import planner_of
 from learner.schedule.served_steps import ServedSteps
-from learner.schedule.tail_batching import RacePlaces
-from learner.schedule.ticket_ledger import TicketBooks
-from learner.update.auto_shape import RowShape
+from learner.schedule.tail_batching import RaceCapacity
+from learner.schedule.ticket_ledger import TicketLedger
+from learner.update.auto_shape import AutoShape
 from learner.update.packing import MicroBatch, pack_groups
 
 
 def consume(
     config: Config,
-    planner: TicketBooks,
-    tally: RewardTally,
-    shape: RowShape,
+    planner: TicketLedger,
+    tally: RewardMetrics,
+    shape: AutoShape,
     groups: Sequence[Group],
     pick: SamplePick,
 ) -> list[MicroBatch]:
@@ -57,20 +57,20 @@ def consume(
     def keep(group: Group, advantages: list[Float32[np.ndarray, " T"]]) -> None:
         if ticket := picked.get(group.ticket_id):
             source = sources[group.ticket_id]
-            pick.book(Picked(group=group, task=ticket.task, source=source, advantages=advantages))
+            pick.book(PickedGroup(group=group, task=ticket.task, source=source, advantages=advantages))
 
     for group in groups:
-        tally.book(group, planner.ticket(group.ticket_id).task)
+        tally.add(group, planner.ticket(group.ticket_id).task)
     done = [planner.consume(group.ticket_id) for group in groups]
     return pack_groups(
         groups,
-        packing=shape.take(groups, ends_update=done[-1].ends_update),
+        packing=shape.choose(groups, ends_update=done[-1].ends_update),
         loss=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
-        masks_truncated=config.prompts.truncated == "mask",
+        masks_truncated=config.prompts.truncated_responses == "mask",
         ends_update=done[-1].ends_update,
         ends_round=done[-1].ends_round,
-        told=keep,
+        on_group=keep,
     )
 
 
@@ -96,7 +96,7 @@ class Prompts(Protocol):
         ...
 
 
-class Stream:
+class RolloutStream:
     """A run's groups, from the tickets that ask for them to the checkpoint that contains them."""
 
     def __init__(
@@ -110,8 +110,8 @@ class Stream:
         incarnation: int,
         vocab_size: int,
         step: int = 0,
-        while_waiting: Callable[[], None] = lambda: None,
-        meanwhile: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
+        between_batches: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is issued or read yet.
 
@@ -124,21 +124,23 @@ class Stream:
           incarnation: the learner's.
           vocab_size: the model's; groups with other token ids are refused.
           step: the learner's.
-          while_waiting: called on every look that found no group; may raise.
-          meanwhile: called between two micro-batches; may raise.
+          on_wait: called on every look that found no group; may raise.
+          between_batches: called between two micro-batches; may raise.
         """
         self._config, self._store, self._timeline = config, store, timeline
         self.prompts = prompts
-        self._check_while_waiting, self._meanwhile = while_waiting, meanwhile
+        self._check_while_waiting, self._meanwhile = on_wait, between_batches
         self._incarnation = incarnation
         self._limits = group_validation.GroupLimits(vocab_size=vocab_size, max_tokens=config.model.max_tokens)
-        self._refusals = group_validation.Refusals()
+        self._refusals = group_validation.RejectionCounter()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
-        self.intake: Intake[Group] = Intake(
+        self.intake: GroupFilter[Group] = GroupFilter(
             config,
             planner=self.planner,
             desk=store,
-            has_signal=lambda group: teaches(group, config.loss, masks_truncated=config.prompts.truncated == "mask"),
+            has_signal=lambda group: has_learning_signal(
+                group, config.loss, masks_truncated=config.prompts.truncated_responses == "mask"
+            ),
             check=self._check,
             on_filtered=self._observe,
             restores=store.restores(),
@@ -152,17 +154,17 @@ class Stream:
                 store=store,
                 intake=self.intake,
                 timeline=timeline,
-                while_waiting=self._while_waiting,
+                on_wait=self._while_waiting,
             )
         )
-        self._race_places = RacePlaces(config, store)
-        self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.lag_bound is not None)
-        self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
-        self._shape = RowShape(config)
+        self._race_places = RaceCapacity(config, store)
+        self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.max_lag_steps is not None)
+        self._tally = RewardMetrics(config.loss, max_response_tokens=config.sampling.max_response_tokens)
+        self._shape = AutoShape(config)
         self._pick = SamplePick(
             groups_per_round=config.rounds.groups_per_round, kept_per_round=config.samples.groups_per_round
         )
-        self.clock = RoundClock()
+        self.clock = WaitingRatios()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
         self._saving: dict[int, list[str]] = {}
@@ -180,13 +182,13 @@ class Stream:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Groups kept out since the start, by reason (`Intake.dropped`)."""
+        """Groups kept out since the start, by reason (`GroupFilter.dropped`)."""
         return self.intake.dropped
 
     @property
-    def num_held_back(self) -> Mapping[str, int]:
+    def num_blocked(self) -> Mapping[str, int]:
         """How often a bound began to keep a window from being filled, by the bound: `queue`, `lag`."""
-        return self.planner.num_held_back
+        return self.planner.num_blocked
 
     @property
     def fenced_actors(self) -> Set[str]:
@@ -245,7 +247,7 @@ class Stream:
             yield
         finally:
             end = time.monotonic()
-            self.clock.set_aside(end - start)
+            self.clock.exclude(end - start)
             self._timeline.took(what, start, end)
 
     def end_update(self) -> None:
@@ -257,7 +259,7 @@ class Stream:
         """What the responses of the update just made earned, as metrics; the next update's count anew."""
         return self._tally.take()
 
-    def take_samples(self) -> list[Picked]:
+    def take_samples(self) -> list[PickedGroup]:
         """Groups of the update just made that are kept as text."""
         return self._pick.take()
 
@@ -266,14 +268,14 @@ class Stream:
 
         All that is in progress on older weights is asked for anew at once: it would be turned away in the end.
         """
-        ids = [t.id for t in self.planner.put_back()]
+        ids = [t.id for t in self.planner.reopen_update()]
         self._tally.clear()
         self._pick.clear()
         self._queue.take_back(ids)
         self.intake.dropped["off_policy"] += len(ids)
         self._queue.poll()
         self.intake.fresh_from = self.step
-        tickets = self.planner.renew(step=self.step, keep=self.intake.keep_fresh(self.step))
+        tickets = self.planner.reissue_open(step=self.step, keep=self.intake.drop_older_than(self.step))
         self._store.withdraw([t.id for t in tickets])
         self._store.put_tickets(tickets)
         self.num_dropped_updates += 1
@@ -337,7 +339,7 @@ class Stream:
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
             self._store.put_tickets(tickets)
         self._store.withdraw_pinned()
-        self._store.rewind(
+        self._store.roll_back(
             [t.id for t in self.planner.open_tickets], next_order=self.planner.num_issued, step=self.step
         )
 
@@ -373,7 +375,7 @@ class Stream:
         """Why a group that arrives can't be right; fences an actor that makes nothing else."""
         newest = Version(incarnation=self._incarnation, step=self.step)
         found = group_validation.objection(group, ticket, self._limits, newest=newest)
-        broken = self._refusals.book(group, found)
+        broken = self._refusals.add(group, found)
         if found is None:
             return None
         by, said = ",".join(sorted(found.actors)), group_validation.REASONS[found.reason]

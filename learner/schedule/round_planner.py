@@ -1,7 +1,7 @@
 """Plans rounds: a round's tickets at once, the next ones when R groups of it are trained. Pure: no jax, no clock.
 
 For schedules that publish at the round's end (RolloutPipe, RollPacker, the serial baseline). Where weights go out every
-n steps there are no rounds to plan, and `async_window.AsyncWindow` issues the tickets.
+n steps there are no rounds to plan, and `async_window.WindowPlanner` issues the tickets.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,11 +11,11 @@ from bridge.rollout_types import Sampling, Ticket, Version
 from configs.schema import Config
 from learner.data.problem import Problem
 from learner.schedule import tail_batching
-from learner.schedule.ticket_ledger import TicketBooks
-from learner.schedule.window_planner import AsyncWindow
+from learner.schedule.ticket_ledger import TicketLedger
+from learner.schedule.window_planner import WindowPlanner
 
 
-class RoundPlanner(TicketBooks):
+class RoundPlanner(TicketLedger):
     """Rounds of R groups; over-provisioned ones race, and their losers make long rounds (`tail_batching`)."""
 
     def __init__(
@@ -80,8 +80,8 @@ class RoundPlanner(TicketBooks):
 
 def planner_of(
     config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
-) -> TicketBooks:
+) -> TicketLedger:
     """The planner that `publish.when` asks for."""
     if config.publish.when == "round_end":
         return RoundPlanner(config, sampling, next_problem, incarnation=incarnation)
-    return AsyncWindow(config, sampling, next_problem, incarnation=incarnation)
+    return WindowPlanner(config, sampling, next_problem, incarnation=incarnation)

@@ -19,7 +19,7 @@ from bridge.weight_types import Announcement, RunCard
 class SampleTickets(LearnerStore):
     """Over the store that the actors use: sample i of group g is the ticket "g.i"; evaluations and probes stay whole.
 
-    `put_tickets`, `reissue`, `rewind` and `counts` count samples, not groups; `num_unclaimed` counts whole groups,
+    `put_tickets`, `reissue`, `roll_back` and `counts` count samples, not groups; `num_unclaimed` counts whole groups,
     rounded up.
     """
 
@@ -56,8 +56,8 @@ class SampleTickets(LearnerStore):
 
     @property
     @override
-    def num_set_aside(self) -> int:
-        return self._store.num_set_aside
+    def num_unreadable(self) -> int:
+        return self._store.num_unreadable
 
     @property
     @override
@@ -121,8 +121,8 @@ class SampleTickets(LearnerStore):
         self._store.withdraw_pinned()
 
     @override
-    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
-        return self._store.rewind(self._ids(open_ids), next_order=next_order, step=step)
+    def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        return self._store.roll_back(self._ids(open_ids), next_order=next_order, step=step)
 
     @override
     def failed(self) -> dict[str, str]:
@@ -159,16 +159,16 @@ class SampleTickets(LearnerStore):
         return self._store.counts()
 
     @override
-    def lead(self, holder: str, *, lease_s: float) -> int:
-        return self._store.lead(holder, lease_s=lease_s)
+    def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
+        return self._store.acquire_leadership(owner, lease_s=lease_s)
 
     @override
-    def keep_lead(self, *, lease_s: float) -> None:
-        self._store.keep_lead(lease_s=lease_s)
+    def renew_leadership(self, *, lease_s: float) -> None:
+        self._store.renew_leadership(lease_s=lease_s)
 
     @override
-    def resign(self) -> None:
-        self._store.resign()
+    def release_leadership(self) -> None:
+        self._store.release_leadership()
 
     @override
     def announce(self, announcement: Announcement) -> None:
@@ -191,8 +191,8 @@ class SampleTickets(LearnerStore):
         return self._store.finished()
 
     @override
-    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
-        self._store.put_card(card, blobs)
+    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+        self._store.put_run_card(card, blobs)
 
     @override
     def unfence(self, actor: str) -> None:
@@ -212,9 +212,9 @@ class SampleTickets(LearnerStore):
 
     @override
     def all_anchors(
-        self, *, after: str = "", limit: int, patience_s: float | None = None
+        self, *, after: str = "", limit: int, timeout_s: float | None = None
     ) -> dict[str, tuple[float, ...]]:
-        return self._store.all_anchors(after=after, limit=limit, patience_s=patience_s)
+        return self._store.all_anchors(after=after, limit=limit, timeout_s=timeout_s)
 
     @override
     def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:

@@ -26,12 +26,12 @@ from absl import logging
 
 from bridge.rollout_types import Heartbeat, Ticket
 from bridge.store.protocol import LIVE_S, LearnerStore
-from configs.schema import Config, num_racing, too_few_places
+from configs.schema import Config, check_race_capacity, num_racing
 from configs.sections import RoundsConfig
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Heat:
+class Race:
     """One heat's books."""
 
     index: int
@@ -60,14 +60,14 @@ class Heat:
         return self.first_order <= order < self.first_order + self.num_issued
 
 
-class Heats:
+class Races:
     """The heats that are not over, the one being issued among them."""
 
     def __init__(self, rounds: RoundsConfig) -> None:
         """Before the first order."""
         self._num_winners = rounds.groups_per_update
-        self._size = rounds.groups_per_heat
-        self._heats: list[Heat] = []
+        self._size = rounds.groups_per_race
+        self._heats: list[Race] = []
         self._num_opened = 0
 
     @property
@@ -76,7 +76,7 @@ class Heats:
         return self._num_opened if self.is_between else self._num_opened - 1
 
     @property
-    def races(self) -> bool:
+    def has_losers(self) -> bool:
         """Whether there are more of a heat than win."""
         return self._size > self._num_winners
 
@@ -89,13 +89,13 @@ class Heats:
     def num_wanted(self) -> int:
         """Groups that are trained by the end of all that is issued next: a whole heat's if it races, else one."""
         place = 0 if self.is_between else self._heats[-1].num_issued
-        return self.next_index * self._num_winners + (self._num_winners if self.races else place + 1)
+        return self.next_index * self._num_winners + (self._num_winners if self.has_losers else place + 1)
 
-    def enter(self, order: int, *, is_long: bool) -> Heat:
+    def enter(self, order: int, *, is_long: bool) -> Race:
         """The heat of the next order, which is begun if none is open; `is_long` matters then alone."""
         if self.is_between:
             size = self._num_winners if is_long else self._size
-            self._heats.append(Heat(index=self._num_opened, first_order=order, size=size, is_long=is_long))
+            self._heats.append(Race(index=self._num_opened, first_order=order, size=size, is_long=is_long))
             self._num_opened += 1
         heat = self._heats[-1]
         heat.num_issued += 1
@@ -145,7 +145,7 @@ class Heats:
         """Books a group as trained."""
         self._of(order).num_consumed += 1
 
-    def put_back(self, orders: Iterable[int]) -> None:
+    def reopen_update(self, orders: Iterable[int]) -> None:
         """Books groups as not trained after all; their heats must not have been forgotten."""
         for order in orders:
             self._of(order).num_consumed -= 1
@@ -165,7 +165,7 @@ class Heats:
           ValueError: an open ticket is of no heat, or a heat's number of them is another.
         """
         orders = sorted(t.order for t in open_tickets)
-        self._heats, self._num_opened = [Heat(**h) for h in state["heats"]], state["num_opened"]
+        self._heats, self._num_opened = [Race(**h) for h in state["heats"]], state["num_opened"]
         counts = [sum(h.has(o) for o in orders) for h in self._heats]
         booked = [h.num_issued - h.num_lost - h.num_consumed for h in self._heats]
         if counts != booked or sum(counts) != len(orders):
@@ -174,14 +174,14 @@ class Heats:
                 "books don't add up"
             )
 
-    def _of(self, order: int) -> Heat:
+    def _of(self, order: int) -> Race:
         heat = self._heats[bisect.bisect_right(self._heats, order, key=lambda h: h.first_order) - 1]
         if not heat.has(order):
             raise ValueError(f"order {order} is of no heat that is not over")
         return heat
 
 
-class RacePlaces:
+class RaceCapacity:
     """Looks once a round, and says so when the engines are too few; once for each number of places."""
 
     def __init__(self, config: Config, store: LearnerStore) -> None:
@@ -199,11 +199,11 @@ class RacePlaces:
         if sizes is None or sum(sizes) == self._said:
             return None
         self._said = sum(sizes)
-        shortage = too_few_places(
+        shortage = check_race_capacity(
             self._config,
             num_engines=len(sizes),
             max_num_seqs=self._config.actor.max_num_seqs,
-            num_places=sum(sizes),
+            num_sequences=sum(sizes),
         )
         if shortage is not None:
             logging.warning("%s", shortage)
@@ -213,7 +213,7 @@ class RacePlaces:
 def _places(live: list[Heartbeat]) -> list[int] | None:
     """Of each engine that serves; None if none does, or one is still starting."""
     reports = [b.report for b in live]
-    serving = [r.max_sequences for r in reports if r is not None and not r.is_leaving]
+    serving = [r.max_sequences for r in reports if r is not None and not r.is_shutting_down]
     return None if None in reports else serving or None
 
 

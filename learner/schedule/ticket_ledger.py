@@ -2,7 +2,7 @@
 
 Tickets are the only credit in the system: what is not issued is not generated, so nothing downstream can overflow.
 Which tickets are due is the policy's matter: by rounds (`planner.RoundPlanner`) or by a window
-(`async_window.AsyncWindow`).
+(`async_window.WindowPlanner`).
 """
 
 import abc
@@ -29,7 +29,7 @@ class Consumed:
     ends_round: bool
 
 
-class TicketBooks(abc.ABC):
+class TicketLedger(abc.ABC):
     """Issues tickets and keeps the books of a run's groups.
 
     Every order is issued once, in sequence. A group that is dropped is issued again under the same id and stays
@@ -59,7 +59,7 @@ class TicketBooks(abc.ABC):
         self.served_step = 0
         """Step of the oldest weights that any engine serves, as far as the learner knows; the caller keeps it current.
         """
-        self.num_held_back: collections.Counter[str] = collections.Counter()
+        self.num_blocked: collections.Counter[str] = collections.Counter()
         """How often a bound began to keep a window's backlog from being filled: `queue` (complete groups) or `lag`."""
 
     @abc.abstractmethod
@@ -123,18 +123,18 @@ class TicketBooks(abc.ABC):
         """Whether the round has had few enough prompts replaced; a bound on what a filter can throw away."""
         return self._num_replaced_in_round < MAX_REPLACED_PER_GROUP * self._rounds.groups_per_round
 
-    def num_places(self, min_step: int, *, step: int, lag_bound: int) -> int:
+    def num_sequences(self, min_step: int, *, step: int, max_lag_steps: int) -> int:
         """Returns how many groups with an oldest token of `min_step` the update being filled can take now.
 
         Fewer than it lacks, where older groups that have not arrived need the places by their deadlines
-        (`deadlines.num_places`). `step` is the learner's.
+        (`deadlines.num_sequences`). `step` is the learner's.
         """
-        deadline, left = min_step + lag_bound, self.num_left_in_update
+        deadline, left = min_step + max_lag_steps, self.num_left_in_update
         if deadline <= step:
             return left
-        coming = collections.Counter(ticket.min_version.step + lag_bound for ticket in self._coming())
+        coming = collections.Counter(ticket.min_version.step + max_lag_steps for ticket in self._coming())
         per_update = self._rounds.groups_per_update
-        return deadlines.num_places(deadline, coming, update=step, left=left, per_update=per_update)
+        return deadlines.num_sequences(deadline, coming, update=step, left=left, per_update=per_update)
 
     def is_open(self, ticket_id: str) -> bool:
         """Whether this ticket's group is still wanted."""
@@ -187,7 +187,7 @@ class TicketBooks(abc.ABC):
         self._arrived.add(ticket_id)
         return []
 
-    def depart(self, ticket_id: str) -> None:
+    def forget_arrival(self, ticket_id: str) -> None:
         """Books a group that had arrived as gone again; it is still wanted."""
         self._arrived.discard(ticket_id)
 
@@ -209,14 +209,14 @@ class TicketBooks(abc.ABC):
             self._num_replaced_in_round = 0
         return Consumed(ends_update=self._num_consumed % self._rounds.groups_per_update == 0, ends_round=ends_round)
 
-    def put_back(self) -> list[Ticket]:
+    def reopen_update(self) -> list[Ticket]:
         """Opens the tickets of the update last consumed again: its groups were not trained after all."""
         tickets, self._update = self._update, []
         self._open |= {t.id: t for t in tickets}
         self._num_consumed -= len(tickets)
         return tickets
 
-    def renew(self, *, step: int, keep: Collection[str] = ()) -> list[Ticket]:
+    def reissue_open(self, *, step: int, keep: Collection[str] = ()) -> list[Ticket]:
         """Asks for open tickets anew, from this learner's weights of `step` on; but for those in `keep`.
 
         Returns them as they are now.

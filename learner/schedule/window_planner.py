@@ -15,11 +15,11 @@ from typing import Any
 from bridge.rollout_types import Sampling, Ticket, Version
 from configs.schema import Config
 from learner.data.problem import Problem
-from learner.schedule.tail_batching import Heats, LongPromptQueue
-from learner.schedule.ticket_ledger import Consumed, TicketBooks
+from learner.schedule.tail_batching import LongPromptQueue, Races
+from learner.schedule.ticket_ledger import Consumed, TicketLedger
 
 
-class AsyncWindow(TicketBooks):
+class WindowPlanner(TicketLedger):
     """Keeps a backlog for the actors, within the bounds on complete groups and on lag."""
 
     def __init__(
@@ -27,9 +27,9 @@ class AsyncWindow(TicketBooks):
     ) -> None:
         """Starts with nothing issued."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
-        self._heats = Heats(config.rounds)
+        self._heats = Races(config.rounds)
         self._long_prompts = LongPromptQueue(config.rounds.groups_per_update)
-        self._backlog = config.rounds.groups_per_heat
+        self._backlog = config.rounds.groups_per_race
         self._max_complete = config.queue_groups if config.admission.when_full == "block" else None
         in_service = math.ceil(config.sequences / config.rounds.requests_per_group)
         self._max_open_when_full = config.queue_groups + in_service + self._backlog
@@ -39,8 +39,8 @@ class AsyncWindow(TicketBooks):
         # at most that, rounded up. All that lead to the next publish have to be among them.
         ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
         self._updates_ahead = max(min(ahead), self._publish_every - 1) if ahead else None
-        self._max_age = config.lag_bound
-        self._held_back_by: str | None = None
+        self._max_age = config.max_lag_steps
+        self._blocked_by: str | None = None
         self._full_at: int | None = None
         """Open tickets that stay while as many complete groups wait as may; None while they are fewer."""
 
@@ -60,9 +60,9 @@ class AsyncWindow(TicketBooks):
         reason = None
         while len(tickets) < num_lacking and (reason := self._bound(step)) is None:
             tickets += self._next_tickets(step)
-        if reason is not None and reason != self._held_back_by:
-            self.num_held_back[reason] += 1
-        self._held_back_by = reason
+        if reason is not None and reason != self._blocked_by:
+            self.num_blocked[reason] += 1
+        self._blocked_by = reason
         return tickets
 
     def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
@@ -102,10 +102,10 @@ class AsyncWindow(TicketBooks):
         self._heats.forget(keep=[t.order for t in self._update])
         return done
 
-    def put_back(self) -> list[Ticket]:
+    def reopen_update(self) -> list[Ticket]:
         """Opens the tickets of the update last consumed again: its groups were not trained after all."""
-        tickets = super().put_back()
-        self._heats.put_back(t.order for t in tickets)
+        tickets = super().reopen_update()
+        self._heats.reopen_update(t.order for t in tickets)
         return tickets
 
     def get_state(self) -> dict[str, Any]:
@@ -131,12 +131,12 @@ class AsyncWindow(TicketBooks):
 
     def _coming(self) -> Iterable[Ticket]:
         """Returns open tickets whose groups are still to arrive and be trained; of an open race as many as win."""
-        return self._heats.wanted(self.open_tickets, self._arrived) if self._heats.races else super()._coming()
+        return self._heats.wanted(self.open_tickets, self._arrived) if self._heats.has_losers else super()._coming()
 
     def _next_tickets(self, step: int) -> list[Ticket]:
         """One order's, or a heat's."""
         tickets = [self._next_ticket(step)]
-        while self._heats.races and not self._heats.is_between:
+        while self._heats.has_losers and not self._heats.is_between:
             tickets.append(self._next_ticket(step))
         return tickets
 

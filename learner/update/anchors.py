@@ -13,17 +13,17 @@ import jax
 
 from configs.schema import Config
 from learner.model.decoder import Params
-from learner.update.frozen_policies import AnchorLogprobs, freeze
+from learner.update.frozen_policies import FrozenLogprobs, freeze
 from learner.update.packing import PackedBatch
-from learner.update.train_step import Steps
+from learner.update.train_step import TrainStep
 
 
-class Anchors:
+class FrozenPolicies:
     """The frozen policies that the configured loss needs; none for most."""
 
     def __init__(
         self,
-        steps: Steps,
+        steps: TrainStep,
         config: Config,
         *,
         load_reference: Callable[[], Params],
@@ -55,10 +55,10 @@ class Anchors:
             self._proximal = None  # first, so that no two copies are there at once
             self._proximal = self._freeze(params)
 
-    def score(self, batch: PackedBatch) -> AnchorLogprobs:
+    def score(self, batch: PackedBatch) -> FrozenLogprobs:
         """The batch's logprobs under each frozen policy, on the devices."""
         reference, proximal = self._reference, self._proximal
-        return AnchorLogprobs(
+        return FrozenLogprobs(
             reference=None if reference is None else self._score_reference(reference, batch),
             proximal=None if proximal is None else self._steps.score(proximal, batch, self._base),
         )

@@ -24,7 +24,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from configs.schema import Config
-from learner.distributed.channel import Hosts
+from learner.distributed.channel import Processes
 from learner.distributed.sharding import BATCH_AXES, axes_size
 from learner.metrics.flops import TPU_CHIPS
 from learner.model.architecture import Architecture
@@ -44,7 +44,7 @@ CHOICES: tuple[Policy, ...] = ("dots", "attention", "full")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class DeviceShare:
     """What of a micro-batch and of the model one device has."""
 
     num_tokens: int
@@ -85,7 +85,7 @@ def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> flo
     return kept + 4 * width + 2 * (heads + keys) / tensor + copies * 3 * inner / tensor
 
 
-def micro_batch_bytes(config: Architecture, policy: Policy, share: Share, *, num_params: int) -> float:
+def micro_batch_bytes(config: Architecture, policy: Policy, share: DeviceShare, *, num_params: int) -> float:
     """Bytes on one device at the fullest moment of `accumulate`, the state and its accumulator left out."""
     each = share.num_tokens * share.activation_bytes
     layers = config.num_layers * kept_per_token(config, policy, share.tensor) * each
@@ -108,7 +108,7 @@ _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 _CHANNEL = "memory"
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a process found."""
 
     share_bytes: float | None
@@ -119,7 +119,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Its devices of the mesh."""
 
 
-def usable_bytes(mesh: Mesh, hosts: Hosts, *, wait_s: float) -> float | None:
+def usable_bytes(mesh: Mesh, hosts: Processes, *, wait_s: float) -> float | None:
     """What the learner may use of any device, the same in all processes; None where one can't say.
 
     Of the machines' whole memory, not of what is free just now: a restart must choose as the start did.
@@ -130,23 +130,23 @@ def usable_bytes(mesh: Mesh, hosts: Hosts, *, wait_s: float) -> float | None:
       wait_s: how long they wait for each other.
 
     Raises:
-      HostLostError: one did not come.
+      ProcessLostError: one did not come.
       ValueError: there are several processes, and `hosts` knows of one.
     """
     if hosts.count == 1 and jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ValueError(
             f"model.remat=auto is agreed on by the learner's {jax.process_count()} processes, and one was told of; "
-            "give learner.update.train_step:build_steps the hosts of learner.distributed.initialize"
+            "give learner.update.train_step:build_train_step the hosts of learner.distributed.initialize"
         )
     channel = hosts.channel(_CHANNEL)
     told = channel.gather(msgspec.json.encode(_found(mesh, hosts.index)), timeout_s=wait_s)
     said = None
     if hosts.is_leader:
-        said = msgspec.json.encode(smallest([msgspec.json.decode(one, type=Found) for one in told]))
+        said = msgspec.json.encode(smallest([msgspec.json.decode(one, type=ProcessMemory) for one in told]))
     return msgspec.json.decode(channel.broadcast(said, timeout_s=wait_s), type=float | None)
 
 
-def smallest(found: Sequence[Found]) -> float | None:
+def smallest(found: Sequence[ProcessMemory]) -> float | None:
     """Of a device: the least that a process found, a host's memory shared out to all devices there."""
     on_host: collections.Counter[str] = collections.Counter()
     for one in found:
@@ -158,18 +158,18 @@ def smallest(found: Sequence[Found]) -> float | None:
     return min(known) if len(known) == len(each) else None
 
 
-def _found(mesh: Mesh, process: int) -> Found:
+def _found(mesh: Mesh, process: int) -> ProcessMemory:
     """By a process's own devices; of a mesh that is only compiled for, by any."""
     own = [d for d in mesh.devices.flat if d.process_index == process] or list(mesh.devices.flat)
     device = own[0]
     if device.platform == "cpu":
-        return Found(share_bytes=HOST_SHARE * host_bytes(), host=platform.node() or "?", num_devices=len(own))
+        return ProcessMemory(share_bytes=HOST_SHARE * host_bytes(), host=platform.node() or "?", num_devices=len(own))
     limit = _stated_limit(device)
     if limit is None and device.platform == "tpu":  # compiled for, and not there
         kind = device.device_kind.lower()
         name = next((name for part, name in _KINDS if part in kind), None)
         limit = TPU_CHIPS[name].hbm_bytes if name else None
-    return Found(share_bytes=None if limit is None else DEVICE_SHARE * limit, host="", num_devices=len(own))
+    return ProcessMemory(share_bytes=None if limit is None else DEVICE_SHARE * limit, host="", num_devices=len(own))
 
 
 def host_bytes(cgroup: pathlib.Path = _CGROUP) -> int:
@@ -193,18 +193,20 @@ _WIDE = 512
 """Hidden size from which a CPU's learner keeps its projections."""
 
 
-def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, hosts: Hosts, *, logit_chunk: int) -> Policy:
+def choose_remat(
+    architecture: Architecture, config: Config, mesh: Mesh, hosts: Processes, *, logit_chunk: int
+) -> Policy:
     """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
 
     It follows from the configuration and the kind of machines alone, so a restart computes as the run did, and is the
     same in all processes, which all call it. Where a device doesn't say how much memory it has, it is `attention`.
 
     Raises:
-      HostLostError: another process did not come.
+      ProcessLostError: another process did not come.
     """
     if config.model.remat != "auto":
         return config.model.remat
-    usable = usable_bytes(mesh, hosts, wait_s=config.supervision.start_s)
+    usable = usable_bytes(mesh, hosts, wait_s=config.supervision.start_timeout_s)
     if usable is None:
         logging.info("remat=attention: the devices don't say how much memory they have")
         return "attention"
@@ -227,7 +229,7 @@ def first_that_fits(
     """The first of `choices`, or the last, for a device of which the learner may use so many bytes."""
     params = abstract_params(architecture, config.model.param_dtype)
     trained = abstract_adapters(architecture, config.lora, config.model.param_dtype) if config.lora.is_on else params
-    share = Share(
+    share = DeviceShare(
         num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
         activation_bytes=width(config.model.compute_dtype),
         tensor=mesh.shape["tensor"],

@@ -47,7 +47,7 @@ Pack = Sequence[Sequence[int]]
 share their prompt."""
 
 
-class RowShape:
+class AutoShape:
     """The shape in use, and what it is judged by."""
 
     def __init__(self, config: Config) -> None:
@@ -65,7 +65,7 @@ class RowShape:
         """The shape in use; the configured one, which holds anything, before there is any."""
         return self._chosen or self._config.packing
 
-    def take(self, groups: Sequence[Group], *, ends_update: bool) -> PackingConfig:
+    def choose(self, groups: Sequence[Group], *, ends_update: bool) -> PackingConfig:
         """The shape to pack these groups of an update with; looks at them first."""
         if not self._config.packing.auto:
             return self.packing

@@ -214,7 +214,7 @@ def finalize(stats: Stats) -> dict[str, Array]:
         "ratio/p99": jnp.exp(quantile(stats.num_tokens_by_log_w, 99)),
         "lag/mean": stats.lag_sum / tokens,
         "lag/max": stats.lag_max,
-        **_by_lag("lag/share_{}", stats.num_tokens_by_lag / tokens),
+        **_by_lag("lag/fraction_{}", stats.num_tokens_by_lag / tokens),
         **_by_lag("lag/ess_{}", _ess(stats.num_tokens_by_lag, stats.log_sum_w_by_lag, stats.log_sum_w2_by_lag)),
         "mismatch_kl": -stats.log_w_sum / tokens,
         "mismatch_kl_k3": stats.k3_sum / tokens,

@@ -74,12 +74,12 @@ def width(dtype: str) -> int:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnchorLogprobs:
+class FrozenLogprobs:
     """A micro-batch's logprobs under the policies that the loss compares with; None where it needs none."""
 
     reference: Float32[Array | np.ndarray, "B S"] | None = None
     proximal: Float32[Array | np.ndarray, "B S"] | None = None
-    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`Steps.keeps_logprobs`)."""
+    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`TrainStep.keeps_logprobs`)."""
 
 
-NO_ANCHORS = AnchorLogprobs()
+NO_FROZEN = FrozenLogprobs()

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
-from learner.distributed.channel import Hosts
+from learner.distributed.channel import Processes
 from learner.model.architecture import Architecture
 from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
@@ -18,7 +18,7 @@ from learner.objective import losses
 from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
 from learner.update.auto_remat import Policy, choose_remat
-from learner.update.frozen_policies import AnchorLogprobs, ProximalPolicy, proximal_policy
+from learner.update.frozen_policies import FrozenLogprobs, ProximalPolicy, proximal_policy
 from learner.update.packing import PackedBatch
 from learner.update.reductions import segment_means
 
@@ -29,7 +29,7 @@ _WIDE = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class LossSum:
+class LossFn:
     """The loss of a run's policy on a micro-batch, and its scores of the trained tokens; pure, to be jitted."""
 
     config: LossConfig
@@ -40,7 +40,7 @@ class LossSum:
     """What `forward`'s backward pass recomputes."""
 
     def __call__(
-        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs, is_first: Array
+        self, params: Params, step: Array, batch: PackedBatch, anchors: FrozenLogprobs, is_first: Array
     ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"]]]:
         """The weighted sum of the trained tokens' losses; their statistics and logprobs.
 
@@ -108,7 +108,7 @@ def _to_token(x: Array) -> Array:
     return jnp.roll(x, 1, axis=1)
 
 
-def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts) -> LossSum:
+def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes) -> LossFn:
     """Of a run's model, loss and sampling, on its devices; all processes make theirs."""
     chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
     remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=chunk)
@@ -121,10 +121,10 @@ def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh, hosts:
         is_trained=not config.lora.is_on,
     )
     forward = _forward(model_config, config, mesh, config.lora, remat=remat)
-    return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
+    return LossFn(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
 
 
-def without_adapters(loss_sum: LossSum, model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
+def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
     """The same of the model's own parameters, with its adapters off."""
     forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
     return dataclasses.replace(loss_sum, forward=forward)

@@ -210,7 +210,7 @@ _Stepped = tuple[Params, optax.OptState, Params]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ApplyUpdate:
-    """Divides an update's gradient sums by its denominators, once, and steps the optimizer; see `Steps.apply`."""
+    """Divides an update's gradient sums by its denominators, once, and steps the optimizer; see `TrainStep.apply`."""
 
     optimizer: optax.GradientTransformation
     config: OptimizerConfig

@@ -30,7 +30,7 @@ from configs.sections import LossConfig, PackingConfig
 from learner.distributed.sharding import abstract
 from learner.objective.advantages import token_advantages
 from learner.objective.losses import token_weight
-from learner.objective.reward_shaping import num_sampled, shaped_rewards, teaches, trained_tokens
+from learner.objective.reward_shaping import has_learning_signal, num_sampled, shaped_rewards, trained_tokens
 from learner.update.reductions import Moments
 
 LEAST_SHARED = 3
@@ -38,7 +38,7 @@ LEAST_SHARED = 3
 (`learner/update/reductions.py`)."""
 
 
-class Part(NamedTuple):
+class PackUnit(NamedTuple):
     """Rollouts of a group that are packed as one."""
 
     rollouts: Sequence[int]
@@ -49,24 +49,24 @@ class Part(NamedTuple):
     """Tokens of the row that it takes."""
 
 
-def parts(group: Group, packing: PackingConfig) -> Iterator[Part]:
+def parts(group: Group, packing: PackingConfig) -> Iterator[PackUnit]:
     """A group's rollouts in their order: one by one, or with `packing.share_prompts` as many as fit a row."""
     prompt = group.prompt_tokens.size
     most = packing.max_row_sequences - 1
     if not packing.share_prompts or prompt < LEAST_SHARED or most < 1:
         for i, rollout in enumerate(group.rollouts):
-            yield Part([i], False, prompt + rollout.tokens.size)
+            yield PackUnit([i], False, prompt + rollout.tokens.size)
         return
     together: list[int] = []
     size = prompt - 1
     for i, rollout in enumerate(group.rollouts):
         takes = 1 + rollout.tokens.size
         if together and (len(together) == most or size + takes > packing.row_tokens):
-            yield Part(together, True, size)
+            yield PackUnit(together, True, size)
             together, size = [], prompt - 1
         together.append(i)
         size += takes
-    yield Part(together, True, size)
+    yield PackUnit(together, True, size)
 
 
 def first_fit_decreasing(
@@ -139,7 +139,7 @@ class MicroBatch:
     ends_round: bool
 
 
-Told = Callable[[Group, list[Float32[np.ndarray, " T"]]], None]
+OnGroup = Callable[[Group, list[Float32[np.ndarray, " T"]]], None]
 """Takes a group that is packed, and the advantages of its responses' tokens."""
 
 
@@ -187,7 +187,7 @@ def pack_groups(
     masks_truncated: bool = False,
     ends_update: bool = False,
     ends_round: bool = False,
-    told: Told = lambda group, advantages: None,
+    on_group: OnGroup = lambda group, advantages: None,
 ) -> list[MicroBatch]:
     """Packs complete groups into as many micro-batches as they fill; the flags go on the last one.
 
@@ -199,11 +199,11 @@ def pack_groups(
       packing: the shape of a micro-batch.
       loss: gives the advantage and the normalisation.
       max_response_tokens: the constant of normalization=constant, and where the overlong penalty is whole.
-      masks_truncated: the tokens of truncated responses don't train (prompts.truncated=mask). Their rewards count in
-        their groups' advantages all the same.
+      masks_truncated: the tokens of truncated responses don't train (prompts.truncated_responses=mask). Their rewards
+        count in their groups' advantages all the same.
       ends_update: the optimizer steps after these groups.
       ends_round: the round is complete with these groups.
-      told: called with each group; the advantages are computed here alone.
+      on_group: called with each group; the advantages are computed here alone.
 
     Raises:
       ValueError: there is no group, or a sequence is longer than a row.
@@ -217,9 +217,9 @@ def pack_groups(
         rewards = np.array([r.reward for r in group.rollouts], np.float64)
         lengths = np.array([num_sampled(r) for r in group.rollouts])
         shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
-        signal.append(teaches(group, loss, masks_truncated=masks_truncated))
+        signal.append(has_learning_signal(group, loss, masks_truncated=masks_truncated))
         of_group = token_advantages(group.rollouts, shaped, loss)
-        told(group, of_group)
+        on_group(group, of_group)
         sequences = [
             _Sequence(i, group.prompt_tokens, rollout, trained_tokens(rollout, masks_truncated=masks_truncated), own)
             for rollout, own in zip(group.rollouts, of_group, strict=True)

@@ -28,11 +28,11 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32
 
-from bridge.liveness import end_phase, say_phase
+from bridge.liveness import end_phase, report_phase
 from bridge.param_names import combine
 from configs.schema import Config
-from learner.distributed.broadcast import Spread
-from learner.distributed.channel import Hosts, OneHost
+from learner.distributed.broadcast import BatchBroadcast
+from learner.distributed.channel import Processes, SingleProcess
 from learner.distributed.sharding import (
     BATCH_AXES,
     abstract,
@@ -50,8 +50,8 @@ from learner.model.decoder import Params, abstract_params
 from learner.model.lora import abstract_adapters, check_lora, init_adapters
 from learner.objective import losses
 from learner.update import diagnostics
-from learner.update.frozen_policies import NO_ANCHORS, AnchorLogprobs, proximal_policy
-from learner.update.loss_fn import make_loss_sum, without_adapters
+from learner.update.frozen_policies import NO_FROZEN, FrozenLogprobs, proximal_policy
+from learner.update.loss_fn import make_loss_fn, without_adapters
 from learner.update.optimizer import Accumulator, ApplyUpdate, Metrics, TrainState, init_state, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
 
@@ -67,10 +67,10 @@ def give_back_free_memory() -> None:
         return
 
 
-class Steps:
+class TrainStep:
     """The learner's device functions for one model, configuration and mesh."""
 
-    def __init__(self, model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts | None = None) -> None:
+    def __init__(self, model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes | None = None) -> None:
         """Compiles nothing yet; `hosts` are the learner's processes, this one alone if not given."""
         self._config = config
         self._model_config = model_config
@@ -91,11 +91,11 @@ class Steps:
             num_steps=num_steps,
             seed=config.run.seed,
         )
-        self._loss_sum = make_loss_sum(model_config, config, mesh, hosts or OneHost())
-        self._loss_sum_of_base = without_adapters(self._loss_sum, model_config, config, mesh)
+        self._loss_sum = make_loss_fn(model_config, config, mesh, hosts or SingleProcess())
+        self._reference_loss_fn = without_adapters(self._loss_sum, model_config, config, mesh)
         self._num_traces: collections.Counter[str] = collections.Counter()
         self._num_tidied = 0
-        self.in_progress: Array | None = None
+        self.pending: Array | None = None
         """Ready when the last `accumulate` is done; donated to nobody, so it can be waited for at any time."""
         self.logprobs: Float32[Array, "B S"] | None = None
         """The policy's in the last `accumulate`, of the trained tokens; None unless `keeps_logprobs`."""
@@ -116,10 +116,10 @@ class Steps:
         batch = jax.tree.map(abstract, empty_batch(self._config.packing))
         self._batch = placed(batch, jax.tree.map(lambda x: rows if x.ndim else whole, batch))
         self._mesh = mesh
-        self._spread: dict[tuple[int, ...], Spread] = {}
+        self._spread: dict[tuple[int, ...], BatchBroadcast] = {}
         """By the batch's rows and tokens: one, or with packing.auto a few."""
         of_tokens = self._batch.advantages
-        self._anchors = AnchorLogprobs(
+        self._anchors = FrozenLogprobs(
             reference=of_tokens if self.needs.reference else None,
             proximal=of_tokens if self.scores_proximal or self.keeps_logprobs else None,
         )
@@ -153,12 +153,12 @@ class Steps:
         )
         self._jit_score = jax.jit(
             self._loss_sum.score,
-            in_shardings=(_whole(base, state.params), batch),
+            in_shardings=(combine_params(base, state.params), batch),
             out_shardings=rows,
             compiler_options=options,
         )
         self._jit_score_base = jax.jit(
-            self._loss_sum_of_base.score, in_shardings=(base, batch), out_shardings=rows, compiler_options=options
+            self._reference_loss_fn.score, in_shardings=(base, batch), out_shardings=rows, compiler_options=options
         )
 
     @property
@@ -202,7 +202,7 @@ class Steps:
         shape = np.shape(batch.tokens)
         if shape not in self._spread:
             shapes = jax.tree.map(abstract, batch)
-            self._spread[shape] = Spread(placed(shapes, shardings(self._batch)), self._mesh)
+            self._spread[shape] = BatchBroadcast(placed(shapes, shardings(self._batch)), self._mesh)
         return self._spread[shape](batch)
 
     def put(self, batch: PackedBatch) -> PackedBatch:
@@ -213,7 +213,7 @@ class Steps:
         self,
         state: TrainState,
         batch: PackedBatch,
-        anchors: AnchorLogprobs = NO_ANCHORS,
+        anchors: FrozenLogprobs = NO_FROZEN,
         base: Params | None = None,
     ) -> TrainState:
         """Adds a micro-batch to the optimizer step that is being filled; donates the accumulator.
@@ -236,10 +236,10 @@ class Steps:
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
         with self._compiling("accumulate", batch):
-            accumulator, self.in_progress, self.logprobs = self._jit_accumulate(
+            accumulator, self.pending, self.logprobs = self._jit_accumulate(
                 state.accumulator, state.params, base, state.step, batch, anchors, np.bool_(is_first)
             )
-        self._tidy()
+        self._free_compiler_memory()
         return dataclasses.replace(state, accumulator=accumulator)
 
     def apply(self, state: TrainState, epoch: int = 0) -> tuple[TrainState, Metrics]:
@@ -251,7 +251,7 @@ class Steps:
         """
         with self._compiling("apply"):
             result = self._jit_apply(state, np.int32(epoch))
-        self._tidy()
+        self._free_compiler_memory()
         return result
 
     def ess(self, state: TrainState) -> float:
@@ -267,7 +267,7 @@ class Steps:
 
         `params` is like the state's; `base` what it belongs to, if it is adapters.
         """
-        return self._jit_score(_whole(base, params), self.put(batch))
+        return self._jit_score(combine_params(base, params), self.put(batch))
 
     def score_base(self, base: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
         """The same with the adapters off: a reference's, which is the base or another of its shape."""
@@ -290,7 +290,7 @@ class Steps:
         elif self.scores_proximal or self.needs.reference:
             dtype = jnp.dtype(self._config.model.compute_dtype)
             frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
-            lowered["score"] = self._jit_score.lower(_whole(self._base, frozen), self._batch)
+            lowered["score"] = self._jit_score.lower(combine_params(self._base, frozen), self._batch)
         return lowered
 
     @contextlib.contextmanager
@@ -300,13 +300,13 @@ class Steps:
             yield
             return
         shape = "" if batch is None else f" ({' x '.join(map(str, batch.tokens.shape))} tokens)"
-        say_phase(f"compiling {name}{shape}")
+        report_phase(f"compiling {name}{shape}")
         start_s = time.monotonic()
         yield
         logging.info("compiled %s%s compile_s=%.1f", name, shape, time.monotonic() - start_s)
         end_phase()
 
-    def _tidy(self) -> None:
+    def _free_compiler_memory(self) -> None:
         """After a call that compiled, frees what the compiler left."""
         if self.num_compilations > self._num_tidied:
             self._num_tidied = self.num_compilations
@@ -319,13 +319,13 @@ class Steps:
         base: Params | None,
         step: Array,
         batch: PackedBatch,
-        anchors: AnchorLogprobs,
+        anchors: FrozenLogprobs,
         is_first: Array,
     ) -> tuple[Accumulator, Array, Float[Array, "B S"] | None]:
         self._num_traces["accumulate"] += 1
 
         def loss_sum(params: Params) -> Any:
-            return self._loss_sum(_whole(base, params), step, batch, anchors, is_first)
+            return self._loss_sum(combine_params(base, params), step, batch, anchors, is_first)
 
         (loss, (stats, logprobs)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
         # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
@@ -343,16 +343,18 @@ class Steps:
         return self._apply_update(state, epoch)
 
 
-def _whole(base: Params | None, params: Params) -> Params:
+def combine_params(base: Params | None, params: Params) -> Params:
     """What the decoder applies: the trained parameters, with the frozen ones where those are adapters."""
     return params if base is None else combine(base, params)
 
 
-def build_steps(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts | None = None) -> Steps:
-    """The learner's device functions; see `Steps`. Of several processes all build theirs, and agree on the program.
+def build_train_step(
+    model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes | None = None
+) -> TrainStep:
+    """The learner's device functions; see `TrainStep`. Of several processes all build theirs, and agree on the program.
 
     Raises:
-      HostLostError: another process did not come.
+      ProcessLostError: another process did not come.
       ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
         model.attention can't serve this model on these devices; or the model can't have the adapters.
     """
@@ -365,7 +367,7 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh, hosts: H
     ):
         if size % parts:
             raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
-    steps = Steps(model_config, config, mesh, hosts)
+    steps = TrainStep(model_config, config, mesh, hosts)
     windows = {
         model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
     }

@@ -11,11 +11,11 @@ import numpy as np
 from actor.admission import Admission, Policy
 from actor.engine_protocol import Sample
 from actor.environments.episode import Episodes
-from actor.loop import Actor, Duty, Limits
-from actor.rewards.scorer import Rewards
+from actor.loop import Actor, ActorLimits, BackgroundTask
+from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierPool
-from actor.weight_updates import STANDARD_DUTIES
+from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
 from bridge import timeline
@@ -27,7 +27,7 @@ from tests.actor.fakes import FakeEngine, until
 from tests.bridge.factories import make_ticket
 
 TABLE = {"a": ("float32", (4,))}
-LIMITS = Limits(lease_s=30.0, heartbeat_s=0.01)
+LIMITS = ActorLimits(lease_s=30.0, heartbeat_s=0.01)
 
 
 @dataclasses.dataclass
@@ -37,7 +37,7 @@ class Setup:
     writer: SnapshotWriter
     engine: FakeEngine
     actor: Actor
-    rewards: Rewards
+    rewards: RewardScorer
 
     def publish(self, step: int, incarnation: int = 0) -> Version:
         version = Version(incarnation=incarnation, step=step)
@@ -75,8 +75,8 @@ class Setup:
         await until(lambda: self.running() == sorted(request_ids), f"{request_ids} run")
 
     @contextlib.asynccontextmanager
-    async def serving(self, *more: Duty):
-        task = asyncio.create_task(self.actor.run((*STANDARD_DUTIES, *more)))
+    async def serving(self, *more: BackgroundTask):
+        task = asyncio.create_task(self.actor.run((*BACKGROUND_TASKS, *more)))
         try:
             yield task
         finally:
@@ -97,11 +97,11 @@ def make_setup(
     policy: Policy = "frontier",
     width: int = 2,
     tickets_per_group: int = 1,
-    limits: Limits = LIMITS,
+    limits: ActorLimits = LIMITS,
     command: tuple[str, ...] = (),
     name: str = "actor-0",
-    drains: bool = False,
-    lag_bound: int | None = None,
+    drain_before_swap: bool = False,
+    max_lag_steps: int | None = None,
     episodes: Episodes | None = None,
 ) -> Setup:
     engine = FakeEngine(auto=auto)
@@ -119,7 +119,7 @@ def make_setup(
         timeline=events,
     )
     extra: dict[str, Any] = {"command": command} if command else {}
-    rewards = Rewards(VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra))
+    rewards = RewardScorer(VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra))
     actor = Actor(
         name,
         store=store,
@@ -132,8 +132,8 @@ def make_setup(
         ),
         timeline=events,
         limits=limits,
-        drains=drains,
-        lag_bound=lag_bound,
+        drain_before_swap=drain_before_swap,
+        max_lag_steps=max_lag_steps,
         episodes=episodes,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")

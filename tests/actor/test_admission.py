@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.admission import Admission, part_of
+from actor.admission import Admission, sequences_per_engine
 from bridge.rollout_types import Ticket, Version
 from configs.schema import Config
 from configs.sections import (
@@ -116,7 +116,7 @@ def test_window_under_a_lag_bound_keeps_no_ticket_from_other_engines(admission, 
         publish=PublishConfig(when="every"),
     )
     engine = Admission.of(config, max_sequences=1024)
-    engine.share_among({1024: 2})
+    engine.rebalance({1024: 2})
     assert engine.num_to_claim() == 2 + num_spare
 
 
@@ -129,10 +129,10 @@ def test_window_is_bounded_by_the_engine():
 
 def test_window_is_shared_with_the_other_engines():
     admission = window(sequences=6)
-    admission.share_among({64: 3})
+    admission.rebalance({64: 3})
     admission.offer(tickets(1, 2, 3))
     assert ids(admission.admit(V0)) == ["t1"]
-    admission.share_among({64: 2})
+    admission.rebalance({64: 2})
     assert ids(admission.admit(V0)) == ["t2"]
 
 
@@ -141,18 +141,18 @@ def test_window_is_shared_with_the_other_engines():
 )
 def test_single_samples_are_claimed_by_a_part_of_each_group_for_all_the_room_there_is(policy, fields):
     admission = Admission(policy, max_sequences=8, samples_per_group=6, tickets_per_group=6, **fields)
-    assert admission.group_part is None  # alone it takes them as they come
+    assert admission.samples_per_engine is None  # alone it takes them as they come
     room = admission.num_to_claim()
-    admission.share_among({8: 4})
-    assert admission.group_part == 2  # 6 samples over 4 engines
+    admission.rebalance({8: 4})
+    assert admission.samples_per_engine == 2  # 6 samples over 4 engines
     assert admission.num_to_claim() == room >= 8  # in one claim
-    admission.share_among({8: 1, 16: 2})
-    assert admission.group_part == 2 and admission.all_places == 40  # 8 places of 40: ceil(6 / 5)
-    admission.share_among({8: 1, 40: 1})
-    assert admission.group_part == 1
+    admission.rebalance({8: 1, 16: 2})
+    assert admission.samples_per_engine == 2 and admission.all_places == 40  # 8 places of 40: ceil(6 / 5)
+    admission.rebalance({8: 1, 40: 1})
+    assert admission.samples_per_engine == 1
     whole = Admission(policy, max_sequences=8, samples_per_group=2, **fields)
-    whole.share_among({8: 4})
-    assert whole.group_part is None and whole.num_to_claim() > 2
+    whole.rebalance({8: 4})
+    assert whole.samples_per_engine is None and whole.num_to_claim() > 2
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_single_samples_are_claimed_by_a_part_of_each_group_for_all_the_room_the
     ],
 )
 def test_parts_of_a_window_fill_small_engines_and_leave_the_rest_to_large_ones(total, sizes, want):
-    part = part_of(total, collections.Counter(sizes))
+    part = sequences_per_engine(total, collections.Counter(sizes))
     assert [min(part, size) for size in sizes] == want
 
 
@@ -353,7 +353,7 @@ def test_episodes_in_their_environments_leave_the_engines_places_to_more(environ
         rounds=RoundsConfig(samples_per_group=2),
     )
     admission = Admission.of(config)
-    assert admission.places == in_flight and admission.num_to_claim() == in_flight // 2
+    assert admission.capacity == in_flight and admission.num_to_claim() == in_flight // 2
     admission.offer(tickets(*range(9), num_samples=2))
     admission.admit(V0)
     assert admission.num_sequences == in_flight and admission.num_to_claim() == 0
@@ -363,13 +363,13 @@ def test_bound_on_episodes_below_the_engines_is_none():
     config = Config(
         preset="p", environments=EnvironmentsConfig(max_in_flight=1), prompts=PromptsConfig(environment="guess")
     )
-    assert Admission.of(config).places == config.actor.max_num_seqs
+    assert Admission.of(config).capacity == config.actor.max_num_seqs
 
 
 def test_several_engines_share_a_window_by_the_episodes_that_each_has_at_once():
     admission = Admission("window", max_sequences=4, samples_per_group=2, sequences=20, max_in_flight=16)
-    admission.share_among({16: 2})
-    assert admission.room == 10
+    admission.rebalance({16: 2})
+    assert admission.num_free == 10
 
 
 def test_elastic_engine_is_refused_beside_a_bound_on_episodes():

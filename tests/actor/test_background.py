@@ -49,7 +49,7 @@ def test_heartbeat_tells_the_episodes_that_may_be_in_flight(tmp_path):
     async def body():
         s = make_setup(tmp_path)
         s.actor.admission.max_in_flight = 32
-        await background.say_alive(s.actor)
+        await background.send_heartbeat(s.actor)
         assert s.report().max_sequences == 32 and s.actor.admission.max_sequences == 8
         await s.rewards.close()
 
@@ -73,7 +73,7 @@ def test_tickets_are_shared_among_all_that_serve_without_reading_their_heartbeat
             v = s.publish(0)
             await s.served(v)
             await until(lambda: s.actor.is_counted, "it is counted too")
-            assert s.actor.admission.num_engines == 4 and s.store.engines() == {64: 3, 8: 1}
+            assert s.actor.admission.num_engines == 4 and s.store.engine_capacity() == {64: 3, 8: 1}
 
     run(body())
 
@@ -86,7 +86,7 @@ def test_actor_whose_signs_come_too_late_still_counts_itself(tmp_path):
         async with s.serving():
             await s.served(v)
             await until(lambda: s.actor.is_counted, "it has said so")
-            assert s.store.engines(anew=True) == {} and s.actor.admission.num_engines == 1
+            assert s.store.engine_capacity(anew=True) == {} and s.actor.admission.num_engines == 1
 
     run(body())
 
@@ -104,15 +104,15 @@ def test_sign_that_was_under_way_when_the_weights_came_is_not_believed_after_the
             heartbeat(beat)
 
         s.store.heartbeat = slow
-        first = asyncio.create_task(background.say_alive(s.actor))
+        first = asyncio.create_task(background.send_heartbeat(s.actor))
         await began.wait()
         s.engine.version = Version(incarnation=0, step=0)
-        second = asyncio.create_task(background.say_alive(s.actor))
+        second = asyncio.create_task(background.send_heartbeat(s.actor))
         await asyncio.sleep(0)
-        await until(lambda: second.done() or s.actor.saying.locked(), "it waits for its turn")
+        await until(lambda: second.done() or s.actor.heartbeat_lock.locked(), "it waits for its turn")
         go_on.set()
         await asyncio.gather(first, second)
-        assert s.store.engines(anew=True) == {8: 1} and s.actor.is_counted
+        assert s.store.engine_capacity(anew=True) == {8: 1} and s.actor.is_counted
         assert s.actor.admission.num_engines == 1
         await s.rewards.close()
 
@@ -121,7 +121,7 @@ def test_sign_that_was_under_way_when_the_weights_came_is_not_believed_after_the
 
 def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_path):
     async def body():
-        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.1, swap_s=0.8))
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.1, swap_timeout_s=0.8))
         async with hung_update(s) as task:
             s.put(0)
             error = await ended(task)
@@ -134,7 +134,7 @@ def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_p
 
 def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_path):
     async def body():
-        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.4, swap_s=20))
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.4, swap_timeout_s=20))
         async with hung_update(s) as task:
             s.engine.is_dead = True  # nothing is raised in the update's call
             error = await ended(task)

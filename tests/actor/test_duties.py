@@ -47,7 +47,7 @@ def test_duty_changes_no_field_of_the_actor(file):
 @pytest.mark.parametrize(
     ("line", "trespass"),
     [
-        ("actor.is_leaving = True", "actor.is_leaving is changed"),
+        ("actor.is_shutting_down = True", "actor.is_shutting_down is changed"),
         ("actor.serving.tally.num_dropped += 1", "actor.serving.tally.num_dropped is changed"),
         ("actor.admission.max_sequences = 3", "actor.admission.max_sequences is changed"),
         ("actor.held['t0'] = ticket", "actor.held is changed"),

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actor.elastic import (
-    Bounds,
-    Decision,
-    ElasticShare,
+    ElasticBounds,
+    ElasticDecision,
+    ElasticPolicy,
     StepStats,
     kv_tokens_at,
     num_fitting,
@@ -21,10 +21,10 @@ SHORT = np.array([[4, 10]] * 8, np.int32)  # 14 tokens at their end
 NONE = np.zeros((0, 2), np.int32)
 
 
-def share(*, tp: int = 2, max_tp: int = 8, min_tp: int = 1, now: int = 64, kv_tokens: int = 10_000) -> ElasticShare:
-    return ElasticShare(
+def share(*, tp: int = 2, max_tp: int = 8, min_tp: int = 1, now: int = 64, kv_tokens: int = 10_000) -> ElasticPolicy:
+    return ElasticPolicy(
         size=EngineSize(max_num_seqs=64, tensor_parallel_size=tp, kv_tokens=kv_tokens, weights_kv_tokens=2000),
-        bounds=Bounds(
+        bounds=ElasticBounds(
             min_sequences=4, max_sequences=64, min_tensor_parallel_size=min_tp, max_tensor_parallel_size=max_tp
         ),
         max_sequences=now,
@@ -36,7 +36,7 @@ def step(num_preempted: int = 0, *, usage: float = 0.5, is_full: bool = True, le
     return StepStats(num_preempted=num_preempted, kv_usage_peak=usage, is_full=is_full, lengths=lengths, **fields)
 
 
-def sizes(planner: ElasticShare, *preemptions: int, lengths=SHORT) -> list[int]:
+def sizes(planner: ElasticPolicy, *preemptions: int, lengths=SHORT) -> list[int]:
     return [planner.observe(step(n, lengths=lengths)).tensor_parallel_size for n in preemptions]
 
 
@@ -122,10 +122,10 @@ def test_a_growing_engine_keeps_its_sequences_and_one_at_its_bound_cuts_them_onl
     long = np.array([[0, 450]] * 64, np.int32)  # 10,000 tokens hold 22
     growing, bound = share(tp=1, max_tp=8), share(tp=1, max_tp=1)
     crowded = step(40, num_finished=64, lengths=long)
-    assert growing.observe(crowded) == Decision(max_sequences=64, tensor_parallel_size=2)
-    assert bound.observe(crowded) == Decision(max_sequences=64, tensor_parallel_size=1)
+    assert growing.observe(crowded) == ElasticDecision(max_sequences=64, tensor_parallel_size=2)
+    assert bound.observe(crowded) == ElasticDecision(max_sequences=64, tensor_parallel_size=1)
     thrashing = step(64, num_finished=64, lengths=long)
-    assert bound.observe(thrashing) == Decision(max_sequences=32, tensor_parallel_size=1)
+    assert bound.observe(thrashing) == ElasticDecision(max_sequences=32, tensor_parallel_size=1)
 
 
 def test_preemptions_lower_the_sequences_and_quiet_full_steps_raise_them():
@@ -233,6 +233,6 @@ def test_fitting_counts_whole_sequences():
 
 def test_bounds_refuse_what_has_nothing_between_them():
     with pytest.raises(ValueError, match="sequences, got 9 and 8"):
-        Bounds(min_sequences=9, max_sequences=8, max_tensor_parallel_size=1)
+        ElasticBounds(min_sequences=9, max_sequences=8, max_tensor_parallel_size=1)
     with pytest.raises(ValueError, match="parallel size, got 1 and 0"):
-        Bounds(min_sequences=1, max_sequences=8, max_tensor_parallel_size=0)
+        ElasticBounds(min_sequences=1, max_sequences=8, max_tensor_parallel_size=0)

@@ -9,33 +9,40 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.elastic import Bounds, ElasticShare
-from actor.elastic_control import EngineLimits, LimitsFile, ResizeRequest, Step, follow_limits, observe
+from actor.elastic import ElasticBounds, ElasticPolicy
+from actor.elastic_control import (
+    EngineSizeFile,
+    EngineSizeOverride,
+    ResizeRequest,
+    StepLoad,
+    elastic_control_loop,
+    observe,
+)
 from actor.engine_protocol import EngineSize, EngineStats
 from bridge.rollout_types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import ended, make_setup, run
 from tests.bridge.factories import make_ticket
 
-DEFAULT = EngineLimits(max_num_seqs=8, tensor_parallel_size=1)
-OTHER = EngineLimits(max_num_seqs=4, tensor_parallel_size=1)
+DEFAULT = EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=1)
+OTHER = EngineSizeOverride(max_num_seqs=4, tensor_parallel_size=1)
 
 
-def limits_file(root) -> LimitsFile:
-    return LimitsFile(root / "limits" / "actor-0.json", default=DEFAULT, max_tensor_parallel_size=2)
+def limits_file(root) -> EngineSizeFile:
+    return EngineSizeFile(root / "limits" / "actor-0.json", default=DEFAULT, max_tensor_parallel_size=2)
 
 
-def elastic_share(engine, *, max_tensor_parallel_size: int) -> ElasticShare:
-    return ElasticShare(
+def elastic_share(engine, *, max_tensor_parallel_size: int) -> ElasticPolicy:
+    return ElasticPolicy(
         size=engine.size,
-        bounds=Bounds(min_sequences=2, max_sequences=8, max_tensor_parallel_size=max_tensor_parallel_size),
+        bounds=ElasticBounds(min_sequences=2, max_sequences=8, max_tensor_parallel_size=max_tensor_parallel_size),
         max_sequences=8,
         tensor_parallel_size=1,
     )
 
 
 def resizing(file, share=None):
-    return functools.partial(follow_limits, file=file, share=share)
+    return functools.partial(elastic_control_loop, file=file, share=share)
 
 
 def test_limits_written_meanwhile_end_the_actor_once_its_groups_are_in(tmp_path, monkeypatch):
@@ -54,7 +61,7 @@ def test_limits_written_meanwhile_end_the_actor_once_its_groups_are_in(tmp_path,
         async with s.serving(resizing(file)) as serving:
             await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
             file.write(OTHER)
-            await until(lambda: s.actor.is_leaving, "it leaves")
+            await until(lambda: s.actor.is_shutting_down, "it leaves")
             for id_ in ("t0.0", "t0.1"):
                 s.engine.finish(id_)
             await until(lambda: len(s.groups()) == 1, "the first group")
@@ -102,7 +109,7 @@ def test_same_or_bad_limits_change_nothing(tmp_path, text):
         async with s.serving(resizing(file)) as serving:
             s.put(0, 1)
             await until(lambda: len(s.groups()) == 2, "both groups")
-            assert not serving.done() and not s.actor.is_leaving
+            assert not serving.done() and not s.actor.is_shutting_down
 
     run(body())
 
@@ -152,8 +159,8 @@ def test_rise_of_preemptions_asks_for_twice_the_devices(tmp_path):
         share = elastic_share(s.engine, max_tensor_parallel_size=2)
         async with s.serving(resizing(file, share)) as serving:
             await two_steps(s, share)
-            await until(lambda: s.actor.is_leaving, "it leaves for the other size")
-            assert file.read() == EngineLimits(max_num_seqs=8, tensor_parallel_size=2)
+            await until(lambda: s.actor.is_shutting_down, "it leaves for the other size")
+            assert file.read() == EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=2)
             while s.running():
                 for id_ in s.running():
                     s.engine.finish(id_)
@@ -187,9 +194,9 @@ class WatchedEngine:
 def sizes_asked_for(rounds, *, size=1, by_round=True) -> list[int]:
     """The tensor parallel sizes that `observe` asks for over (is a race, responses, preemptions) of rounds."""
     engine, asked = WatchedEngine(size), []
-    share = ElasticShare(
+    share = ElasticPolicy(
         size=engine.size,
-        bounds=Bounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=8),
+        bounds=ElasticBounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=8),
         max_sequences=256,
         tensor_parallel_size=size,
         by_round=by_round,
@@ -199,7 +206,7 @@ def sizes_asked_for(rounds, *, size=1, by_round=True) -> list[int]:
     file: Any = types.SimpleNamespace(write=lambda limits: asked.append(limits.tensor_parallel_size))
     race, calm = (make_ticket("t", num_samples=8, num_requests=n) for n in (10, 8))
     evaluation = make_ticket("e", kind="eval", num_samples=1)
-    step = Step(engine.version, engine.stats, engine.stats)
+    step = StepLoad(engine.version, engine.stats, engine.stats)
     was_race = False
     for number, (is_race, num_finished, num_preempted) in enumerate(rounds):
         engine.version = Version(incarnation=0, step=number)
@@ -242,9 +249,9 @@ def test_round_without_a_response_is_no_quiet_one():
 
 def test_step_of_a_window_ends_with_its_last_response_if_new_weights_came_since_it_began():
     engine = WatchedEngine(1)
-    share = ElasticShare(
+    share = ElasticPolicy(
         size=engine.size,
-        bounds=Bounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=1),
+        bounds=ElasticBounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=1),
         max_sequences=256,
         tensor_parallel_size=1,
         by_round=False,
@@ -252,7 +259,7 @@ def test_step_of_a_window_ends_with_its_last_response_if_new_weights_came_since_
     admission = types.SimpleNamespace(num_sequences=256, in_service=[])
     actor: Any = types.SimpleNamespace(engine=engine, admission=admission)
     file: Any = None
-    step, steps = Step(engine.version, engine.stats, engine.stats), []
+    step, steps = StepLoad(engine.version, engine.stats, engine.stats), []
     # The first step has its 256 responses before any new weights; the second has its new weights after 60 of them.
     for engine.num_finished, version in ((300, 0), (340, 1), (400, 2), (590, 2), (600, 2), (900, 2)):
         engine.version = Version(incarnation=0, step=version)

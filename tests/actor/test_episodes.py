@@ -9,7 +9,7 @@ import numpy as np
 from actor import background
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import EpisodeRequest, Played
+from actor.environments.transcript import EpisodeRequest, Trajectory
 from bridge.rollout_types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
@@ -26,14 +26,14 @@ class TwoTurns:
         self.asked: list[EpisodeRequest] = []
         self._num_failing, self._is_final = num_failing, is_final
 
-    async def play(self, episode: EpisodeRequest) -> Played:
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
         self.asked.append(episode)
         if self.num_failures < self._num_failing:
             self.num_failures += 1
             self.failures["crash"] += 1
             raise EpisodeError("its environment is broken", is_final=self._is_final)
         mask = np.array([False, False, True, False, False, True])
-        return Played(
+        return Trajectory(
             tokens=np.arange(6, dtype=np.int32),
             loss_mask=mask,
             logprobs=np.where(mask, -0.5, 0).astype(np.float32),
@@ -85,7 +85,7 @@ def test_failures_of_environments_are_reported_by_kind(tmp_path):
         episodes = TwoTurns()
         episodes.failures.update(deadline=1, crash=2, exception=3, reply=4, start=5)
         s = setup_of(tmp_path, episodes)
-        await background.say_alive(s.actor)
+        await background.send_heartbeat(s.actor)
         report = s.report()
         assert (report.num_episode_deadlines, report.num_episode_crashes, report.num_episode_exceptions) == (1, 2, 3)
         assert (report.num_episode_bad_replies, report.num_episode_bad_starts) == (4, 5)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actor.engine_protocol import Episode, Sample
-from actor.rewards.scorer import Judgement
+from actor.rewards.scorer import RewardResult
 from actor.serving import GroupBuilder
 from bridge.rollout_types import RewardScore, Version
 from tests.bridge.factories import make_ticket
@@ -24,8 +24,8 @@ def sample(token: int, *versions: tuple[int, int]) -> Sample:
     )
 
 
-def judged(reward: float, *scores: RewardScore) -> Judgement:
-    return Judgement(reward=reward, scores=scores)
+def judged(reward: float, *scores: RewardScore) -> RewardResult:
+    return RewardResult(reward=reward, scores=scores)
 
 
 def builder(num_samples: int) -> GroupBuilder:

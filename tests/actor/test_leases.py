@@ -6,14 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from actor.loop import Limits
+from actor.loop import ActorLimits
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 
 
 def test_leases_are_renewed_and_a_lost_one_ends_its_group(tmp_path):
     async def body():
-        s = make_setup(tmp_path, limits=Limits(lease_s=1.0, heartbeat_s=0.01))
+        s = make_setup(tmp_path, limits=ActorLimits(lease_s=1.0, heartbeat_s=0.01))
         s.publish(0)
         s.put(0, 1)
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from actor.elastic_control import EngineLimits, LimitsFile
+from actor.elastic_control import EngineSizeFile, EngineSizeOverride
 
-DEFAULT = EngineLimits(max_num_seqs=64, tensor_parallel_size=1)
+DEFAULT = EngineSizeOverride(max_num_seqs=64, tensor_parallel_size=1)
 
 
-def make(tmp_path, text: str | None = None) -> LimitsFile:
+def make(tmp_path, text: str | None = None) -> EngineSizeFile:
     path = tmp_path / "limits" / "actor-0.json"
     if text is not None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return LimitsFile(path, default=DEFAULT, max_tensor_parallel_size=4)
+    return EngineSizeFile(path, default=DEFAULT, max_tensor_parallel_size=4)
 
 
 def test_absent_file_means_the_default_and_is_no_change(tmp_path):
@@ -20,12 +20,14 @@ def test_absent_file_means_the_default_and_is_no_change(tmp_path):
 
 
 def test_what_is_left_out_is_the_default(tmp_path):
-    assert make(tmp_path, '{"max_num_seqs": 16}').read() == EngineLimits(max_num_seqs=16, tensor_parallel_size=1)
-    assert make(tmp_path, '{"tensor_parallel_size": 4}').read() == EngineLimits(max_num_seqs=64, tensor_parallel_size=4)
+    assert make(tmp_path, '{"max_num_seqs": 16}').read() == EngineSizeOverride(max_num_seqs=16, tensor_parallel_size=1)
+    assert make(tmp_path, '{"tensor_parallel_size": 4}').read() == EngineSizeOverride(
+        max_num_seqs=64, tensor_parallel_size=4
+    )
 
 
 def test_written_limits_are_read_once_for_each_change(tmp_path):
-    file, limits = make(tmp_path), EngineLimits(max_num_seqs=8, tensor_parallel_size=2)
+    file, limits = make(tmp_path), EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=2)
     file.write(limits)
     assert file.read_if_changed() == limits and file.read_if_changed() is None
     file.write(DEFAULT)

@@ -171,7 +171,7 @@ def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
             assert sorted(s.engine.aborted) == ["t0.0", "t0.2"]
         (group,) = s.groups()
         assert len(group.rollouts) == 2
-        assert s.actor.serving.tally.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
+        assert s.actor.serving.tally.num_submitted_tokens == sum(r.tokens.size for r in group.rollouts)
 
     run(body())
 
@@ -208,14 +208,14 @@ def test_a_ticket_that_is_begun_is_in_the_event_log_before_it_ends(tmp_path):
         s.put(0, 1)
         async with s.serving():
             await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
-            assert entries("begin") == [("t0", 1), ("t1", 2)] and not entries("cut off")
+            assert entries("begin") == [("t0", 1), ("t1", 2)] and not entries("aborted")
             s.engine.finish("t0.0")
             s.engine.finish("t0.1")
             await until(lambda: len(s.groups()) == 1, "the group")
             await until(lambda: s.actor.num_groups == 1, "it is recorded")
 
     run(body())
-    assert entries("cut off") == [("t1", 2)]  # the actor's end; t0 has its group
+    assert entries("aborted") == [("t1", 2)]  # the actor's end; t0 has its group
 
 
 @pytest.mark.parametrize("policy", ["fifo", "window"])

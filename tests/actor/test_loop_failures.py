@@ -12,7 +12,7 @@ import pytest
 from actor.engine_protocol import EngineDeadError
 from bridge import timeline
 from bridge.rollout_types import Task, Version
-from bridge.store.protocol import FOR_GOOD, FencedError, StoreLostError
+from bridge.store.protocol import PERMANENT, FencedError, StoreLostError
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
 from tests.bridge.factories import make_group
@@ -137,7 +137,7 @@ def test_actor_fenced_for_good_ends(tmp_path):
         s.publish(0)
         async with s.serving() as task:
             await s.served(Version(incarnation=0, step=0))
-            s.store.fence("actor-0", f"{FOR_GOOD}off by 2.2")
+            s.store.fence("actor-0", f"{PERMANENT}off by 2.2")
             error = await ended(task)
         assert isinstance(error, FencedError) and "for good: off by 2.2" in str(error)
 
@@ -176,7 +176,7 @@ def test_probe_offered_before_the_fence_was_noticed_waits_until_the_actor_is_cle
             s.engine.hang_swaps = True
             s.store.fence("actor-0", "off by 2.2")
             s.store.put_tickets([ticket(-1, kind="probe")], only_for="actor-0")
-            await until(lambda: s.actor.fence.must_start_over, "the fence is noticed")
+            await until(lambda: s.actor.fence.must_restart, "the fence is noticed")
             await until(lambda: s.actor.weights.is_swapping, "it fetches its weights anew")
             assert s.running() == []
 
@@ -296,8 +296,8 @@ def test_actor_that_ends_gives_back_a_group_that_waits_and_not_the_one_being_put
 def test_group_that_waits_when_all_groups_are_ended_is_for_others_at_once(tmp_path, monkeypatch):
     async def body():
         async with one_is_put_and_one_waits(tmp_path, monkeypatch) as (s, _, _):
-            s.actor.leave()  # so that it doesn't claim it itself
-            assert await s.actor.end_groups() == []
+            s.actor.shut_down()  # so that it doesn't claim it itself
+            assert await s.actor.abort_all() == []
             assert s.store.counts()["open"] == s.store.counts()["claimed"] == 1
 
     run(body())

@@ -4,33 +4,33 @@ import asyncio
 
 import pytest
 
-from actor.notifier import Bell
+from actor.notifier import Notifier
 from tests.actor.fakes import until
 from tests.actor.loop_setup import run
 
 
 def test_after_a_ring_since_the_count_was_taken_returns_at_once():
     async def body():
-        bell = Bell()
+        bell = Notifier()
         count = bell.count
-        bell.ring()
-        await bell.after(count, timeout_s=1000.0)
+        bell.notify()
+        await bell.wait_past(count, timeout_s=1000.0)
 
     run(body())
 
 
 def test_after_wakes_everybody_who_waits():
     async def body():
-        bell, woken = Bell(), []
+        bell, woken = Notifier(), []
 
         async def wait(name: str) -> None:
-            await bell.after(bell.count, timeout_s=1000.0)
+            await bell.wait_past(bell.count, timeout_s=1000.0)
             woken.append(name)
 
         tasks = [asyncio.create_task(wait(n)) for n in "ab"]
         await asyncio.sleep(0)
         assert woken == []
-        bell.ring()
+        bell.notify()
         await until(lambda: sorted(woken) == ["a", "b"], "both wake")
         await asyncio.gather(*tasks)
 
@@ -39,8 +39,8 @@ def test_after_wakes_everybody_who_waits():
 
 def test_after_without_a_ring_returns_when_the_time_is_up():
     async def body():
-        bell = Bell()
-        await bell.after(bell.count, timeout_s=0.01)
+        bell = Notifier()
+        await bell.wait_past(bell.count, timeout_s=0.01)
         assert bell.count == 0
 
     run(body())
@@ -48,8 +48,8 @@ def test_after_without_a_ring_returns_when_the_time_is_up():
 
 def test_after_that_is_cancelled_ends():
     async def body():
-        bell = Bell()
-        task = asyncio.create_task(bell.after(bell.count, timeout_s=1000.0))
+        bell = Notifier()
+        task = asyncio.create_task(bell.wait_past(bell.count, timeout_s=1000.0))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.engine_protocol import Part, join, rest
+from actor.engine_protocol import PartialSample, concat, continuation
 from bridge.rollout_types import Sampling, Version
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
 
-def part(num_tokens: int, step: int) -> Part:
-    return Part(
+def part(num_tokens: int, step: int) -> PartialSample:
+    return PartialSample(
         tokens=np.arange(num_tokens, dtype=np.int32) + 100 * step,
         logprobs=np.full(num_tokens, -step, np.float32),
         token_versions=(Version(incarnation=0, step=step),) * num_tokens,
@@ -20,7 +20,7 @@ def part(num_tokens: int, step: int) -> Part:
 
 
 def test_joined_parts_are_one_response_with_a_version_for_each_token():
-    sample = join([part(2, 1), part(0, 2), part(1, 3)], "stop")
+    sample = concat([part(2, 1), part(0, 2), part(1, 3)], "stop")
     assert sample.tokens.tolist() == [100, 101, 300] and sample.logprobs.tolist() == [-1, -1, -3]
     assert [v.step for v in sample.token_versions] == [1, 1, 3] and sample.finish == "stop"
     assert (sample.tokens.dtype, sample.logprobs.dtype) == (np.int32, np.float32)
@@ -32,7 +32,7 @@ def test_prompt_grows_by_what_the_limits_lose(sizes, min_tokens, left):
     sampling = Sampling(
         max_tokens=total + left, min_tokens=min(min_tokens, total + left), stop_token_ids=(9,), temperature=0.5
     )
-    prompt, rests = rest(PROMPT, sampling, [part(n, i) for i, n in enumerate(sizes)])
+    prompt, rests = continuation(PROMPT, sampling, [part(n, i) for i, n in enumerate(sizes)])
     assert prompt.size == 3 + total and prompt[:3].tolist() == [1, 2, 3]
     assert rests.max_tokens == left
     assert total + rests.min_tokens == max(total, sampling.min_tokens)
@@ -41,4 +41,4 @@ def test_prompt_grows_by_what_the_limits_lose(sizes, min_tokens, left):
 
 def test_nothing_left_is_refused():
     with pytest.raises(ValueError, match="max_tokens=0"):
-        rest(PROMPT, Sampling(max_tokens=2), [part(2, 0)])
+        continuation(PROMPT, Sampling(max_tokens=2), [part(2, 0)])

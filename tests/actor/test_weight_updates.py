@@ -149,7 +149,7 @@ def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path, base_step
 
 def test_drained_group_has_one_version_and_what_follows_has_the_newest(tmp_path):
     async def body():
-        s = make_setup(tmp_path, width=2, drains=True)
+        s = make_setup(tmp_path, width=2, drain_before_swap=True)
         s.publish(0)
         s.put(0, 1, 2)
         async with s.serving():
@@ -179,7 +179,7 @@ def test_drained_group_has_one_version_and_what_follows_has_the_newest(tmp_path)
 
 def test_drain_counts_toward_no_deadline_and_an_abandoned_future_ends_it(tmp_path):
     async def body():
-        s = make_setup(tmp_path, drains=True, limits=dataclasses.replace(LIMITS, swap_s=0.05))
+        s = make_setup(tmp_path, drain_before_swap=True, limits=dataclasses.replace(LIMITS, swap_timeout_s=0.05))
         s.publish(5)
         s.put(0)
         async with s.serving() as task:
@@ -204,7 +204,7 @@ def test_drain_counts_toward_no_deadline_and_an_abandoned_future_ends_it(tmp_pat
 
 def test_update_that_hangs_is_found(tmp_path):
     async def body():
-        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, swap_s=0.2))
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, swap_timeout_s=0.2))
         s.engine.hang_swaps = True
         s.publish(0)
         async with s.serving() as task:
@@ -238,7 +238,7 @@ def test_ticket_with_an_ended_sample_that_is_stale_begins_anew_whole(tmp_path):
     """Its running samples alone would be restarted in vain: the group would be dropped as stale."""
 
     async def body():
-        s = make_setup(tmp_path, lag_bound=1)
+        s = make_setup(tmp_path, max_lag_steps=1)
         s.publish(0)
         s.put(0)
         async with s.serving():
@@ -262,7 +262,7 @@ def test_ticket_with_an_ended_sample_that_is_stale_begins_anew_whole(tmp_path):
 
 def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tmp_path):
     async def body():
-        s = make_setup(tmp_path, lag_bound=1)
+        s = make_setup(tmp_path, max_lag_steps=1)
         s.publish(0)
         s.put(0)
         s.put(-5, kind="eval", num_samples=1, num_requests=1)
@@ -287,7 +287,7 @@ def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tm
 
 def test_samples_of_younger_weights_go_on_and_one_that_started_anew_gets_stale_again(tmp_path):
     async def body():
-        s = make_setup(tmp_path, lag_bound=1)
+        s = make_setup(tmp_path, max_lag_steps=1)
         s.publish(0)
         s.put(0)
         async with s.serving():
@@ -307,7 +307,7 @@ def test_samples_of_younger_weights_go_on_and_one_that_started_anew_gets_stale_a
 
 def test_stale_sample_of_a_withdrawn_ticket_does_not_start_anew(tmp_path):
     async def body():
-        s = make_setup(tmp_path, lag_bound=0)
+        s = make_setup(tmp_path, max_lag_steps=0)
         s.publish(0)
         s.put(0)
         async with s.serving():

@@ -39,7 +39,7 @@ LENGTHS = Lengths(kind="lognormal", max_tokens=MAX_RESPONSE, median=20, prompt_s
 AIM = 2.24
 """ROLL Flash on RLVR tasks, against a synchronous baseline on as many GPUs."""
 TASK_RESPONSE, TASK_LEARNING_RATE, NUM_EVAL_PROBLEMS = 6, 4e-4, 256
-LAG_SHARES = ("lag/share_0", "lag/share_1", "lag/share_2-3", "lag/share_4-7", "lag/share_8_up")
+LAG_SHARES = ("lag/fraction_0", "lag/fraction_1", "lag/fraction_2-3", "lag/fraction_4-7", "lag/fraction_8_up")
 
 
 def config_of(name: str, num_updates: int, *, task: bool) -> Config:
@@ -103,7 +103,7 @@ class Row:
             mean_length=report.mean_std([r.response_tokens for r in speed])[0],
             lag_mean=mean("lag/mean"),
             lag_max=max(r.max_lag for r in speed),
-            lag_shares={name.removeprefix("lag/share_"): mean(name) for name in LAG_SHARES},
+            lag_shares={name.removeprefix("lag/fraction_"): mean(name) for name in LAG_SHARES},
             wait_share=sum(s["time/wait_s"] for s in steps) / sum(s["time/step_s"] for s in steps),
             dropped=dropped,
             reward_start=task.evals[0]["eval/reward"],

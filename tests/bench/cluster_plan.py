@@ -21,8 +21,8 @@ from configs import overrides
 from configs.schema import Config
 from launch.terminal import make_console
 from launch.tools.plan import profile as plan_profile
-from launch.tools.plan.control_plane.capacity import Cluster, Limit, first_to_give_out
-from launch.tools.plan.control_plane.loads import Part
+from launch.tools.plan.control_plane.capacity import Bottleneck, ClusterModel, bottleneck
+from launch.tools.plan.control_plane.loads import Resource
 from launch.tools.plan.plan_tables import quantity
 from launch.tools.plan.profile import Profile
 
@@ -63,7 +63,7 @@ class Cell:
 
     num_engines: int
     num_learner_chips: int
-    limit: Limit
+    limit: Bottleneck
     tokens_per_s: float
     """Response tokens trained a second, at that limit."""
 
@@ -87,8 +87,8 @@ def scale(
 
 def _cell(config: Config, profile: Profile, *, num_engines: int, num_learner_chips: int) -> Cell:
     sized = dataclasses.replace(profile, num_engines=num_engines, num_learner_chips=num_learner_chips)
-    cluster = Cluster.of(_filling(config, sized), sized)
-    limit = first_to_give_out(cluster)
+    cluster = ClusterModel.of(_filling(config, sized), sized)
+    limit = bottleneck(cluster)
     work = cluster.workload
     tokens = work.num_samples * work.response_tokens
     return Cell(
@@ -195,7 +195,7 @@ def plot_scale(panels: Mapping[str, Sequence[Sequence[Cell]]], path: str | os.Pa
     figure.savefig(path, dpi=130)
 
 
-def name_in_figure(part: Part) -> str:
+def name_in_figure(part: Resource) -> str:
     """The store is several, by what takes most of its time."""
     return part.full_name if part.name == "store" else part.name
 

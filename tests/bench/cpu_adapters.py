@@ -132,7 +132,7 @@ def measure(kind: str, num_prompts: int) -> dict[str, Any]:
             enable_prefix_caching=False,
             **({} if kind == "none" else engine_arguments(CONFIG)),
         )
-        if ("ByAdapter" in current_platform.get_punica_wrapper()) != (kind == "ours"):
+        if ("GroupedCpuLora" in current_platform.get_punica_wrapper()) != (kind == "ours"):
             raise RuntimeError(f"{kind} was not what was measured")
         request = None if kind == "none" else LoRARequest("one", 1, folder)
         prompts = [

@@ -27,7 +27,7 @@ from learner.metrics.flops import model_flops, peak_flops
 from learner.model.architecture import Architecture as Shape
 from learner.model.decoder import abstract_params, init_params
 from learner.update.packing import PackedBatch, empty_batch
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 
 MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
 ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")
@@ -107,7 +107,7 @@ def matmul_flops_per_s(size: int) -> float:
     return 2 * size**3 / min(times)
 
 
-def update_s(steps: Steps, shape: Shape, batch: PackedBatch, mesh: jax.sharding.Mesh) -> float:
+def update_s(steps: TrainStep, shape: Shape, batch: PackedBatch, mesh: jax.sharding.Mesh) -> float:
     """Median seconds of one accumulate and one apply."""
     make = jax.jit(init_params, static_argnums=0, out_shardings=param_shardings(abstract_params(shape), mesh))
     state, placed = steps.init(make(shape, jax.random.key(0))), steps.put(batch)
@@ -141,7 +141,7 @@ def main(argv: list[str]) -> None:
         shape = toy(shape) if on_cpu else shape
         config, mesh = config_of(rows, row_tokens), make_mesh(devices=[device])
         batch, squares = filled_batch(config.packing, shape.vocab_size, seed=0)
-        seconds = update_s(build_steps(shape, config, mesh), shape, batch, mesh)
+        seconds = update_s(build_train_step(shape, config, mesh), shape, batch, mesh)
         tokens = int((np.asarray(batch.segment_ids) > 0).sum())
         scored = int(np.asarray(batch.loss_mask).sum())
         flops = model_flops(shape, num_tokens=tokens, num_scored_tokens=scored, sum_squared_lengths=squares)

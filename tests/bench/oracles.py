@@ -29,12 +29,12 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.open import SqliteStore
 from configs import overrides, sections
 from learner.distributed.sharding import make_mesh
-from learner.metrics.step_timer import RoundClock
+from learner.metrics.step_timer import WaitingRatios
 from learner.model.lora import merge
-from learner.update.anchors import Anchors
-from learner.update.auto_shape import RowShape
+from learner.update.anchors import FrozenPolicies
+from learner.update.auto_shape import AutoShape
 from learner.update.packing import pack_groups
-from learner.update.train_step import build_steps
+from learner.update.train_step import build_train_step
 from tests.bridge.factories import as_plain, make_group, make_ticket
 from tests.learner.streams import MODEL, config_of, fresh_params, random_group
 
@@ -77,7 +77,7 @@ def train(config: Any) -> dict[str, Any]:
     """The metrics of each update, a hash of what was packed, and hashes of the state after the last one."""
     rng = np.random.default_rng(3)
     groups = [random_group(rng, f"t{i}") for i in range(NUM_UPDATES * GROUPS_PER_UPDATE)]
-    steps = build_steps(MODEL, config, make_mesh(**config.mesh.axes))
+    steps = build_train_step(MODEL, config, make_mesh(**config.mesh.axes))
     base = None
     if config.lora.is_on:
         base = jax.device_put(fresh_params(), jax.tree.map(lambda x: x.sharding, steps.abstract_base()))
@@ -86,8 +86,8 @@ def train(config: Any) -> dict[str, Any]:
         dtype = config.model.param_dtype
         state = steps.init(jax.tree.map(lambda x: x.astype(dtype), fresh_params()))
     reference = base if base is not None else fresh_params()
-    anchors = Anchors(steps, config, load_reference=lambda: reference, params=state.params, base=base)
-    shape, updates, packed = RowShape(config), [], hashlib.sha256()
+    anchors = FrozenPolicies(steps, config, load_reference=lambda: reference, params=state.params, base=base)
+    shape, updates, packed = AutoShape(config), [], hashlib.sha256()
     for update in range(NUM_UPDATES):
         kept = []
         for at in (0, 3, 6):  # groups come by three, and the last two
@@ -95,7 +95,7 @@ def train(config: Any) -> dict[str, Any]:
             arrived, ends = groups[index : min(index + 3, (update + 1) * GROUPS_PER_UPDATE)], at == 6
             micros = pack_groups(
                 arrived,
-                packing=shape.take(arrived, ends_update=ends),
+                packing=shape.choose(arrived, ends_update=ends),
                 loss=config.loss,
                 max_response_tokens=config.sampling.max_response_tokens,
                 ends_update=ends,
@@ -129,7 +129,7 @@ def train(config: Any) -> dict[str, Any]:
 
 def rounds(folder: pathlib.Path) -> dict[str, Any]:
     """A timeline's events as they are read back, and the metrics of its rounds with their waiting ratios."""
-    rng, now_s, clock, metrics = random.Random(5), 1000.0, RoundClock(), []
+    rng, now_s, clock, metrics = random.Random(5), 1000.0, WaitingRatios(), []
     with contextlib.closing(timeline.Timeline(folder / "events", "learner")) as log:
         for step in range(12):
             if step % 4 == 0:
@@ -141,7 +141,7 @@ def rounds(folder: pathlib.Path) -> dict[str, Any]:
             log.span("train", start_s, now_s, step=step)
             if step % 3 == 0:
                 aside_s = rng.uniform(0.1, 1)
-                clock.set_aside(aside_s)
+                clock.exclude(aside_s)
                 log.span("publish", now_s, now_s + aside_s, lane=1)
                 now_s += aside_s
             if step % 4 == 3:
@@ -172,7 +172,7 @@ def store(folder: pathlib.Path) -> dict[str, Any]:
     rng, now, said = random.Random(7), [1000.0], []
     tickets = [make_ticket(f"{o}.{i}", order=o, num_samples=1) for o in range(40) for i in range(2)]
     with contextlib.closing(SqliteStore(folder / "store.db", clock=lambda: now[0])) as desk:
-        said.append(["lead", desk.lead("here", lease_s=1e6)])
+        said.append(["lead", desk.acquire_leadership("here", lease_s=1e6)])
         said.append(["put", desk.put_tickets(tickets)])
         held: dict[str, dict[str, Any]] = {name: {} for name in "abc"}
         for _ in range(400):

@@ -28,7 +28,7 @@ from configs import schema, sections
 from learner.distributed.sharding import make_mesh
 from learner.model import hf_load as hf_io
 from learner.update.packing import PackedBatch, pack_groups
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 
 NUM_BATCHES, GROUPS_PER_BATCH = 10, 4
 BETA2, LEARNING_RATE = 0.999, 1e-6
@@ -64,7 +64,7 @@ def _run(dtype: Any, folder: pathlib.Path, num_updates: int) -> tuple[list[np.nd
     architecture, loaded = hf_io.load(folder, dtype="float32")
     start = jax.tree.map(lambda p: np.asarray(p).astype(ml_dtypes.bfloat16), loaded)
     del loaded
-    steps = build_steps(architecture, config, make_mesh(devices=jax.devices()[:1]))
+    steps = build_train_step(architecture, config, make_mesh(devices=jax.devices()[:1]))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     state = steps.init(jax.tree.map(lambda p: p.astype(dtype), start))
     batches, held_out = (
@@ -146,11 +146,11 @@ def _rollout(ids: list[int], reward: float) -> Rollout:
     )
 
 
-def _with_logprobs(steps: Steps, params: Any, batch: PackedBatch) -> PackedBatch:
+def _with_logprobs(steps: TrainStep, params: Any, batch: PackedBatch) -> PackedBatch:
     return dataclasses.replace(batch, behavior_logprobs=np.asarray(steps.score(params, batch)))
 
 
-def _margin(steps: Steps, params: Any, batches: list[PackedBatch]) -> float:
+def _margin(steps: TrainStep, params: Any, batches: list[PackedBatch]) -> float:
     """Mean log-probability of right answers' tokens less that of wrong ones', in nats a token."""
     right, wrong = [], []
     for batch in batches:

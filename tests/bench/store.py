@@ -82,7 +82,7 @@ def groups_per_s(urls: Urls, size: Size, *, num_producers: int, num_groups: int)
     producers = [spawn("tests.bench.store", urls.actor, size.name, f"p{i}") for i in range(num_producers)]
     try:
         with contextlib.closing(open_store(urls.learner, run=RUN)) as store:
-            store.lead("bench", lease_s=600)
+            store.acquire_leadership("bench", lease_s=600)
             num_issued = num_read = after_seq = 0
             began_s = 0.0
             unacknowledged: list[str] = []

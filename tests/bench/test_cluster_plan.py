@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launch.tools.plan.control_plane.capacity import first_to_give_out
+from launch.tools.plan.control_plane.capacity import bottleneck
 from launch.tools.plan.profile import LearnerProfile
 from tests.bench.cluster_plan import COLOURS, counts_up_to, name_in_figure, plot_scale, scale, variant_of
 from tests.launch.tools.plan.control_plane.setup import cluster_of, network, served, store
@@ -54,7 +54,7 @@ def test_variant_changes_config_and_profile():
     title, config, changed = variant_of(text, served(), profile)
     assert title == "deltas, many"
     assert config.publish.full_every == 7 and changed.store == store(max_connections=500)
-    assert first_to_give_out(cluster_of(config, store=changed.store)).part.name != "store's connections"
+    assert bottleneck(cluster_of(config, store=changed.store)).part.name != "store's connections"
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import blake3
 import numpy as np
 
 from bridge.rollout_types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
-from bridge.snapshots.shard_map import whole_blocks
+from bridge.snapshots.shard_map import full_blocks
 from bridge.weight_types import (
     Announcement,
     CardFile,
     DeltaEntry,
     FileEntry,
-    PieceEntry,
     RunCard,
+    ShardEntry,
     TensorEntry,
     WeightManifest,
 )
@@ -67,26 +67,31 @@ def make_group(ticket: Ticket, *, actor: str = "a", **fields: Any) -> Group:
 
 def make_report(**fields: Any) -> ActorReport:
     counts = {f.name: 0 for f in dataclasses.fields(ActorReport) if f.name.startswith("num_")}
-    values: dict[str, Any] = counts | {"is_leaving": False, "max_sequences": 8, "kv_usage": 0.25, "kv_usage_peak": 0.5}
+    values: dict[str, Any] = counts | {
+        "is_shutting_down": False,
+        "max_sequences": 8,
+        "kv_usage": 0.25,
+        "kv_usage_peak": 0.5,
+    }
     return ActorReport(**(values | fields))
 
 
 def one_piece(
     tensors: tuple[TensorEntry, ...], file: FileEntry, delta: DeltaEntry | None = None
-) -> tuple[PieceEntry, ...]:
+) -> tuple[ShardEntry, ...]:
     """What a single host writes: all of it."""
-    return (PieceEntry(host=0, blocks=whole_blocks(tensors), file=file, delta=delta),)
+    return (ShardEntry(host=0, blocks=full_blocks(tensors), file=file, delta=delta),)
 
 
 def with_piece(manifest: WeightManifest, **fields: Any) -> WeightManifest:
     """The same with other fields of its first piece."""
-    first, *others = manifest.pieces
-    return dataclasses.replace(manifest, pieces=(dataclasses.replace(first, **fields), *others))
+    first, *others = manifest.shards
+    return dataclasses.replace(manifest, shards=(dataclasses.replace(first, **fields), *others))
 
 
 def with_file(manifest: WeightManifest, **fields: Any) -> WeightManifest:
     """The same with other fields of its first piece's file."""
-    return with_piece(manifest, file=dataclasses.replace(manifest.pieces[0].file, **fields))
+    return with_piece(manifest, file=dataclasses.replace(manifest.shards[0].file, **fields))
 
 
 def make_announcement(*, incarnation: int = 0, step: int = 0, sources: tuple[str, ...] = ()) -> Announcement:
@@ -99,13 +104,13 @@ def make_announcement(*, incarnation: int = 0, step: int = 0, sources: tuple[str
         run="run",
         version=Version(incarnation=incarnation, step=step),
         tensors=tensors,
-        pieces=one_piece(tensors, file),
+        shards=one_piece(tensors, file),
         tokenizer_hash="tokenizer",
     )
     return Announcement(manifest=manifest, sources=sources)
 
 
-def make_card(*, name: str = "tiny", files: Mapping[str, bytes] | None = None) -> RunCard:
+def make_run_card(*, name: str = "tiny", files: Mapping[str, bytes] | None = None) -> RunCard:
     return RunCard(
         run="run",
         name=name,

@@ -29,7 +29,7 @@ MANIFEST = WeightManifest(
     run="r",
     version=VERSION,
     tensors=TENSORS,
-    pieces=one_piece(
+    shards=one_piece(
         TENSORS,
         FileEntry(name="slot-0", num_bytes=192, chunk_bytes=64, chunk_hashes=bytes(96), blake3="ab" * 32),
         DeltaEntry(base_version=VERSION, codec="zstd", name="delta", chunk_ends=(0, 5, 9)),
@@ -213,12 +213,12 @@ BOMBS: dict[str, tuple[type, Callable[[], bytes]]] = {
     ),
     "delta's chunks": (
         WeightManifest,
-        lambda: edited(MANIFEST, lambda b: b["pieces"][0]["delta"].update(chunk_ends=[9] * HUGE)),
+        lambda: edited(MANIFEST, lambda b: b["shards"][0]["delta"].update(chunk_ends=[9] * HUGE)),
     ),
-    "pieces": (WeightManifest, lambda: edited(MANIFEST, lambda b: b.update(pieces=b["pieces"] * 100_000))),
+    "pieces": (WeightManifest, lambda: edited(MANIFEST, lambda b: b.update(shards=b["shards"] * 100_000))),
     "blocks": (
         WeightManifest,
-        lambda: edited(MANIFEST, lambda b: b["pieces"][0].update(blocks=b["pieces"][0]["blocks"] * 700_000)),
+        lambda: edited(MANIFEST, lambda b: b["shards"][0].update(blocks=b["shards"][0]["blocks"] * 700_000)),
     ),
     "sources": (Announcement, lambda: edited(SEEDS[4], lambda b: b.update(sources=["s3://b"] * 9_000_000))),
     "hosts' sources": (

@@ -4,15 +4,15 @@ import sys
 
 import pytest
 
-from bridge.liveness import VARIABLE, Doing, Pulse, Sign
+from bridge.liveness import FD_VARIABLE, Activity, Liveness, LivenessSample
 from tests.integration.support.processes import REPO, wait_until
 
 CHILD = """
 import sys
-from bridge.liveness import Doing, Pulse
-pulse = Pulse.of_this_process()
-pulse.work(Doing.WORKING)
-pulse.work(Doing.ALONE)
+from bridge.liveness import Activity, Liveness
+pulse = Liveness.of_this_process()
+pulse.report(Activity.WORKING)
+pulse.report(Activity.NO_ACTORS)
 pulse.start()
 print("there", flush=True)
 sys.stdin.read()
@@ -20,43 +20,43 @@ sys.stdin.read()
 
 
 def test_pulse_of_a_child_is_felt_by_its_parent_and_stays_felt_when_it_is_gone():
-    fd = Pulse.create()
+    fd = Liveness.create()
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
         cwd=REPO,
-        env=os.environ | {VARIABLE: str(fd), "PYTHONPATH": str(REPO)},
+        env=os.environ | {FD_VARIABLE: str(fd), "PYTHONPATH": str(REPO)},
         pass_fds=(fd,),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    pulse = Pulse(fd)
+    pulse = Liveness(fd)
     try:
         assert child.stdout is not None and child.stdout.readline() == b"there\n"
-        wait_until(lambda: pulse.feel().num_beats >= 2, "two beats")
-        assert (pulse.feel().num_works, pulse.feel().doing) == (2, Doing.ALONE)
+        wait_until(lambda: pulse.read().num_beats >= 2, "two beats")
+        assert (pulse.read().num_works, pulse.read().activity) == (2, Activity.NO_ACTORS)
     finally:
         child.communicate()
-    last = pulse.feel()
-    assert pulse.feel() == last and last.num_works == 2
+    last = pulse.read()
+    assert pulse.read() == last and last.num_works == 2
 
 
 def test_pulse_nobody_feels_beats_and_works_all_the_same(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    pulse = Pulse.of_this_process()
-    assert pulse.feel() == Sign(0, 0, Doing.STARTING)
+    monkeypatch.delenv(FD_VARIABLE, raising=False)
+    pulse = Liveness.of_this_process()
+    assert pulse.read() == LivenessSample(0, 0, Activity.STARTING)
     pulse.start()
-    wait_until(lambda: pulse.feel().num_beats == 1, "a beat")
+    wait_until(lambda: pulse.read().num_beats == 1, "a beat")
     pulse.stop()
-    pulse.work(Doing.WAITING)
-    assert (pulse.feel().num_works, pulse.feel().doing) == (1, Doing.WAITING)
+    pulse.report(Activity.WAITING)
+    assert (pulse.read().num_works, pulse.read().activity) == (1, Activity.WAITING)
 
 
 def test_pulse_of_this_process_is_not_handed_on_to_its_children(monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(Pulse.create()))
-    Pulse.of_this_process()
-    assert VARIABLE not in os.environ
+    monkeypatch.setenv(FD_VARIABLE, str(Liveness.create()))
+    Liveness.of_this_process()
+    assert FD_VARIABLE not in os.environ
 
 
 def test_pulse_over_something_else_is_refused():
     with pytest.raises((OSError, ValueError)):
-        Pulse(os.open("/dev/null", os.O_RDONLY))
+        Liveness(os.open("/dev/null", os.O_RDONLY))

@@ -3,20 +3,20 @@
 import obstore
 import pytest
 
-from bridge.object_store import is_of_this_machine, open_place
+from bridge.object_store import is_of_this_machine, open_source
 
 
 def test_reader_of_a_folder_that_is_not_there_makes_none(tmp_path):
     url = (tmp_path / "a b" / "bucket").as_uri()
     with pytest.raises(FileNotFoundError, match="there is no folder .*a b/bucket"):
-        open_place(url)
+        open_source(url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_writer_makes_its_folder_and_a_reader_then_reads_it(tmp_path):
     url = (tmp_path / "a b" / "bucket").as_uri()
-    obstore.put(open_place(url, is_written=True), "x", b"1")
-    assert bytes(obstore.get(open_place(url), "x").bytes()) == b"1"
+    obstore.put(open_source(url, is_written=True), "x", b"1")
+    assert bytes(obstore.get(open_source(url), "x").bytes()) == b"1"
 
 
 @pytest.mark.parametrize(

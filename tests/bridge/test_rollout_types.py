@@ -14,8 +14,8 @@ from bridge.weight_types import (
     CardFile,
     DeltaEntry,
     FileEntry,
-    PieceEntry,
     RunCard,
+    ShardEntry,
     TensorEntry,
     WeightManifest,
     deciding_base_steps,
@@ -139,7 +139,7 @@ def make_manifest(*tensors: tuple[str, int, int], hosts: tuple[int, ...] = (0,))
         tensors=tuple(
             TensorEntry(name=n, dtype="float32", shape=(s // 4,), offset_bytes=o, num_bytes=s) for n, o, s in tensors
         ),
-        pieces=tuple(PieceEntry(host=host, blocks=(), file=file) for host in hosts),
+        shards=tuple(ShardEntry(host=host, blocks=(), file=file) for host in hosts),
         tokenizer_hash="t",
     )
 

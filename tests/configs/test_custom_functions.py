@@ -9,7 +9,7 @@ import pytest
 
 from configs import custom_functions
 from configs.sections import LossConfig, PromptsConfig
-from configs.sections.loss import OWN_LOSS
+from configs.sections.loss import CUSTOM_LOSS
 
 REPO = pathlib.Path(custom_functions.__file__).resolve().parent.parent
 PAIR = custom_functions.Signature(takes=("rewards", "config"), returns="advantages")
@@ -93,7 +93,7 @@ def test_load_takes_whatever_can_be_called_so(mine, signature):
 
 def test_load_constant_by_position_only_is_no_constant(mine):
     mine("def f(logprobs, inputs, clip_low, /): ...\n")
-    said = refusal(wanted=OWN_LOSS)
+    said = refusal(wanted=CUSTOM_LOSS)
     assert "any of clip_low, clip_high, dual_clip, min_weight, max_weight) -> (loss, clipped)" in said
     assert "missing a required" in said
 

@@ -63,7 +63,7 @@ def test_sets_come_back_from_json():
         ),
         ({"sets.a.max_tokens": "4000"}, r"evaluation.sets.a.max_tokens \(4000\) must leave room"),
         ({"sets.a.path": "x", "sets.a.verifier": "judge"}, r"verifier=judge needs judge.url"),
-        ({"max_share": "0"}, r"evaluation.max_share must be in"),
+        ({"max_engine_fraction": "0"}, r"evaluation.max_engine_fraction must be in"),
         ({"k": "0"}, r"evaluation.k must be > 0"),
         ({"top_p": "2"}, r"evaluation.top_p must be in"),
         ({"at_publish": "never"}, r"one of go_on, wait"),
@@ -95,6 +95,6 @@ def test_what_sets_need_of_actors_counts_as_what_prompts_need():
     }
     made = config(**sets)
     assert {"code", "my_module:score"} <= made.parts.keys() and made.environments_played == ("guess",)
-    assert made.own_verifiers == ("my_module:score",) and made.own_environments == ()
+    assert made.custom_verifiers == ("my_module:score",) and made.custom_environments == ()
     paths = deploy_settings._prompt_paths(made)
     assert {paths[f"evaluation.sets.{name}.path"] for name in "ac"} == {"/data/a.jsonl", "/data/c.jsonl"}

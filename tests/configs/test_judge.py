@@ -48,7 +48,7 @@ def test_judge_at_an_address_is_taken_with_a_key(url):
             {"colocate": True, "model": "m", "max_model_tokens": 512},
             "max_tokens=512 .* judge.max_model_tokens=512",
         ),
-        ({"memory_share": 1.0}, "judge.memory_share must be below 1"),
+        ({"gpu_memory_utilization": 1.0}, "judge.gpu_memory_utilization must be below 1"),
     ],
 )
 def test_judge_that_can_not_be_is_refused(fields, said):
@@ -57,8 +57,8 @@ def test_judge_that_can_not_be_is_refused(fields, said):
 
 
 def test_colocated_judge_needs_memory_beside_the_engine():
-    JudgeConfig(**HERE, memory_share=0.5).check_beside(0.9)
-    one = JudgeConfig(colocate=True, model="m", memory_share=0.3)
+    JudgeConfig(**HERE, gpu_memory_utilization=0.5).check_beside(0.9)
+    one = JudgeConfig(colocate=True, model="m", gpu_memory_utilization=0.3)
     one.check_beside(0.7)
-    with pytest.raises(ValueError, match="judge.memory_share=0.3 and actor.gpu_memory_utilization=0.8"):
+    with pytest.raises(ValueError, match="judge.gpu_memory_utilization=0.3 and actor.gpu_memory_utilization=0.8"):
         one.check_beside(0.8)

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import overrides
-from configs.schema import Config, too_few_places
+from configs.schema import Config, check_race_capacity
 from configs.sections import RoundsConfig
 
 FOLDER = pathlib.Path(overrides.__file__).parent
@@ -58,7 +58,7 @@ def test_preset_at_paper_size_has_its_papers_mechanism():
     assert (in_flight.sequences, in_flight.admission.when_full) == (48 * 64, "drop_oldest")
     assert (in_flight.loss.normalization, in_flight.loss.max_weight) == ("sequence_sum", 5.0)
     # ROLL Flash: alpha = 2 (section 5.1), samples one by one (4.3), decoupled PPO (2.2).
-    assert (flash.alpha, flash.lag_bound, flash.admission.unit) == (2.0, 2, "sample")
+    assert (flash.alpha, flash.max_lag_steps, flash.admission.unit) == (2.0, 2, "sample")
     assert (flash.loss.name, flash.loss.proximal) == ("decoupled_ppo", "batch")
     # RollPacker, section 6.3: eta = 1.25 for both.
     assert (packer.rounds.overprovision_prompts, packer.rounds.overprovision_samples) == (1.25, 1.25)
@@ -88,28 +88,28 @@ def test_pipelinerl_ess_is_pipelinerl_with_the_stop(size):
 @pytest.mark.parametrize("name", ["serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash"])
 def test_truncated_response_earns_nothing_but_where_a_paper_says_otherwise(name):
     # PipelineRL, TMLR version, section 5: completed sequences only. NeurIPS version: also one that did not end.
-    assert preset(name).prompts.truncated == "zero"
-    assert preset("pipelinerl_ess").prompts.truncated == "keep"
+    assert preset(name).prompts.truncated_responses == "zero"
+    assert preset("pipelinerl_ess").prompts.truncated_responses == "keep"
 
 
 def test_race_for_fewer_places_than_requests_is_told():
     config = preset("rollpacker")
-    said = too_few_places(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
+    said = check_race_capacity(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
     # 160 prompts of 10 responses for 256 places.
     assert said and "1600 requests" in said and "256 places" in said and "wants 7 engines" in said
-    assert "with 6 engines" in (too_few_places(config, num_engines=6, max_num_seqs=256) or "")
-    assert too_few_places(config, num_engines=7, max_num_seqs=256) is None
-    assert too_few_places(preset("rollpacker:tiny"), num_engines=1, max_num_seqs=256) is None  # 20 x 10
+    assert "with 6 engines" in (check_race_capacity(config, num_engines=6, max_num_seqs=256) or "")
+    assert check_race_capacity(config, num_engines=7, max_num_seqs=256) is None
+    assert check_race_capacity(preset("rollpacker:tiny"), num_engines=1, max_num_seqs=256) is None  # 20 x 10
 
 
 @pytest.mark.parametrize("eta", [dict(overprovision_prompts=1.5), dict(overprovision_samples=1.5)])
 def test_race_of_prompts_or_of_samples_alone_is_one(eta):
     rounds = RoundsConfig(groups_per_round=8, groups_per_update=8, samples_per_group=4, **eta)
     config = Config(preset="test", rounds=rounds)
-    assert "48 requests" in (too_few_places(config, num_engines=1, max_num_seqs=47) or "")
-    assert too_few_places(config, num_engines=1, max_num_seqs=48) is None
+    assert "48 requests" in (check_race_capacity(config, num_engines=1, max_num_seqs=47) or "")
+    assert check_race_capacity(config, num_engines=1, max_num_seqs=48) is None
 
 
 @pytest.mark.parametrize("name", ["serial", "rolloutpipe", "pipelinerl"])
 def test_preset_without_a_race_is_told_nothing(name):
-    assert too_few_places(preset(name), num_engines=1, max_num_seqs=1) is None
+    assert check_race_capacity(preset(name), num_engines=1, max_num_seqs=1) is None

@@ -41,7 +41,7 @@ PATHS = {
     "events": "events",
     "trace": "trace.json",
     "quarantine": "quarantine.jsonl",
-    "set_aside": "set_aside.json",
+    "gold_failures": "gold_failures.json",
     "loss_constants": "loss.json",
     "summary": "summary.json",
 }
@@ -104,7 +104,7 @@ def test_open_run_longer_is_accepted_and_recorded(tmp_path):
 def test_open_run_with_other_bounds_on_hangs_is_accepted_also_where_an_older_build_knew_none(tmp_path):
     config = in_folder(tmp_path / "run")
     set_up_run(config)
-    set_up_run(dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_s=90)))
+    set_up_run(dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_timeout_s=90)))
     file = tmp_path / "run" / "config.json"
     old = json.loads(file.read_text())
     del old["supervision"]
@@ -118,12 +118,12 @@ def test_open_run_with_other_ways_to_other_machines_is_accepted_also_where_an_ol
     network = dataclasses.replace(
         config,
         publish=PublishConfig(serve="https", advertise="https://learner:8443", bucket="s3://weights", full_every=8),
-        actor=ActorConfig(leave_s=3, max_unstored_groups=5),
+        actor=ActorConfig(shutdown_grace_s=3, max_unstored_groups=5),
     )
     set_up_run(network)
     file = tmp_path / "run" / "config.json"
     old = json.loads(file.read_text())
-    del old["store"], old["actor"]["leave_s"], old["publish"]["serve"]
+    del old["store"], old["actor"]["shutdown_grace_s"], old["publish"]["serve"]
     file.write_text(json.dumps(old))
     set_up_run(config)
 

@@ -226,9 +226,9 @@ def test_sequences_of_a_window_hold_redundant_ones_and_its_buffer_those_that_win
 
 
 def test_lag_bound_is_the_stricter_of_alpha_rounded_up_and_the_hard_bound():
-    assert window().lag_bound is None and window(async_ratio=1.5).lag_bound == 2
+    assert window().max_lag_steps is None and window(async_ratio=1.5).max_lag_steps == 2
     both = dataclasses.replace(window(async_ratio=1.5), rounds=rounds(R=4, U=2, K=3, max_lag_steps=1))
-    assert both.lag_bound == 1
+    assert both.max_lag_steps == 1
 
 
 def test_async_ratio_below_the_lag_of_the_newest_weights_is_refused():

@@ -21,14 +21,14 @@ from bridge.snapshots.remote.range_server import listen
 from bridge.store.admin import open_runs
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
-from configs.schema import Config, too_few_places
+from configs.schema import Config, check_race_capacity
 from configs.sections import RunConfig
 from launch.console.live_view import RunView
-from launch.console.plain_progress import Announcer
+from launch.console.plain_progress import PlainProgress
 from launch.startup import join_run, preflight
 from launch.tools.report.server import make_server
 from learner.restore import check_same
-from learner.step_books import StepBooks
+from learner.step_books import StepMetrics
 from tests.launch.commands import call_each
 from tests.launch.tools.report.folder import make_folder
 from tests.learner.model_folder import make_model_folder
@@ -48,7 +48,7 @@ LOCAL = [
     [TINY, *SMALL, *OWN_ROWS, "--config.prompts.verifier=math", "--config.prompts.path=missing.jsonl"],
     [TINY, *SMALL, *OWN_ROWS, "--config.prompts.verifier=math", "--config.prompts.path=words.jsonl"],
     [TINY, *SMALL, *OWN_ROWS, "--config.prompts.verifier=math", "--config.prompts.path=rows.jsonl"]
-    + ["--config.rewards.check_answers=0"],
+    + ["--config.rewards.check_gold_answers=0"],
     [TINY, "--config.loss.name=my_losses:soft"],
     [TINY, "--config.run.seed=1"],
     [TINY, *SMALL, "--config.run.dir=runs/locked"],
@@ -92,7 +92,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
         patch.chdir(place)
         pathlib.Path("runs").mkdir(exist_ok=True)
         yield refused(preflight.check_snapshot_room, config, small)
-        yield refused(preflight.check_run_room, config, small)
+        yield refused(preflight.check_disk_space, config, small)
         here = pathlib.Path("runs/tiny")
         model = {"hidden_size": 64, "num_hidden_layers": 2}
         yield refused(check_same, "model", model, {"hidden_size": 128, "num_hidden_layers": 4}, here)
@@ -107,7 +107,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     yield refused(check_run_card.check_versions, card, vllm="")
     yield refused(join_run.check_no_password, "postgresql://learner:secret@db.example/sluice")
     yield refused(
-        StepBooks.check_skipped,
+        StepMetrics.check_skipped,
         SimpleNamespace(
             _config=SimpleNamespace(max_skipped_in_a_row=10), _num_skipped_in_a_row=10, _stream=SimpleNamespace(step=37)
         ),
@@ -117,19 +117,19 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
 def notes(place: pathlib.Path) -> Iterator[str]:
     """What is said of a run that goes on."""
     rolled = overrides.load_preset("rollpacker:tiny")
-    yield f"warning: {too_few_places(rolled, num_engines=1, max_num_seqs=32)}"
+    yield f"warning: {check_race_capacity(rolled, num_engines=1, max_num_seqs=32)}"
     folder, lines, now = place / "view", [], [0.0]
     folder.mkdir()
     view = RunView(Config(preset="test", run=RunConfig(num_updates=240)), folder)
-    announcer = Announcer(view, lines.append, lambda: now[0])
+    announcer = PlainProgress(view, lines.append, lambda: now[0])
     view.status = {"learner": "waiting", "actor-0": "engine: building the model"}
     for _ in range(80):
-        announcer.look(view.update())
+        announcer.update(view.update())
         now[0] += 1
     row = {"kind": "step", "step": 40, "reward/mean": 0.0, "lag/mean": 0.5, "ess": 1.0, "tokens_per_s": 1904.0}
     held_out = {"kind": "eval", "step": 40, "eval/reward": 0.3, "problems": 8}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (row, held_out)))
-    announcer.look(view.update())
+    announcer.update(view.update())
     yield from lines
     yield view.line()
 

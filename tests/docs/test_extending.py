@@ -21,7 +21,7 @@ from configs.sections import EnvironmentsConfig, LossConfig
 from launch.startup import preflight
 from learner.metrics import trackers
 from learner.metrics.metrics_writer import MetricsWriter
-from learner.metrics.trackers import Feed, Told
+from learner.metrics.trackers import TrackerFeed, TrackerRunInfo
 from learner.model import architecture
 from learner.model.architecture import Architecture
 from learner.objective.advantages import group_advantages
@@ -138,14 +138,14 @@ def test_family_reads_and_refuses(place, monkeypatch):
 
 
 def test_tracker_is_fed_with_what_has_a_name_and_a_unit(place, monkeypatch):
-    kind = trackers.Kind(module="csv_run", packages=("csv",), extra="")
+    kind = trackers.TrackerKind(module="csv_run", packages=("csv",), extra="")
     monkeypatch.setitem(trackers.KINDS, "csv", kind)
     writer = MetricsWriter(place, restored_step=0, incarnation=0)
     writer.write("step", 1, {"loss": 0.5, "ess": 1.0}, groups=["g"])
     writer.write("step", 2, {"loss": 0.25, "ess": 0.5}, groups=["h"])
     writer.close()
-    told = Told(run="id", name="mine", project="p", config={}, folder=place / "trackers")
-    feed = Feed(
+    told = TrackerRunInfo(run="id", name="mine", project="p", config={}, folder=place / "trackers")
+    feed = TrackerFeed(
         place / "metrics.jsonl", place / "marks.json", trackers.opener("csv", told), wait=lambda s: None, name="csv"
     )
     feed.follow(lambda: True)

@@ -191,7 +191,7 @@ def command_of(pid: int) -> bytes:
 
 def test_stopped_engine_ends_the_actor_whether_it_starts_or_updates_weights(run, tmp_path):
     folder, writer, store, weights = run
-    change(folder, supervision={"heartbeat_s": 3})
+    change(folder, supervision={"heartbeat_timeout_s": 3})
     writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
     put(store, 0, max_tokens=20)
 

@@ -9,7 +9,7 @@ import pytest
 from configs import overrides
 from configs.run_folder import snapshot_folder
 from launch.supervision import process_tree
-from launch.supervision.backend import run_mark
+from launch.supervision.backend import run_tag
 from tests.integration.support.chaos import Chaos, draw_faults
 from tests.integration.support.jobs import Job, check_every_group_trained_once
 
@@ -45,7 +45,7 @@ def test_run_under_twenty_stops_and_kills_ends_by_itself_and_trains_every_group_
         by_window=config.publish.when == "every",
     )
     # Nothing is left: neither a process nor shared memory.
-    assert process_tree.end_marked(lambda mark: mark.startswith(run_mark(folder))) == []
+    assert process_tree.kill_leftovers(lambda mark: mark.startswith(run_tag(folder))) == []
     snapshots = snapshot_folder(config)
     assert list(snapshots.parent.glob(f"{snapshots.name}*")) == []
     assert report.longest_idle_s < MAX_IDLE_S

@@ -239,7 +239,7 @@ def test_actor_that_can_not_join_says_why_in_one_line(place, card, announced, ar
         raw = place.raw_config()
         raw["prompts"]["verifier"] = "theirs:score"
         card = {"config": json.dumps(raw)}
-    place.put_card(**card)
+    place.put_run_card(**card)
     place.announce(**announced)
     code, lines = join(place, f"--store={place.url}", "--run=trial", "--name=far-1", *arguments)
     assert code == 2 and len(lines) == 1, lines
@@ -247,8 +247,8 @@ def test_actor_that_can_not_join_says_why_in_one_line(place, card, announced, ar
 
 
 def test_actor_that_is_started_for_a_finished_run_says_so_and_ends_in_order(place):
-    place.put_card()
-    place.store.lead("here", lease_s=30)
+    place.put_run_card()
+    place.store.acquire_leadership("here", lease_s=30)
     place.store.finish(7)
     code, lines = join(place, f"--store={place.url}", "--run=trial", "--name=far-1")
     assert code == 0 and len(lines) == 1, lines

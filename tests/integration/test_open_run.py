@@ -81,9 +81,9 @@ def test_publishes_wait_for_no_evaluation_and_groups_are_held_against_the_models
 
 def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails(opened, monkeypatch):
     kept = threading.Semaphore(0)
-    real = SqliteStore.keep_lead
+    real = SqliteStore.renew_leadership
 
-    def keep_lead(store: SqliteStore, *, lease_s: float) -> None:
+    def renew_leadership(store: SqliteStore, *, lease_s: float) -> None:
         real(store, lease_s=lease_s)
         kept.release()
 
@@ -91,7 +91,7 @@ def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails
         assert kept.acquire(timeout=60)
         raise RuntimeError("nothing to restore from")
 
-    monkeypatch.setattr(SqliteStore, "keep_lead", keep_lead)
+    monkeypatch.setattr(SqliteStore, "renew_leadership", renew_leadership)
     monkeypatch.setattr("learner.run.restore", restore)
     with pytest.raises(RuntimeError, match="nothing to restore from"):
         opened("serial")

@@ -13,7 +13,7 @@ import pytest
 
 from bridge import codec
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.verified_copy import mirrored
+from bridge.snapshots.verified_copy import is_verified
 from bridge.weight_types import Announcement
 from tests.learner import several_hosts
 
@@ -22,12 +22,12 @@ import dataclasses, json, pathlib, jax, numpy as np
 from bridge import codec
 from bridge.files import replace_file
 from bridge.credentials import Tls
-from bridge.snapshots.snapshot_format import place_of
+from bridge.snapshots.snapshot_format import version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from configs.sections import PublishConfig
 from learner.distributed.sharding import make_mesh, param_shardings
 from learner.model.decoder import abstract_params
-from learner.publish.destinations import Outlet
+from learner.publish.destinations import Destination
 from learner.publish.publisher import Publisher
 from tests.bridge.snapshots.served import serving
 from tests.learner.streams import MODEL
@@ -49,7 +49,7 @@ writer = SnapshotWriter(
     folder, run="r", tokenizer_hash="t", host=index, num_hosts=count, full_every=9, chunk_bytes=4096
 )
 with serving(folder) as running:
-    outlet = Outlet(name="server", put=lambda m: (place_of(running.url, "r", m.version),), is_required=True)
+    outlet = Destination(name="server", put=lambda m: (version_url(running.url, "r", m.version),), is_required=True)
     announce = lambda a: replace_file(root / f"announced-{a.manifest.version.step}", codec.encode(a))
     published = Publisher(
         writer, architecture.param_names, PublishConfig(), incarnation=7 * hosts.is_leader, dtype="bfloat16",
@@ -107,9 +107,9 @@ def fetched(root: pathlib.Path, axes: dict[str, int], count: int) -> list[tuple[
             assert str(announcement.manifest.version) == f"7:{step}"
             into, before = root / f"copy-{step}", root / f"copy-{step - 1}"
             tally = fetcher.fetch(announcement, into, stop=threading.Event(), base=before)
-            manifest = mirrored(into)
+            manifest = is_verified(into)
             assert manifest is not None
-            got.append((into.read_bytes()[: manifest.num_bytes], len(manifest.pieces), tally.num_bytes))
+            got.append((into.read_bytes()[: manifest.num_bytes], len(manifest.shards), tally.num_bytes))
             if step == 1:
                 go_on(processes)
     fetcher.close()

@@ -10,7 +10,7 @@ from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
 from bridge.store.protocol import FencedError
 from learner import parity
 from learner.data.problem import Problem
-from learner.parity import MAX_TRIES, Readmission
+from learner.parity import MAX_TRIES, ParityFence
 from tests.actor.fakes import until
 from tests.actor.loop_setup import Setup, ended, make_setup, run
 
@@ -30,7 +30,7 @@ class Learner:
         self.fenced_actors: set[str] = set()
         self.round = 0
         gate: Any = self
-        self.readmission = Readmission(
+        self.readmission = ParityFence(
             s.store,
             gate,
             problems=PROBLEMS,
@@ -55,7 +55,7 @@ class Learner:
         return True
 
     def has_let_in(self) -> bool:
-        self.readmission.look()
+        self.readmission.poll()
         return not self.fenced_actors
 
 

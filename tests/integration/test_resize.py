@@ -56,7 +56,7 @@ def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are
     assert not limits.exists() and limits.with_suffix(".refused.json").is_file()
     assert "the engine did not start with the limits of" in (job.folder / "logs" / "actor-0.log").read_text()
     assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 4, 10**9, 32]
-    assert len(job.events("leave")) == 2
+    assert len(job.events("shutdown")) == 2
     jobs.check_every_group_trained_once(job, num_updates=128, per_update=2)
     assert [r["lag/max"] for r in job.rows("step")] == list(range(32)) * 4  # the round's weights stayed the same
     # No response was begun in vain: each group's rollout is there once.

@@ -203,7 +203,7 @@ def test_learner_killed_between_two_passes_begins_the_batch_anew(
     wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None, **overrides)
     got = run_to_the_end(tmp_path / "killed", model, config, kill_at=None, dies_at=(6, 1), **overrides)
     check_same(got, wanted, rtol)
-    moved = [abs(r["last_pass/ratio/p99"] / r["ratio/p99"] - 1) for r in got]
+    moved = [abs(r["last_epoch/ratio/p99"] / r["ratio/p99"] - 1) for r in got]
     assert max(moved) > 0.01  # the passes in between made steps
 
 
@@ -215,7 +215,7 @@ def check_same(got: list[dict], wanted: list[dict], rtol: float) -> None:
     assert sorted(trained) == [f"{i:09d}" for i in range(NUM_UPDATES * 4)]
     assert [sorted(r["groups"]) for r in got] == [sorted(r["groups"]) for r in wanted]
     names = ["loss", "grad_norm", "reward/mean", "entropy", "ess", "reference_kl"]
-    for name in names + [n for n in ("last_pass/loss", "last_pass/grad_norm") if n in wanted[0]]:
+    for name in names + [n for n in ("last_epoch/loss", "last_epoch/grad_norm") if n in wanted[0]]:
         # A loss is a sum whose terms nearly cancel, so its rounding is held against the largest of the run.
         numbers = np.array([r[name] for r in wanted])
         atol = rtol * np.nanmax(np.abs(numbers), initial=0.0)

@@ -155,7 +155,7 @@ def test_async_ratio_bounds_the_lag(tmp_path: Path, model: Path, alpha: float, k
     )
     trained(rows)
     assert max(r["lag/max"] for r in rows) <= alpha
-    assert rows[-1]["groups/early"] + rows[-1]["groups/stale"] > 0
+    assert rows[-1]["groups/below_min_version"] + rows[-1]["groups/stale"] > 0
 
 
 @pytest.mark.nightly
@@ -175,7 +175,7 @@ def test_without_an_async_ratio_nothing_is_issued_ahead_and_nothing_is_made_in_v
     )
     trained(rows)
     assert max(r["lag/max"] for r in rows) == 0
-    assert rows[-1]["groups/early"] == rows[-1]["groups/stale"] == 0
+    assert rows[-1]["groups/below_min_version"] == rows[-1]["groups/stale"] == 0
 
 
 def test_ess_floor_stops_the_policy_until_a_batch_by_its_own_weights_is_there(tmp_path: Path, model: Path):

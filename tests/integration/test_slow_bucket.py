@@ -18,15 +18,15 @@ from actor.weights.source import RemoteSource
 from bridge.param_names import flatten
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.remote.shared_download import SharedCopy
-from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.remote.shared_download import SharedDownload
+from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.timeline import Timeline
 from bridge.weight_types import Announcement
 from configs.sections import PublishConfig
-from learner.publish.destinations import Outlet
+from learner.publish.destinations import Destination
 from learner.publish.publisher import Publisher
 from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.served import RUN, TOKEN, TOKENIZER, open_writer, serving
@@ -35,7 +35,7 @@ from tests.learner.streams import MODEL, fresh_params
 from tests.param_tensors import iter_tensors
 
 DEADLINE_S = 60.0
-PATIENCE = Patience(silence_s=0.2, give_up_s=1e6, first_backoff_s=0.01, last_backoff_s=0.02)
+PATIENCE = RetryPolicy(silence_s=0.2, give_up_s=1e6, first_backoff_s=0.01, last_backoff_s=0.02)
 
 
 class SlowBucket(SnapshotBucket):
@@ -63,8 +63,8 @@ class Rig:
         self.way: Proxy = parts.enter_context(proxy((str(target.hostname), int(target.port or 0))))
         self.bucket = SlowBucket((root / "bucket").as_uri(), root / "w", run=RUN, keep=2)
         way = f"http://{self.way.address[0]}:{self.way.address[1]}"
-        server = Outlet(name="server", put=lambda m: [place_of(way, RUN, m.version)])
-        bucket = Outlet(name="bucket", put=self.bucket.put, is_slow=True)
+        server = Destination(name="server", put=lambda m: [version_url(way, RUN, m.version)])
+        bucket = Destination(name="bucket", put=self.bucket.put, is_slow=True)
         self.publisher = parts.enter_context(
             contextlib.closing(
                 Publisher(
@@ -80,7 +80,7 @@ class Rig:
         )
         self.engine = FakeEngine()
         fetcher = SnapshotFetcher(run=RUN, tokenizer_hash=TOKENIZER, token=TOKEN, patience=PATIENCE)
-        shared = SharedCopy(root / "memory", run=RUN, fetcher=fetcher)
+        shared = SharedDownload(root / "memory", run=RUN, fetcher=fetcher)
         remote = RemoteSource(self, shared)  # pyright: ignore[reportArgumentType]  # all that it asks of a store
         timeline = Timeline(root / "events", "actor-0")
         self.client = parts.enter_context(contextlib.closing(WeightClient(remote, self.engine, timeline=timeline)))
@@ -99,7 +99,7 @@ class Rig:
         """The learner's version; returns what it holds."""
         params = jax.tree.map(lambda x: jnp.asarray(x + step), self.params)
         self.publisher.publish(params, step=step)
-        self.publisher.await_announced()
+        self.publisher.wait_until_published()
         return dict(iter_tensors(MODEL.param_names, {path: np.array(x) for path, x in flatten(params).items()}))
 
     def land(self, step: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import SupersededError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror, map_tensors
+from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
 from bridge.weight_types import WeightManifest
 from tests.integration.support.processes import kill, spawn
 
@@ -38,7 +38,7 @@ def publish_forever(folder: Path) -> None:
         step += 1
 
 
-def fetch_latest(mirror: SnapshotMirror, folder: Path) -> WeightManifest | None:
+def fetch_latest(mirror: VerifiedCopy, folder: Path) -> WeightManifest | None:
     while True:
         manifest = latest(folder)
         if manifest is None:
@@ -54,7 +54,7 @@ def test_killed_writer_never_shows_a_half_written_version(tmp_path):
     folder, local = tmp_path / "weights", tmp_path / "local"
     chance = random.Random(0)
     last_seen, num_checked = -1, 0
-    with SnapshotMirror(folder, local, **KEYS) as mirror:
+    with VerifiedCopy(folder, local, **KEYS) as mirror:
 
         def check() -> None:
             nonlocal last_seen, num_checked

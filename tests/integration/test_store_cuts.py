@@ -67,7 +67,7 @@ class Bench:
             (run,),
         )
         stores = {side: SqlStore(database, run=run) for side, database in self.straight.items()}
-        stores["learner"].lead("here", lease_s=60)
+        stores["learner"].acquire_leadership("here", lease_s=60)
         operation.before(stores)
         return run, stores
 
@@ -229,7 +229,7 @@ def serve_again(stores: dict[str, SqlStore]) -> None:
 
 
 BETWEEN = (
-    ("give_up", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
+    ("fail_ticket", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
     ("release", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
     ("put_group", reissue, {"t0": ("open", None), "t1": ("claimed", "a")}),
     ("reissue", serve_again, {"t0": ("done", "b"), "t1": ("done", "b")}),

@@ -110,7 +110,7 @@ def test_many_processes_open_a_new_store_at_once(tmp_path):
     for process in processes:
         assert process.wait(timeout=120) == 0
     store = SqliteStore(tmp_path / "new" / "store.db")
-    assert store.lead("here", lease_s=60) == 6
+    assert store.acquire_leadership("here", lease_s=60) == 6
     store.close()
 
 
@@ -118,7 +118,7 @@ if __name__ == "__main__":
     role_, path_ = sys.argv[1], Path(sys.argv[2])
     store_ = SqliteStore(path_ / "store.db")
     if role_ == "open":
-        store_.lead("here", lease_s=60)
+        store_.acquire_leadership("here", lease_s=60)
     else:
         ROLES[role_](store_, path_)
     store_.close()

@@ -21,7 +21,7 @@ from configs.run_folder import run_id, set_up_run
 from launch import cli
 from learner.metrics.metric_names import FAMILIES, METRICS
 from learner.metrics.metrics_writer import MetricsWriter
-from learner.metrics.trackers import KINDS, Marks
+from learner.metrics.trackers import KINDS, SentSteps
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
@@ -148,7 +148,7 @@ def test_server_that_never_answers_neither_holds_the_run_up_nor_costs_it_a_row(p
         wait_until(lambda: (run / "trackers" / f"{name}.lock").exists(), "the tracker's process")
         _, said = follower.communicate(timeout=120)  # its input ends: the run has
     assert follower.returncode == cli.BUSY and b"4 rows are not sent" in said
-    assert Marks.read(run / "trackers" / f"{name}.json").num_left == 4
+    assert SentSteps.read(run / "trackers" / f"{name}.json").num_left == 4
     done = track(python, run, name)  # later, into its local mode
     assert done.returncode == 0 and read(python, run, name)["scalars"]["loss"] == [[1, 0.25], [2, 0.25], [3, 0.25]]
 

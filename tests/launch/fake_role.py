@@ -11,15 +11,15 @@ import subprocess
 import sys
 import threading
 
-from bridge.liveness import Doing, Pulse
+from bridge.liveness import Activity, Liveness
 from launch.supervision.process_tree import die_with_parent
 
 
-def write_steps(folder: pathlib.Path, pulse: Pulse) -> None:
+def write_steps(folder: pathlib.Path, pulse: Liveness) -> None:
     """Makes steps until it is said that it may end."""
     step = 0
     while not (folder / "said").exists():
-        pulse.work(Doing.WORKING)
+        pulse.report(Activity.WORKING)
         step += 1
         with open(folder / "metrics.jsonl", "a") as metrics:
             metrics.write(json.dumps({"kind": "step", "step": step}) + "\n")
@@ -36,9 +36,9 @@ def main() -> None:
     what = behaviours[min(number, len(behaviours) - 1)]
     if what == "silent":
         threading.Event().wait()
-    pulse = Pulse.of_this_process()
+    pulse = Liveness.of_this_process()
     pulse.start()
-    pulse.work(Doing.STARTING if what == "starting and fail" else Doing.WORKING)
+    pulse.report(Activity.STARTING if what == "starting and fail" else Activity.WORKING)
     print(f"{role} {what}", flush=True)
     if what == "stop":
         child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
@@ -82,7 +82,7 @@ def main() -> None:
         sys.exit(0)
     # Else it serves for ever. An actor that gets no core yet has not begun when it is said that none lives.
     while not (what == "until said" and (folder / "said").exists() and (folder / "actor-0.pids").exists()):
-        pulse.work(Doing.ALONE if what in ("until said", "deaf") else Doing.WAITING)
+        pulse.report(Activity.NO_ACTORS if what in ("until said", "deaf") else Activity.WAITING)
         threading.Event().wait(0.05)
 
 

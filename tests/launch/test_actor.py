@@ -20,7 +20,7 @@ def judging(**fields: Any) -> Any:
     """What `open_judge` reads of a config."""
     given: dict[str, Any] = {"url": "http://127.0.0.1:1/v1", "model": "m"} | fields
     judge = JudgeConfig(**given)
-    return SimpleNamespace(judge=judge, supervision=SimpleNamespace(heartbeat_s=1.0))
+    return SimpleNamespace(judge=judge, supervision=SimpleNamespace(heartbeat_timeout_s=1.0))
 
 
 @pytest.mark.parametrize("place", [{}, {"url": "", "colocate": True}], ids=["url", "colocate"])
@@ -48,7 +48,7 @@ def test_actor_whose_judge_was_given_up_ends():
     judge = SimpleNamespace(failure="")
 
     async def body() -> None:
-        following = asyncio.create_task(actor._follow_judge(cast(Any, None), judge=cast(Any, judge), every_s=0.0))
+        following = asyncio.create_task(actor.watch_judge(cast(Any, None), judge=cast(Any, judge), every_s=0.0))
         await asyncio.sleep(0)
         assert not following.done()
         judge.failure = "the judge died 6 times in a row"
@@ -87,9 +87,9 @@ def test_what_a_dead_actor_held_is_offered_again_at_once(tmp_path):
     store.put_tickets([make_ticket("a", order=0), make_ticket("b", order=1), make_ticket("c", order=2)])
     assert len(store.claim("actor-0", limit=2, lease_s=1e6)) == 2
     assert len(store.claim("actor-1", limit=1, lease_s=1e6)) == 1
-    actor.give_back(store, "actor-0")
+    actor.release_tickets_of(store, "actor-0")
     assert [t.id for t in store.claim("actor-0-r1", limit=9, lease_s=60)] == ["a", "b"]
     assert store.leased("actor-1") == {"c"} and store.leased("actor-0") == set()
-    actor.give_back(store, "actor-0")  # nothing is left of it
+    actor.release_tickets_of(store, "actor-0")  # nothing is left of it
     assert store.leased("actor-0-r1") == {"a", "b"}
     store.close()

@@ -15,7 +15,7 @@ from configs.schema import Config
 from configs.sections import LossConfig
 from launch.startup import preflight, tiny_model
 from launch.supervision.child import Child
-from launch.tools.profile_machine.profile_worker import PipedProcess
+from launch.tools.profile_machine.profile_worker import RpcProcess
 from tests.integration.support.processes import REPO
 
 
@@ -56,7 +56,7 @@ def test_role_of_a_run_is_ours(tmp_path):
 
 
 def test_piped_process_is_ours(tmp_path):
-    child = PipedProcess("configs.custom_functions", [], tmp_path / "log")
+    child = RpcProcess("configs.custom_functions", [], tmp_path / "log")
     try:
         assert child.process.wait() == 0, (tmp_path / "log").read_text()
     finally:

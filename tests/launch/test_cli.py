@@ -39,7 +39,7 @@ def prepare(tmp_path, model, monkeypatch):
             paths = {"model.path": str(model), "evaluation.num_problems": "5"} | paths
         monkeypatch.setattr(cli, "_overrides", paths)
         with flagsaver.flagsaver(config=config, run_dir=run_dir):
-            return prepare_run.prepare(("learner", "actor"))
+            return prepare_run.prepare_run(("learner", "actor"))
 
     flags.FLAGS.mark_as_parsed()
     yield call
@@ -185,7 +185,7 @@ from launch import cli
 from launch.startup import prepare_run
 def main():
     with cli.usage_errors():
-        prepared = prepare_run.prepare(("learner", "actor"))
+        prepared = prepare_run.prepare_run(("learner", "actor"))
     print(prepared.config.run.seed, prepared.config.prompts.task_args["max_terms"])
     return cli.STOPPED
 cli.run(main)

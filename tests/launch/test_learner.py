@@ -20,7 +20,7 @@ from learner import train as learner_train
 from learner.checkpoint import CheckpointError
 from learner.distributed import initialize as connecting
 from learner.distributed import initialize as identities
-from learner.distributed.channel import OneHost
+from learner.distributed.channel import SingleProcess
 from learner.distributed.initialize import Identity
 from learner.heartbeat import Stopped
 from learner.step_books import NotFiniteError
@@ -46,7 +46,7 @@ def end(monkeypatch):
 
     folder = pathlib.Path("run")
     prepared = SimpleNamespace(config=Config(preset="test"), folder=folder, model_folder=folder)
-    monkeypatch.setattr(learner, "_join", lambda: (prepared, OneHost()))
+    monkeypatch.setattr(learner, "_join", lambda: (prepared, SingleProcess()))
     monkeypatch.setattr(cli, "log_to_stderr", lambda: None)
     return call
 
@@ -154,7 +154,7 @@ def join(monkeypatch):
         monkeypatch.setattr(connecting, "connect", connected)
         monkeypatch.setattr(connecting, "disconnect", lambda _: did.append("disconnected"))
         monkeypatch.setattr(prepare_run, "given_config", lambda: Config(preset="test"))
-        monkeypatch.setattr(prepare_run, "prepare", prepared)
+        monkeypatch.setattr(prepare_run, "prepare_run", prepared)
         try:
             return did, learner._join()[0]
         except (Exception, SystemExit) as e:

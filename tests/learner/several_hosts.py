@@ -15,7 +15,7 @@ import sys
 from learner.distributed.initialize import connect
 from learner.distributed.initialize import Identity
 index, count = int(sys.argv[2]), int(sys.argv[3])
-hosts = connect(Identity(index=index, count=count, coordinator=sys.argv[1]), join_s=60, silence_s=10)
+hosts = connect(Identity(index=index, count=count, coordinator=sys.argv[1]), init_timeout_s=60, peer_timeout_s=10)
 """
 """What the code of a test begins with: it has `hosts`."""
 

@@ -14,7 +14,7 @@ from learner.distributed.sharding import make_mesh
 from learner.model.architecture import Architecture
 from learner.model.decoder import init_params, make_apply
 from learner.update.packing import pack_groups
-from learner.update.train_step import build_steps
+from learner.update.train_step import build_train_step
 
 HF_CONFIG: dict[str, Any] = dict(
     vocab_size=19,
@@ -70,7 +70,7 @@ def config_of(
 
 
 def steps_of(config, **mesh_options):
-    return build_steps(MODEL, config, make_mesh(**config.mesh.axes, **mesh_options))
+    return build_train_step(MODEL, config, make_mesh(**config.mesh.axes, **mesh_options))
 
 
 @functools.cache

@@ -27,7 +27,7 @@ PLAIN = [
     AccumulateAgain(3),
     Apply(1),
     Discard(),
-    Publish(7, is_awaited=True),
+    Publish(7, must_publish=True),
     SaveModel("runs/a/model-7", tokenizer_from="models/b"),
     Alive(),
     End(3),

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from bridge.liveness import Doing, Pulse
+from bridge.liveness import Activity, Liveness
 from bridge.rollout_types import Heartbeat
 from bridge.store.protocol import StoreLostError, SupersededLearnerError
 from learner import heartbeat as heart_module
-from learner.distributed.channel import OneHost
-from learner.heartbeat import Heart, Stopped
+from learner.distributed.channel import SingleProcess
+from learner.heartbeat import LearnerHeartbeat, Stopped
 
 
 class Setup:
@@ -22,9 +22,9 @@ class Setup:
         monkeypatch.setattr(heart_module.time, "time", lambda: self.here_s)
         monkeypatch.setattr(heart_module.time, "monotonic", lambda: self.here_s)
         self.stop = threading.Event()
-        self.pulse = Pulse(Pulse.create())
+        self.pulse = Liveness(Liveness.create())
         store: Any = self
-        self.heart = Heart(store, self.stop, self.pulse, lead_s=30.0)
+        self.heartbeat = LearnerHeartbeat(store, self.stop, self.pulse, leader_lease_s=30.0)
 
     def heartbeats(self) -> list[Heartbeat]:
         if self.actor_beat_s is None:
@@ -35,9 +35,9 @@ class Setup:
         """The store's clock, which is not this machine's."""
         return self.here_s - 5000.0
 
-    def said(self) -> tuple[int, Doing]:
-        sign = self.pulse.feel()
-        return sign.num_works, sign.doing
+    def said(self) -> tuple[int, Activity]:
+        sign = self.pulse.read()
+        return sign.num_works, sign.activity
 
 
 @pytest.fixture
@@ -46,41 +46,41 @@ def s(monkeypatch):
 
 
 def test_every_wait_and_every_part_of_the_work_is_felt(s):
-    assert s.said() == (0, Doing.STARTING)
-    s.heart.worked()
-    assert s.said() == (1, Doing.STARTING)
-    s.heart.check()
-    assert s.said() == (2, Doing.WAITING)
-    s.heart.worked()  # the first micro-batch is computed, the optimizer's step not yet compiled
-    assert s.said() == (3, Doing.STARTING)
-    s.heart.updated()
-    assert s.said()[1] is Doing.WORKING
-    s.heart.worked()
-    assert s.said()[1] is Doing.WORKING
-    s.heart.check()
-    assert s.said()[1] is Doing.WAITING
+    assert s.said() == (0, Activity.STARTING)
+    s.heartbeat.report_progress()
+    assert s.said() == (1, Activity.STARTING)
+    s.heartbeat.check()
+    assert s.said() == (2, Activity.WAITING)
+    s.heartbeat.report_progress()  # the first micro-batch is computed, the optimizer's step not yet compiled
+    assert s.said() == (3, Activity.STARTING)
+    s.heartbeat.updated()
+    assert s.said()[1] is Activity.WORKING
+    s.heartbeat.report_progress()
+    assert s.said()[1] is Activity.WORKING
+    s.heartbeat.check()
+    assert s.said()[1] is Activity.WAITING
 
 
 def test_learner_without_a_live_actor_says_so_until_one_lives(s):
-    s.heart.check()
-    assert s.said()[1] is Doing.WAITING  # nobody looked yet
+    s.heartbeat.check()
+    assert s.said()[1] is Activity.WAITING  # nobody looked yet
     s.here_s += heart_module.ACTORS_CHECK_S
-    s.heart.check()
-    assert s.said()[1] is Doing.ALONE
+    s.heartbeat.check()
+    assert s.said()[1] is Activity.NO_ACTORS
     s.actor_beat_s = s.here_s
     s.here_s += heart_module.ACTORS_CHECK_S / 2
-    s.heart.check()
-    assert s.said()[1] is Doing.ALONE
+    s.heartbeat.check()
+    assert s.said()[1] is Activity.NO_ACTORS
     s.here_s += heart_module.ACTORS_CHECK_S / 2 - 1
     s.actor_beat_s = s.here_s
     s.here_s += 1
-    s.heart.check()
-    assert s.said()[1] is Doing.WAITING
+    s.heartbeat.check()
+    assert s.said()[1] is Activity.WAITING
 
 
 def test_stop_is_heard_while_waiting_and_after_an_update(s):
     s.stop.set()
-    for hear in (s.heart.check, s.heart.updated):
+    for hear in (s.heartbeat.check, s.heartbeat.updated):
         with pytest.raises(Stopped):
             hear()
 
@@ -96,27 +96,27 @@ class Lead:
     def heartbeat(self, beat: Heartbeat) -> None:
         pass
 
-    def keep_lead(self, *, lease_s: float) -> None:
+    def renew_leadership(self, *, lease_s: float) -> None:
         if self.error is not None:
             raise self.error
         self.extended.append(lease_s)
         self.kept.set()
 
 
-def heart_over(lead: Any) -> Heart:
-    return Heart(lead, threading.Event(), Pulse(Pulse.create()), lead_s=0.03)
+def heart_over(lead: Any) -> LearnerHeartbeat:
+    return LearnerHeartbeat(lead, threading.Event(), Liveness(Liveness.create()), leader_lease_s=0.03)
 
 
 def test_beating_heart_keeps_the_lead_until_it_is_stopped():
     lead = Lead()
-    heart = heart_over(lead)
-    heart.start()
+    heartbeat = heart_over(lead)
+    heartbeat.start()
     assert lead.kept.wait(30)
-    heart.check()
-    heart.stop()
+    heartbeat.check()
+    heartbeat.stop()
     count = len(lead.extended)
     assert set(lead.extended) == {0.03}
-    heart.stop()
+    heartbeat.stop()
     assert len(lead.extended) == count
 
 
@@ -124,12 +124,12 @@ def test_beating_heart_keeps_the_lead_until_it_is_stopped():
 def test_lost_lead_or_store_is_told_where_the_learner_next_waits(error):
     lead = Lead()
     lead.error = error
-    heart = heart_over(lead)
-    heart.start()
-    heart._thread.join(30)
+    heartbeat = heart_over(lead)
+    heartbeat.start()
+    heartbeat._thread.join(30)
     with pytest.raises(type(error)):
-        heart.check()
-    heart.stop()
+        heartbeat.check()
+    heartbeat.stop()
 
 
 class Away(Lead):
@@ -144,16 +144,16 @@ class Away(Lead):
 
 
 def test_other_process_that_is_asked_to_end_is_heard_while_the_store_is_away(monkeypatch):
-    monkeypatch.setattr(heart_module, "LISTEN_S", 0.01)
-    back, stop, hosts = threading.Event(), threading.Event(), OneHost()
+    monkeypatch.setattr(heart_module, "STOP_POLL_S", 0.01)
+    back, stop, hosts = threading.Event(), threading.Event(), SingleProcess()
     store: Any = Away(back)
-    heart = Heart(store, stop, Pulse(Pulse.create()), lead_s=0.03, hosts=hosts)
-    heart.start()
+    heartbeat = LearnerHeartbeat(store, stop, Liveness(Liveness.create()), leader_lease_s=0.03, hosts=hosts)
+    heartbeat.start()
     try:
-        hosts.ask_to_stop()
+        hosts.request_stop()
         assert stop.wait(30)
         with pytest.raises(Stopped):
-            heart.check()
+            heartbeat.check()
     finally:
         back.set()
-        heart.stop()
+        heartbeat.stop()

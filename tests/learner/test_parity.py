@@ -16,7 +16,7 @@ from bridge.store.open import SqliteStore
 from bridge.store.protocol import FencedError
 from learner import parity
 from learner.data.problem import Problem
-from learner.evaluation.pinned_requests import Pinned
+from learner.evaluation.pinned_requests import PinnedRequests
 from learner.model.decoder import make_apply
 from learner.update.packing import pack_groups
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, fresh_params, steps_of
@@ -130,7 +130,7 @@ def start(tmp_path, steps):
                 steps=steps,
                 params=fresh_params(),
                 store=store,
-                probe=Pinned("probe", store, while_waiting=actors),
+                probe=PinnedRequests("probe", store, on_wait=actors),
                 fenced_actors=set(),
                 off=[],
                 actors=actors,

@@ -8,9 +8,9 @@ import pytest
 
 from bridge.rollout_types import Group, Heartbeat, Sampling, Task, Ticket, Version
 from bridge.store.open import SqliteStore
-from bridge.store.protocol import FOR_GOOD, FencedError
+from bridge.store.protocol import PERMANENT, FencedError
 from learner.data.problem import Problem
-from learner.parity import ALONE_S, LOOK_AT_BEATS_S, MAX_TRIES, Readmission
+from learner.parity import ALONE_S, LOOK_AT_BEATS_S, MAX_TRIES, ParityFence
 from tests.bridge.factories import make_group, make_rollout
 
 BOUND = 0.25
@@ -29,7 +29,7 @@ class Setup:
         self.now_s = 0.0
         self.unsound: set[str] = set()
         gate: Any = self
-        self.readmission = Readmission(
+        self.readmission = ParityFence(
             store,
             gate,
             problems=problems,
@@ -57,7 +57,7 @@ class Setup:
 
     def look(self) -> None:
         self.now_s += LOOK_AT_BEATS_S
-        self.readmission.look()
+        self.readmission.poll()
 
     def claim(self, actor: str) -> list[Ticket]:
         return self.store.claim(actor, limit=9, lease_s=100)
@@ -138,7 +138,7 @@ def test_actor_that_stays_off_is_asked_a_bounded_number_of_times_and_then_stays_
         s.look()
         reasons.append(s.store.fenced("bad"))
     assert len(set(reasons)) == MAX_TRIES  # by another reason an actor knows that it was off again
-    assert [r.startswith(FOR_GOOD) for r in reasons] == [False] * (MAX_TRIES - 1) + [True]
+    assert [r.startswith(PERMANENT) for r in reasons] == [False] * (MAX_TRIES - 1) + [True]
     s.look()
     with pytest.raises(FencedError):
         s.claim("bad")
@@ -161,7 +161,7 @@ def test_answer_by_other_weights_is_asked_for_again_and_no_try(s):
         s.look()
         s.answer("bad", step=5)
         s.look()
-    assert not (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+    assert not (s.store.fenced("bad") or "").startswith(PERMANENT)
     s.look()
     s.answer("bad")
     s.look()
@@ -193,7 +193,7 @@ def test_fence_without_problems_to_probe_with_is_for_good(store):
     s.beat("bad")
     s.fence("bad", "off by 2")
     s.look()
-    assert (store.fenced("bad") or "").startswith(FOR_GOOD)
+    assert (store.fenced("bad") or "").startswith(PERMANENT)
 
 
 def test_fenced_actor_that_can_not_be_probed_ends_where_nobody_else_serves(s):
@@ -203,7 +203,7 @@ def test_fenced_actor_that_can_not_be_probed_ends_where_nobody_else_serves(s):
     s.look()
     s.now_s += ALONE_S
     s.look()
-    assert (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+    assert (s.store.fenced("bad") or "").startswith(PERMANENT)
 
 
 @pytest.mark.parametrize("before", ["no look", "nobody fenced", "another for good"])
@@ -213,7 +213,7 @@ def test_first_look_after_a_fence_ends_nobody_however_long_ago_the_last_was(s, b
         s.look()
     if before == "another for good":
         s.beat("worse")
-        s.readmission.keep_out("worse", "off by 9")
+        s.readmission.ban("worse", "off by 9")
         s.look()
     s.now_s += 2 * ALONE_S
     s.beat("bad")
@@ -222,7 +222,7 @@ def test_first_look_after_a_fence_ends_nobody_however_long_ago_the_last_was(s, b
     assert s.store.fenced("bad") == "off by 2"
     s.now_s += ALONE_S
     s.look()
-    assert (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+    assert (s.store.fenced("bad") or "").startswith(PERMANENT)
 
 
 def test_fenced_actor_waits_for_the_next_publish_where_others_serve(s):
@@ -233,7 +233,7 @@ def test_fenced_actor_waits_for_the_next_publish_where_others_serve(s):
         s.now_s += ALONE_S
         s.beat("bad", "good")
         s.look()
-    assert not (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+    assert not (s.store.fenced("bad") or "").startswith(PERMANENT)
 
 
 def test_nobody_fenced_costs_nothing(s):
@@ -254,7 +254,7 @@ def test_actor_fenced_for_good_is_probed_again_once_it_is_on_probation_and_alive
         s.look()
         s.answer("bad")
         s.look()
-    assert (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+    assert (s.store.fenced("bad") or "").startswith(PERMANENT)
     s.look()
     with pytest.raises(FencedError):
         s.claim("bad")

@@ -3,9 +3,9 @@ from unittest import mock
 
 import pytest
 
-from learner.distributed.channel import HostLostError, OneHost
+from learner.distributed.channel import ProcessLostError, SingleProcess
 from learner.policy_trainer import Alive, Apply, Discard, End, decode, encode
-from learner.replicate import ALIVE_S, Lead, follow
+from learner.replicate import ALIVE_S, Replicator, follow
 from tests.learner.streams import config_of
 
 CONFIG = config_of()
@@ -14,7 +14,7 @@ CONFIG = config_of()
 class Hosts:
     """Two processes; what the leader said is kept, and what it says is given."""
 
-    index, count, is_leader, is_asked_to_stop = 0, 2, True, False
+    index, count, is_leader, stop_requested = 0, 2, True, False
 
     def __init__(self, *says: Any) -> None:
         self.told: list[Any] = []
@@ -25,7 +25,7 @@ class Hosts:
         del name
         return self
 
-    def ask_to_stop(self) -> None: ...
+    def request_stop(self) -> None: ...
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
         if message is not None:
@@ -34,7 +34,7 @@ class Hosts:
         self.timeouts_s.append(timeout_s)
         said = next(self._says, None)
         if said is None:
-            raise HostLostError("process 0 said nothing")
+            raise ProcessLostError("process 0 said nothing")
         return encode(said)
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
@@ -43,26 +43,26 @@ class Hosts:
 
 def test_leader_tells_a_command_before_it_does_it_and_returns_what_it_does():
     hosts, trainer = Hosts(), mock.Mock()
-    trainer.apply.side_effect = lambda epoch: (len(hosts.told), epoch)
-    assert Lead(hosts).do(Apply(2), trainer) == (1, 2)
+    trainer.optimizer_step.side_effect = lambda epoch: (len(hosts.told), epoch)
+    assert Replicator(hosts).do(Apply(2), trainer) == (1, 2)
     assert hosts.told == [Apply(2)]
 
 
 def test_leader_alone_tells_nobody():
     trainer = mock.Mock()
-    lead = Lead(OneHost())
+    lead = Replicator(SingleProcess())
     with mock.patch("learner.replicate.encode", side_effect=AssertionError("told")):
         lead.do(Apply(0), trainer)
-        lead.alive()
-    assert trainer.apply.call_count == 1
+        lead.keep_alive()
+    assert trainer.optimizer_step.call_count == 1
 
 
 def test_waiting_leader_says_that_it_lives_now_and_then():
     now_s = 0.0
     hosts = Hosts()
-    lead = Lead(hosts, clock=lambda: now_s)
+    lead = Replicator(hosts, clock=lambda: now_s)
     for _ in range(100):
-        lead.alive()
+        lead.keep_alive()
         now_s += ALIVE_S / 10
     assert 8 <= len(hosts.told) <= 10 and set(hosts.told) == {Alive()}
 
@@ -70,12 +70,12 @@ def test_waiting_leader_says_that_it_lives_now_and_then():
 def test_follower_does_what_it_is_told_until_the_end_with_the_starts_patience_up_to_the_first_update():
     hosts, trainer, did = Hosts(Discard(), Alive(), Apply(0), Discard(), End(3)), mock.Mock(), []
     assert follow(trainer, hosts, CONFIG, did=did.append) == 3
-    assert trainer.method_calls == [mock.call.discard(), mock.call.apply(0), mock.call.discard()]
+    assert trainer.method_calls == [mock.call.discard(), mock.call.optimizer_step(0), mock.call.discard()]
     assert did == [Discard(), Alive(), Apply(0), Discard()]
-    start_s, work_s = CONFIG.supervision.start_s, CONFIG.supervision.work_s
+    start_s, work_s = CONFIG.supervision.start_timeout_s, CONFIG.supervision.progress_timeout_s
     assert hosts.timeouts_s == [start_s] * 3 + [work_s] * 2
 
 
 def test_follower_of_a_silent_leader_ends():
-    with pytest.raises(HostLostError):
+    with pytest.raises(ProcessLostError):
         follow(mock.Mock(), Hosts(Alive()), CONFIG, did=lambda _: None)

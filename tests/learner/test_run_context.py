@@ -5,14 +5,14 @@ import pathlib
 
 import pytest
 
-from bridge.files import place_of
+from bridge.files import lock_owner
 from bridge.store.open import SqliteStore
 from bridge.store.protocol import LearnerLivesError
 from configs.run_folder import set_up_run
 from configs.schema import Config
 from configs.sections import RunConfig, StoreConfig
 from learner import run_context as learner_store
-from learner.run_context import open_run_store, take_lead
+from learner.run_context import acquire_leadership, open_run_store
 
 LEAD_S = 30.0
 
@@ -40,7 +40,7 @@ def clock(monkeypatch):
 
 
 def config_in(folder: pathlib.Path) -> Config:
-    config = Config(preset="test", run=RunConfig(dir=str(folder)), store=StoreConfig(lead_s=LEAD_S))
+    config = Config(preset="test", run=RunConfig(dir=str(folder)), store=StoreConfig(leader_lease_s=LEAD_S))
     set_up_run(config)
     return config
 
@@ -53,36 +53,36 @@ def open_store(tmp_path, clock):
 
 def test_learner_in_the_same_folder_leads_at_once(open_store, tmp_path, clock):
     config = config_in(tmp_path / "run")
-    assert [take_lead(open_store(), config, tmp_path / "run") for _ in range(3)] == [0, 1, 2]
+    assert [acquire_leadership(open_store(), config, tmp_path / "run") for _ in range(3)] == [0, 1, 2]
     assert clock.now_s == 1000.0
 
 
 def test_learner_elsewhere_waits_for_the_end_of_a_dead_ones_lease(open_store, tmp_path, clock):
     here, there = config_in(tmp_path / "here"), config_in(tmp_path / "there")
-    take_lead(open_store(), here, tmp_path / "here")
-    assert take_lead(open_store(), there, tmp_path / "there") == 1
+    acquire_leadership(open_store(), here, tmp_path / "here")
+    assert acquire_leadership(open_store(), there, tmp_path / "there") == 1
     assert LEAD_S <= clock.now_s - 1000.0 <= LEAD_S + 2
 
 
 def test_learner_elsewhere_is_refused_while_one_lives(open_store, tmp_path, clock):
     here, there = config_in(tmp_path / "here"), config_in(tmp_path / "there")
     living = open_store()
-    take_lead(living, here, tmp_path / "here")
-    clock.while_asleep = lambda: living.keep_lead(lease_s=LEAD_S)
+    acquire_leadership(living, here, tmp_path / "here")
+    clock.while_asleep = lambda: living.renew_leadership(lease_s=LEAD_S)
     with pytest.raises(LearnerLivesError, match="has a learner already"):
-        take_lead(open_store(), there, tmp_path / "there")
-    living.keep_lead(lease_s=LEAD_S)
+        acquire_leadership(open_store(), there, tmp_path / "there")
+    living.renew_leadership(lease_s=LEAD_S)
 
 
 def test_place_is_the_same_however_the_folder_is_named_and_another_where_another_folder_took_its_name(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
-    assert place_of(folder) == place_of(tmp_path / "link") == place_of(tmp_path / "x" / ".." / "run")
-    before = place_of(folder)
+    assert lock_owner(folder) == lock_owner(tmp_path / "link") == lock_owner(tmp_path / "x" / ".." / "run")
+    before = lock_owner(folder)
     folder.rename(tmp_path / "old")
     folder.mkdir()
-    assert place_of(folder) != before
+    assert lock_owner(folder) != before
 
 
 def test_store_of_a_run_is_a_file_in_its_folder_unless_the_config_says_otherwise(tmp_path):

@@ -7,36 +7,36 @@ from typing import Any
 import pytest
 
 from bridge.rollout_types import Heartbeat
-from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_PASS
-from learner.step_books import NotFiniteError, StepBooks
+from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH
+from learner.step_books import NotFiniteError, StepMetrics
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
 
 
 def books_of(
     *, skipped: int = 0, beats: Sequence[Heartbeat] = (), rewards: Callable[[], dict[str, float]] = dict
-) -> StepBooks:
+) -> StepMetrics:
     """Of a run that goes on from a checkpoint in which so many updates were skipped."""
     stream: Any = SimpleNamespace(
         step=7,
         wait_s=0.0,
         num_dropped_updates=0,
-        num_held_back={},
+        num_blocked={},
         dropped=collections.Counter(),
         trained=lambda *a: None,
         prompts=SimpleNamespace(metrics=lambda: {"prompts/epoch": 0.5}),
         take_rewards=rewards,
     )
     store: Any = SimpleNamespace(
-        num_set_aside=0, num_reissued=lambda: 0, heartbeats=lambda: list(beats), now_s=time.time
+        num_unreadable=0, num_reissued=lambda: 0, heartbeats=lambda: list(beats), now_s=time.time
     )
-    return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
+    return StepMetrics(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
 
 
-def update(books: StepBooks, skipped: int) -> dict[str, Any]:
+def update(books: StepMetrics, skipped: int) -> dict[str, Any]:
     """The row of one update."""
-    books.end_pass({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
-    row, _ = books.close(1.0)
+    books.add_epoch({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
+    row, _ = books.row(1.0)
     books.check_skipped()
     return row
 
@@ -59,30 +59,30 @@ def test_check_skipped_after_a_restart_counts_only_what_is_new():
 
 def of_pass(**fields: float) -> dict[str, float]:
     """What an optimizer step says."""
-    names = ("real_tokens", "tokens", "skipped_updates", "lag/max", *SHOWN_OF_LAST_PASS)
+    names = ("real_tokens", "tokens", "skipped_updates", "lag/max", *SHOWN_OF_LAST_EPOCH)
     return {name: fields.get(name.replace("/", "_"), 0.0) for name in names}
 
 
 def test_close_has_the_first_pass_and_of_the_last_what_training_changes():
     books = books_of()
     for clipped in (0.0, 0.25, 0.5):
-        books.end_pass(of_pass(real_tokens=10, tokens=5, clip_fraction=clipped, lag_max=3), 0.0, 1.0)
-    row, _ = books.close(3.0)
-    assert (row["clip_fraction"], row["last_pass/clip_fraction"], row["lag/max"]) == (0.0, 0.5, 3)
-    last = {name for name in row if name.startswith("last_pass/")}
-    assert last == {f"last_pass/{name}" for name in SHOWN_OF_LAST_PASS} and last <= METRICS.keys()
+        books.add_epoch(of_pass(real_tokens=10, tokens=5, clip_fraction=clipped, lag_max=3), 0.0, 1.0)
+    row, _ = books.row(3.0)
+    assert (row["clip_fraction"], row["last_epoch/clip_fraction"], row["lag/max"]) == (0.0, 0.5, 3)
+    last = {name for name in row if name.startswith("last_epoch/")}
+    assert last == {f"last_epoch/{name}" for name in SHOWN_OF_LAST_EPOCH} and last <= METRICS.keys()
     assert row["time/train_s"] == 3.0
     assert row["prompts/epoch"] == 0.5
-    assert not any(name.startswith("last_pass/") for name in update(books, 0))
+    assert not any(name.startswith("last_epoch/") for name in update(books, 0))
 
 
 def test_close_counts_the_flops_of_every_pass():
     books = books_of()
-    books.end_pass(of_pass(real_tokens=10, tokens=5), 0.0, 1.0)
-    once, _ = books.close(1.0)
+    books.add_epoch(of_pass(real_tokens=10, tokens=5), 0.0, 1.0)
+    once, _ = books.row(1.0)
     for _ in range(3):
-        books.end_pass(of_pass(real_tokens=10, tokens=5), 0.0, 1.0)
-    thrice, _ = books.close(2.0)
+        books.add_epoch(of_pass(real_tokens=10, tokens=5), 0.0, 1.0)
+    thrice, _ = books.row(2.0)
     assert thrice["time/train_s"] == 3 * once["time/train_s"]
     assert thrice["model_tflops_per_s"] == pytest.approx(once["model_tflops_per_s"])
     assert thrice["tokens_per_s"] == pytest.approx(once["tokens_per_s"])  # each token once, by wall time
@@ -91,19 +91,19 @@ def test_close_counts_the_flops_of_every_pass():
 def test_check_skipped_counts_passes_and_one_that_is_made_breaks_the_row():
     books = books_of()
     for skipped in range(1, 5):  # two updates of two passes, all left out
-        books.end_pass(of_pass(skipped_updates=skipped), 0.0, 1.0)
+        books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
         if skipped % 2 == 0:
-            row, _ = books.close(1.0)
+            row, _ = books.row(1.0)
             books.check_skipped()
             assert row["skipped_updates"] == row["skipped_in_a_row"] == skipped
     for skipped in (5, 6):
-        books.end_pass(of_pass(skipped_updates=skipped), 0.0, 1.0)
-    books.close(1.0)
+        books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
+    books.row(1.0)
     with pytest.raises(NotFiniteError, match="the last 6 optimizer steps"):
         books.check_skipped()
     for skipped in (7, 7):
-        books.end_pass(of_pass(skipped_updates=skipped), 0.0, 1.0)
-    row, _ = books.close(1.0)
+        books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
+    row, _ = books.row(1.0)
     books.check_skipped()
     assert (row["skipped_updates"], row["skipped_in_a_row"]) == (7, 0)
 
@@ -115,8 +115,10 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
     beats = [
         Heartbeat(process="learner", role="learner", pid=1, time_s=time.time()),
         beat("starting", None),
-        beat("no update yet", make_report(prefetch_s=3.0, num_sampled_tokens=10, num_emitted_tokens=7)),
-        beat("slow", make_report(prefetch_s=1.0, pause_s=0.5, load_s=0.25, num_sampled_tokens=5, num_emitted_tokens=5)),
+        beat("no update yet", make_report(prefetch_s=3.0, num_sampled_tokens=10, num_submitted_tokens=7)),
+        beat(
+            "slow", make_report(prefetch_s=1.0, pause_s=0.5, load_s=0.25, num_sampled_tokens=5, num_submitted_tokens=5)
+        ),
         beat(
             "quick", make_report(prefetch_s=2.0, num_verifier_failures=3, num_episode_failures=1, num_episode_crashes=1)
         ),
@@ -134,7 +136,7 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         "actor/pause_s": 0.5,
         "actor/load_s": 0.25,
         "actor/prefetch_s": 3.0,
-        "actor/not_emitted_tokens": 3.0,
+        "actor/discarded_tokens": 3.0,
         "actor/verifier_failures": 7.0,
         "actor/episode_failures": 1.0,
         "actor/dropped_groups": 8.0,
@@ -148,7 +150,7 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
     }
     row = update(books_of(beats=beats[:2]), 0)
     assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
-        "actor/not_emitted_tokens": 0.0,
+        "actor/discarded_tokens": 0.0,
         "actor/verifier_failures": 0.0,
         "actor/episode_failures": 0.0,
         "actor/dropped_groups": 0.0,

@@ -30,12 +30,12 @@ def all_of(store):
 def test_books_of_one_store_give_a_fresh_one_all_anchors(stores):
     old, new = stores
     old.raise_anchors(MANY)
-    TimeoutAnchors(new).resume(through_json({"model": {}} | TimeoutAnchors(old).books()))
+    TimeoutAnchors(new).resume(through_json({"model": {}} | TimeoutAnchors(old).state_dict()))
     assert all_of(new) == MANY
 
 
 def test_books_of_a_run_without_anchors_say_nothing_of_them(stores):
-    assert TimeoutAnchors(stores[0]).books() == {}
+    assert TimeoutAnchors(stores[0]).state_dict() == {}
 
 
 @pytest.mark.parametrize("books", [None, {"model": {}, "queue": {}}], ids=["no checkpoint", "a checkpoint without any"])
@@ -46,7 +46,7 @@ def test_resume_without_saved_anchors_asks_the_store_nothing(books):
 def test_resume_puts_what_the_store_lacks_and_lowers_nothing(stores):
     old, new = stores
     old.raise_anchors(MANY)
-    books = through_json(TimeoutAnchors(old).books())
+    books = through_json(TimeoutAnchors(old).state_dict())
     keys = list(MANY)
     new.raise_anchors(MANY | {keys[1]: (50_000.0, 1.0)})
     new.raise_anchors({"since": (1.0,)})
@@ -61,27 +61,27 @@ def test_checkpoint_while_the_store_is_away_has_what_was_known_before(stores):
     old, _ = stores
     old.raise_anchors({"a": (1.0, 2.5)})
     anchors = TimeoutAnchors(old)
-    books = anchors.books()
+    books = anchors.state_dict()
     assert books != {}
     with mock.patch.object(old, "all_anchors", side_effect=StoreLostError("away")) as asked:
-        assert anchors.books() == books
-    assert asked.call_args.kwargs["patience_s"] <= 10
+        assert anchors.state_dict() == books
+    assert asked.call_args.kwargs["timeout_s"] <= 10
 
 
 def test_restored_learner_whose_store_is_away_saves_what_it_restored(stores):
     old, new = stores
     old.raise_anchors({"a": (1.0, 2.5)})
-    books = TimeoutAnchors(old).books()
+    books = TimeoutAnchors(old).state_dict()
     anchors = TimeoutAnchors(new)
     anchors.resume(books)
     with mock.patch.object(new, "all_anchors", side_effect=StoreLostError("away")):
-        assert anchors.books() == books
+        assert anchors.state_dict() == books
 
 
 def test_saved_anchors_are_bounded(stores):
     old, new = stores
     old.raise_anchors(MANY)
-    books = through_json(TimeoutAnchors(old, max_bytes=2000).books())
+    books = through_json(TimeoutAnchors(old, max_bytes=2000).state_dict())
     TimeoutAnchors(new).resume(books)
     found = new.all_anchors(limit=len(MANY))
     assert 0 < len(found) < 100 and found.items() <= MANY.items()

@@ -8,12 +8,12 @@ from unittest import mock
 
 import pytest
 
-from bridge.liveness import Doing, Pulse
+from bridge.liveness import Activity, Liveness
 from bridge.rollout_types import Version
 from configs import schema, sections
 from configs.run_folder import RunFolder
 from learner import parity, train
-from learner.heartbeat import Heart, Stopped
+from learner.heartbeat import LearnerHeartbeat, Stopped
 from learner.policy_trainer import Publish
 from learner.train import is_save_due
 
@@ -97,10 +97,10 @@ class Evaluations:
     def start(self, *, version, round):
         self.started.append(version)
 
-    def settle(self):
+    def wait(self):
         self.num_settled += 1
 
-    def collect(self):
+    def poll(self):
         pass
 
 
@@ -109,7 +109,7 @@ def publishing_run(when: str, **evaluations: Any) -> Any:
     run.evaluations = Evaluations(**evaluations)
     run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, is_sound=lambda group, ticket: True)
     run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
-    run.publisher, run.heart, run.do = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
+    run.publisher, run.heartbeat, run.do = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
     run.metrics, run.samples = mock.Mock(), mock.Mock()
     run.held_out, run.tokenizer = [], SimpleNamespace(stop_token_ids=(), folder=None)
     return run
@@ -132,18 +132,18 @@ def test_publish_waits_for_the_evaluations_that_are_out_only_if_it_is_told_to(wh
 
 
 @pytest.mark.parametrize(
-    ("probe_is_due", "evaluation_is_due", "is_awaited"),
+    ("probe_is_due", "evaluation_is_due", "must_publish"),
     [(False, False, False), (True, False, True), (False, True, True), (True, True, True)],
 )
 def test_publish_of_a_version_that_is_probed_or_evaluated_says_that_it_must_go_out(
-    probe_is_due, evaluation_is_due, is_awaited
+    probe_is_due, evaluation_is_due, must_publish
 ):
     run = publishing_run("every", due=(0,) if evaluation_is_due else ())
     version = Version(incarnation=0, step=0)
     run.publisher.probe_is_due, run.publisher.version = probe_is_due, version
     run.probe = mock.Mock()
     train.publish(run)
-    assert done_by(run) == [Publish(0, is_awaited=is_awaited)]
+    assert done_by(run) == [Publish(0, must_publish=must_publish)]
     assert run.probe.start.called == probe_is_due and run.evaluations.started == [version] * evaluation_is_due
 
 
@@ -163,10 +163,10 @@ def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_th
     run = publishing_run("every")
     run.folder, run.architecture, run.checkpoints = Path("/none"), None, mock.Mock(latest=12)
     run.probe, run.stream.acknowledge, run.store = SimpleNamespace(version=None), mock.Mock(), mock.Mock()
-    run.publisher.version, run.publisher.serves = Version(incarnation=0, step=12), lambda step: True
+    run.publisher.version, run.publisher.is_published = Version(incarnation=0, step=12), lambda step: True
     run.step, calls = 12, []
     # Due once what was out is settled, as the set is free then.
-    run.evaluations.settle = lambda: calls.append("settle")
+    run.evaluations.wait = lambda: calls.append("settle")
     run.evaluations.is_due = lambda step: calls == ["settle"]
     run.evaluations.start = lambda *, version, round: calls.append(version.step)
     train.finish(run)
@@ -198,7 +198,7 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
     monkeypatch.setattr(parity, "settle", lambda *_, **__: seen.append(("probe", aside.is_within)) or 0.0)
     train.publish(run)
     run.probe = SimpleNamespace(version=run.publisher.version)
-    train.settle_probe(run)
+    train.check_parity(run)
     assert seen == [("publish", True), ("probe", True)]
 
 
@@ -216,45 +216,45 @@ def test_each_micro_batch_is_a_sign_of_life_in_every_pass():
     run = mock.MagicMock()
     micro: Any = SimpleNamespace(batch=None, ends_pack=True, ticket_ids=["a"])
     train.accumulate(run, micro, mock.Mock())
-    assert run.heart.worked.call_count == 1 and run.stream.poll.call_count == 1
+    assert run.heartbeat.report_progress.call_count == 1 and run.stream.poll.call_count == 1
     run.trainer.kept.ticket_ids = [("a",)] * 3
-    train.accumulate_again(run, mock.Mock(), 1)
-    assert run.heart.worked.call_count == 4 and run.stream.poll.call_count == 4
+    train.accumulate_cached(run, mock.Mock(), 1)
+    assert run.heartbeat.report_progress.call_count == 4 and run.stream.poll.call_count == 4
 
 
 class Trained:
     """A run whose groups and probes are all waited for, and what its pulse says where work begins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pulse = Pulse(Pulse.create())
+        self.pulse = Liveness(Liveness.create())
         self.run = run_of(num_updates=2, save_every=100)
-        self.run.heart = Heart(mock.Mock(), threading.Event(), self.pulse, lead_s=30.0)
+        self.run.heartbeat = LearnerHeartbeat(mock.Mock(), threading.Event(), self.pulse, leader_lease_s=30.0)
         self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
         self.run.stream.micro_batches = self.micro_batches
         for part in ("architecture", "store", "checkpoints", "probe", "evaluations", "trainer", "metrics"):
             setattr(self.run, part, mock.Mock())
         self.run.trainer.state.skipped_updates = 0
-        self.seen: list[tuple[str, Doing]] = []
+        self.seen: list[tuple[str, Activity]] = []
         self.round_steps = 100
-        for name in ("publish", "finish", "StepBooks"):
+        for name in ("publish", "finish", "StepMetrics"):
             monkeypatch.setattr(train, name, mock.Mock())
         monkeypatch.setattr(parity, "settle", self.settle)
         monkeypatch.setattr(train, "accumulate", lambda *_: self.see("accumulate"))
         monkeypatch.setattr(train, "update", self.update)
 
     def see(self, what: str) -> None:
-        self.seen.append((what, self.pulse.feel().doing))
+        self.seen.append((what, self.pulse.read().activity))
 
     def micro_batches(self):
         while True:
-            self.run.heart.check()
+            self.run.heartbeat.check()
             yield mock.Mock(ends_update=True, ends_round=(self.run.step + 1) % self.round_steps == 0)
 
     def settle(self, *_, before_score, **__) -> float:
-        self.run.heart.check()
+        self.run.heartbeat.check()
         before_score()
         self.see("score")
-        self.run.heart.check()
+        self.run.heartbeat.check()
         return 0.0
 
     def update(self, *_) -> None:
@@ -285,7 +285,7 @@ def test_update_forgets_the_checkpoint_of_before_as_soon_as_parameters_change(mo
     run.config.rounds.epochs = 2
     run.on_stop, seen = "before", []
     run.do = lambda command: seen.append(run.on_stop) or {}
-    run.heart.check = mock.Mock(side_effect=Stopped)
+    run.heartbeat.check = mock.Mock(side_effect=Stopped)
     with pytest.raises(Stopped):
         train.update(run, mock.Mock())
     assert seen == [None]
@@ -293,38 +293,38 @@ def test_update_forgets_the_checkpoint_of_before_as_soon_as_parameters_change(mo
 
 def stop_at(run, *, step: int) -> None:
     """Told to stop when that step is made."""
-    check = run.heart.updated
+    check = run.heartbeat.updated
 
     def updated() -> None:
         check()
         if run.step == step:
             raise Stopped
 
-    run.heart.updated = updated
+    run.heartbeat.updated = updated
 
 
 def test_train_what_follows_a_wait_up_to_the_first_update_has_the_starts_bound(monkeypatch):
     trained = Trained(monkeypatch)
     train.train(trained.run)
     parts = ("accumulate", "score", "update")
-    assert trained.seen == [(part, doing) for doing in (Doing.STARTING, Doing.WORKING) for part in parts]
+    assert trained.seen == [(part, doing) for doing in (Activity.STARTING, Activity.WORKING) for part in parts]
 
 
 def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
-    pulse, felt = Pulse(Pulse.create()), []
+    pulse, felt = Liveness(Liveness.create()), []
 
     def feel(*_, **__) -> None:
-        felt.append(pulse.feel().num_works)
+        felt.append(pulse.read().num_works)
 
     run = run_of(step=10, saved=9)
-    run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse, lead_s=30.0), tmp_path
+    run.heartbeat, run.folder = LearnerHeartbeat(mock.Mock(), threading.Event(), pulse, leader_lease_s=30.0), tmp_path
     run.timeline = mock.MagicMock()
     run.probe, run.evaluations = mock.Mock(version=None), Evaluations()
     for part in ("publisher", "stream", "architecture", "tokenizer"):
         setattr(run, part, mock.MagicMock())
-    run.publisher.await_announced = feel
+    run.publisher.wait_until_published = feel
     run.store = mock.Mock(finish=lambda step: felt.append(f"finished {step}"))
-    run.checkpoints, run.save = mock.Mock(wait=feel), lambda: (feel(), run.heart.worked())
+    run.checkpoints, run.save = mock.Mock(wait=feel), lambda: (feel(), run.heartbeat.report_progress())
     run.do = feel
     train.finish(run)
     # The weights, wait, save, wait, the model: a sign between any two. Actors end by the last.

@@ -5,18 +5,18 @@ import pathlib
 
 import pytest
 
-from bridge.store.group_blobs import GroupObjects
+from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import SqliteStore
 from bridge.store.protocol import FencedError
-from learner.run import MAX_LOST_IN_A_ROW, LostGroups
-from tests.bridge.factories import make_card, make_group, make_rollout, make_ticket
+from learner.run import MAX_LOST_IN_A_ROW, LostGroupsFence
+from tests.bridge.factories import make_group, make_rollout, make_run_card, make_ticket
 
 LARGE = 1000
 
 
 def opened(path: pathlib.Path, bucket: pathlib.Path) -> SqliteStore:
     store = SqliteStore(path)
-    store.use_bucket(GroupObjects(bucket.as_uri(), run="run", max_bytes=200_000), inline_bytes=2000)
+    store.use_bucket(GroupBlobs(bucket.as_uri(), run="run", max_bytes=200_000), inline_bytes=2000)
     return store
 
 
@@ -31,14 +31,14 @@ def test_actor_whose_groups_never_reach_the_bucket_is_kept_out_and_its_ticket_go
     with contextlib.ExitStack() as parts:
         learner, good = (parts.enter_context(contextlib.closing(opened(path, bucket))) for _ in range(2))
         elsewhere = parts.enter_context(contextlib.closing(opened(path, tmp_path / "of-another-machine")))
-        learner.lead("here", lease_s=600)
+        learner.acquire_leadership("here", lease_s=600)
         kept_out: list[str] = []
 
         def keep_out(actor: str, reason: str) -> None:
             kept_out.append(reason)
             learner.fence(actor, reason)
 
-        lost = LostGroups(learner, bucket=bucket.as_uri(), keep_out=keep_out)
+        lost = LostGroupsFence(learner, bucket=bucket.as_uri(), keep_out=keep_out)
 
         def read() -> list[str]:
             ids = [s.group.ticket_id for s in learner.read_groups(after_seq=0, limit=9)]
@@ -62,7 +62,7 @@ def test_actor_whose_groups_never_reach_the_bucket_is_kept_out_and_its_ticket_go
 def test_actor_of_which_a_group_is_there_again_starts_the_count_anew(tmp_path):
     path, bucket = tmp_path / "store.sqlite", tmp_path / "bucket"
     with contextlib.closing(opened(path, bucket)) as store:
-        store.lead("here", lease_s=600)
+        store.acquire_leadership("here", lease_s=600)
         store.put_tickets([make_ticket("a")])
         for is_lost in (True, True, False):
             put(store, "a")
@@ -83,9 +83,9 @@ def test_groups_from_before_a_learner_led_are_no_actors_fault(tmp_path):
         for _ in range(num):
             put(actor, "far")
         learner = parts.enter_context(contextlib.closing(SqliteStore(path)))
-        learner.lead("here", lease_s=600)
-        learner.put_card(make_card(), {})
-        lost = LostGroups(learner, bucket="", keep_out=lambda *given: kept_out.append(given))
+        learner.acquire_leadership("here", lease_s=600)
+        learner.put_run_card(make_run_card(), {})
+        lost = LostGroupsFence(learner, bucket="", keep_out=lambda *given: kept_out.append(given))
         assert learner.read_groups(after_seq=0, limit=2 * num) == []
         lost.look()
         assert kept_out == [] and learner.counts()["open"] == num  # for others, by the bucket of now
@@ -99,8 +99,8 @@ def test_groups_from_before_a_learner_led_are_no_actors_fault(tmp_path):
 def test_learner_whose_own_bucket_is_away_ends_and_blames_nobody(tmp_path):
     path, bucket, num = tmp_path / "store.sqlite", tmp_path / "bucket", MAX_LOST_IN_A_ROW
     with contextlib.closing(opened(path, bucket)) as store:
-        store.lead("here", lease_s=600)
-        store.put_card(make_card(), {})
+        store.acquire_leadership("here", lease_s=600)
+        store.put_run_card(make_run_card(), {})
         store.put_tickets([make_ticket(f"t{i}", order=i) for i in range(num)])
         for _ in range(num):
             put(store, "far")
@@ -108,7 +108,7 @@ def test_learner_whose_own_bucket_is_away_ends_and_blames_nobody(tmp_path):
         bucket.mkdir()
         with pytest.raises(ValueError, match=f"learner's own store.bucket={bucket.as_uri()} .* mount the folder"):
             store.read_groups(after_seq=0, limit=num)
-        assert store.lost_in_a_row == {} and store.num_set_aside == 0
+        assert store.lost_in_a_row == {} and store.num_unreadable == 0
         bucket.rmdir()
         (tmp_path / "mounted-elsewhere").rename(bucket)
         assert len(store.read_groups(after_seq=0, limit=num)) == num

@@ -32,7 +32,7 @@ User = Callable[[list[Message]], str | None]
 _TOKEN = "SLUICE_EPISODE_TOKEN"  # the library reads keys from the environment
 
 
-class Verifiers:
+class VerifiersEnvironment:
     """One task of the library, played by its agent."""
 
     plays_itself = True

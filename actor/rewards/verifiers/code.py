@@ -14,7 +14,7 @@ from typing import Any
 from actor.rewards.types import Context, Response, Score
 from actor.sandbox import languages
 from actor.sandbox.bwrap import HostView
-from actor.sandbox.pool import Box, Sandbox
+from actor.sandbox.pool import Sandbox, SandboxHandle
 from actor.sandbox.program import MIB, Call, Case, CompileError, Outcome, SandboxLimits
 from actor.sandbox.self_test import check_isolation
 from bridge import code_tests
@@ -428,7 +428,7 @@ def _program_text(response: Response, tests: CodeTests, settings: RewardsConfig)
     return program_text(response.answer, tests.language, where, functions=functions, reads=reads)
 
 
-def _judge(box: Box, tests: CodeTests, text: str, context: Context) -> Score:
+def _judge(box: SandboxHandle, tests: CodeTests, text: str, context: Context) -> Score:
     settings = context.settings
     case_s: list[float] = []
     for index, test in enumerate(tests.cases):

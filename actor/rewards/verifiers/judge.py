@@ -24,7 +24,7 @@ from absl import logging
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import VerifierError
 from actor.rewards.verifiers import judge_answer
-from actor.rewards.verifiers.judge_answer import UnreadableError
+from actor.rewards.verifiers.judge_answer import JudgeParseError
 from bridge.credentials import read_key_file
 from bridge.rollout_types import Task
 from configs.sections.rewards import PLACEHOLDERS, JudgeConfig, check_template
@@ -36,7 +36,7 @@ RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 _MAX_SAID_CHARS = 200
 
 
-class AwayError(RuntimeError):
+class JudgeAwayError(RuntimeError):
     """The endpoint did not answer, or can't just now: worth another attempt."""
 
     def __init__(self, kind: str, said: str, *, retry_after_s: float = 0.0) -> None:
@@ -46,11 +46,11 @@ class AwayError(RuntimeError):
         self.retry_after_s = retry_after_s
 
 
-class UnreachedError(AwayError):
+class JudgeUnreachedError(JudgeAwayError):
     """No connection was made: nobody is there, as while a judge is started again."""
 
 
-class RefusedError(RuntimeError):
+class JudgeRefusedError(RuntimeError):
     """The endpoint refused the request, as it would refuse each other attempt."""
 
     def __init__(self, status: int, said: str) -> None:
@@ -74,10 +74,10 @@ class Endpoint:
         """The text that the model answers.
 
         Raises:
-          UnreachedError: no connection was made.
-          AwayError: a connection was lost, or the endpoint says that it can't now.
+          JudgeUnreachedError: no connection was made.
+          JudgeAwayError: a connection was lost, or the endpoint says that it can't now.
           RefusedError: it refuses the request.
-          UnreadableError: what it replies is no whole answer.
+          JudgeParseError: what it replies is no whole answer.
         """
         try:
             # A redirect would take the key and the response to somewhere else.
@@ -86,13 +86,13 @@ class Endpoint:
                 if reply.status != 200:
                     raise _failure(reply.status, reply.headers, data)
         except TimeoutError as e:
-            raise AwayError("timeout", f"no answer within {self._timeout_s:g} s") from e
+            raise JudgeAwayError("timeout", f"no answer within {self._timeout_s:g} s") from e
         except aiohttp.ClientSSLError as e:  # somebody is there, and nobody that we may talk to
-            raise AwayError("connection", f"{type(e).__name__}: {e}") from e
+            raise JudgeAwayError("connection", f"{type(e).__name__}: {e}") from e
         except aiohttp.ClientConnectorError as e:
-            raise UnreachedError("no_connection", f"no connection: {e}") from e
+            raise JudgeUnreachedError("no_connection", f"no connection: {e}") from e
         except (aiohttp.ClientError, OSError) as e:
-            raise AwayError("connection", f"{type(e).__name__}: {e}") from e
+            raise JudgeAwayError("connection", f"{type(e).__name__}: {e}") from e
         return _text(data)
 
     async def close(self) -> None:
@@ -132,17 +132,17 @@ async def _read(reply: aiohttp.ClientResponse) -> bytes:
     async for chunk in reply.content.iter_any():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
-            raise UnreadableError("too_large", f"the reply has more than {MAX_BODY_BYTES} bytes")
+            raise JudgeParseError("too_large", f"the reply has more than {MAX_BODY_BYTES} bytes")
     return bytes(data)
 
 
-def _failure(status: int, headers: Mapping[str, str], data: bytes) -> AwayError | RefusedError:
+def _failure(status: int, headers: Mapping[str, str], data: bytes) -> JudgeAwayError | JudgeRefusedError:
     said = data[: 4 * _MAX_SAID_CHARS].decode(errors="replace")
     said = " ".join(said.split())[:_MAX_SAID_CHARS]
     if status in RETRIED_STATUSES or status >= 500:
         wait_s = retry_after_s(headers.get("Retry-After"), datetime.datetime.now(datetime.UTC))
-        return AwayError(f"status_{status}", f"status {status}: {said}", retry_after_s=wait_s)
-    return RefusedError(status, said)
+        return JudgeAwayError(f"status_{status}", f"status {status}: {said}", retry_after_s=wait_s)
+    return JudgeRefusedError(status, said)
 
 
 def _text(data: bytes) -> str:
@@ -151,11 +151,11 @@ def _text(data: bytes) -> str:
         choices: Sequence[Any] = json.loads(data)["choices"]
         content, finish = choices[0]["message"]["content"], choices[0].get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
-        raise UnreadableError("no_completion", f"the reply is no chat completion: {data[:80]!r}") from e
+        raise JudgeParseError("no_completion", f"the reply is no chat completion: {data[:80]!r}") from e
     if finish == "length":
-        raise UnreadableError("cut_off", "the answer was cut off at judge.max_tokens")
+        raise JudgeParseError("cut_off", "the answer was cut off at judge.max_tokens")
     if not isinstance(content, str):
-        raise UnreadableError("no_text", f"the answer holds no text but {type(content).__name__}")
+        raise JudgeParseError("no_text", f"the answer holds no text but {type(content).__name__}")
     return content
 
 
@@ -329,18 +329,18 @@ class Judge:
         await self._endpoint.close()
 
     async def _ask(self, response: Response, task: Task) -> float:
-        failed = _Failed(self._config)
+        failed = _RetryBudget(self._config)
         num_shortened, max_chars = 0, self._config.max_response_chars
         while True:
             body = self._body(response, task, max_chars)  # with a nonce of its own at each attempt
             try:
                 return judge_answer.raw_score(await self._attempt(body), self._config)
-            except AwayError as e:
+            except JudgeAwayError as e:
                 problem = e
-                self._leave_alone(e.retry_after_s)
-            except judge_answer.UnreadableError as e:
+                self._pause_until(e.retry_after_s)
+            except judge_answer.JudgeParseError as e:
                 problem = e
-            except RefusedError as e:
+            except JudgeRefusedError as e:
                 self._note(f"status_{e.status}", e)
                 if self._may_drop_schema(e, body):
                     continue
@@ -354,7 +354,7 @@ class Judge:
                 raise VerifierError(f"the judge is gone: {self.failure}") from problem
             if said := failed.add(problem, self._clock()):
                 raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
-            if isinstance(problem, UnreachedError):
+            if isinstance(problem, JudgeUnreachedError):
                 logging.log_every_n_seconds(logging.WARNING, "judge is not there, it is waited for: %s", 60, problem)
             self.counts.num_retries += 1
             await self._sleep(self._backoff_s(failed.num_attempts - 1))
@@ -386,7 +386,7 @@ class Judge:
         }
         return body | ({"response_format": judge_answer.schema(config)} if self._asks_for_schema else {})
 
-    def _may_drop_schema(self, error: RefusedError, body: dict[str, Any]) -> bool:
+    def _may_drop_schema(self, error: JudgeRefusedError, body: dict[str, Any]) -> bool:
         """Whether to ask again without a schema: the endpoint knows none. The answer is checked all the same."""
         is_about_it = error.status in _FORMAT_STATUSES and any(
             word in error.said for word in ("response_format", "json_schema", "guided", "structured")
@@ -399,7 +399,7 @@ class Judge:
         self.counts.num_retries += 1
         return True
 
-    def _leave_alone(self, wait_s: float) -> None:
+    def _pause_until(self, wait_s: float) -> None:
         bounded_s = min(wait_s, self._config.max_retry_after_s)
         self._resume_at_s = max(self._resume_at_s, self._clock() + bounded_s)
 
@@ -409,7 +409,7 @@ class Judge:
         return self._draw(0.0, min(self._config.max_backoff_s, self._config.backoff_s * 2.0 ** min(num_before, 60)))
 
 
-class _Failed:
+class _RetryBudget:
     """The attempts to have a response judged that failed."""
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -418,23 +418,23 @@ class _Failed:
         self._num_away = self._num_unreadable = 0
         self._unreached_since_s: float | None = None
 
-    def add(self, problem: AwayError | judge_answer.UnreadableError, now_s: float) -> str:
+    def add(self, problem: JudgeAwayError | judge_answer.JudgeParseError, now_s: float) -> str:
         """Counts one; why there shall be no other, empty while there shall."""
         self.num_attempts += 1
-        if isinstance(problem, UnreachedError):
+        if isinstance(problem, JudgeUnreachedError):
             # Counted by time: a judge that is started again takes a while, and refuses many connections meanwhile.
             if self._unreached_since_s is None:
                 self._unreached_since_s = now_s
-            is_over = now_s - self._unreached_since_s >= self._config.away_s
-            return f"asked for {self._config.away_s:g} s, judge.away_s" if is_over else ""
+            is_over = now_s - self._unreached_since_s >= self._config.outage_timeout_s
+            return f"asked for {self._config.outage_timeout_s:g} s, judge.outage_timeout_s" if is_over else ""
         self._unreached_since_s = None
-        self._num_away += isinstance(problem, AwayError)
-        self._num_unreadable += isinstance(problem, judge_answer.UnreadableError)
+        self._num_away += isinstance(problem, JudgeAwayError)
+        self._num_unreadable += isinstance(problem, judge_answer.JudgeParseError)
         is_over = self._num_away > self._config.retries or self._num_unreadable > self._config.answer_retries
         return f"{self.num_attempts} attempts" if is_over else ""
 
 
-def _is_too_long(error: RefusedError) -> bool:
+def _is_too_long(error: JudgeRefusedError) -> bool:
     """Whether a request was refused as the prompt and the answer don't fit the model's context."""
     said = error.said.casefold()
     return error.status in _TOO_LONG_STATUSES and any(words in said for words in _TOO_LONG)

@@ -15,7 +15,7 @@ _AROUND_WORDS = " \t*_`\"'.!"
 _TYPES: dict[str, tuple[type, ...]] = {"number": (int, float), "string": (str,), "boolean": (bool,)}
 
 
-class UnreadableError(ValueError):
+class JudgeParseError(ValueError):
     """An answer that holds no score; `kind` says in a word what was wrong."""
 
     def __init__(self, kind: str, said: str) -> None:
@@ -28,12 +28,12 @@ def raw_score(text: str, config: JudgeConfig) -> float:
     """The number that an answer gives, as it stands there.
 
     Raises:
-      UnreadableError: it gives none.
+      JudgeParseError: it gives none.
     """
     text = thinking.DEFAULT.split(text).answer[-MAX_CHARS:]
     number = {"json": _by_json, "regex": _by_pattern, "verdict": _by_word}[config.parser](text, config)
     if not math.isfinite(number):
-        raise UnreadableError("not_finite", f"the score is {number}")
+        raise JudgeParseError("not_finite", f"the score is {number}")
     return number
 
 
@@ -67,19 +67,19 @@ def objects(text: str) -> list[dict[str, Any]]:
 def _by_json(text: str, config: JudgeConfig) -> float:
     found = objects(text)
     if not found:
-        raise UnreadableError("no_json", f"no JSON object in {text[-80:]!r}")
+        raise JudgeParseError("no_json", f"no JSON object in {text[-80:]!r}")
     for name, kind in config.json_fields.items():
         value = found[-1].get(name)
         # To Python a truth value is a number.
         if not isinstance(value, _TYPES[kind]) or (kind == "number" and isinstance(value, bool)):
-            raise UnreadableError("wrong_schema", f"{name} must be a {kind}, got {str(value)[:80]!r}")
+            raise JudgeParseError("wrong_schema", f"{name} must be a {kind}, got {str(value)[:80]!r}")
     return _the_one([one["score"] for one in found if "score" in one])
 
 
 def _by_pattern(text: str, config: JudgeConfig) -> float:
     found = [match.group(1) for match in re.finditer(config.pattern, text)]
     if not found:
-        raise UnreadableError("no_match", f"judge.pattern is not in {text[-80:]!r}")
+        raise JudgeParseError("no_match", f"judge.pattern is not in {text[-80:]!r}")
     return _the_one(found)
 
 
@@ -90,14 +90,14 @@ def _by_word(text: str, config: JudgeConfig) -> float:
     for word in (line, line.strip(_AROUND_WORDS)):
         if word in scores:
             return scores[word]
-    raise UnreadableError("no_verdict", f"the last line is none of {', '.join(config.verdicts)}: {line[-80:]!r}")
+    raise JudgeParseError("no_verdict", f"the last line is none of {', '.join(config.verdicts)}: {line[-80:]!r}")
 
 
 def _the_one(stated: list[Any]) -> float:
     """The number that all of these are: an answer that states two may quote one of them from the response."""
     numbers = [_number(value) for value in stated]
     if any(number != numbers[-1] for number in numbers) and not math.isnan(numbers[-1]):
-        raise UnreadableError("ambiguous", f"it states different scores: {', '.join(map(str, numbers[-8:]))}")
+        raise JudgeParseError("ambiguous", f"it states different scores: {', '.join(map(str, numbers[-8:]))}")
     return numbers[-1]
 
 
@@ -105,7 +105,7 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as e:
-        raise UnreadableError("no_number", f"{str(value)[:80]!r} is no number") from e
+        raise JudgeParseError("no_number", f"{str(value)[:80]!r} is no number") from e
 
 
 def _refuse_constant(name: str) -> float:

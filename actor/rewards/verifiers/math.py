@@ -17,7 +17,7 @@ from actor.rewards.types import Context, Response, Score, answer_key
 from actor.rewards.verifiers import math_equality, math_expression, math_forms, math_normalize, math_units
 from actor.rewards.verifiers.cpu_time import MAX_CPU_S, limited
 from actor.rewards.verifiers.math_expression import computed
-from actor.rewards.verifiers.math_extract import conclusion, last_number
+from actor.rewards.verifiers.math_extract import extract_answer, last_number
 from bridge.rollout_types import Task
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
@@ -47,7 +47,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
     is_cut = response.finish == "length"
     in_words = math_equality.is_in_words(gold)
-    stated = conclusion(response.answer, is_cut=is_cut, in_words=in_words)
+    stated = extract_answer(response.answer, is_cut=is_cut, in_words=in_words)
     answer_in = json.loads(task.metadata).get("answer_in")
     wants_number = answer_in == "number" and math_normalize.is_number(gold)
     if stated is None and wants_number:
@@ -55,7 +55,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     if stated is not None:
         if math_normalize.is_too_long(stated, gold):
             return Score.of(float(stated == task.answer), answer=answer_key(stated))
-        stated = math_normalize.plain(stated, has_e=math_normalize.names_e(gold))
+        stated = math_normalize.normalize_latex(stated, has_e=math_normalize.names_e(gold))
         if wants_number and not math_normalize.is_worked_out(stated):
             # The question itself equals its answer: a policy that is paid for it says 23 + 48 where that was asked.
             return Score.of(0.0, answer=answer_key(stated))  # no vote for what it would come to
@@ -74,9 +74,9 @@ def score(response: Response, task: Task, context: Context) -> Score:
 @functools.lru_cache(maxsize=32)
 def _gold(answer: str) -> str:
     """Returns the expression of a gold answer; of a whole solution what it states."""
-    stated = conclusion(answer, in_words=True) if _SOLUTION.search(answer) else None
+    stated = extract_answer(answer, in_words=True) if _SOLUTION.search(answer) else None
     text = stated or answer
-    return math_normalize.plain(text, has_e=not math_normalize.is_scientific(text))
+    return math_normalize.normalize_latex(text, has_e=not math_normalize.is_scientific(text))
 
 
 def _anywhere(text: str) -> list[Any]:
@@ -91,7 +91,7 @@ def _is_any(gold: str, found: list[Any]) -> bool:
 
 def _key(gold: str, stated: str) -> str:
     """Returns the form in which a stated answer votes; a percentage needs no sign, as where it is compared."""
-    if math_normalize.is_too_large(stated, gold):
+    if math_normalize.exceeds_complexity(stated, gold):
         return answer_key(stated)
     if math_forms.choice(gold) and (chosen := math_forms.choice(stated)):
         return chosen[0]

@@ -19,7 +19,7 @@ def is_in_words(gold: str) -> bool:
 def are_equal(gold: str, stated: str) -> bool:
     """Returns True if a gold answer and a stated one are the same; both come from `notation.plain`."""
     gold, stated = math_forms.with_one_ellipsis(gold), math_forms.with_one_ellipsis(stated)
-    if math_normalize.is_too_large(stated, gold):
+    if math_normalize.exceeds_complexity(stated, gold):
         return stated == gold
     return bool(stated) and (_as_text(gold) == _as_text(stated) or _by_form(gold, stated))
 
@@ -56,7 +56,7 @@ def _is_chosen(gold: tuple[str, str], stated: str) -> bool:
     letter, says = gold
     if other := math_forms.choice(stated):
         return other[0] == letter
-    return bool(says) and not math_forms.choices(stated) and are_equal(math_normalize.plain(says), stated)
+    return bool(says) and not math_forms.choices(stated) and are_equal(math_normalize.normalize_latex(says), stated)
 
 
 def _are_equal_times(gold: tuple[int, int, int, str], stated: tuple[int, int, int, str]) -> bool:

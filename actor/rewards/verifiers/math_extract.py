@@ -55,7 +55,7 @@ _MAX_STATEMENTS = 64
 """The last ones: a response may say a thing a thousand times."""
 
 
-def conclusion(text: str, *, is_cut: bool = False, in_words: bool = False) -> str | None:
+def extract_answer(text: str, *, is_cut: bool = False, in_words: bool = False) -> str | None:
     r"""Returns the expression that a response states as its answer, LaTeX or plain; None if it states none.
 
     Of a text that was cut off, whole sentences and lines count, and boxes and tags that are closed: 3.14 may be half a
@@ -78,7 +78,7 @@ def conclusion(text: str, *, is_cut: bool = False, in_words: bool = False) -> st
     tag = next(iter(_last_tags(text)), None)
     if tag and (last is None or last.start() < tag.end()):
         inner = tag[1].strip()
-        return (conclusion(inner, in_words=in_words) or inner) or None
+        return (extract_answer(inner, in_words=in_words) or inner) or None
     if last:
         return (last[1] if last.re is _HASHES else _boxes(text, last)) or None
     for said in reversed([*_SAID.finditer(whole)][-_MAX_STATEMENTS:]):

@@ -33,7 +33,7 @@ def is_too_long(answer: str, gold: str) -> bool:
     return len(answer) > max(MAX_CHARS, 4 * len(gold))
 
 
-def is_too_large(answer: str, gold: str) -> bool:
+def exceeds_complexity(answer: str, gold: str) -> bool:
     """Whether an answer is longer, deeper or further from a number that can be written down than answers are."""
     return (
         is_too_long(answer, gold)
@@ -234,7 +234,7 @@ _SAME = {
 _PERCENT = re.compile(r"\s*(?:\\?%|\\?\s*(?:\\text\s*\{)?\s*\bpercent\b\s*\}?)\s*$")
 
 
-def plain(text: str, *, has_e: bool = False) -> str:
+def normalize_latex(text: str, *, has_e: bool = False) -> str:
     r"""Returns an expression without dress and with odd notation rewritten: `1\,000`, `1.2e5`, `0.\overline{3}`.
 
     `has_e`: the gold answer has, or may have, the number e in it: 3e-4 is 3e less 4 then; 1.2e5 is 120000 all the same.

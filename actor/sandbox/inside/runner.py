@@ -55,7 +55,7 @@ def serve(channel):
             ended, *said = case.run(order, content, uid, limits, host)
             if order["keeps"] and ended["ended"] == "exited" and ended["code"] == 0:
                 content = _compiled(uid, limits)
-        except case.UsedUpError as e:
+        except case.SandboxExhaustedError as e:
             ended, said = {"ended": "used up", "problem": str(e)[:2000]}, []
         send(channel, ended, said)
 
@@ -87,14 +87,14 @@ def _compiled(uid, limits):
     """The working folder, read by a process with the program's own rights.
 
     Raises:
-      case.UsedUpError: it can't be read.
+      case.SandboxExhaustedError: it can't be read.
     """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             case.drop_to(uid)
-            found = workspace.take_down(limits["disk_bytes"])
+            found = workspace.collect_outputs(limits["disk_bytes"])
             with open(write, "wb") as pipe:
                 pipe.write(frames.pack({"of": [(n, m) for n, m, _ in found]}, [c for *_, c in found]))
             os._exit(0)
@@ -106,7 +106,7 @@ def _compiled(uid, limits):
         rest = pipe.read()
     _, status = os.waitpid(pid, 0)
     if status:
-        raise case.UsedUpError("the compiler's output can't be read")
+        raise case.SandboxExhaustedError("the compiler's output can't be read")
     length, _ = frames.LENGTHS.unpack(sizes)
     head, blobs = frames.unpack(rest[:length], rest[length:])
     return [(name, mode, blob) for (name, mode), blob in zip(head["of"], blobs)]  # noqa: B905

@@ -17,7 +17,7 @@ def prepare(files):
       OSError: what was left can't be removed.
     """
     for place in (SCRATCH, SHARED):
-        wipe(place)
+        clean(place)
     os.mkdir(WORK, 0o700)
     os.mkdir(TEMPORARY, 0o700)
     for name, mode, content in files:
@@ -27,7 +27,7 @@ def prepare(files):
             file.write(content)
 
 
-def wipe(place):
+def clean(place):
     """Empties a folder, of whatever depth and rights, without following links or opening files."""
     top = os.open(place, _OPEN_FOLDER)
     try:
@@ -67,7 +67,7 @@ def _free_name(top, number):
         number += 1_000_003
 
 
-def take_down(max_bytes):
+def collect_outputs(max_bytes):
     """What lies in the working folder: (path, mode, content) of each plain file, at most so many bytes.
 
     Raises:

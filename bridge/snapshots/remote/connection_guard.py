@@ -49,7 +49,7 @@ class FailedTokens:
         return max(0.0, count - (self._clock() - since_s) * self._per_s)
 
 
-class FrontDoor:
+class ConnectionGuard:
     """Takes connections on a listening socket and gives each a protocol; never more than a bound of them.
 
     When it is full, the oldest that has not shown the token makes room for the next.

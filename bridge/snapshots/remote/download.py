@@ -22,20 +22,20 @@ from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedErr
 from obstore.store import ObjectStore
 
 from bridge.files import first_line
-from bridge.snapshots.shard_map import Placement
+from bridge.snapshots.shard_map import ShardMap
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, UnreachableError, is_chunk
 from bridge.weight_types import FileEntry
 
 
-class BrokenError(Exception):
+class SourceTransientError(Exception):
     """A place failed, and may do better when it is asked again."""
 
 
-class RefusedError(Exception):
+class SourceRefusedError(Exception):
     """A place refused, or does not have what is wanted: asking again is no use."""
 
 
-class NotThereError(RefusedError):
+class SourceMissingError(SourceRefusedError):
     """A place does not have this version (any more)."""
 
 
@@ -48,8 +48,8 @@ _BLOCK_S = 0.25
 """As much as a range brings in this time is what the next one hands over at once."""
 
 
-class ObjectPlace:
-    """What obstore opened (`bridge.object_store.open_place`)."""
+class ObjectSource:
+    """What obstore opened (`bridge.object_store.open_source`)."""
 
     def __init__(self, store: ObjectStore) -> None:
         """Nothing is asked of it yet."""
@@ -64,7 +64,7 @@ class ObjectPlace:
 
         Raises:
           BrokenError: the place failed, or sent something other than this range.
-          RefusedError: it refused; NotThereError: it has no such file.
+          RefusedError: it refused; SourceMissingError: it has no such file.
         """
         position, size = 0, len(into)
         try:
@@ -74,24 +74,24 @@ class ObjectPlace:
             async for block in result.stream(min_chunk_size=self._block_bytes):
                 arrived = memoryview(block)
                 if arrived.nbytes > size - position:
-                    raise BrokenError(f"sent more than the {size - position} bytes that were left")
+                    raise SourceTransientError(f"sent more than the {size - position} bytes that were left")
                 into[position : position + arrived.nbytes] = arrived
                 position += arrived.nbytes
                 in_a_block = position * _BLOCK_S / max(time.monotonic() - begin_s, 1e-6)
                 self._block_bytes = round(min(_MAX_BLOCK_BYTES, max(_MIN_BLOCK_BYTES, in_a_block)))
                 yield arrived.nbytes
         except FileNotFoundError:
-            raise NotThereError("not found") from None
+            raise SourceMissingError("not found") from None
         except (UnauthenticatedError, PermissionDeniedError) as e:
-            raise RefusedError(f"refused the token or the credentials: {_first_line(e)}") from None
+            raise SourceRefusedError(f"refused the token or the credentials: {_first_line(e)}") from None
         except NotSupportedError as e:
-            raise RefusedError(_first_line(e)) from None
+            raise SourceRefusedError(_first_line(e)) from None
         except (BaseError, OSError) as e:
             if " 410 Gone" in _first_line(e):
-                raise NotThereError("superseded") from None
+                raise SourceMissingError("superseded") from None
             if bad := _BAD_CERTIFICATE.search(str(e)):
-                raise RefusedError(f"its certificate is refused: {bad.group(1)}") from None
-            raise BrokenError(_first_line(e)) from None
+                raise SourceRefusedError(f"its certificate is refused: {bad.group(1)}") from None
+            raise SourceTransientError(_first_line(e)) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -105,7 +105,7 @@ _STOP_POLL_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How a download deals with a place that is slow, silent or wrong."""
 
     num_ranges: int = 4
@@ -122,7 +122,7 @@ class Patience:
     first_backoff_s: float = 0.2
     last_backoff_s: float = 2.0
 
-    def shared_by(self, num: int) -> "Patience":
+    def shared_by(self, num: int) -> "RetryPolicy":
         """What each of so many downloads at once has, which together read as many ranges, and hold as many bytes."""
         num_ranges = max(1, self.num_ranges // num)
         range_bytes = max(1, self.num_ranges * self.range_bytes // (num_ranges * num))
@@ -137,12 +137,12 @@ class Stop(Protocol):
         ...
 
 
-class StoppedError(SnapshotError):
+class DownloadStoppedError(SnapshotError):
     """A download that was told to stop; what is there stays."""
 
 
 @dataclasses.dataclass(slots=True)
-class Tally:
+class DownloadStats:
     """What a download took."""
 
     num_bytes: int = 0
@@ -157,7 +157,7 @@ class Tally:
     """Deltas that did not lead to all of the version, so that the rest was fetched in full."""
 
     @classmethod
-    def sum(cls, tallies: "Iterable[Tally]") -> "Tally":
+    def sum(cls, tallies: "Iterable[DownloadStats]") -> "DownloadStats":
         """Of several downloads."""
         total = cls()
         for tally in tallies:
@@ -184,7 +184,7 @@ class Chunks:
     own."""
 
     @classmethod
-    def of(cls, file: FileEntry, placement: Placement, whole: np.ndarray) -> "Chunks":
+    def of(cls, file: FileEntry, placement: ShardMap, whole: np.ndarray) -> "Chunks":
         """The chunks of a piece of a snapshot that arrives in `whole`."""
 
         def accept(index: int, chunk: np.ndarray) -> bool:
@@ -205,12 +205,12 @@ class Chunks:
 
 def download(
     chunks: Chunks,
-    places: Sequence[tuple[str, Callable[[], ObjectPlace]]],
+    places: Sequence[tuple[str, Callable[[], ObjectSource]]],
     *,
     wanted: Iterable[int],
     stop: Stop,
-    patience: Patience,
-    tally: Tally,
+    patience: RetryPolicy,
+    tally: DownloadStats,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Brings the chunks that are wanted, each verified. Blocks its thread; runs an event loop of its own.
@@ -244,7 +244,7 @@ async def _until(work: Coroutine[Any, Any, None], stop: Stop, *, num_threads: in
             task.cancel()
         await asyncio.wait({task}, timeout=_STOP_POLL_S)
     if task.cancelled():
-        raise StoppedError("a download was told to stop")
+        raise DownloadStoppedError("a download was told to stop")
     task.result()
 
 
@@ -253,8 +253,8 @@ class _Download:
         self,
         chunks: Chunks,
         wanted: Iterable[int],
-        patience: Patience,
-        tally: Tally,
+        patience: RetryPolicy,
+        tally: DownloadStats,
         clock: Callable[[], float],
     ) -> None:
         self.tally = tally
@@ -269,7 +269,7 @@ class _Download:
         self._width, self._span = patience.num_ranges, self._max_span
         """Ranges at once, and chunks in each."""
 
-    async def run(self, places: Sequence[tuple[str, Callable[[], ObjectPlace]]]) -> None:
+    async def run(self, places: Sequence[tuple[str, Callable[[], ObjectSource]]]) -> None:
         left = dict(places)
         why: dict[str, str] = {}
         backoff_s = self._patience.first_backoff_s
@@ -279,13 +279,13 @@ class _Download:
             for url, open_ in list(left.items()):
                 try:
                     await self._read_from(open_())
-                except NotThereError as e:
+                except SourceMissingError as e:
                     why[url] = str(e)
                     del left[url]
-                except (RefusedError, ValueError) as e:
+                except (SourceRefusedError, ValueError) as e:
                     why[url], is_gone = str(e), False
                     del left[url]
-                except BrokenError as e:
+                except SourceTransientError as e:
                     why[url] = str(e)
                     self.tally.num_breaks += 1
                     logging.warning("snapshot place failed url=%s chunks_left=%d reason=%s", url, len(self._missing), e)
@@ -297,7 +297,7 @@ class _Download:
             await asyncio.sleep(backoff_s)
             backoff_s = min(self._patience.last_backoff_s, 2 * backoff_s)
 
-    def _check_hope(self, left: dict[str, Callable[[], ObjectPlace]], why: dict[str, str], is_gone: bool) -> None:
+    def _check_hope(self, left: dict[str, Callable[[], ObjectSource]], why: dict[str, str], is_gone: bool) -> None:
         reasons = "; ".join(f"{url}: {reason}" for url, reason in why.items()) or "it has no source"
         if not left and is_gone:
             raise SupersededError(f"no place has it any more: {reasons}")
@@ -309,7 +309,7 @@ class _Download:
                 f"it can't be fetched{since}, {num_there} of {self._chunks.num} chunks are there: {reasons}"
             )
 
-    async def _read_from(self, place: ObjectPlace) -> None:
+    async def _read_from(self, place: ObjectSource) -> None:
         """Reads ranges until nothing is missing; after a failure those on their way are read to their end."""
         running: set[asyncio.Task[None]] = set()
         failure: Exception | None = None
@@ -320,8 +320,8 @@ class _Download:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     error = task.exception()
-                    if isinstance(error, BrokenError | RefusedError):
-                        failure = failure if isinstance(failure, RefusedError) else error
+                    if isinstance(error, SourceTransientError | SourceRefusedError):
+                        failure = failure if isinstance(failure, SourceRefusedError) else error
                         self._width, self._span = max(1, self._width // 2), max(1, self._span // 2)
                     elif error is not None:
                         raise error
@@ -344,7 +344,7 @@ class _Download:
             taken.append(self._missing.popleft())
         return taken
 
-    async def _read_range(self, place: ObjectPlace, chunks: list[int]) -> None:
+    async def _read_range(self, place: ObjectSource, chunks: list[int]) -> None:
         """Reads chunks that follow on one another; what is not there in the end is missing again."""
         where = self._chunks.where
         begin, end = where(chunks[0])[0], where(chunks[-1])[1]
@@ -363,9 +363,9 @@ class _Download:
                         start, stop = where(waiting[0])
                         await self._verify(waiting.popleft(), room[start - begin : stop - begin])
         except StopAsyncIteration:
-            raise BrokenError(f"ended at byte {position}, {end} expected") from None
+            raise SourceTransientError(f"ended at byte {position}, {end} expected") from None
         except TimeoutError:
-            raise BrokenError(f"sent nothing for {self._patience.silence_s:.0f} s") from None
+            raise SourceTransientError(f"sent nothing for {self._patience.silence_s:.0f} s") from None
         finally:
             self._missing.extendleft(reversed(waiting))
 
@@ -380,5 +380,5 @@ class _Download:
         message = f"chunk {chunk} does not match its hash"
         if self._num_bad[chunk] >= self._patience.max_bad:
             self._num_bad[chunk] = 0  # another place may do better
-            raise RefusedError(f"corrupt: {message}, {self._patience.max_bad} times")
+            raise SourceRefusedError(f"corrupt: {message}, {self._patience.max_bad} times")
         logging.warning("snapshot %s; it is fetched again", message)

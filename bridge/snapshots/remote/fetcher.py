@@ -1,7 +1,7 @@
 """Snapshots from other machines: announced by the store, read from a server or a bucket, verified chunk by chunk.
 
 Everything is checked before the first byte: signatures, run, tokenizer, names, shapes, dtypes, sizes, and that the
-hosts' pieces make up the whole file. Then all pieces are fetched at once (`PieceFetch`).
+hosts' pieces make up the whole file. Then all pieces are fetched at once (`ShardFetch`).
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from obstore.exceptions import BaseError
 from bridge import codec
 from bridge.credentials import TOKEN_FILE, Tls, Token
 from bridge.files import first_line, replace_file
-from bridge.object_store import is_of_this_machine, open_place
+from bridge.object_store import is_of_this_machine, open_source
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import read_bucket_manifest
-from bridge.snapshots.remote.download import NotThereError, ObjectPlace, Patience, Tally
-from bridge.snapshots.remote.shard_fetch import MAX_AT_ONCE, Held, PieceFetch, base_in, fetch_all
+from bridge.snapshots.remote.download import DownloadStats, ObjectSource, RetryPolicy, SourceMissingError
+from bridge.snapshots.remote.shard_fetch import MAX_AT_ONCE, ReusableData, ShardFetch, base_in, fetch_all
 from bridge.snapshots.shard_map import zero_gaps
-from bridge.snapshots.shared_memory import Segment
+from bridge.snapshots.shared_memory import SharedMemoryFile
 from bridge.snapshots.snapshot_format import (
     SnapshotBusyError,
     SnapshotError,
@@ -43,7 +43,7 @@ from bridge.weight_types import Announcement, WeightManifest
 _MANIFEST_S = 30.0
 """How long each of the two requests for a manifest may take."""
 _REQUEST_S = 600.0
-"""How long one range may take in all; that blocks keep coming is watched apart (`Patience.silence_s`)."""
+"""How long one range may take in all; that blocks keep coming is watched apart (`RetryPolicy.silence_s`)."""
 
 
 class SnapshotFetcher:
@@ -57,7 +57,7 @@ class SnapshotFetcher:
         expected: TensorTable | None = None,
         token: Token | None = None,
         tls: Tls | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         lock_timeout_s: float = 10.0,
     ) -> None:
         """Nothing is opened yet.
@@ -74,14 +74,14 @@ class SnapshotFetcher:
         """
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
         self._token, self._tls = token, tls
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
         self._lock_timeout_s = lock_timeout_s
-        self._segments: dict[pathlib.Path, Segment] = {}
+        self._segments: dict[pathlib.Path, SharedMemoryFile] = {}
         self.num_deltas = 0
         """Versions that came by their delta, wholly or in part."""
         self.num_failed_deltas = 0
         """Deltas that did not lead to all of a version, so that the rest was fetched in full."""
-        self._tallies: list[Tally] = []
+        self._tallies: list[DownloadStats] = []
 
     @property
     def num_arrived_bytes(self) -> int:
@@ -126,7 +126,7 @@ class SnapshotFetcher:
             return None
         version, url = place
         try:
-            run_place = open_place(
+            run_place = open_source(
                 url.rpartition("/")[0], token=self._token, tls=self._tls, timeout_s=_MANIFEST_S, max_retries=0
             )
             manifest = read_bucket_manifest(run_place, version)
@@ -148,7 +148,7 @@ class SnapshotFetcher:
         *,
         stop: threading.Event,
         base: pathlib.Path | None = None,
-    ) -> Tally:
+    ) -> DownloadStats:
         """Brings a version into a local file and proves that it arrived; `map_tensors` then gives its tensors.
 
         Args:
@@ -171,7 +171,7 @@ class SnapshotFetcher:
             raise SnapshotBusyError(f"{into} is still mapped or written after {self._lock_timeout_s} s")
         try:
             data = segment.bytes_view(manifest.num_bytes)
-            held = Held.in_file(into)
+            held = ReusableData.marker(into)
             # From here on the file holds no whole version, and says so; what it holds is told by its chunks.
             replace_file(part_path(into), codec.encode(manifest))
             manifest_path(into).unlink(missing_ok=True)
@@ -180,7 +180,7 @@ class SnapshotFetcher:
                 self._fetch_pieces(announcement, held, before, data, stop)
             replace_file(manifest_path(into), codec.encode(manifest))
             part_path(into).unlink(missing_ok=True)
-            tally = Tally.sum(self._tallies)
+            tally = DownloadStats.sum(self._tallies)
             self._count(manifest, tally)
             return tally
         except SupersededError as e:
@@ -193,27 +193,27 @@ class SnapshotFetcher:
     def _fetch_pieces(
         self,
         announcement: Announcement,
-        held: Held,
+        held: ReusableData,
         before: tuple[Version, np.ndarray] | None,
         data: np.ndarray,
         stop: threading.Event,
     ) -> None:
         manifest = announcement.manifest
-        patience = self._patience.shared_by(min(MAX_AT_ONCE, len(manifest.pieces)))
+        patience = self._patience.shared_by(min(MAX_AT_ONCE, len(manifest.shards)))
         fetches = [
-            PieceFetch(
+            ShardFetch(
                 manifest,
                 piece,
                 [(url, self._opener(url)) for url in own_sources(announcement, number)],
                 data,
                 patience=patience,
             )
-            for number, piece in enumerate(manifest.pieces)
+            for number, piece in enumerate(manifest.shards)
         ]
         self._tallies = [fetch.tally for fetch in fetches]
         fetch_all(fetches, held=held, before=before, stop=stop)
 
-    def _count(self, manifest: WeightManifest, tally: Tally) -> None:
+    def _count(self, manifest: WeightManifest, tally: DownloadStats) -> None:
         self.num_deltas += int(tally.num_by_delta > 0)
         self.num_failed_deltas += tally.num_failed_deltas
         logging.info(
@@ -233,28 +233,28 @@ class SnapshotFetcher:
             segment.close()
         self._segments.clear()
 
-    def _segment(self, into: pathlib.Path) -> Segment:
+    def _segment(self, into: pathlib.Path) -> SharedMemoryFile:
         """The file, still mapped since the last fetch unless somebody put another one in its place."""
         kept = self._segments.get(into)
         if kept is not None and not kept.is_at(into):
             kept.close()
             kept = None
         if kept is None:
-            kept = self._segments[into] = Segment(into)
+            kept = self._segments[into] = SharedMemoryFile(into)
         return kept
 
-    def _opener(self, url: str) -> Callable[[], ObjectPlace]:
-        return lambda: place_at(url, token=self._token, tls=self._tls)
+    def _opener(self, url: str) -> Callable[[], ObjectSource]:
+        return lambda: source_at(url, token=self._token, tls=self._tls)
 
 
-def place_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> ObjectPlace:
-    """What `bridge.object_store.open_place` opens.
+def source_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> ObjectSource:
+    """What `bridge.object_store.open_source` opens.
 
     Raises:
-      ValueError: as `open_place`.
-      NotThereError: a folder that is not there (any more).
+      ValueError: as `open_source`.
+      SourceMissingError: a folder that is not there (any more).
     """
     try:
-        return ObjectPlace(open_place(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))
+        return ObjectSource(open_source(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))
     except FileNotFoundError as e:
-        raise NotThereError(str(e)) from None
+        raise SourceMissingError(str(e)) from None

@@ -21,8 +21,8 @@ from aiohttp import web
 from bridge.credentials import CERTIFICATE, TOKEN, TOKEN_FILE, Tls, Token
 from bridge.object_store import is_loopback
 from bridge.rollout_types import Version
-from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS, PROVE_S, FailedTokens, FrontDoor
-from bridge.snapshots.remote.slot_locks import GoneError, HeldSlots, NoSuchFileError, OpenFile
+from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS, PROVE_S, ConnectionGuard, FailedTokens
+from bridge.snapshots.remote.slot_locks import GoneError, NoSuchFileError, OpenFile, SlotLocks
 from bridge.snapshots.snapshot_format import SnapshotError
 
 STALL_S = 60.0
@@ -86,19 +86,21 @@ class SnapshotServer:
         *,
         token: Token | None,
         tls: ssl.SSLContext | None,
-        reader_wait_s: float,
-        slow_reader_s: float = 0.0,
+        reader_grace_s: float,
+        slow_reader_grace_s: float = 0.0,
         stall_s: float = STALL_S,
         prove_s: float = PROVE_S,
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is taken before `run`; the folder may be made later. The waits are those of `HeldSlots`."""
-        self.slots = HeldSlots(folder, reader_wait_s=reader_wait_s, slow_reader_s=slow_reader_s, clock=clock)
+        """Nothing is taken before `run`; the folder may be made later. The waits are those of `SlotLocks`."""
+        self.slots = SlotLocks(
+            folder, reader_grace_s=reader_grace_s, slow_reader_grace_s=slow_reader_grace_s, clock=clock
+        )
         self.failed_tokens = FailedTokens(clock=clock)
         self._listener, self._token, self._tls = listener, token, tls
         self._stall_s, self._prove_s, self._max_connections = stall_s, prove_s, max_connections
-        self.door: FrontDoor | None = None
+        self.door: ConnectionGuard | None = None
 
     async def run(self) -> None:
         """Serves until it is cancelled; then every transfer ends and every slot is free."""
@@ -109,7 +111,7 @@ class SnapshotServer:
         await runner.setup()
         assert runner.server is not None
         protocol = functools.partial(
-            _Handler,
+            _QuietHandler,
             runner.server,
             loop=asyncio.get_running_loop(),
             access_log=_NO_LOG,
@@ -119,7 +121,7 @@ class SnapshotServer:
             max_field_size=_MAX_LINE_BYTES,
             max_headers=32,
         )
-        self.door = FrontDoor(
+        self.door = ConnectionGuard(
             self._listener,
             protocol,
             tls=self._tls,
@@ -210,7 +212,7 @@ class SnapshotServer:
         return response
 
 
-class _Handler(web.RequestHandler):
+class _QuietHandler(web.RequestHandler):
     """A connection that answers what can't be read with a number and no words: they would repeat what was sent."""
 
     def handle_error(

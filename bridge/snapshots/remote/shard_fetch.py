@@ -26,11 +26,19 @@ from absl import logging
 from bridge.files import try_flock
 from bridge.rollout_types import Version
 from bridge.snapshots.delta import DeltaError, apply_chunk, check_delta, compressed_range
-from bridge.snapshots.remote.download import Chunks, ObjectPlace, Patience, Stop, StoppedError, Tally, download
-from bridge.snapshots.shard_map import Placement
+from bridge.snapshots.remote.download import (
+    Chunks,
+    DownloadStats,
+    DownloadStoppedError,
+    ObjectSource,
+    RetryPolicy,
+    Stop,
+    download,
+)
+from bridge.snapshots.shard_map import ShardMap
 from bridge.snapshots.shared_memory import each_on_all_cores
 from bridge.snapshots.snapshot_format import SnapshotError, is_chunk, manifest_path, part_path, read_manifest
-from bridge.weight_types import PieceEntry, WeightManifest
+from bridge.weight_types import ShardEntry, WeightManifest
 
 
 @contextlib.contextmanager
@@ -57,16 +65,16 @@ def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Ver
 
 
 def download_delta(
-    piece: PieceEntry,
-    placement: Placement,
+    piece: ShardEntry,
+    placement: ShardMap,
     base: np.ndarray,
-    places: Sequence[tuple[str, Callable[[], ObjectPlace]]],
+    places: Sequence[tuple[str, Callable[[], ObjectSource]]],
     whole: np.ndarray,
     *,
     wanted: Sequence[int],
     stop: Stop,
-    patience: Patience,
-    tally: Tally,
+    patience: RetryPolicy,
+    tally: DownloadStats,
 ) -> list[int]:
     """Makes chunks of a piece from the version before and the delta; returns those that could not be made so.
 
@@ -125,7 +133,7 @@ def _held_base(path: pathlib.Path, manifest: WeightManifest) -> Version | None:
         held = read_manifest(manifest_path(path))
     except SnapshotError:  # damaged, or of another build
         return None
-    bases = {piece.delta.base_version for piece in manifest.pieces if piece.delta is not None}
+    bases = {piece.delta.base_version for piece in manifest.shards if piece.delta is not None}
     if held is None or held.version not in bases:
         return None
     # Longer than its data a file may be; a map of a shorter one would end the process.
@@ -138,7 +146,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Held:
+class ReusableData:
     """What a file may hold of a version that is to be fetched into it; each chunk is hashed before it is believed."""
 
     is_part: bool
@@ -147,22 +155,22 @@ class Held:
     """Of the version that it holds whole."""
 
     @classmethod
-    def in_file(cls, into: pathlib.Path) -> "Held":
+    def marker(cls, into: pathlib.Path) -> "ReusableData":
         """What is written beside a file."""
         return cls(part_path(into).exists(), held_in(into))
 
 
-class PieceFetch:
+class ShardFetch:
     """The fetch of one piece."""
 
     def __init__(
         self,
         manifest: WeightManifest,
-        piece: PieceEntry,
-        places: Sequence[tuple[str, Callable[[], ObjectPlace]]],
+        piece: ShardEntry,
+        places: Sequence[tuple[str, Callable[[], ObjectSource]]],
         whole: np.ndarray,
         *,
-        patience: Patience,
+        patience: RetryPolicy,
     ) -> None:
         """Nothing is read yet.
 
@@ -173,11 +181,11 @@ class PieceFetch:
           whole: the whole file's bytes.
           patience: with places that are slow or fail.
         """
-        self.piece, self.tally = piece, Tally()
+        self.piece, self.tally = piece, DownloadStats()
         self._manifest, self._places, self._whole, self._patience = manifest, places, whole, patience
-        self._placement = Placement(manifest.tensors, piece.blocks)
+        self._placement = ShardMap(manifest.tensors, piece.blocks)
 
-    def run(self, *, held: Held, before: tuple[Version, np.ndarray] | None, stop: Stop) -> None:
+    def run(self, *, held: ReusableData, before: tuple[Version, np.ndarray] | None, stop: Stop) -> None:
         """Brings it, and proves that it arrived. Blocks its thread.
 
         Args:
@@ -194,7 +202,7 @@ class PieceFetch:
         chunks = Chunks.of(file, self._placement, self._whole)
         download(chunks, self._places, wanted=missing, stop=stop, patience=self._patience, tally=self.tally)
 
-    def _chunks_there(self, held: Held) -> set[int]:
+    def _chunks_there(self, held: ReusableData) -> set[int]:
         """The chunks that need not be fetched; each hashed anew, whatever is written of it."""
         file = self.piece.file
         candidates: list[int] = []
@@ -210,11 +218,11 @@ class PieceFetch:
         start, end = self.piece.file.chunk(index)
         return is_chunk(self._placement.gather(self._whole, start, end), self.piece.file, index)
 
-    def _like_piece(self, manifest: WeightManifest | None) -> PieceEntry | None:
+    def _like_piece(self, manifest: WeightManifest | None) -> ShardEntry | None:
         """The piece of another version that lies at the same places, in chunks of the same size."""
         if manifest is None or manifest.tensors != self._manifest.tensors:
             return None
-        for old in manifest.pieces:
+        for old in manifest.shards:
             if (old.blocks, old.file.chunk_bytes) == (self.piece.blocks, self.piece.file.chunk_bytes):
                 return old
         return None
@@ -236,7 +244,7 @@ class PieceFetch:
                 patience=self._patience,
                 tally=self.tally,
             )
-        except StoppedError:
+        except DownloadStoppedError:
             raise
         except SnapshotError as e:
             version = self._manifest.version
@@ -247,7 +255,7 @@ class PieceFetch:
         return left
 
 
-def num_connections(num_pieces: int, patience: Patience) -> int:
+def num_connections(num_pieces: int, patience: RetryPolicy) -> int:
     """Returns the connections that one reader of a version of so many pieces has at once, to all hosts together."""
     at_once = min(MAX_AT_ONCE, num_pieces)
     return at_once * patience.shared_by(at_once).num_ranges
@@ -264,9 +272,9 @@ def rotated(pieces: Sequence[T], reader: str) -> list[T]:
 
 
 def fetch_all(
-    fetches: Sequence[PieceFetch],
+    fetches: Sequence[ShardFetch],
     *,
-    held: Held,
+    held: ReusableData,
     before: tuple[Version, np.ndarray] | None,
     stop: Stop,
     reader: str = socket.gethostname(),
@@ -283,11 +291,11 @@ def fetch_all(
     failed = threading.Event()
     errors: list[BaseException] = []
 
-    def run(fetch: PieceFetch) -> None:
+    def run(fetch: ShardFetch) -> None:
         try:
             fetch.run(held=held, before=before, stop=_Any(stop, failed))
         except BaseException as e:
-            if isinstance(e, SnapshotError) and not isinstance(e, StoppedError):
+            if isinstance(e, SnapshotError) and not isinstance(e, DownloadStoppedError):
                 e = type(e)(f"piece of host {fetch.piece.host}: {e}")
             errors.append(e)
             failed.set()

@@ -15,7 +15,7 @@ import urllib.parse
 
 from bridge.files import is_own_folder, make_private_folder, open_own, try_flock
 from bridge.rollout_types import Version
-from bridge.snapshots.remote.download import StoppedError
+from bridge.snapshots.remote.download import DownloadStoppedError
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.remote.shard_fetch import held_in
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SupersededError, manifest_path, part_path
@@ -28,7 +28,7 @@ _PREFIX = "sluice-shared"
 _POLL_S = 0.05
 
 
-class SharedCopy:
+class SharedDownload:
     """A run's newest snapshots on this host, as one of its processes uses them. One thread at a time, `older` apart."""
 
     def __init__(self, root: pathlib.Path, *, run: str, fetcher: SnapshotFetcher, wait_s: float = 600.0) -> None:
@@ -77,7 +77,7 @@ class SharedCopy:
                     f"another process of this host is still downloading into {self._folder} after {self._wait_s:.0f} s"
                 )
             elif stop.wait(_POLL_S):
-                raise StoppedError("told to stop while another process downloads")
+                raise DownloadStoppedError("told to stop while another process downloads")
         return path
 
     def older(self, announcement: Announcement, *, than: Version | None) -> Announcement | None:

@@ -1,7 +1,7 @@
 """Which versions are being read over the network: their slots are locked until the readers are done, or long enough.
 
 A slot's lock is taken at the first range of a version while it is the announced one, so its bytes can't change since.
-It goes when nobody has read for a moment, at the latest `reader_wait_s` after another version was announced, also in
+It goes when nobody has read for a moment, at the latest `reader_grace_s` after another version was announced, also in
 the middle of a transfer: the writer waits no longer than that.
 
 One version at a time is kept for longer, for readers slower than versions come, where the writer has a third slot, or
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from bridge.files import open_own, try_flock
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError, delta_of, latest
-from bridge.weight_types import PieceEntry, WeightManifest
+from bridge.weight_types import ShardEntry, WeightManifest
 
 _IDLE_S = 0.25
 """A reader that fetches range after range is not done between two of them."""
@@ -45,7 +45,7 @@ class OpenFile:
 class _Held:
     """A piece of a version, whose slot we hold locked."""
 
-    def __init__(self, manifest: WeightManifest, piece: PieceEntry, slot: OpenFile, now_s: float) -> None:
+    def __init__(self, manifest: WeightManifest, piece: ShardEntry, slot: OpenFile, now_s: float) -> None:
         self.manifest, self.piece = manifest, piece
         self.files: dict[str, OpenFile] = {piece.file.name: slot}
         self.aborts: dict[object, Callable[[], None]] = {}
@@ -68,27 +68,27 @@ class _Held:
             self.files.clear()
 
 
-class HeldSlots:
+class SlotLocks:
     """The slots of one snapshot folder that somebody reads. Of one event loop."""
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
         *,
-        reader_wait_s: float,
-        slow_reader_s: float = 0.0,
+        reader_grace_s: float,
+        slow_reader_grace_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is opened yet; the folder may be made later.
 
         Args:
-          folder: the writer's; with `slow_reader_s` of a writer with a third slot.
-          reader_wait_s: how long any version is served on after another one was announced.
-          slow_reader_s: how long one version is served on after that; 0: none is.
+          folder: the writer's; with `slow_reader_grace_s` of a writer with a third slot.
+          reader_grace_s: how long any version is served on after another one was announced.
+          slow_reader_grace_s: how long one version is served on after that; 0: none is.
           clock: monotonic, in seconds.
         """
-        self._folder, self._reader_wait_s, self._clock = pathlib.Path(folder), reader_wait_s, clock
-        self._slow_reader_s = slow_reader_s
+        self._folder, self._reader_wait_s, self._clock = pathlib.Path(folder), reader_grace_s, clock
+        self._slow_reader_s = slow_reader_grace_s
         self._kept: tuple[Version, str] | None = None
         self._held: dict[tuple[Version, str], _Held] = {}
         """Version and slot; of several hosts' pieces each is read, and kept, by itself."""
@@ -144,7 +144,7 @@ class HeldSlots:
             abort()
         held.unlock()
 
-    def _keeps(self, key: tuple[Version, str], piece: PieceEntry, late_s: float) -> bool:
+    def _keeps(self, key: tuple[Version, str], piece: ShardEntry, late_s: float) -> bool:
         """Whether a version is served on, though others are announced and it is late."""
         if late_s >= self._slow_reader_s or self._kept not in (None, key):
             return False
@@ -153,7 +153,7 @@ class HeldSlots:
         self._kept = key
         return True
 
-    def _has_spare(self, piece: PieceEntry) -> bool:
+    def _has_spare(self, piece: ShardEntry) -> bool:
         """Whether the writer can go on without the slot that is kept: looked at again and again."""
         num_bytes = piece.file.num_bytes
         try:
@@ -175,14 +175,14 @@ class HeldSlots:
             raise NoSuchFileError
         if version < manifest.version:
             raise GoneError
-        piece = next((piece for piece in manifest.pieces if _has_file(piece, name)), None)
+        piece = next((piece for piece in manifest.shards if _has_file(piece, name)), None)
         if piece is None or piece.file.name not in HostFiles(piece.host).slots:
             raise NoSuchFileError
         try:
             fd = open_own(self._folder / piece.file.name, os.O_RDONLY)
         except (FileNotFoundError, ValueError):
             raise NoSuchFileError from None
-        # As in `SnapshotMirror`: locked first, then looked whether it is still the announced one.
+        # As in `VerifiedCopy`: locked first, then looked whether it is still the announced one.
         if not try_flock(fd, fcntl.LOCK_SH) or self._latest() != manifest:
             os.close(fd)
             raise GoneError
@@ -216,7 +216,7 @@ class HeldSlots:
         return self._announced
 
 
-def _has_file(piece: PieceEntry, name: str) -> bool:
+def _has_file(piece: ShardEntry, name: str) -> bool:
     return name == piece.file.name or (piece.delta is not None and name == piece.delta.name)
 
 

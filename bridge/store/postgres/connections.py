@@ -30,7 +30,7 @@ from bridge.store.sql.database import StoreClosedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Way:
+class LibpqTarget:
     """Where connections of a URL go."""
 
     place: str
@@ -66,7 +66,7 @@ def parse(url: str) -> dict[str, Any]:
     return given
 
 
-def way_of(url: str) -> Way:
+def libpq_target_of(url: str) -> LibpqTarget:
     """Where connections of a URL would go from here, now.
 
     Raises:
@@ -79,10 +79,10 @@ def way_of(url: str) -> Way:
     # An address in the list goes before the name at its place; one left out leaves the name.
     addresses, names = (f"{settings.get(k) or ''}".split(",") for k in ("hostaddr", "host"))
     hosts = tuple(a.strip() or n.strip() for a, n in itertools.zip_longest(addresses, names, fillvalue=""))
-    return Way(place_of(given), hosts, f"{settings.get('sslmode') or ''}")
+    return LibpqTarget(server_address(given), hosts, f"{settings.get('sslmode') or ''}")
 
 
-def check_encrypted(way: Way) -> None:
+def check_encrypted(way: LibpqTarget) -> None:
     """Refuses a server on another machine that would be talked to without TLS, or without proof that it is the one.
 
     `prefer`, which libpq takes by itself, anybody between may talk out of TLS.
@@ -97,7 +97,7 @@ def check_encrypted(way: Way) -> None:
         )
 
 
-def place_of(given: Mapping[str, Any]) -> str:
+def server_address(given: Mapping[str, Any]) -> str:
     """Which database, without any secret."""
     user = f"{given['user']}@" if given.get("user") else ""
     port = f":{given['port']}" if given.get("port") else ""
@@ -146,7 +146,7 @@ class Connections:
         Raises:
           ValueError: the URL is none of PostgreSQL's.
         """
-        way = way_of(url)
+        way = libpq_target_of(url)
         check_encrypted(way)
         self.place = way.place
         self._conninfo = make_conninfo("", **{**_CLIENT, **parse(url)})

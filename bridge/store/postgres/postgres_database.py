@@ -23,7 +23,7 @@ from typing_extensions import override
 from bridge.store.postgres.connections import Connection, Connections, cut
 from bridge.store.postgres.errors import heals, is_full, reason_of
 from bridge.store.protocol import TOPICS, Mark, StoreLostError, SupersededLearnerError, Topic
-from bridge.store.sql.database import Database, Row, Script, Step, StoreClosedError, translate
+from bridge.store.sql.database import Database, Row, Statement, StoreClosedError, Transaction, translate
 
 
 def channel_of(run: str) -> str:
@@ -110,7 +110,7 @@ SUPERSEDED, NO_RUN = "SL001", "SL002"  # schema.sql: lock_run
 LOCKED_AT_MOST = "5s"
 """How long a transaction may go on that holds a run's lock."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_LOCK = Step("SELECT lock_run(:run, CAST(:incarnation AS bigint), :at_most)", {})
+_LOCK = Statement("SELECT lock_run(:run, CAST(:incarnation AS bigint), :at_most)", {})
 _NOTIFY = "SELECT pg_notify(:channel, :topic) WHERE {condition}"
 
 
@@ -142,22 +142,22 @@ class PostgresDatabase(Database):
         return self._connections.place
 
     @override
-    def write(self, run: str, script: Script) -> list[list[Row]]:
+    def write(self, run: str, script: Transaction) -> list[list[Row]]:
         try:
-            return self.insist(lambda db: _run_and_tell(db, run, script), patience_s=script.patience_s)
+            return self.retry(lambda db: _run_and_tell(db, run, script), timeout_s=script.timeout_s)
         except psycopg.Error as e:
             if e.sqlstate == SUPERSEDED and script.incarnation is not None:
                 raise SupersededLearnerError.of(script.incarnation, e.diag.message_primary) from None
             raise self._in_words(e) from e
 
     @override
-    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
+    def read(self, run: str, step: Statement, *, timeout_s: float | None = None) -> list[Row]:
         try:
-            return self.insist(lambda db: _execute(db, step).fetchall(), patience_s=patience_s)
+            return self.retry(lambda db: _execute(db, step).fetchall(), timeout_s=timeout_s)
         except psycopg.Error as e:
             raise self._in_words(e) from e
 
-    def insist(self, act: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
+    def retry(self, act: Callable[[Connection], T], *, timeout_s: float | None = None) -> T:
         """What `act` returns, which may be called again after the connection was lost in its middle.
 
         Raises:
@@ -166,8 +166,8 @@ class PostgresDatabase(Database):
           ValueError: the server refuses us.
           psycopg.Error: the server says that what was asked is wrong.
         """
-        patience_s = self._retry_s if patience_s is None else patience_s
-        deadline, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        timeout_s = self._retry_s if timeout_s is None else timeout_s
+        deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
         while True:
             try:
                 with self._connections.borrow() as connection:
@@ -182,7 +182,7 @@ class PostgresDatabase(Database):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 place = self._connections.place
-                raise StoreLostError(f"the store at {place} could not be reached for {patience_s:.0f} s: {why}")
+                raise StoreLostError(f"the store at {place} could not be reached for {timeout_s:.0f} s: {why}")
             logging.log_every_n_seconds(logging.WARNING, "the store can't be reached, trying again: %s", 10, why)
             # Jitter: or all who lost a server would be back at the same moment.
             if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
@@ -231,7 +231,7 @@ class PostgresDatabase(Database):
         return error
 
 
-def _run_and_tell(db: Connection, run: str, script: Script) -> list[list[Row]]:
+def _run_and_tell(db: Connection, run: str, script: Transaction) -> list[list[Row]]:
     """Runs a script; where the server's queue of notifications is full, nobody is told: who waits looks again anyway.
 
     Any role that may connect can fill that queue, which all databases of the server share.
@@ -250,14 +250,14 @@ def _run_and_tell(db: Connection, run: str, script: Script) -> list[list[Row]]:
     return _run_script(db, run, script, tells=False)
 
 
-def _run_script(db: Connection, run: str, script: Script, *, tells: bool = True) -> list[list[Row]]:
+def _run_script(db: Connection, run: str, script: Transaction, *, tells: bool = True) -> list[list[Row]]:
     with db.pipeline():
         db.execute("BEGIN")
         for step in script.before_lock:
             _execute(db, step)
         if script.locks:
             given = {"run": run, "incarnation": script.incarnation, "at_most": LOCKED_AT_MOST}
-            _execute(db, Step(_LOCK.sql, given))
+            _execute(db, Statement(_LOCK.sql, given))
         for topic in script.changes if tells else ():
             _execute(db, _notification(run, topic, script.notify_if))
         cursors = [_execute(db, step) for step in script.steps]
@@ -268,13 +268,13 @@ def _run_script(db: Connection, run: str, script: Script, *, tells: bool = True)
     return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
-def _notification(run: str, topic: Topic, condition: Step | None) -> Step:
+def _notification(run: str, topic: Topic, condition: Statement | None) -> Statement:
     asked = "true" if condition is None else f"EXISTS ({condition.sql})"
     params: Mapping[str, object] = {} if condition is None else condition.params
-    return Step(_NOTIFY.replace("{condition}", asked), {**params, "channel": channel_of(run), "topic": topic})
+    return Statement(_NOTIFY.replace("{condition}", asked), {**params, "channel": channel_of(run), "topic": topic})
 
 
-def _execute(db: Connection, step: Step) -> "psycopg.Cursor[Row]":
+def _execute(db: Connection, step: Statement) -> "psycopg.Cursor[Row]":
     return db.cursor(binary=True).execute(_in_postgres(step.sql), dict(step.params))
 
 

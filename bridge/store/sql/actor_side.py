@@ -7,9 +7,9 @@ from typing_extensions import override
 from bridge.rollout_types import Group, Heartbeat, Ticket
 from bridge.store.claim import CLAIM
 from bridge.store.protocol import COUNTED_S, ActorStore, FencedError, UnfitGroupError
-from bridge.store.sql.base import FENCE, OPEN, check_lease, check_limit, describe_misfit, fit_of, new_call
+from bridge.store.sql.base import FENCE, OPEN, check_lease, check_limit, describe_misfit, new_request_id, ticket_digest
 from bridge.store.sql.database import NO_LIMIT
-from bridge.store.sql.group_rows import SqlObjects, Stowed
+from bridge.store.sql.group_rows import BlobLocation, SqlObjects
 
 _MAX_REASON_CHARS = 1000
 # A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.
@@ -24,7 +24,7 @@ class SqlActorSide(SqlObjects, ActorStore):
     """Claims, leases and groups."""
 
     @override
-    def engines(self, *, anew: bool = False) -> dict[int, int]:
+    def engine_capacity(self, *, anew: bool = False) -> dict[int, int]:
         is_old = "abs({now} - counted_s) >= :counted_s"  # also after a clock was set back
         look = self._step(f"SELECT sizes, {is_old} FROM serving WHERE run = :run", counted_s=COUNTED_S)
         rows = self._database.read(self._run, look)
@@ -39,11 +39,11 @@ class SqlActorSide(SqlObjects, ActorStore):
         return {int(size): int(num) for size, num in pairs}
 
     @override
-    def take_name(self, beat: Heartbeat, *, place: str) -> None:
-        self._beat(beat, place)
-        self._places[beat.process] = place
+    def register_actor(self, beat: Heartbeat, *, location: str) -> None:
+        self._beat(beat, location)
+        self._places[beat.process] = location
 
-    def _give_names_back(self, *, patience_s: float) -> None:
+    def _give_names_back(self, *, timeout_s: float) -> None:
         for name, place in self._places.items():
             self._write(
                 self._step(
@@ -53,7 +53,7 @@ class SqlActorSide(SqlObjects, ActorStore):
                     place=place,
                 ),
                 locks=False,
-                patience_s=patience_s,
+                timeout_s=timeout_s,
             )
 
     @override
@@ -73,7 +73,7 @@ class SqlActorSide(SqlObjects, ActorStore):
         check_limit(limit)
         check_lease(lease_s)
         # A claim that is made again gets the tickets it got.
-        who = {"actor": actor, "call": new_call()}
+        who = {"actor": actor, "call": new_request_id()}
         _, _, fences, rows = self._write(
             self._step(
                 """UPDATE tickets SET served = 1
@@ -161,14 +161,14 @@ class SqlActorSide(SqlObjects, ActorStore):
             stowed.is_taken = self._hand_in(group, stowed)
             return stowed.is_taken
 
-    def _hand_in(self, group: Group, stowed: Stowed) -> bool:
+    def _hand_in(self, group: Group, stowed: BlobLocation) -> bool:
         params = {
             "ticket_id": group.ticket_id,
             "kind": group.kind,
             "actor": group.actor,
             "max_step": group.max_step,
-            "fit": fit_of(group),
-            "call": new_call(),
+            "fit": ticket_digest(group),
+            "call": new_request_id(),
         }
         *_, fences, rows = self._write(
             self._step(f"UPDATE runs SET last_seq = last_seq + 1 WHERE run = :run AND {_TAKES}", **params),
@@ -220,12 +220,12 @@ class SqlActorSide(SqlObjects, ActorStore):
         return False
 
     @override
-    def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
+    def fail_ticket(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
         params = {
             "id": ticket_id,
             "reason": reason[:_MAX_REASON_CHARS].replace("\0", ""),
             "max_attempts": max_attempts,
-            "call": new_call(),
+            "call": new_request_id(),
         }
         mine = "run = :run AND id = :id AND state = 'claimed' AND coalesce(given_up_by, '') <> :call"
         self._write(

@@ -13,11 +13,11 @@ from typing_extensions import override
 from bridge import codec
 from bridge.rollout_types import Group, Heartbeat, Ticket, Version
 from bridge.store.protocol import NAME_LEASE_S, Finished, GroupStore, Mark, NameTakenError, SharedStore, Topic
-from bridge.store.sql.database import Database, Row, Script, Step
+from bridge.store.sql.database import Database, Row, Statement, Transaction
 from bridge.weight_types import Announcement, RunCard
 
 
-def fit_of(value: Ticket | Group) -> str:
+def ticket_digest(value: Ticket | Group) -> str:
     """A digest of what a group has in common with its ticket: kind, round, order, K and the prompt; hex."""
     num_samples = value.num_samples if isinstance(value, Ticket) else len(value.rollouts)
     head = [value.kind, int(value.round), int(value.order), num_samples]  # numpy's integers as Python's
@@ -55,7 +55,7 @@ class SqlShared(SharedStore):
         self._run = run
         self._max_bytes = max_message_bytes
         self._places: dict[str, str] = {}
-        """Where the actors live whose names were taken by this process (`take_name`)."""
+        """Where the actors live whose names were taken by this process (`register_actor`)."""
         self._incarnation: int | None = None
         """The one that this process leads as; None: it doesn't lead, and its writes are nobody's but its caller's."""
         self._led_after_seq = 0
@@ -144,24 +144,24 @@ class SqlShared(SharedStore):
     def close(self) -> None:
         self._database.close()
 
-    def _step(self, sql: str, /, **params: Any) -> Step:
-        return Step(sql, {"run": self._run, **params})
+    def _step(self, sql: str, /, **params: Any) -> Statement:
+        return Statement(sql, {"run": self._run, **params})
 
     def _read(self, sql: str, /, **params: Any) -> list[Row]:
         return self._database.read(self._run, self._step(sql, **params))
 
     def _write(
         self,
-        *steps: Step,
-        before_lock: Sequence[Step] = (),
+        *steps: Statement,
+        before_lock: Sequence[Statement] = (),
         guarded: bool = False,
         locks: bool = True,
         changes: Collection[Topic] = (),
-        notify_if: Step | None = None,
-        told_after: Mapping[Topic, Step] | None = None,
-        patience_s: float | None = None,
+        notify_if: Statement | None = None,
+        told_after: Mapping[Topic, Statement] | None = None,
+        timeout_s: float | None = None,
     ) -> list[list[Row]]:
-        script = Script(
+        script = Transaction(
             steps=steps,
             before_lock=before_lock,
             locks=locks,
@@ -169,7 +169,7 @@ class SqlShared(SharedStore):
             changes=changes,
             notify_if=notify_if,
             told_after=told_after or {},
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
         return self._database.write(self._run, script)
 
@@ -188,12 +188,12 @@ class SqlShared(SharedStore):
 
 def _places(beat: Heartbeat) -> int | None:
     """Sequences that its engine runs at once; None if it serves none."""
-    if beat.role != "actor" or beat.version is None or beat.report is None or beat.report.is_leaving:
+    if beat.role != "actor" or beat.version is None or beat.report is None or beat.report.is_shutting_down:
         return None
     return beat.report.max_sequences
 
 
-def new_call() -> str:
+def new_request_id() -> str:
     """A name for one call: what it did is known by it, should it have to be made again."""
     return uuid.uuid4().hex
 
@@ -214,7 +214,7 @@ class SqlCards(SqlShared, GroupStore):
     """One card a run, put by its learner, and small files by their hashes."""
 
     @override
-    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
         for hash_, content in blobs.items():
             _check_blob(hash_, content)
         put = "INSERT INTO blobs (run, blake3, content) VALUES (:run, :blake3, :content) ON CONFLICT DO NOTHING"
@@ -230,7 +230,7 @@ class SqlCards(SqlShared, GroupStore):
         )
 
     @override
-    def card(self) -> RunCard | None:
+    def run_card(self) -> RunCard | None:
         rows = self._read("SELECT payload FROM cards WHERE run = :run")
         return self._decode(RunCard, rows[0][0]) if rows else None
 

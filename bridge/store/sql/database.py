@@ -26,7 +26,7 @@ _PARAMETER = re.compile(r":(\w+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class Statement:
     """One statement and its parameters."""
 
     sql: str
@@ -34,11 +34,11 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Transaction:
     """One transaction."""
 
-    steps: Sequence[Step]
-    before_lock: Sequence[Step] = ()
+    steps: Sequence[Statement]
+    before_lock: Sequence[Statement] = ()
     """What is large and sent first, so that nobody waits for its way; undone with the rest."""
     locks: bool = True
     """Whether it takes its turn among the run's writers; one that doesn't writes nothing, or a row that none of them
@@ -47,18 +47,18 @@ class Script:
     """Of the learner that asks: nothing is done once another leads; None for whoever does not lead."""
     changes: Collection[Topic] = ()
     """What those who wait are told of; `notify_if` says whether."""
-    notify_if: Step | None = None
+    notify_if: Statement | None = None
     """Asked before `steps`: those who wait are told if it gives a row; None: always."""
-    told_after: Mapping[Topic, Step] = dataclasses.field(default_factory=dict[Topic, Step])
+    told_after: Mapping[Topic, Statement] = dataclasses.field(default_factory=dict[Topic, Statement])
     """Topics that those who wait are told of if a step, asked after `steps`, gives a row."""
-    patience_s: float | None = None
+    timeout_s: float | None = None
     """How long a database that can't be reached is tried again; None: as long as it was told to when it was opened."""
 
 
 class Database(Protocol):
     """An engine that runs scripts; safe to use from several threads, closed before a fork."""
 
-    def write(self, run: str, script: Script) -> list[list[Row]]:
+    def write(self, run: str, script: Transaction) -> list[list[Row]]:
         """All of a script or nothing, on disk afterwards; the rows of each of its `steps`.
 
         It may be run again though it was committed, where the answer was lost: its statements see to that.
@@ -69,8 +69,8 @@ class Database(Protocol):
         """
         ...
 
-    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
-        """The rows of one statement, of one moment; `patience_s` is as a script's."""
+    def read(self, run: str, step: Statement, *, timeout_s: float | None = None) -> list[Row]:
+        """The rows of one statement, of one moment; `timeout_s` is as a script's."""
         ...
 
     @property

@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from bridge import codec
 from bridge.rollout_types import Group
-from bridge.store.group_blobs import BadObjectError, GroupObjects, Reference
+from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
 from bridge.store.protocol import FencedError, LearnerStore, StoredGroup, StoreLostError, UnfitGroupError
-from bridge.store.sql.base import SqlShared, check_limit, fit_of
+from bridge.store.sql.base import SqlShared, check_limit, ticket_digest
 from bridge.store.sql.database import Database, StoreClosedError
 
 _AT_A_TIME = 256
@@ -29,12 +29,12 @@ SWEEP_EVERY_S = 1800.0
 class SqlObjects(SqlShared):
     """The part of a run's store that has to do with its bucket; without one all groups stay in the database."""
 
-    _objects: GroupObjects | None = None
+    _objects: GroupBlobs | None = None
     _inline_bytes = 0
     _has_marked = False
-    _keeper: "ObjectKeeper | None" = None
+    _keeper: "BlobCollector | None" = None
 
-    def use_bucket(self, objects: GroupObjects, *, inline_bytes: int) -> None:
+    def use_bucket(self, objects: GroupBlobs, *, inline_bytes: int) -> None:
         """Puts groups of more than `inline_bytes` there from now on; once, before anything else."""
         self._objects, self._inline_bytes = objects, inline_bytes
 
@@ -105,19 +105,19 @@ class SqlObjects(SqlShared):
     def _keep_objects(self) -> None:
         """Has a thread delete and sweep from now on, for as long as this process leads the run."""
         if self._objects is not None and self._keeper is None:
-            self._keeper = ObjectKeeper(self.delete_dropped, self.sweep_objects)
+            self._keeper = BlobCollector(self.delete_dropped, self.sweep_objects)
 
     def _groups_went(self) -> None:
         if self._keeper is not None:
             self._keeper.wake()
 
     @contextlib.contextmanager
-    def _stowed(self, ticket_id: str, message: bytes) -> Generator["Stowed"]:
+    def _stowed(self, ticket_id: str, message: bytes) -> Generator["BlobLocation"]:
         """A group's message as its row has it; an object whose row is refused for good is deleted again."""
         if self._objects is None or len(message) <= self._inline_bytes:
-            yield Stowed(message, None)
+            yield BlobLocation(message, None)
             return
-        stowed = Stowed(b"", str(self._objects.put(ticket_id, message)))
+        stowed = BlobLocation(b"", str(self._objects.put(ticket_id, message)))
         row = (ticket_id, str(stowed.object))
         try:
             yield stowed
@@ -128,7 +128,7 @@ class SqlObjects(SqlShared):
         if not stowed.is_taken:
             self._objects.delete([row])
 
-    def _unstow(self, rows: Sequence[tuple[str, bytes, str | None]]) -> list[bytes | BadObjectError]:
+    def _unstow(self, rows: Sequence[tuple[str, bytes, str | None]]) -> list[bytes | BadBlobError]:
         """The messages of rows (ticket id, payload, reference), or what is wrong with one's object.
 
         Raises:
@@ -138,7 +138,7 @@ class SqlObjects(SqlShared):
         referring = [(ticket_id, object_) for ticket_id, _, object_ in rows if object_ is not None]
         if self._objects is None:
             # No reason to end: any actor's role can write such a row.
-            no_bucket = BadObjectError("it is in a bucket, and this run's learner has none: give both store.bucket")
+            no_bucket = BadBlobError("it is in a bucket, and this run's learner has none: give both store.bucket")
             return [payload if object_ is None else no_bucket for _, payload, object_ in rows]
         fetched = iter(self._objects.fetch_all(referring))
         return [payload if object_ is None else next(fetched) for _, payload, object_ in rows]
@@ -152,7 +152,7 @@ class SqlObjects(SqlShared):
         return [(ticket_id, object_) for ticket_id, object_ in rows]
 
 
-class Stowed:
+class BlobLocation:
     """Where a group's bytes are: in the row, or in the object that it refers to."""
 
     def __init__(self, payload: bytes, object_: str | None) -> None:
@@ -161,7 +161,7 @@ class Stowed:
         """Set once the row is there."""
 
 
-class ObjectKeeper:
+class BlobCollector:
     """A thread that deletes what groups left, when it is woken and now and then."""
 
     def __init__(self, delete_dropped: Callable[[], int], sweep: Callable[[], int]) -> None:
@@ -203,7 +203,7 @@ class SqlGroups(SqlObjects, LearnerStore):
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
         """See `SqlShared`."""
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
-        self.set_aside: collections.Counter[str] = collections.Counter()
+        self.unreadable: collections.Counter[str] = collections.Counter()
         """Groups that could not be read, by the actor that they name; their tickets were offered again."""
         self._lost_in_a_row: collections.Counter[str] = collections.Counter()
         self._newest_seq = 0
@@ -236,13 +236,13 @@ class SqlGroups(SqlObjects, LearnerStore):
         )
         rows = rows[: _num_within([object_ for *_, object_ in rows], self.page_bytes)]
         messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
-        if any(isinstance(message, BadObjectError) for message in messages):
+        if any(isinstance(message, BadBlobError) for message in messages):
             self._check_own_bucket()  # before anybody is blamed, and a ticket offered again
         groups: list[StoredGroup] = []
         spoiled: list[str] = []
         for (seq, ticket_id, actor, fit, _, object_), message in zip(rows, messages, strict=True):
             try:
-                if isinstance(message, BadObjectError):
+                if isinstance(message, BadBlobError):
                     if seq > self._led_after_seq:
                         self._lost_in_a_row[actor] += 1
                     raise message
@@ -251,7 +251,7 @@ class SqlGroups(SqlObjects, LearnerStore):
                 groups.append(StoredGroup(seq, self._group(message, ticket_id, actor, fit)))
             except ValueError as e:
                 logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
-                self.set_aside[actor] += 1
+                self.unreadable[actor] += 1
                 spoiled.append(ticket_id)
         self._newest_seq = max([self._newest_seq, *(row[0] for row in rows)])
         if self._incarnation is not None:  # others only read
@@ -282,8 +282,8 @@ class SqlGroups(SqlObjects, LearnerStore):
 
     @property
     @override
-    def num_set_aside(self) -> int:
-        return sum(self.set_aside.values())
+    def num_unreadable(self) -> int:
+        return sum(self.unreadable.values())
 
     @property
     @override
@@ -299,7 +299,7 @@ class SqlGroups(SqlObjects, LearnerStore):
         group = self._decode(Group, payload)
         if (group.ticket_id, group.actor) != (ticket_id, actor):
             raise ValueError(f"what is in it answers {group.ticket_id!r}, and was made by {group.actor!r}")
-        if fit_of(group) != fit:
+        if ticket_digest(group) != fit:
             raise ValueError("what is in it does not fit its ticket (prompt, number of rollouts, kind, round, order)")
         return group
 
@@ -311,6 +311,6 @@ def _num_within(objects: Sequence[str | None], num_bytes: int) -> int:
         if total >= num_bytes:
             return i
         if object_ is not None:
-            with contextlib.suppress(BadObjectError):
-                total += Reference.parse(object_).num_bytes
+            with contextlib.suppress(BadBlobError):
+                total += BlobReference.parse(object_).num_bytes
     return len(objects)

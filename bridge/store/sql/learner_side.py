@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from bridge.rollout_types import Ticket
 from bridge.store.protocol import LearnerLivesError, LearnerStore
-from bridge.store.sql.base import OPEN, SqlShared, check_lease, fit_of, new_call
-from bridge.store.sql.database import Step
+from bridge.store.sql.base import OPEN, SqlShared, check_lease, new_request_id, ticket_digest
+from bridge.store.sql.database import Statement
 from bridge.weight_types import Announcement
 
 
@@ -50,16 +50,16 @@ DROPPER = "whoever drops it"
 """Leads a run that is being dropped (`bridge.store.admin`), until nothing of it is left."""
 
 
-class SqlLead(SqlShared, LearnerStore):
+class SqlLeadership(SqlShared, LearnerStore):
     """Lead and end of a run, the versions that its holder announces, the steps that earlier holders went back to."""
 
     _last_announced: Announcement | None = None
     """The newest announcement of this process."""
 
     @override
-    def lead(self, holder: str, *, lease_s: float) -> int:
+    def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
         check_lease(lease_s)
-        params = {"holder": holder, "lease_s": lease_s, "call": new_call()}
+        params = {"holder": owner, "lease_s": lease_s, "call": new_request_id()}
         _, rows = self._write(
             self._step(
                 """UPDATE runs SET incarnation = incarnation + 1, holder = :holder, lead_by = :call,
@@ -87,15 +87,15 @@ class SqlLead(SqlShared, LearnerStore):
         return incarnation
 
     @override
-    def keep_lead(self, *, lease_s: float) -> None:
+    def renew_leadership(self, *, lease_s: float) -> None:
         check_lease(lease_s)
         self._change("UPDATE runs SET lead_expires_s = {now} + :lease_s WHERE run = :run", lease_s=lease_s)
 
     @override
-    def resign(self) -> None:
-        self._resign()
+    def release_leadership(self) -> None:
+        self._release_leadership()
 
-    def _resign(self, *, patience_s: float | None = None) -> None:
+    def _release_leadership(self, *, timeout_s: float | None = None) -> None:
         if self._incarnation is not None:
             self._write(
                 self._step(
@@ -103,7 +103,7 @@ class SqlLead(SqlShared, LearnerStore):
                     WHERE run = :run AND incarnation = :incarnation""",
                     incarnation=self._incarnation,
                 ),
-                patience_s=patience_s,
+                timeout_s=timeout_s,
             )
 
     @override
@@ -127,7 +127,7 @@ class SqlLead(SqlShared, LearnerStore):
     @override
     def announce(self, announcement: Announcement) -> None:
         version = announcement.manifest.version
-        params = {"incarnation": version.incarnation, "step": version.step, "call": new_call()}
+        params = {"incarnation": version.incarnation, "step": version.step, "call": new_request_id()}
         _, rows = self._write(
             self._step(
                 """INSERT INTO announcements (run, incarnation, step, call, payload)
@@ -166,7 +166,7 @@ KEPT_ORDERS = 1024
 """Orders of acknowledged training tickets, below the newest, whose ids stay known."""
 NUM_TICKETS = "sum(CASE WHEN fit = '' THEN attempts ELSE 1 END)"
 """Tickets of rows: a row without `fit` stands for acknowledged ones of its kind that were forgotten, and counts them in
-`attempts`. Of training tickets its `order` is their highest: a rewind below it takes off the share of the orders that
+`attempts`. Of training tickets its `order` is their highest: a rollback below it takes off the share of the orders that
 are issued again, which is exact where each order had as many tickets."""
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
 _FORGOTTEN = "(forgotten) "
@@ -184,7 +184,7 @@ class SqlTickets(SqlShared, LearnerStore):
         rows = list(tickets)
         if not rows:
             return 0
-        call = new_call()
+        call = new_request_id()
         insert = """INSERT INTO tickets (run, id, "order", kind, payload, fit, only_for, state, offered_by)
             VALUES (:run, :id, :order, :kind, :payload, :fit, :only_for, 'open', :call)
             ON CONFLICT (run, id) DO NOTHING"""
@@ -195,7 +195,7 @@ class SqlTickets(SqlShared, LearnerStore):
                 order=t.order,
                 kind=t.kind,
                 payload=self._encode(t),
-                fit=fit_of(t),
+                fit=ticket_digest(t),
                 only_for=only_for,
                 call=call,
             )
@@ -254,7 +254,7 @@ class SqlTickets(SqlShared, LearnerStore):
     @override
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
         del older_than  # a group is one ticket here
-        ids, call = list(dict.fromkeys(ticket_ids)), new_call()
+        ids, call = list(dict.fromkeys(ticket_ids)), new_request_id()
         if not ids:
             return 0
         new = "run = :run AND id IN [ids] AND coalesce(offered_by, '') <> :call"
@@ -298,8 +298,8 @@ class SqlTickets(SqlShared, LearnerStore):
         )
 
     @override
-    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
-        ids, call = list(open_ids), new_call()
+    def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        ids, call = list(open_ids), new_request_id()
         later = """run = :run AND kind = 'train' AND "order" >= :next_order"""
         params = {"next_order": next_order, "step": step}
         remembered = """SELECT count(*) FROM tickets AS kept WHERE run = :run AND kind = 'train' AND fit <> ''
@@ -366,7 +366,7 @@ class SqlTickets(SqlShared, LearnerStore):
     def num_reissued(self) -> int:
         return self._read("SELECT reissued FROM runs WHERE run = :run")[0][0]
 
-    def _num_offered(self, ids: Sequence[str], call: str) -> Step:
+    def _num_offered(self, ids: Sequence[str], call: str) -> Statement:
         """How many of these tickets a call offered; the same when the call is made again."""
         return self._step(
             "SELECT count(*) FROM tickets WHERE run = :run AND id IN [ids] AND offered_by = :call",

@@ -13,9 +13,9 @@ from typing_extensions import override
 from bridge.store.protocol import MAX_CASE_S, MAX_CASES, MAX_TASK_KEY_BYTES, GroupStore, StoredGroup, StoreLostError
 from bridge.store.sql.actor_side import SqlActorSide
 from bridge.store.sql.base import SqlCards, SqlShared, check_limit
-from bridge.store.sql.database import Row, Step
+from bridge.store.sql.database import Row, Statement
 from bridge.store.sql.group_rows import SqlGroups
-from bridge.store.sql.learner_side import SqlFences, SqlLead, SqlTickets
+from bridge.store.sql.learner_side import SqlFences, SqlLeadership, SqlTickets
 from bridge.weight_types import RunCard
 
 
@@ -79,18 +79,18 @@ class SqlAnchors(SqlShared, GroupStore):
 
     @override
     def all_anchors(
-        self, *, after: str = "", limit: int, patience_s: float | None = None
+        self, *, after: str = "", limit: int, timeout_s: float | None = None
     ) -> dict[str, tuple[float, ...]]:
         check_limit(limit)
         step = self._step(_PAGE, after=after, limit=limit)
-        return _by_key(self._database.read(self._run, step, patience_s=patience_s))
+        return _by_key(self._database.read(self._run, step, timeout_s=timeout_s))
 
     @override
     def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
         if anchors:
             self._write(*self._raises(anchors), guarded=True)
 
-    def _raises(self, anchors: Mapping[str, Sequence[float]]) -> list[Step]:
+    def _raises(self, anchors: Mapping[str, Sequence[float]]) -> list[Statement]:
         # In one order for all: two who raise the same tasks wait for each other, and never each for the other.
         return [self._step(_RAISE, key=key, ms=pack(key, anchors[key])) for key in sorted(anchors)]
 
@@ -102,15 +102,15 @@ def _by_key(rows: Sequence[Row]) -> dict[str, tuple[float, ...]]:
 _FAREWELL_S = 2.0
 
 
-class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, SqlActorSide, GroupStore):
+class SqlStore(SqlLeadership, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, SqlActorSide, GroupStore):
     """One run in a database; safe to use from several threads, closed before a fork."""
 
     _num_breaks_met = 0
     """Breaks of the way to the database after which this learner has looked for an older copy."""
 
     @override
-    def lead(self, holder: str, *, lease_s: float) -> int:
-        incarnation = super().lead(holder, lease_s=lease_s)
+    def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
+        incarnation = super().acquire_leadership(owner, lease_s=lease_s)
         self._keep_objects()
         return incarnation
 
@@ -127,12 +127,12 @@ class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, 
                 return groups  # else the way broke in the middle, and these may be an older copy's
 
     @override
-    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
         self._mark_bucket()  # first: who has the card looks for the mark
-        super().put_card(card, blobs)
+        super().put_run_card(card, blobs)
 
     @override
-    def _write(self, *steps: Step, guarded: bool = False, **options: Any) -> list[list[Row]]:
+    def _write(self, *steps: Statement, guarded: bool = False, **options: Any) -> list[list[Row]]:
         rows = super()._write(*steps, guarded=guarded, **options)
         if guarded:
             self._groups_went()
@@ -143,7 +143,7 @@ class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, 
         # Whoever can't say so ends its lead by the database's clock.
         try:
             with contextlib.suppress(StoreLostError, RuntimeError, ValueError):  # a run that was dropped, too
-                self._resign(patience_s=_FAREWELL_S)
-                self._give_names_back(patience_s=_FAREWELL_S)
+                self._release_leadership(timeout_s=_FAREWELL_S)
+                self._give_names_back(timeout_s=_FAREWELL_S)
         finally:
             super().close()

@@ -29,7 +29,7 @@ from launch import cli
 from launch.terminal import make_console
 from launch.tools.compile_tpu import tpu_tables
 from launch.tools.compile_tpu.compile_worker import environment, tpu_python
-from launch.tools.compile_tpu.estimate import Estimate, estimate
+from launch.tools.compile_tpu.estimate import StepEstimate, estimate
 from launch.tools.out_file import check_out_file, write_out_file
 from learner.metrics.flops import TPU_CHIPS
 from learner.model.architecture import Architecture
@@ -48,7 +48,7 @@ DOES_NOT_FIT = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class CompileJob:
     """One program to compile, checked."""
 
     key: str
@@ -67,8 +67,8 @@ class Job:
 class Compiled:
     """What became of a job: an estimate, or XLA's word on why it doesn't fit."""
 
-    job: Job
-    estimate: Estimate | None
+    job: CompileJob
+    estimate: StepEstimate | None
     answer: dict[str, Any]
 
     @property
@@ -110,7 +110,7 @@ def main() -> int:
     return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
 
 
-def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> Job:
+def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> CompileJob:
     """Reads and checks the input; nothing of it needs libtpu.
 
     Raises:
@@ -140,7 +140,7 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     if config.model.max_tokens > longest:
         raise ValueError(f"model.max_tokens ({config.model.max_tokens}) is more than the model's {longest} positions")
     name = model or pathlib.Path(config.model.path).name
-    return Job(key=f"{name}@{topology}", config=config, topology=topology, model=fields)
+    return CompileJob(key=f"{name}@{topology}", config=config, topology=topology, model=fields)
 
 
 def num_chips(topology: str) -> int:
@@ -161,7 +161,7 @@ def num_chips(topology: str) -> int:
     return math.prod(int(d) for d in shape.split("x"))
 
 
-def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> Compiled:
+def compile_job(job: CompileJob, python: pathlib.Path, *, dump: str | None = None) -> Compiled:
     """Compiles in libtpu's environment.
 
     Raises:

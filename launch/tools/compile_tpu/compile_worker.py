@@ -31,7 +31,7 @@ from launch.supervision import process_tree
 from learner.distributed.sharding import AXES, compiler_options, make_mesh
 from learner.model.architecture import Architecture
 from learner.update.packing import empty_batch
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 
 _EXTRAS = ("learner", "tpu")
 
@@ -151,7 +151,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     config = overrides.from_dict(job["config"])
     mesh = topology_mesh(job["topology"], config)
     model = Architecture.from_hf(job["model"])
-    steps = build_steps(model, config, mesh)
+    steps = build_train_step(model, config, mesh)
     options = (compiler_options(mesh) or {}) | (job.get("compiler_options") or {})
     answer: dict[str, Any] = {
         "device_kind": mesh.devices.flat[0].device_kind,
@@ -207,7 +207,7 @@ def count_collectives(text: str) -> dict[str, int]:
     return dict(collections.Counter(_COLLECTIVE.findall(text)))
 
 
-def state_bytes(steps: Steps, config: Config) -> dict[str, int]:
+def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
     """Bytes a chip of the state's parts and of a batch, without the padding of tiles."""
     state = steps.abstract_state()
 

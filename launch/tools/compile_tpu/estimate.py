@@ -22,7 +22,7 @@ counts of the presets' programs gave 0.48 to 0.51 on v5e, 0.32 (experts) to 0.68
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class StepEstimate:
     """One update on a slice."""
 
     hbm_bytes: dict[str, int]
@@ -51,12 +51,12 @@ class Estimate:
         return self.total_hbm_bytes <= self.chip.hbm_bytes
 
 
-def estimate(answer: dict[str, Any], config: Config, model: Architecture, family: str) -> Estimate:
+def estimate(answer: dict[str, Any], config: Config, model: Architecture, family: str) -> StepEstimate:
     """Turns the answer of `launch.tools.compile_tpu.compile_worker` into memory and seconds on a kind of chip."""
     n, epochs, chip = num_micro_batches(config), config.rounds.epochs, flops.TPU_CHIPS[family]
     needed, computed, scoring = micro_batch_flops(config, model, answer.get("remat", config.model.remat))
     all_computed = n * (epochs * computed + (scoring if "score" in answer["programs"] else 0.0))
-    return Estimate(
+    return StepEstimate(
         hbm_bytes=hbm_bytes(answer),
         num_micro_batches=n,
         num_epochs=epochs,

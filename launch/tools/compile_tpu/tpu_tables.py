@@ -7,10 +7,10 @@ from rich.table import Table
 
 from configs.schema import Config
 from launch.terminal import make_console
-from launch.tools.compile_tpu.estimate import Estimate
+from launch.tools.compile_tpu.estimate import StepEstimate
 
 
-def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any]) -> None:
+def show(key: str, config: Config, found: StepEstimate | None, answer: dict[str, Any]) -> None:
     """Prints one case."""
     console = make_console(width=150, highlight=False)
     console.rule(key, align="left")
@@ -48,7 +48,7 @@ def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any
     )
 
 
-def numbers(config: Config, found: Estimate | None, answer: dict[str, Any]) -> dict[str, Any]:
+def numbers(config: Config, found: StepEstimate | None, answer: dict[str, Any]) -> dict[str, Any]:
     """Returns a case as plain numbers; of one that XLA refused only its shape and that it does not fit."""
     chosen = answer.get("remat", config.model.remat)
     row = {

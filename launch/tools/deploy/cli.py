@@ -17,7 +17,7 @@ from configs.field_docs import meanings
 from launch import cli
 from launch.startup import prepare_run
 from launch.tools.deploy import kubernetes, slurm
-from launch.tools.deploy.deploy_settings import Settings
+from launch.tools.deploy.deploy_settings import DeploySettings
 from launch.tools.deploy.deployment import Deployment, deploy
 from launch.tools.deploy.writing import write
 
@@ -28,9 +28,9 @@ _REPEATED = {"learner_options": "learner_option", "actor_options": "actor_option
 
 def _define_flags() -> None:
     """Defines a flag for each field of `Settings`, with the field's default and its text."""
-    kinds, texts = typing.get_type_hints(Settings), meanings(Settings)
+    kinds, texts = typing.get_type_hints(DeploySettings), meanings(DeploySettings)
     plain = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(DeploySettings):
         kind, text = kinds[field.name], texts[field.name]
         default = None if field.default is dataclasses.MISSING else field.default
         if field.name in _REPEATED:
@@ -47,11 +47,13 @@ _define_flags()
 def main() -> int:
     """Renders the files and says what to do next."""
     with cli.usage_errors():
-        given: dict[str, Any] = {name: flags.FLAGS[_REPEATED.get(name, name)].value for name in meanings(Settings)}
+        given: dict[str, Any] = {
+            name: flags.FLAGS[_REPEATED.get(name, name)].value for name in meanings(DeploySettings)
+        }
         if not _OUT.value or not given["target"]:
             raise ValueError("give --target=kubernetes or --target=slurm, and --out=FOLDER")
         given |= {name: tuple(given[name]) for name in _REPEATED}
-        deployment = deploy(prepare_run.config(), Settings(**given))
+        deployment = deploy(prepare_run.config(), DeploySettings(**given))
         render = kubernetes.render if given["target"] == "kubernetes" else slurm.render
         folder = pathlib.Path(_OUT.value)
         write(folder, render(deployment))

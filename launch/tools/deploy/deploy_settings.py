@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from bridge.store.postgres.connections import check_encrypted, parse, way_of
+from bridge.store.postgres.connections import check_encrypted, libpq_target_of, parse
 from bridge.store.url_login import files_of_a_login, users_of, with_user
 from configs.schema import Config
 from configs.sections.prompts import HUGGING_FACE
@@ -171,7 +171,7 @@ _SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class DeploySettings:
     """Flags of the command by their names, each with its help below it."""
 
     target: Literal["kubernetes", "slurm"]
@@ -326,7 +326,7 @@ def check_name(config: Config) -> None:
         )
 
 
-def check_sandboxes(config: Config, settings: Settings) -> None:
+def check_sandboxes(config: Config, settings: DeploySettings) -> None:
     """Refuses code rewards in pods without capabilities under the default seccomp profile: nothing is isolated there.
 
     Raises:
@@ -354,7 +354,7 @@ def check_meeting_places(config: Config) -> None:
         )
     if not parse(url).get("user"):
         raise ValueError("store.url names no user; give the learner's, as in postgresql://learner@HOST/sluice?...")
-    way = way_of(url)
+    way = libpq_target_of(url)
     if way.is_here:
         raise ValueError(f"store.url={url} is this machine's own: every pod and node would look for it on itself")
     check_encrypted(way)
@@ -373,7 +373,7 @@ def check_meeting_places(config: Config) -> None:
         )
 
 
-def on_storage(config: Config, settings: Settings) -> Config:
+def on_storage(config: Config, settings: DeploySettings) -> Config:
     """The config with its run folder on the storage that all hosts share.
 
     Raises:
@@ -406,7 +406,7 @@ def _prompt_paths(config: Config) -> dict[str, str]:
     return {field: path for field, path in paths.items() if field not in names} | folders
 
 
-def listening(config: Config, settings: Settings) -> Config:
+def listening(config: Config, settings: DeploySettings) -> Config:
     """The config whose learner serves at all addresses of its host, unless it says at which.
 
     The port is the same on every host; an actor is told each host's own address by the learner.

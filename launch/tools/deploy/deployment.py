@@ -10,7 +10,7 @@ from configs.schema import Config
 from launch.startup.join_run import allowing
 from launch.startup.snapshot_room import SnapshotRoom, actor_bytes
 from launch.tools.deploy import deploy_settings
-from launch.tools.deploy.deploy_settings import Hosts, Settings
+from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _ROOM = 1.05
@@ -25,13 +25,13 @@ _LOCAL_STOP_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bounds:
+class HangTimeouts:
     """Seconds of silence after which a process hangs; the flags of `launch.supervision.kubernetes_probe`."""
 
-    first_beat_s: float
-    beat_s: float
-    start_s: float
-    work_s: float
+    first_heartbeat_timeout_s: float
+    heartbeat_timeout_s: float
+    start_timeout_s: float
+    progress_timeout_s: float
 
     def flags(self) -> list[str]:
         """For its command line."""
@@ -44,7 +44,7 @@ class Deployment:
 
     config: Config
     """As the learner reads it there."""
-    settings: Settings
+    settings: DeploySettings
     learner: Hosts
     """Of the learner; with `one_node` the node."""
     actor: Hosts
@@ -57,8 +57,8 @@ class Deployment:
     learner_grace_s: int
     """From being told to end until it is killed."""
     actor_grace_s: int
-    learner_bounds: Bounds
-    actor_bounds: Bounds
+    learner_bounds: HangTimeouts
+    actor_bounds: HangTimeouts
 
     @property
     def run(self) -> str:
@@ -66,7 +66,7 @@ class Deployment:
         return self.config.run.name
 
 
-def deploy(config: Config, settings: Settings) -> Deployment:
+def deploy(config: Config, settings: DeploySettings) -> Deployment:
     """Works it out.
 
     Raises:
@@ -102,31 +102,33 @@ def deploy(config: Config, settings: Settings) -> Deployment:
         learner_shm_gib=_shm_gib(room.full_bytes(config)),
         actor_shm_gib=_shm_gib(actor_bytes(served)),
         learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
-        actor_grace_s=math.ceil(config.actor.leave_s + _LEAVE_S),
-        learner_bounds=Bounds(
-            first_beat_s=limits.first_heartbeat_s,
-            beat_s=limits.heartbeat_s,
-            start_s=limits.start_s,
-            work_s=limits.work_s,
+        actor_grace_s=math.ceil(config.actor.shutdown_grace_s + _LEAVE_S),
+        learner_bounds=HangTimeouts(
+            first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
+            heartbeat_timeout_s=limits.heartbeat_timeout_s,
+            start_timeout_s=limits.start_timeout_s,
+            progress_timeout_s=limits.progress_timeout_s,
         ),
-        actor_bounds=Bounds(
-            first_beat_s=limits.first_heartbeat_s,
-            beat_s=limits.heartbeat_s,
+        actor_bounds=HangTimeouts(
+            first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
+            heartbeat_timeout_s=limits.heartbeat_timeout_s,
             # At its own deadline an actor ends itself, and says why.
-            start_s=config.actor.start_timeout_s + limits.heartbeat_s,
-            work_s=limits.engine_s,
+            start_timeout_s=config.actor.start_timeout_s + limits.heartbeat_timeout_s,
+            progress_timeout_s=limits.engine_timeout_s,
         ),
     )
     _check_memory(deployment)
     return deployment
 
 
-def _with_grace(config: Config, settings: Settings) -> Config:
+def _with_grace(config: Config, settings: DeploySettings) -> Config:
     """The config whose learner has as long to stop as the cluster gives it."""
-    return dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, stop_s=settings.grace_s))
+    return dataclasses.replace(
+        config, supervision=dataclasses.replace(config.supervision, shutdown_grace_s=settings.grace_s)
+    )
 
 
-def _learner(config: Config, settings: Settings) -> Hosts:
+def _learner(config: Config, settings: DeploySettings) -> Hosts:
     num_chips = config.mesh.num_devices
     if settings.learner == "cpu":
         return deploy_settings.cpu_hosts(count=num_chips)
@@ -135,7 +137,7 @@ def _learner(config: Config, settings: Settings) -> Hosts:
     return deploy_settings.gpu_hosts(settings.learner, num_gpus=num_chips, is_gke=settings.node_labels == "gke")
 
 
-def _actor(config: Config, settings: Settings) -> Hosts:
+def _actor(config: Config, settings: DeploySettings) -> Hosts:
     if settings.actors == "cpu":
         return deploy_settings.cpu_hosts(memory_gib=8 + config.actor.kv_cache_gib)
     num_gpus = _gpus_of_an_engine(config)
@@ -147,7 +149,7 @@ def _actor(config: Config, settings: Settings) -> Hosts:
     return deploy_settings.gpu_hosts(settings.actors, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
 
 
-def _node(config: Config, settings: Settings) -> Hosts:
+def _node(config: Config, settings: DeploySettings) -> Hosts:
     """The one machine of `launch.local`."""
     if settings.learner == "cpu":
         return deploy_settings.cpu_hosts(cpus=4, memory_gib=16 + config.actor.kv_cache_gib * config.actor.num_engines)
@@ -164,7 +166,7 @@ def _gpus_of_an_engine(config: Config) -> int:
     return max(config.actor.tensor_parallel_size, config.actor.max_tensor_parallel_size * config.actor.elastic)
 
 
-def _num_params(config: Config, settings: Settings) -> float:
+def _num_params(config: Config, settings: DeploySettings) -> float:
     """Of the model: as given, or by the index or the files of its folder, where it is here; 0 for the tiny one."""
     if settings.num_params or not config.model.path:
         return settings.num_params
@@ -233,12 +235,12 @@ def local(*, config: str) -> list[str]:
     return ["-m", "launch.local", f"--config={config}"]
 
 
-def probe(pulse: str, bounds: Bounds | None) -> list[str]:
+def probe(pulse: str, bounds: HangTimeouts | None) -> list[str]:
     """Of the look at a process; without bounds the look whether it has started."""
     return [
         "-m",
         "launch.supervision.kubernetes_probe",
-        f"--pulse={pulse}",
+        f"--liveness_file={pulse}",
         *(["--ready"] if bounds is None else bounds.flags()),
     ]
 

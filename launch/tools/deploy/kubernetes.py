@@ -15,10 +15,10 @@ from launch.tools.deploy.deploy_settings import (
     SECRETS,
     SHM,
     TPU_PORT,
+    DeploySettings,
     Hosts,
-    Settings,
 )
-from launch.tools.deploy.deployment import Bounds, Deployment
+from launch.tools.deploy.deployment import Deployment, HangTimeouts
 
 Json = dict[str, Any]
 PULSE = f"{SHM}/sluice-pulse"
@@ -167,7 +167,7 @@ def _pod(
     return {"metadata": {"labels": labels(deployment, component)}, "spec": spec}
 
 
-def _let_isolate(spec: Json, container: Json, settings: Settings) -> None:
+def _let_isolate(spec: Json, container: Json, settings: DeploySettings) -> None:
     """Lets a pod's processes make user namespaces, and mount /proc in them, without any right outside of the pod."""
     if settings.sandbox_runtime:
         spec["runtimeClassName"] = settings.sandbox_runtime
@@ -210,11 +210,11 @@ def _ports(deployment: Deployment) -> list[Json]:
     return [{"name": name, "containerPort": port} for name, port in ports.items() if port]
 
 
-def _liveness(bounds: Bounds) -> Json:
+def _liveness(bounds: HangTimeouts) -> Json:
     return _probe(bounds) | {"terminationGracePeriodSeconds": _KILL_GRACE_S}
 
 
-def _probe(bounds: Bounds | None) -> Json:
+def _probe(bounds: HangTimeouts | None) -> Json:
     return {
         "exec": {"command": ["python", *deploy_deployment.probe(PULSE, bounds)]},
         "periodSeconds": _PROBE_S,
@@ -229,7 +229,7 @@ def _environment(hosts: Hosts, *, cache: str, has_pulse: bool = True) -> list[Js
         TMPDIR=SCRATCH,
         PYTHONUNBUFFERED="1",
         SLUICE_CACHE=cache,
-        **({"SLUICE_PULSE_FILE": PULSE} if has_pulse else {}),
+        **({"SLUICE_LIVENESS_FILE": PULSE} if has_pulse else {}),
         **({"LD_LIBRARY_PATH": _GKE_DRIVER} if GKE_GPU in hosts.labels else {}),
     )
 

@@ -17,12 +17,12 @@ done
 shift
 
 folder="$(mktemp -d "/dev/shm/sluice-$UID-XXXXXX")" || exit 1
-export SLUICE_PULSE_FILE="$folder/pulse"
+export SLUICE_LIVENESS_FILE="$folder/pulse"
 setsid "$@" & process=$!  # a process group of its own
 
 watch() {
   while sleep "${SLUICE_PROBE_EVERY_S:-20}" &>/dev/null; do
-    "$1" -m launch.supervision.kubernetes_probe --pulse="$SLUICE_PULSE_FILE" "${bounds[@]}"
+    "$1" -m launch.supervision.kubernetes_probe --liveness_file="$SLUICE_LIVENESS_FILE" "${bounds[@]}"
     [ $? = 3 ] || continue
     echo "the process hangs and is killed: ${*:2}" >&2
     kill -KILL -- "-$process"

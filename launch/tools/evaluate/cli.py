@@ -68,13 +68,13 @@ def main() -> int:
     with cli.usage_errors():
         out = check_out_file(_OUT.value)
         model, step, config = _what()
-        notes = check_own(config.own_verifiers)
+        notes = check_own(config.custom_verifiers)
         check_environments(config.environments_played, config.environments)
         for note in (*notes, *check_sandbox(config)):
             print(note, flush=True)
         sets = eval_runner.open_problems(config, model)
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
-    progress = Progress({one.name: len(one.problems) * one.how.k for one in sets.sets})
+    progress = Progress({one.name: len(one.problems) * one.config.k for one in sets.sets})
     with contextlib.ExitStack() as parts:
         with cli.usage_errors():
             folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="sluice-evaluate-"))
@@ -88,7 +88,7 @@ def main() -> int:
             with _ended_at_once(parts):
                 engine = eval_runner.start_engine(model, config, seed=_SEED.value)
             version = Version(incarnation=0, step=step or 0)
-            job = eval_runner.Job(config, sets, engine, timeline, judge, version)
+            job = eval_runner.EvalJob(config, sets, engine, timeline, judge, version)
             with progress:
                 groups = asyncio.run(job.run(progress))
         except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def main() -> int:
         except Exception as e:
             first, *others = leaves(e)
             more = f" (and {len(others)} more errors)" if others else ""
-            print(f"error: {cli.one_line(RuntimeError(first))}{more}", file=sys.stderr)
+            print(f"error: {cli.first_line(RuntimeError(first))}{more}", file=sys.stderr)
             return 1
     found = results.results_of(
         sets,
@@ -128,7 +128,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
     given_model = _MODEL.value
     if (given_model is None) == (run_dir is None):
         raise ValueError("give --model=FOLDER, or --run_dir=FOLDER of a run with a checkpoint")
-    asked = settings.Asked(
+    asked = settings.EvalRequest(
         prompts=_PROMPTS.value,
         k=_K.value,
         temperature=_TEMPERATURE.value,
@@ -142,14 +142,14 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
             raise ValueError("--run_dir has its config; leave --config out")
         base = prepare_run.open_prepared(run_dir).config
         step, model = export.model_of(RunFolder(pathlib.Path(run_dir)), _STEP.value)
-        return model, step, settings.settle(base, asked, cli.given_overrides(), model)
+        return model, step, settings.resolve_config(base, asked, cli.given_overrides(), model)
     if _STEP.value is not None:
         raise ValueError("--step goes with --run_dir")
     model = pathlib.Path(given_model).expanduser().resolve()
     if preset is None and not asked.prompts:
         raise ValueError("give --prompts, or --config=NAME, whose evaluation sets are asked")
     base = settings.default_base(model) if preset is None else overrides.load_preset(preset)
-    return model, None, settings.settle(base, asked, cli.given_overrides(), model)
+    return model, None, settings.resolve_config(base, asked, cli.given_overrides(), model)
 
 
 def _head(model: pathlib.Path, step: int | None, config: Config) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.progress import Progress as Bars
 from actor.engine_protocol import Sample
 from actor.environments.protocol import EpisodeError
 from actor.responses import ResponseReader
-from actor.rewards.scorer import Rewards
+from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.rewards.verifiers.judge import Judge
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Problems:
+class EvalProblems:
     """What is asked."""
 
     sets: list[ProblemSet]
     tokenizer: Tokenizer
 
 
-def open_problems(config: Config, model: pathlib.Path) -> Problems:
+def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
     """All sets of the config, none of them empty; prints how many problems each has, and what was set aside.
 
     Raises:
@@ -68,7 +68,7 @@ def open_problems(config: Config, model: pathlib.Path) -> Problems:
     for one in sets:
         if not one.problems:
             raise ValueError(f"evaluation set {one.name} has no problem")
-        how = one.how
+        how = one.config
         print(
             f"{one.name}: {len(one.problems)} problems, {how.k} samples each, temperature {how.temperature:g}, at most "
             f"{how.max_tokens} tokens",
@@ -77,7 +77,7 @@ def open_problems(config: Config, model: pathlib.Path) -> Problems:
         if one.bad:
             first = one.bad[0]
             print(f"warning: {len(one.bad)} rows of {one.name} set aside; row {first.row}: {first.reason}", flush=True)
-    return Problems(sets, tokenizer)
+    return EvalProblems(sets, tokenizer)
 
 
 LINE_S = 15.0
@@ -157,7 +157,7 @@ class Runner:
     def __init__(
         self,
         sampler: Sampler,
-        rewards: Rewards,
+        rewards: RewardScorer,
         *,
         read: Callable[[Ticket, Sample], Response],
         places: int,
@@ -212,7 +212,7 @@ class Runner:
             async with self._places:
                 made = await self._sampler.sample(ticket, index)
             response = self._read(ticket, made)
-            builder.add(index, made, await self._rewards.judge(response, ticket.task), response)
+            builder.add(index, made, await self._rewards.score(response, ticket.task), response)
 
         async with asyncio.TaskGroup() as samples:
             for index in range(ticket.num_samples):
@@ -222,7 +222,7 @@ class Runner:
 
 def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, ...], place: int) -> list[Ticket]:
     """What is asked of a set; `place` is the set's among all of them."""
-    how = one.how
+    how = one.config
     sampling = Sampling(
         max_tokens=how.max_tokens,
         temperature=how.temperature or 0.0,
@@ -256,13 +256,13 @@ def start_engine(model: pathlib.Path, config: Config, *, seed: int) -> "VllmEngi
     return VllmEngine.start(model, config, expected=table, has_own_weights=True, seed=seed)
 
 
-class Job:
+class EvalJob:
     """Asks all sets, one after the other."""
 
     def __init__(
         self,
         config: Config,
-        problems: Problems,
+        problems: EvalProblems,
         engine: "VllmEngine",
         timeline: Timeline,
         judge: Judge | None,
@@ -295,7 +295,7 @@ class Job:
             return groups
 
     @contextlib.asynccontextmanager
-    async def _parts(self) -> AsyncIterator[tuple[Sampler, Rewards]]:
+    async def _parts(self) -> AsyncIterator[tuple[Sampler, RewardScorer]]:
         """Made inside the loop that uses them."""
         config, engine = self._config, self._engine
         async with contextlib.AsyncExitStack() as parts:
@@ -306,4 +306,4 @@ class Job:
             episodes = build_episodes(config, engine, pathlib.Path(config.model.path))
             if episodes is not None:
                 parts.push_async_callback(episodes.close)
-            yield Sampler(engine, timeline=self._timeline, lag_bound=None, episodes=episodes), rewards
+            yield Sampler(engine, timeline=self._timeline, max_lag_steps=None, episodes=episodes), rewards

@@ -67,7 +67,7 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
     from learner.checkpoint import Checkpoints
     from learner.model.architecture import Architecture
     from learner.policy_trainer import save_model
-    from learner.restore import Weights, load_base, restore_params
+    from learner.restore import WeightLoader, load_base, restore_params
 
     prepared = open_prepared(str(run.path))
     config = dataclasses.replace(
@@ -88,7 +88,7 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
             shutil.copyfile(file, hashes / file.name)
         checkpoints = Checkpoints(own, keep=1)
         try:
-            weights = Weights(config, architecture)
+            weights = WeightLoader(config, architecture)
             base = load_base(weights, prepared.model_folder)
             _, params = restore_params(checkpoints, weights, prepared.folder, prepared.model_folder, base)
         finally:

@@ -14,9 +14,9 @@ from bridge import weight_types
 from bridge.files import replace_file
 from bridge.rollout_types import Group
 from configs.run_folder import RunFolder
-from launch.cli import one_line
+from launch.cli import first_line
 from launch.terminal import make_console
-from launch.tools.evaluate.eval_runner import Problems
+from launch.tools.evaluate.eval_runner import EvalProblems
 from launch.tools.out_file import write_out_file
 from learner.evaluation import eval_summary
 from learner.evaluation.eval_summary import summarize
@@ -24,7 +24,7 @@ from learner.evaluation.pinned_requests import problem_number
 
 
 def results_of(
-    problems: Problems,
+    problems: EvalProblems,
     groups: Mapping[str, Sequence[Group]],
     *,
     decode: eval_summary.Decode,
@@ -40,12 +40,12 @@ def results_of(
         there = groups.get(one.name, ())
         asked = eval_summary.asked_of(one)
         if not there:
-            sets.append(asked | {"k": one.how.k, "problems": 0, "left_out": len(one.problems), "metrics": {}})
+            sets.append(asked | {"k": one.config.k, "problems": 0, "left_out": len(one.problems), "metrics": {}})
             continue
         summary = summarize(
             there,
             num_problems=len(one.problems),
-            pass_reward=one.how.pass_reward or 0.0,
+            pass_reward=one.config.pass_reward or 0.0,
             reads_answers=one.reads_answers,
         )
         sets.append(
@@ -95,7 +95,7 @@ def keep_beside(found: eval_summary.Json, run: RunFolder) -> None:
     try:
         write_beside(found, run)
     except OSError as e:
-        print(f"not in {run.evaluated}: {one_line(e)}; launch.tools.report takes --results", file=sys.stderr)
+        print(f"not in {run.evaluated}: {first_line(e)}; launch.tools.report takes --results", file=sys.stderr)
     else:
         print(f"report       python -m launch.tools.report --run_dir={run.path}")
 

@@ -31,7 +31,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class EvalRequest:
     """What the command line says; None or 0: nothing."""
 
     prompts: Sequence[str] = ()
@@ -91,7 +91,7 @@ def default_base(model: pathlib.Path) -> Config:
     )
 
 
-def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.Path) -> Config:
+def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], model: pathlib.Path) -> Config:
     """The config of the evaluation: the base's, with what the command line says, for this model.
 
     Without --prompts the base's own sets are asked. With it, or with --k, it is greedy for one sample a problem and at
@@ -129,7 +129,9 @@ def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.
         raw["prompts"] |= {"verifier": asked.verifier, "rewards": {}}
     raw = overrides.merge(raw, given)
     evaluation = raw["evaluation"]
-    evaluation["sets"] = {name: _asked(name, one, evaluation, asked, given) for name, one in evaluation["sets"].items()}
+    evaluation["sets"] = {
+        name: _apply_flags(name, one, evaluation, asked, given) for name, one in evaluation["sets"].items()
+    }
     config = overrides.from_dict(raw)
     if config.lora.is_on:
         raise ValueError(
@@ -142,8 +144,8 @@ def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, num_problems=0))
 
 
-def _asked(
-    name: str, one: Mapping[str, Any], evaluation: Mapping[str, Any], asked: Asked, given: Mapping[str, str]
+def _apply_flags(
+    name: str, one: Mapping[str, Any], evaluation: Mapping[str, Any], asked: EvalRequest, given: Mapping[str, str]
 ) -> dict[str, Any]:
     """A set's fields as the flags say, where --config.evaluation.sets.NAME.FIELD doesn't."""
     said = {"k": asked.k, "temperature": asked.temperature, "top_p": asked.top_p}

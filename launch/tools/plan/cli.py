@@ -14,19 +14,19 @@ import json
 from absl import flags
 from rich.console import Console
 
-from configs.schema import Config, too_few_places
+from configs.schema import Config, check_race_capacity
 from launch import cli
 from launch.startup import prepare_run
 from launch.terminal import make_console
 from launch.tools.out_file import check_out_file
 from launch.tools.plan import profile as plan_profile
-from launch.tools.plan.control_plane.capacity import Cluster, first_to_give_out
+from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
 from launch.tools.plan.frontier_width import too_narrow
 from launch.tools.plan.plan_tables import as_json as cluster_json
 from launch.tools.plan.plan_tables import outcome_table, parts_table, plot_search, publish_lines, search_table, verdict
 from launch.tools.plan.profile import Profile
 from launch.tools.plan.search import Choice, Grid, search
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
 _PROFILE = flags.DEFINE_string("profile", None, "What hardware and workload are like, as JSON (launch/README.md).")
@@ -83,17 +83,19 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
     outcome = simulate(config, profile, num_updates=_num_updates(config), warmup_updates=warmup, seed=_SEED.value)
     title = f"{config.preset}: {profile.num_engines} engines, {profile.num_learner_chips} learner chips"
     console.print(outcome_table(outcome, title=title))
-    cluster = Cluster.of(config, profile)
+    cluster = ClusterModel.of(config, profile)
     # Of groups of the mean size: those that are dropped are the long ones.
     pace = outcome.tokens_per_s / cluster.workload.num_samples / cluster.workload.response_tokens
-    limit = first_to_give_out(cluster)
+    limit = bottleneck(cluster)
     console.print(parts_table(cluster.parts(pace), groups_per_s=pace))
     for line in [*publish_lines(cluster), *verdict(cluster, limit, groups_per_s=pace)]:
         console.print(line, soft_wrap=True, highlight=False)
     if profile.store is None or profile.network is None:
         without = " and ".join(n for n in ("store", "network") if getattr(profile, n) is None)
         console.print(f"the profile has no {without}: taken to cost nothing (launch/README.md)")
-    if shortage := too_few_places(config, num_engines=profile.num_engines, max_num_seqs=profile.engine.max_num_seqs):
+    if shortage := check_race_capacity(
+        config, num_engines=profile.num_engines, max_num_seqs=profile.engine.max_num_seqs
+    ):
         console.print(f"warning: {shortage}")
     if narrow := too_narrow(config, profile.engine, num_engines=profile.num_engines):
         console.print(f"warning: {narrow}", soft_wrap=True, highlight=False)
@@ -128,7 +130,7 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
     _write([as_json(t.outcome, t.choice) | {"within_bound": t.within_bound} for t in found])
 
 
-def as_json(outcome: Outcome, choice: Choice | None = None) -> dict:
+def as_json(outcome: SimResult, choice: Choice | None = None) -> dict:
     """Plain data."""
     data = dataclasses.asdict(outcome)
     return data if choice is None else {"choice": dataclasses.asdict(choice)} | data

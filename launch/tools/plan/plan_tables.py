@@ -9,13 +9,13 @@ from typing import Any
 import rich.box
 from rich.table import Table
 
-from launch.tools.plan.control_plane.capacity import Cluster, Limit, first_to_give_out
-from launch.tools.plan.control_plane.loads import Part
-from launch.tools.plan.search import Choice, Tried
-from launch.tools.plan.sim.event_queue import Lag, Outcome
+from launch.tools.plan.control_plane.capacity import Bottleneck, ClusterModel, bottleneck
+from launch.tools.plan.control_plane.loads import Resource
+from launch.tools.plan.search import Choice, SearchResult
+from launch.tools.plan.sim.event_queue import Lag, SimResult
 
 
-def parts_table(parts: Sequence[Part], *, groups_per_s: float) -> Table:
+def parts_table(parts: Sequence[Resource], *, groups_per_s: float) -> Table:
     """A part a row, the fullest first."""
     title = f"what each part is asked for at {groups_per_s:.3g} groups/s"
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left")
@@ -29,7 +29,7 @@ def parts_table(parts: Sequence[Part], *, groups_per_s: float) -> Table:
     return table
 
 
-def verdict(cluster: Cluster, limit: Limit, *, groups_per_s: float) -> list[str]:
+def verdict(cluster: ClusterModel, limit: Bottleneck, *, groups_per_s: float) -> list[str]:
     """Lines that say what gives out first, where, and what to change; and what would be next."""
     part = limit.part
     lines = [f"gives out first: {part.name}, {_at(limit, groups_per_s)}"]
@@ -38,20 +38,20 @@ def verdict(cluster: Cluster, limit: Limit, *, groups_per_s: float) -> list[str]
         shares = [(name, load / whole) for name, load in sorted(part.made_of, key=lambda item: -item[1])]
         lines.append("made of: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
     lines.append(f"to change: {part.remedy}")
-    after = first_to_give_out(cluster, but={part.name})
+    after = bottleneck(cluster, but={part.name})
     if after.part.share >= 1:
         lines.append(f"then: {after.part.full_name}, {_at(after, groups_per_s)}")
     return lines
 
 
-def _at(limit: Limit, groups_per_s: float) -> str:
+def _at(limit: Bottleneck, groups_per_s: float) -> str:
     part = limit.part
     if limit.groups_per_s:
         return f"at {limit.groups_per_s:.3g} groups/s, {limit.groups_per_s / groups_per_s:.3g} times the pace above"
     return f"at any pace: {quantity(part.load, part.unit)} are asked for, it takes {quantity(part.capacity, '')}"
 
 
-def publish_lines(cluster: Cluster) -> list[str]:
+def publish_lines(cluster: ClusterModel) -> list[str]:
     """How long a version takes to the engines, in full and as a delta."""
     if (transfers := cluster.transfers) is None or transfers.way == "memory":
         return []
@@ -62,7 +62,7 @@ def publish_lines(cluster: Cluster) -> list[str]:
     return [full + delta]
 
 
-def as_json(cluster: Cluster, limit: Limit, *, groups_per_s: float) -> dict[str, Any]:
+def as_json(cluster: ClusterModel, limit: Bottleneck, *, groups_per_s: float) -> dict[str, Any]:
     """Plain data."""
     parts = [dataclasses.asdict(p) | {"share": p.share} for p in cluster.parts(groups_per_s)]
     return {"parts": parts, "limit": dataclasses.asdict(limit)}
@@ -76,7 +76,7 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
-def outcome_table(outcome: Outcome, *, title: str) -> Table:
+def outcome_table(outcome: SimResult, *, title: str) -> Table:
     """One run, a number a row."""
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", show_header=False)
     table.add_column("")
@@ -86,7 +86,7 @@ def outcome_table(outcome: Outcome, *, title: str) -> Table:
     return table
 
 
-def rows(outcome: Outcome) -> list[tuple[str, str]]:
+def rows(outcome: SimResult) -> list[tuple[str, str]]:
     """The numbers of a run, named and with units."""
 
     def of_rounds(name: str) -> str:
@@ -119,7 +119,7 @@ def _lag(lag: Lag) -> str:
     return f"{lag.mean:.2f}, {lag.p95:.0f}, {lag.max}"
 
 
-def search_table(tried: Sequence[Tried], *, limit: int, max_lag: int | None) -> Table:
+def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | None) -> Table:
     """The best choices, the best first."""
     bound = "" if max_lag is None else f", lag at most {max_lag}"
     within = sum(t.within_bound for t in tried)
@@ -155,7 +155,7 @@ def window_name(choice: Choice) -> str:
     return f"{choice.width} groups" if choice.width else "fifo"
 
 
-def plot_search(tried: Sequence[Tried], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
+def plot_search(tried: Sequence[SearchResult], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
     """Response tokens/s against the largest lag, and against the split; a line a window, at its best engine size.
 
     Raises:
@@ -188,5 +188,5 @@ def plot_search(tried: Sequence[Tried], path: str | os.PathLike[str], *, max_lag
     figure.savefig(path, dpi=130)
 
 
-def _window_rank(tried: Tried) -> tuple[float, int]:
+def _window_rank(tried: SearchResult) -> tuple[float, int]:
     return (tried.choice.async_ratio or 0.0, tried.choice.width)

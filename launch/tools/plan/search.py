@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from configs.schema import Config
 from launch.tools.plan.frontier_width import narrowest_width
 from launch.tools.plan.profile import Profile
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
 _ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -30,11 +30,11 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tried:
+class SearchResult:
     """A choice and what it came to."""
 
     choice: Choice
-    outcome: Outcome
+    outcome: SimResult
     within_bound: bool
     """No group was trained at a higher lag than allowed."""
 
@@ -145,8 +145,8 @@ def search(
     num_updates: int,
     warmup_updates: int | None = None,
     seed: int = 0,
-    on_tried: Callable[[Tried], None] = lambda tried: None,
-) -> list[Tried]:
+    on_tried: Callable[[SearchResult], None] = lambda tried: None,
+) -> list[SearchResult]:
     """All choices: those within the bound first, the fastest first and of equals the one with the lowest lag.
 
     The fastest trains the most response tokens a second. By samples a choice would gain from what it leaves behind: the
@@ -163,12 +163,12 @@ def search(
         warmup = default_warmup(of_choice) if warmup_updates is None else warmup_updates
         outcome = simulate(of_choice, hardware, num_updates=num_updates, warmup_updates=warmup, seed=seed)
         within = max_lag is None or outcome.group_lag.max <= max_lag
-        tried.append(Tried(choice=choice, outcome=outcome, within_bound=within))
+        tried.append(SearchResult(choice=choice, outcome=outcome, within_bound=within))
         on_tried(tried[-1])
     return sorted(tried, key=_rank)
 
 
-def _rank(tried: Tried) -> tuple[int, float, float]:
+def _rank(tried: SearchResult) -> tuple[int, float, float]:
     # A lag over the bound is worse than any within it. Speeds to four digits: what differs by less is equal.
     over = 0 if tried.within_bound else 1 + tried.outcome.group_lag.max
     return (over, -float(f"{tried.outcome.tokens_per_s:.4g}"), tried.outcome.token_lag.mean)

@@ -24,7 +24,7 @@ from launch.startup import prepare_run
 from launch.tools.out_file import check_out_file, write_out_file
 from launch.tools.profile_machine.measure_engine import PROMPT_TOKENS
 from launch.tools.profile_machine.measure_store import is_server, put_store, store_profile
-from launch.tools.profile_machine.profile_worker import ChildError, PipedProcess, wait_for
+from launch.tools.profile_machine.profile_worker import ChildError, RpcProcess, wait_for
 
 _OUT = flags.DEFINE_string("out", "profile.json", "The profile's file.")
 _NUM_PROMPTS = flags.DEFINE_integer(
@@ -66,7 +66,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
         flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
         with cli.usage_errors():
-            prepared = prepare_run.prepare(("learner", "actor"))
+            prepared = prepare_run.prepare_run(("learner", "actor"))
         try:
             profile = measure(
                 prepared, pathlib.Path(root), num_prompts=_NUM_PROMPTS.value, context_tokens=_CONTEXT.value
@@ -97,7 +97,7 @@ def _measure_store(out: pathlib.Path) -> int:
 
 
 def measure(
-    prepared: prepare_run.Prepared, logs: pathlib.Path, *, num_prompts: int, context_tokens: int
+    prepared: prepare_run.PreparedRun, logs: pathlib.Path, *, num_prompts: int, context_tokens: int
 ) -> dict[str, Any]:
     """A profile of this machine, as `launch/tools/plan/profile.py` reads it: one engine, one learner.
 
@@ -113,8 +113,8 @@ def measure(
     config = prepared.config
     with contextlib.ExitStack() as children:  # each is ended, whatever fails
 
-        def start(role: str) -> PipedProcess:
-            child = PipedProcess(
+        def start(role: str) -> RpcProcess:
+            child = RpcProcess(
                 "launch.tools.profile_machine.profile_worker", [role, str(prepared.folder)], logs / f"{role}.log"
             )
             children.callback(child.close)
@@ -124,7 +124,7 @@ def measure(
         for side in sides:
             wait_for(side, *(s for s in sides if s is not side), deadline_s=_START_S)
 
-        def ask(side: PipedProcess, do: str, **arguments: Any) -> dict[str, Any]:
+        def ask(side: RpcProcess, do: str, **arguments: Any) -> dict[str, Any]:
             side.send({"do": do, **arguments})
             return wait_for(side, *(s for s in sides if s is not side), deadline_s=_ANSWER_S)
 

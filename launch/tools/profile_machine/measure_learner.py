@@ -10,16 +10,16 @@ import numpy as np
 from bridge.rollout_types import Group, Rollout
 from configs.schema import Config
 from learner.model.decoder import Params
-from learner.update.anchors import Anchors
+from learner.update.anchors import FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, pack_groups
-from learner.update.train_step import Steps
+from learner.update.train_step import TrainStep
 
 _REPEATS = 5
 
 
 def profile_learner(
-    config: Config, steps: Steps, anchors: Anchors, state: TrainState, *, base: Params | None = None
+    config: Config, steps: TrainStep, anchors: FrozenPolicies, state: TrainState, *, base: Params | None = None
 ) -> tuple[dict[str, float], TrainState]:
     """The `learner` part of a profile (`launch/tools/plan/profile.py`), timed on full micro-batches of the run's shape.
 
@@ -41,7 +41,7 @@ def profile_learner(
     def accumulate() -> None:
         nonlocal state
         state = steps.accumulate(state, batch, anchors.score(batch), base)
-        jax.block_until_ready(steps.in_progress)
+        jax.block_until_ready(steps.pending)
 
     def apply() -> None:
         nonlocal state

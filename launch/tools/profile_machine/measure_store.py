@@ -25,7 +25,7 @@ from bridge.store.postgres.connections import Connections
 from bridge.store.sql.sql_store import SqlStore
 from configs.sections import StoreConfig
 from launch.tools.out_file import write_out_file
-from launch.tools.profile_machine.profile_worker import PipedProcess, wait_for
+from launch.tools.profile_machine.profile_worker import RpcProcess, wait_for
 from launch.tools.profile_machine.store_client import make_group
 
 _SIZES = ((2, 100), (8, 20_000))
@@ -84,7 +84,7 @@ def _a_run(url: str, run: str, actor_role: str) -> Generator[SqlStore]:
     create_run(url, run=run, name=run, actor_role=actor_role)
     try:
         with contextlib.closing(open_store(url, run=run)) as store:
-            store.lead("profile", lease_s=_LEASE_S)
+            store.acquire_leadership("profile", lease_s=_LEASE_S)
             yield store
     finally:
         if not sqlite_path(url):
@@ -93,8 +93,8 @@ def _a_run(url: str, run: str, actor_role: str) -> Generator[SqlStore]:
 
 
 @contextlib.contextmanager
-def _client(url: str, run: str, name: str, logs: pathlib.Path) -> Generator[PipedProcess]:
-    child = PipedProcess("launch.tools.profile_machine.store_client", [url, run, name], logs / f"{name}.log")
+def _client(url: str, run: str, name: str, logs: pathlib.Path) -> Generator[RpcProcess]:
+    child = RpcProcess("launch.tools.profile_machine.store_client", [url, run, name], logs / f"{name}.log")
     try:
         wait_for(child, deadline_s=_DEADLINE_S)
         yield child
@@ -103,7 +103,7 @@ def _client(url: str, run: str, name: str, logs: pathlib.Path) -> Generator[Pipe
 
 
 class _Clients:
-    def __init__(self, children: dict[str, PipedProcess]) -> None:
+    def __init__(self, children: dict[str, RpcProcess]) -> None:
         self.names, self._children = list(children), list(children.values())
 
     def send(self, do: str, **arguments: Any) -> None:

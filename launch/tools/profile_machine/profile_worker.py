@@ -40,7 +40,7 @@ class ChildError(RuntimeError):
     """A process failed, or did not answer in time; its log's end is in the message."""
 
 
-class PipedProcess:
+class RpcProcess:
     """A process, seen from the tool that started it.
 
     It lives as long as this object and is asked for things; one that must be replaced when it dies, and is never spoken
@@ -122,7 +122,7 @@ class PipedProcess:
             self._queue.append(answer)
 
 
-def wait_for(child: PipedProcess, *others: PipedProcess, deadline_s: float) -> dict[str, Any]:
+def wait_for(child: RpcProcess, *others: RpcProcess, deadline_s: float) -> dict[str, Any]:
     """The next answer of `child`; those of the `others` that come meanwhile are kept for their own turn.
 
     Raises:
@@ -140,7 +140,7 @@ def wait_for(child: PipedProcess, *others: PipedProcess, deadline_s: float) -> d
     raise child.failure(f"did not answer in {deadline_s:.0f} s")
 
 
-class Parent:
+class RpcServer:
     """The tool, seen from a child."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ _NAME = "profile"
 class LearnerSide:
     """Publishes, trains, and knows the prompts."""
 
-    def __init__(self, prepared: prepare_run.Prepared) -> None:
+    def __init__(self, prepared: prepare_run.PreparedRun) -> None:
         """Opens the run."""
         from learner.run import open_run
 
@@ -184,7 +184,7 @@ class LearnerSide:
 
     def publish(self) -> dict[str, Any]:
         """Exports and announces the weights as the next version."""
-        self._run.publisher.publish(self._run.trainer.weights_out(), step=self._num_publishes)
+        self._run.publisher.publish(self._run.trainer.published_params(), step=self._num_publishes)
         self._run.publisher.finish()
         self._num_publishes += 1
         return {"export_s": self._run.publisher.last_publish_s}
@@ -217,7 +217,7 @@ class LearnerSide:
 class EngineSide:
     """Generates, takes over weights, and judges."""
 
-    def __init__(self, prepared: prepare_run.Prepared) -> None:
+    def __init__(self, prepared: prepare_run.PreparedRun) -> None:
         """Starts the engine."""
         from actor.vllm.engine import VllmEngine
         from actor.weights.client import WeightClient
@@ -294,18 +294,21 @@ class EngineSide:
 
     def judging(self, task: dict[str, Any]) -> dict[str, Any]:
         """Seconds of one verdict; its verifiers are loaded before."""
-        from actor.rewards.scorer import Rewards
+        from actor.rewards.scorer import RewardScorer
         from actor.rewards.types import Response
         from actor.rewards.verifier_pool import VerifierPool
 
         async def seconds() -> float:
-            rewards, asked = Rewards(VerifierPool.of_config(self._config, num_workers=1)), msgspec.convert(task, Task)
+            rewards, asked = (
+                RewardScorer(VerifierPool.of_config(self._config, num_workers=1)),
+                msgspec.convert(task, Task),
+            )
             # What verifier=math takes for an answer.
             response = Response(text=f"\\boxed{{{asked.answer}}}", finish="stop", num_tokens=8)
             try:
-                await rewards.judge(response, asked)
+                await rewards.score(response, asked)
                 start = time.perf_counter()
-                await rewards.judge(response, asked)
+                await rewards.score(response, asked)
                 return time.perf_counter() - start
             finally:
                 await rewards.close()
@@ -324,7 +327,7 @@ class EngineSide:
 def main() -> None:
     """Answers requests until there are no more."""
     given = process_tree.arguments(sys.argv, "learner|engine RUN_FOLDER", command="launch.tools.profile_machine")
-    parent = Parent()
+    parent = RpcServer()
     cli.log_to_stderr()
     role, folder = given
     side = None

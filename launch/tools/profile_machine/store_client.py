@@ -18,7 +18,7 @@ from bridge.store.postgres.connections import Connection, Connections
 from bridge.store.postgres.postgres_database import channel_of
 from bridge.store.sql.sql_store import SqlStore
 from launch.supervision import process_tree
-from launch.tools.profile_machine.profile_worker import Parent
+from launch.tools.profile_machine.profile_worker import RpcServer
 
 _LEASE_S = 600.0
 _CLAIM_AT_ONCE = 16
@@ -132,7 +132,7 @@ def make_heartbeat(name: str) -> Heartbeat:
         num_refused_snapshots=0,
         num_in_service=16,
         num_waiting=16,
-        is_leaving=False,
+        is_shutting_down=False,
         num_groups=1000,
         num_dropped_groups=0,
         num_verifier_failures=0,
@@ -140,7 +140,7 @@ def make_heartbeat(name: str) -> Heartbeat:
         num_judge_failures=0,
         num_episode_failures=0,
         num_sampled_tokens=10**7,
-        num_emitted_tokens=10**7,
+        num_submitted_tokens=10**7,
         max_sequences=256,
         num_running=256,
         num_engine_waiting=0,
@@ -155,7 +155,7 @@ def make_heartbeat(name: str) -> Heartbeat:
 def main() -> None:
     """Answers requests until there are no more."""
     given = process_tree.arguments(sys.argv, "URL RUN NAME", command="launch.tools.profile_machine")
-    parent = Parent()
+    parent = RpcServer()
     with contextlib.ExitStack() as stack:
         try:
             client = Client(*given)

@@ -10,7 +10,7 @@ from typing import Any
 from bridge.files import replace_file
 from configs.extras import install_command
 from launch.tools.report import figures, page, run_data, timeline_spans
-from launch.tools.report.page import Shown, render, shown_samples
+from launch.tools.report.page import ShownSamples, render, shown_samples
 from launch.tools.report.run_data import RunData, column, read_runs
 from launch.tools.report.timeline_rounds import Fault
 from launch.tools.report.timeline_spans import KINDS
@@ -96,7 +96,7 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
     )
 
 
-def _about(run: RunData, shown: Shown) -> Json:
+def _about(run: RunData, shown: ShownSamples) -> Json:
     return {
         "label": visible(run.label),
         "folder": visible(str(run.folder)),

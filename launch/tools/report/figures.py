@@ -24,7 +24,7 @@ from bokeh.plotting import figure
 from jaxtyping import Float64
 
 from launch.tools.report.panels import EVALUATION, REWARD, SECTIONS, Line, Panel, Section, expand, of_set
-from launch.tools.report.run_data import RunData, binned, bins, column, metric_names, running_mean
+from launch.tools.report.run_data import RunData, bins, column, downsample, metric_names, running_mean
 from launch.tools.samples_view import visible
 
 STEP, TIME, TOKENS = "step", "time", "tokens"
@@ -134,7 +134,7 @@ _MAX_DOTTED = 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """An entry of a legend; it hides and shows what it names."""
 
     label: str
@@ -147,12 +147,12 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class Figure:
     """A figure, what is said below it, and its legend, which the page has: it may be wider than a figure."""
 
     panel: Panel
     model: Model
-    keys: list[Key]
+    keys: list[LegendEntry]
 
 
 def name_of(run: int, line: int) -> str:
@@ -181,7 +181,7 @@ class Sources:
             starts = bins(steps.size)
             if starts.size < steps.size:
                 self.thinned[key] = int(starts[1])
-            at = {name: _small(binned(v, starts)) for name, v in self.axes.columns(run, kind).items()}
+            at = {name: _small(downsample(v, starts)) for name, v in self.axes.columns(run, kind).items()}
             self._made[key] = ColumnDataSource(at | {"x": at[STEP]}, name=f"rows-{len(self._made)}")
         return self._made[key]
 
@@ -196,23 +196,23 @@ class Sources:
         if name not in source.column_names:
             values = column(run.of(kind), name)
             is_largest = name.rpartition("/")[2].startswith("max") and not name.startswith("rewards/")
-            source.add(_small(binned(values, bins(values.size), largest=is_largest)), name)
+            source.add(_small(downsample(values, bins(values.size), largest=is_largest)), name)
         return source, name
 
     def put(self, run: RunData, kind: str, **columns: Float64[np.ndarray, " N"]) -> ColumnDataSource:
         """The source with columns that were computed from each of the rows; thinned here, as all others are."""
         source = self.of(run, kind)
         for name, values in columns.items():
-            source.add(_small(binned(values, bins(values.size))), name)
+            source.add(_small(downsample(values, bins(values.size))), name)
         return source
 
 
-def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Drawn]]], Sources]:
+def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Figure]]], Sources]:
     """The figures of all sections that have anything to show, by heading; and what they were drawn from."""
     sources = Sources(runs)
     width = sources.axes.all[0].largest
     over = Range1d(name="over", start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
-    drawn: list[tuple[str, list[Drawn]]] = []
+    drawn: list[tuple[str, list[Figure]]] = []
     for section in SECTIONS:
         found = [_draw(panel, runs, sources, over) for panel in _panels(section, runs)]
         if found := [d for d in found if d is not None]:
@@ -231,7 +231,7 @@ def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
     return panels
 
 
-def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Drawn | None:
+def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Figure | None:
     """None where no run has any of it, or all of it is 0."""
     lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
     lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
@@ -250,14 +250,16 @@ def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d
             glyph, metric = _add(fig, panel, run, lines[j], sources, look)
             hovered.append((glyph, metric, visible(label)))
             if is_alone:
-                keys.append(Key(visible(lines[j].label), colour, dash, "", str(j)))
+                keys.append(LegendEntry(visible(lines[j].label), colour, dash, "", str(j)))
         if there and not is_alone:
-            keys.append(Key(visible(run.label), COLOURS[i % len(COLOURS)], "solid", str(i), ""))
+            keys.append(LegendEntry(visible(run.label), COLOURS[i % len(COLOURS)], "solid", str(i), ""))
     if not is_alone and len(lines) > 1:
-        keys += [Key(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)]
+        keys += [
+            LegendEntry(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)
+        ]
     _add_hover(fig, hovered)
     panel = _cut_off(fig, panel, [(r, column(r.of(panel.kind), one.metric)) for r in runs for one in lines])
-    return Drawn(panel, fig, keys if len(keys) > 1 else [])
+    return Figure(panel, fig, keys if len(keys) > 1 else [])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

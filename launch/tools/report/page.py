@@ -20,7 +20,7 @@ from bokeh.resources import Resources
 from markupsafe import Markup
 
 from launch.tools.report.run_data import spread_out
-from launch.tools.samples_view import GroupLine, Response, Samples, visible
+from launch.tools.samples_view import GroupLine, ResponseLine, Samples, visible
 
 
 def json_for_script(value: Any) -> str:
@@ -81,7 +81,7 @@ MAX_CHARS = 6_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownSamples:
     """The samples of a run that the page has."""
 
     groups: list[dict[str, Any]]
@@ -93,7 +93,7 @@ class Shown:
     """Lines of it."""
 
 
-def shown_samples(samples: Samples, *, budget_bytes: int) -> Shown:
+def shown_samples(samples: Samples, *, budget_bytes: int) -> ShownSamples:
     """The groups that fit `budget_bytes`, evenly over the run; evaluations may take half of it, training the rest."""
     rows = [_group(group) for group in samples.groups]
     sizes = [len(json_for_script(row)) + 1 for row in rows]
@@ -104,7 +104,7 @@ def shown_samples(samples: Samples, *, budget_bytes: int) -> Shown:
     kept = _fitting(evals, sizes, for_evals)
     kept += _fitting(trained, sizes, budget_bytes - sum(sizes[i] for i in kept))
     groups = [rows[i] for i in sorted(kept)]
-    return Shown(
+    return ShownSamples(
         groups=groups,
         num_shown=sum(len(g["responses"]) for g in groups),
         num_kept=samples.num_responses,
@@ -134,7 +134,7 @@ def _group(group: GroupLine) -> dict[str, Any]:
     }
 
 
-def _response(response: Response) -> dict[str, Any]:
+def _response(response: ResponseLine) -> dict[str, Any]:
     parts = [[p.by == "policy", _text(p.text)] for p in response.parts]
     row = {
         "parts": parts,

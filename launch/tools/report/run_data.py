@@ -18,7 +18,7 @@ FORMAT = 1
 """Of results that are understood."""
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class ShownEstimate(msgspec.Struct, frozen=True):
     """A number; null where it is not known."""
 
     value: float | None
@@ -31,7 +31,7 @@ class SetResult(msgspec.Struct, frozen=True):
     set: str
     k: int
     problems: int
-    metrics: dict[str, Estimate]
+    metrics: dict[str, ShownEstimate]
     left_out: int = 0
     temperature: float | None = None
     notes: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ def _row(label: str, found: Results, one: SetResult) -> SetRow:
     )
 
 
-def _shown(estimate: Estimate | None) -> str:
+def _shown(estimate: ShownEstimate | None) -> str:
     if estimate is None or estimate.value is None:
         return "-"
     return f"{estimate.value:.4f}" if estimate.stderr is None else f"{estimate.value:.4f} ± {estimate.stderr:.4f}"
@@ -299,7 +299,7 @@ def bins(num_rows: int, max_points: int = MAX_POINTS) -> Int[np.ndarray, " B"]:
     return np.arange(0, num_rows, size)
 
 
-def binned(
+def downsample(
     values: Float64[np.ndarray, " N"], starts: Int[np.ndarray, " B"], *, largest: bool = False
 ) -> Float64[np.ndarray, " B"]:
     """Each bin's mean, or its largest value; without NaN, unless it has nothing else."""

@@ -68,7 +68,7 @@ class Pages:
         return self._events
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _PageHandler(http.server.BaseHTTPRequestHandler):
     pages: Pages
 
     def do_GET(self) -> None:  # the library's name
@@ -122,7 +122,7 @@ def make_server(
         read_run(folder)
     for file in results:
         read_results(file)
-    handler = type("Handler", (_Handler,), {"pages": Pages(folders, results)})
+    handler = type("Handler", (_PageHandler,), {"pages": Pages(folders, results)})
     try:
         return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as e:

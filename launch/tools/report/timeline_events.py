@@ -109,13 +109,13 @@ _KILLED = re.compile(
 )
 
 
-def dead(line: str) -> str:
+def process_exit(line: str) -> str:
     """The process whose death a line of the supervisor tells; empty if it tells none."""
     found = _DEATH.match(line)
     return found["who"] if found else ""
 
 
-def retold(line: str) -> tuple[str, str]:
+def supervisor_message(line: str) -> tuple[str, str]:
     """What happened, and its detail, fit to be shown.
 
     Who is killed by a signal says nothing of it: the last line of its log is what it did before, and no reason.
@@ -132,7 +132,7 @@ Life = tuple[float, float]
 
 
 @dataclasses.dataclass
-class Known:
+class ProcessRecord:
     """What a run's supervisor says of one of its processes; Unix times, in their order."""
 
     bounds: list[float] = dataclasses.field(default_factory=list[float])
@@ -142,9 +142,9 @@ class Known:
     ends: list[float] = dataclasses.field(default_factory=list[float])
 
 
-def known_of(supervisor: Iterable[Event]) -> dict[str, Known]:
+def known_of(supervisor: Iterable[Event]) -> dict[str, ProcessRecord]:
     """By process, over all of the supervisor's own starts."""
-    found: dict[str, Known] = {}
+    found: dict[str, ProcessRecord] = {}
     alive: set[str] = set()
     for event in sorted(supervisor, key=lambda e: e.ts):
         match event.name:
@@ -155,11 +155,11 @@ def known_of(supervisor: Iterable[Event]) -> dict[str, Known]:
                     for other in alive - {name}:
                         found[other].bounds.append(event.start_s)
                     alive.clear()
-                known = found.setdefault(name, Known())
+                known = found.setdefault(name, ProcessRecord())
                 known.bounds.append(event.start_s)
                 known.starts.add(event.start_s)
                 alive.add(name)
-            case "told" if (name := dead(str(event.args.get("line", "")))) in alive:
+            case "message" if (name := process_exit(str(event.args.get("line", "")))) in alive:
                 found[name].ends.append(event.start_s)
                 alive.remove(name)
             case "end":
@@ -171,12 +171,12 @@ def known_of(supervisor: Iterable[Event]) -> dict[str, Known]:
     return found
 
 
-class Lifetime:
+class ProcessLifetime:
     """A process's lives, found while its events go by."""
 
-    def __init__(self, known: Known | None = None) -> None:
+    def __init__(self, known: ProcessRecord | None = None) -> None:
         """Nothing went by yet; `known` is None of a process that no supervisor of this run started."""
-        self._known = known or Known()
+        self._known = known or ProcessRecord()
         self._seen: dict[int, Life] = {}
         self._left_s: dict[int, float] = {}
 
@@ -185,7 +185,7 @@ class Lifetime:
         i = bisect.bisect_right(self._known.bounds, event.start_s)
         first_s, last_s = self._seen.get(i, (event.start_s, event.end_s))
         self._seen[i] = (min(first_s, event.start_s), max(last_s, event.end_s))
-        if event.name == "leave":
+        if event.name == "shutdown":
             self._left_s[i] = max(self._left_s.get(i, 0.0), event.end_s)
 
     def lives(self, *, recent_s: float, run_end_s: float) -> list[Life]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from launch.tools.report import run_data
 from launch.tools.report.run_data import RunData
-from launch.tools.report.timeline_events import SUPERVISOR, Event, retold
+from launch.tools.report.timeline_events import SUPERVISOR, Event, supervisor_message
 from launch.tools.samples_view import visible
 
 MAX_SHOWN = 300
@@ -37,8 +37,8 @@ _COUNTS = {
     "actor/episode_failures": "environments that failed or hung",
     "actor/dropped_groups": "groups given up as they could not be judged",
     "actor/judge_failures": "responses that the judge could not score",
-    "groups/set_aside": "groups that could not be read",
-    "publish/outlet_failures": "versions that could not be put into a bucket",
+    "groups/unreadable": "groups that could not be read",
+    "publish/destination_failures": "versions that could not be put into a bucket",
 }
 """Metrics that count from the run's start, and are 0 where all is well."""
 _MAX_DETAIL = 300
@@ -117,9 +117,9 @@ def _together(faults: Sequence[Fault]) -> list[Fault]:
 
 def _fault(process: str, event: Event) -> Fault | None:
     if process == SUPERVISOR:
-        if event.name != "told":
+        if event.name != "message":
             return None
-        what, detail = retold(str(event.args.get("line", "")))
+        what, detail = supervisor_message(str(event.args.get("line", "")))
         return Fault(time_s=event.start_s, process=process, what=what, detail=detail[:_MAX_DETAIL])
     if event.name not in _SAYS or (event.name == "restored" and not event.args.get("incarnation")):
         return None

@@ -11,15 +11,15 @@ from launch.tools.report.run_data import RunData, number
 from launch.tools.report.timeline_events import (
     SUPERVISOR,
     Event,
-    Known,
     Life,
-    Lifetime,
+    ProcessLifetime,
+    ProcessRecord,
     extent,
     known_of,
     num_bytes,
     processes,
     read_process,
-    retold,
+    supervisor_message,
 )
 from launch.tools.report.timeline_rounds import Faults, Round, choose_rounds, find_faults, find_rounds, open_round
 from launch.tools.samples_view import visible
@@ -52,7 +52,7 @@ _KIND_OF = {
     "prefetch": "prefetch",
     "start engine": "engine start",
     "drain": "drain",
-    "leave": "drain",
+    "shutdown": "drain",
     "not finished": "not finished",
     "read weights": "aside",
     "restore": "aside",
@@ -64,7 +64,7 @@ _KIND_OF = {
     "write model": "aside",
 }
 _WEIGHTS = ("pause", "prefetch")
-_UNSHOWN = ("issue", "begin", "cut off")
+_UNSHOWN = ("issue", "begin", "aborted")
 """Instants that say when something else was; they are no marks, and no faults."""
 MAX_OF_TRACK = 1500
 """Rectangles of a track in a round; of more the longest are shown."""
@@ -77,7 +77,7 @@ _IDLE_SHARE = 0.005
 
 
 @dataclasses.dataclass
-class _Seen:
+class _ProcessTrack:
     """A process in a round."""
 
     spans: list[Event] = dataclasses.field(default_factory=list[Event])
@@ -85,30 +85,30 @@ class _Seen:
 
 
 @dataclasses.dataclass
-class Timeline:
+class RoundTimeline:
     """The chosen rounds, filled process by process."""
 
     rounds: Sequence[Round]
     run_end_s: float
     """Unix time of the last event of any process."""
-    known: Mapping[str, Known] = dataclasses.field(default_factory=dict[str, Known])
+    known: Mapping[str, ProcessRecord] = dataclasses.field(default_factory=dict[str, ProcessRecord])
     """What the supervisor says of the processes that it started; they have tracks even if they say nothing."""
 
     def __post_init__(self) -> None:
         self.lives: dict[str, list[Life]] = {}
         for process, known in self.known.items():
-            self._note_lives(process, Lifetime(known))
+            self._note_lives(process, ProcessLifetime(known))
         margins = [r.duration_s * MARGIN for r in self.rounds]
         self._begins = [r.begin_s - m for r, m in zip(self.rounds, margins, strict=True)]
         self._ends = [r.end_s + m for r, m in zip(self.rounds, margins, strict=True)]
-        self._seen: list[dict[str, _Seen]] = [{} for _ in self.rounds]
+        self._seen: list[dict[str, _ProcessTrack]] = [{} for _ in self.rounds]
 
     def add(self, process: str, events: Iterable[Event]) -> list[Event]:
         """Takes in a process's events; returns those that took no time and say something by themselves.
 
         What was begun and did not end becomes a span until it was cut off, or until its process's end.
         """
-        lifetime = Lifetime(self.known.get(process))
+        lifetime = ProcessLifetime(self.known.get(process))
         under_way: dict[int | None, Event] = {}
         lost: list[Event] = []
         told: list[Event] = []
@@ -120,7 +120,7 @@ class Timeline:
                     if lane in under_way:  # the process before this one, of the same name, was killed
                         lost.append(under_way[lane])
                     under_way[lane] = event
-                case "cut off" if begun := under_way.pop(event.number("lane"), None):
+                case "aborted" if begun := under_way.pop(event.number("lane"), None):
                     self._take(process, _unfinished(begun, event.end_s))
                 case "rollout":
                     under_way.pop(event.tid, None)
@@ -136,7 +136,7 @@ class Timeline:
             self._take(process, _unfinished(begun, ends[0] if ends else begun.start_s))
         return told
 
-    def _note_lives(self, process: str, lifetime: Lifetime) -> None:
+    def _note_lives(self, process: str, lifetime: ProcessLifetime) -> None:
         recent_s = self.rounds[-1].begin_s if self.rounds else 0.0
         if lives := lifetime.lives(recent_s=recent_s, run_end_s=self.run_end_s):
             self.lives[process] = lives
@@ -146,7 +146,7 @@ class Timeline:
         low = bisect.bisect_left(self._ends, event.start_s)
         high = bisect.bisect_right(self._begins, event.end_s)
         for i in range(low, high):
-            seen = self._seen[i].setdefault(process, _Seen())
+            seen = self._seen[i].setdefault(process, _ProcessTrack())
             (seen.spans if event.is_span else seen.instants).append(event)
 
     def drawn(self, index: int, *, max_of_track: int = MAX_OF_TRACK) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Timeline:
         tracks, spans, marks, top = [], [], [], 0.0
         num_left_out = 0
         for role, names in self._roles().items():
-            seen = [(name, self._seen[index].get(name, _Seen())) for name in names]
+            seen = [(name, self._seen[index].get(name, _ProcessTrack())) for name in names]
             events = [(name, event) for name, of in seen for event in of.spans]
             num_left_out += max(0, len(events) - max_of_track)
             kept = sorted(sorted(events, key=lambda e: -e[1].dur)[:max_of_track], key=lambda e: e[1].ts)
@@ -172,7 +172,7 @@ class Timeline:
             for name, of in seen:
                 marks += _marks(name, of.instants[:max_marks], about, at=top + height / 2)
             top += height + 0.25
-        told = self._seen[index].get(SUPERVISOR, _Seen()).instants
+        told = self._seen[index].get(SUPERVISOR, _ProcessTrack()).instants
         for track in tracks:
             of_track = [e for e in told if _is_of(e, track["name"])]
             marks += _marks(SUPERVISOR, of_track[:max_marks], about, at=(track["y0"] + track["y1"]) / 2)
@@ -215,8 +215,8 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
         [
             round(e.start_s - about.begin_s, 4),
             round(at, 4),
-            "; ".join(filter(None, retold(str(e.args.get("line", "")))))
-            if e.name == "told"
+            "; ".join(filter(None, supervisor_message(str(e.args.get("line", "")))))
+            if e.name == "message"
             else visible(f"{process}: {e.name}{_told(e.args)}"),
         ]
         for e in instants
@@ -225,7 +225,7 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
 
 def _is_of(event: Event, role: str) -> bool:
     """Whether the supervisor spoke of a role's process."""
-    return event.name == "told" and _role(str(event.args.get("line", "")).partition(" ")[0]) == role
+    return event.name == "message" and _role(str(event.args.get("line", "")).partition(" ")[0]) == role
 
 
 def _role(name: str) -> str:
@@ -326,7 +326,7 @@ def read_rounds(run: RunData, *, budget_bytes: int) -> Rounds:
     complete, unfinished = _rounds(run, learner, span)
     affordable = int(_MAX_READ_BYTES / max(1, num_bytes(run.folder)) * len(complete))
     chosen = choose_rounds(complete, max(_MIN_ROUNDS, min(MAX_ROUNDS, affordable))) + unfinished
-    timeline = Timeline(chosen, run_end_s=span[1] if span else 0.0, known=known_of(supervisor))
+    timeline = RoundTimeline(chosen, run_end_s=span[1] if span else 0.0, known=known_of(supervisor))
     known = {"learner": learner, SUPERVISOR: supervisor}
     instants = {name: timeline.add(name, known.get(name) or read_process(run.folder, name)) for name in names}
     measured = {r["step"]: r for r in run.of("round")}
@@ -350,7 +350,7 @@ def _rounds(
     return complete, [unfinished] if unfinished is not None else []
 
 
-def _drawn(timeline: Timeline, index: int, measured: Json, budget_bytes: int) -> Json:
+def _drawn(timeline: RoundTimeline, index: int, measured: Json, budget_bytes: int) -> Json:
     """A round within so many bytes: its shorter spans go."""
     most = MAX_OF_TRACK
     while True:

@@ -4,7 +4,7 @@ import pathlib
 
 import tokenizers
 
-from actor.environments.chat_render import Rendering
+from actor.environments.chat_render import ChatRenderer
 from actor.turn_text import turn_reader
 from bridge.chat_template import ChatTemplate
 
@@ -47,11 +47,11 @@ def characters() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def rendering(template: str = "", tokenizer: tokenizers.Tokenizer | None = None) -> Rendering:
+def rendering(template: str = "", tokenizer: tokenizers.Tokenizer | None = None) -> ChatRenderer:
     chat = ChatTemplate(folder=pathlib.Path("model"), source=template, special_tokens={"eos_token": "<eos>"})
     tokenizer = tokenizer or characters()
     marks = turn_reader(tokenizer, chat, "auto").thinking
-    return Rendering(tokenizer=tokenizer, chat=chat if template else None, thinking=marks)
+    return ChatRenderer(tokenizer=tokenizer, chat=chat if template else None, thinking=marks)
 
 
 def user(text: str) -> dict[str, str]:

@@ -364,7 +364,7 @@ def test_environment_that_is_imported_still_holds_no_place(monkeypatch):
             importing.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(fork_server_client.ZygoteLink, "start", start)
+        monkeypatch.setattr(fork_server_client.ForkServerClient, "start", start)
         waiting = asyncio.create_task(_only_reset(pool, {}))
         await importing.wait()
         await asyncio.wait_for(play_guess(pool), 60)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import EpisodeRequest, Played
+from actor.environments.transcript import EpisodeRequest, Trajectory
 from bridge.rollout_types import Sampling
 from configs.sections.actor import EnvironmentsConfig
 from tests.actor.environments.chat import CHARACTERS, CHATML, EOS, IM_END, characters, rendering, user
@@ -38,7 +38,7 @@ def play(
     max_context_tokens: int = 1000,
     row: dict[str, Any] | None = None,
     **config: Any,
-) -> Played:
+) -> Trajectory:
     return asyncio.run(
         make(engine, pool, template, max_context_tokens, **config).play(episode(prompt, max_tokens, row))
     )

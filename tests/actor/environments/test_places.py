@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.environments.environment_pool import Places
+from actor.environments.environment_pool import FairSemaphore
 
 
 async def settle(tasks) -> list[bool]:
@@ -26,9 +26,9 @@ async def settle(tasks) -> list[bool]:
 )
 def test_environment_that_holds_on_leaves_the_others_their_places(total, names, wanted):
     async def body():
-        places = Places(total, names)
+        places = FairSemaphore(total, names)
         for name in names:
-            tasks = [asyncio.create_task(places.take(name)) for _ in range(total + 1)]
+            tasks = [asyncio.create_task(places.acquire(name)) for _ in range(total + 1)]
             assert sum(await settle(tasks)) == wanted[name]
 
     asyncio.run(body())
@@ -36,20 +36,20 @@ def test_environment_that_holds_on_leaves_the_others_their_places(total, names, 
 
 def test_who_waits_is_served_in_order_and_a_cancelled_one_not_at_all():
     async def body():
-        places = Places(1, ["a"])
-        await places.take("a")
-        first, second, third = (asyncio.create_task(places.take("a")) for _ in range(3))
+        places = FairSemaphore(1, ["a"])
+        await places.acquire("a")
+        first, second, third = (asyncio.create_task(places.acquire("a")) for _ in range(3))
         await settle([])
         first.cancel()
         await settle([])
-        places.give_back("a")
+        places.release("a")
         assert await settle([second, third]) == [True, False]
-        places.give_back("a")
+        places.release("a")
         third.cancel()  # it was given the place just now
         await settle([])
         with contextlib.suppress(asyncio.CancelledError):
             await third
-        await asyncio.wait_for(places.take("a"), 10)
+        await asyncio.wait_for(places.acquire("a"), 10)
 
     asyncio.run(body())
 
@@ -60,19 +60,19 @@ def test_who_waits_is_served_in_order_and_a_cancelled_one_not_at_all():
 )
 def test_places_are_never_more_than_there_are_and_come_back(total, script):
     async def body():
-        places = Places(total, "ab")
+        places = FairSemaphore(total, "ab")
         tasks: list[tuple[str, asyncio.Task[None]]] = []
         for name, what in script:
             mine = [(n, t) for n, t in tasks if n == name]
             if what == "take":
-                tasks.append((name, asyncio.create_task(places.take(name))))
+                tasks.append((name, asyncio.create_task(places.acquire(name))))
             elif what == "stop" and mine:
                 mine[-1][1].cancel()
                 if not mine[-1][1].done():
                     tasks.remove(mine[-1])
             elif held := [(n, t) for n, t in mine if t.done()]:
                 tasks.remove(held[0])
-                places.give_back(name)
+                places.release(name)
             await settle([])
             assert sum(t.done() for _, t in tasks) <= total
         while tasks:
@@ -81,8 +81,8 @@ def test_places_are_never_more_than_there_are_and_come_back(total, script):
             assert done
             for one in done:
                 tasks.remove(one)
-                places.give_back(one[0])
-        every = [asyncio.create_task(places.take(name)) for name in "abc" * total]
+                places.release(one[0])
+        every = [asyncio.create_task(places.acquire(name)) for name in "abc" * total]
         assert sum(await settle(every)) <= total and (total < 3 or any(t.done() for t in every))
 
     asyncio.run(body())

@@ -11,7 +11,7 @@ from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.token_endpoint import Conversation
-from actor.environments.transcript import EpisodeRequest, Played, Turns
+from actor.environments.transcript import EpisodeRequest, EpisodeTurns, Trajectory
 from bridge.rollout_types import Sampling
 from configs.sections.actor import EnvironmentsConfig
 from tests.actor.environments.chat import CHATML, IM_END, characters, rendering
@@ -27,7 +27,7 @@ STOP = 9
 def play(
     engine: Any, *, how: str = "", turns: int = 2, max_tokens: int = 50, prompt: list[int] | None = None, **config
 ):
-    async def body() -> Played:
+    async def body() -> Trajectory:
         settings = EnvironmentsConfig(**config)
         pool = EnvironmentPool(settings, own=(PLAYING,))
         episodes = Episodes(cast(Any, engine), pool, rendering(), settings, max_context_tokens=1000)
@@ -143,7 +143,7 @@ def test_environment_that_ends_while_it_asks_for_a_turn_is_an_error():
             request_id="t.0",
             priority=0,
         )
-        turns = Turns(cast(Any, engine), episode, request_id="t.0@0", budget_tokens=9, max_turn_tokens=0)
+        turns = EpisodeTurns(cast(Any, engine), episode, request_id="t.0@0", budget_tokens=9, max_turn_tokens=0)
         conversation = Conversation(turns, max_turns=8)
         asking = asyncio.create_task(conversation.go_on([*PROMPT, 0], []))
         await until(lambda: bool(engine.requests), "it asks")
@@ -170,7 +170,7 @@ def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path
 
     engine = ScriptedEngine([Turn(ids("5<|im_end|>")), Turn(ids("8<|im_end|>")), Turn(ids("7<|im_end|>"))])
 
-    async def body() -> Played:
+    async def body() -> Trajectory:
         config = EnvironmentsConfig(python=os.environ["SLUICE_VERIFIERS_PYTHON"], max_memory_gib=16, retries=0)
         pool = EnvironmentPool(config)
         episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000)

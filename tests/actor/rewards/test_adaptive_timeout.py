@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from actor.rewards.adaptive_timeout import TASKS_AT_ONCE, Anchors, task_key, timeout_s
+from actor.rewards.adaptive_timeout import TASKS_AT_ONCE, AdaptiveTimeouts, task_key, timeout_s
 from bridge.rollout_types import Task
 from bridge.store.protocol import MAX_CASES, StoreLostError
 from tests.actor.fakes import until
@@ -25,8 +25,8 @@ def task_of(verifier: str = "code", answer: str = "a", metadata: str = '{"cases"
     return Task.judged_by(verifier, answer=answer, metadata=metadata)
 
 
-def anchors_of(store: Any, **settings: Any) -> Anchors:
-    return Anchors(store, **PAPER | settings)
+def anchors_of(store: Any, **settings: Any) -> AdaptiveTimeouts:
+    return AdaptiveTimeouts(store, **PAPER | settings)
 
 
 @pytest.mark.parametrize(

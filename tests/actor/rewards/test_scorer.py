@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from actor.rewards.adaptive_timeout import Anchors
-from actor.rewards.scorer import UNJUDGED, Judgement, Rewards
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts
+from actor.rewards.scorer import NO_REWARD, RewardResult, RewardScorer
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import HangError, VerifierError, VerifierPool
 from bridge.rollout_types import Finish, RewardPart, RewardScore, Task, Verdict
@@ -36,9 +36,9 @@ def attempts(tmp_path) -> int:
     return len(file.read_text().split()) if file.exists() else 0
 
 
-async def judged(rewards: Rewards, text: str, task: Task, finish: Finish = "stop") -> Judgement:
+async def judged(rewards: RewardScorer, text: str, task: Task, finish: Finish = "stop") -> RewardResult:
     try:
-        return await rewards.judge(response(text, finish), task)
+        return await rewards.score(response(text, finish), task)
     finally:
         await rewards.close()
 
@@ -82,42 +82,44 @@ def test_reward_is_the_weighted_sum_of_scores_that_are_kept_apart():
     task = Task(
         rewards=(RewardPart("exact", 0.5), RewardPart("format", -2.0)), answer="42", metadata='{"format": "4."}'
     )
-    got = run(judged(Rewards(VerifierPool(num_workers=2, timeout_s=30.0, retries=0)), "42", task))
+    got = run(judged(RewardScorer(VerifierPool(num_workers=2, timeout_s=30.0, retries=0)), "42", task))
     scores = tuple(
         RewardScore(name=name, value=1.0, verdict="ok", answer=answer)
         for name, answer in (("exact", "42"), ("format", None))
     )
-    assert got == Judgement(reward=-1.5, scores=scores)
+    assert got == RewardResult(reward=-1.5, scores=scores)
 
 
 def test_wrong_answer_earns_nothing_and_is_told_from_a_right_one():
     got = run(
         judged(
-            Rewards(VerifierPool(num_workers=1, timeout_s=30.0, retries=0)), "41", Task.judged_by("exact", answer="42")
+            RewardScorer(VerifierPool(num_workers=1, timeout_s=30.0, retries=0)),
+            "41",
+            Task.judged_by("exact", answer="42"),
         )
     )
-    assert got == Judgement(reward=0.0, scores=(RewardScore(name="exact", value=0.0, verdict="wrong", answer="41"),))
+    assert got == RewardResult(reward=0.0, scores=(RewardScore(name="exact", value=0.0, verdict="wrong", answer="41"),))
 
 
 @pytest.mark.parametrize(("truncated", "num_asked"), [("zero", 0), ("keep", 1), ("mask", 1)])
 def test_truncated_response_is_judged_as_any_other_unless_it_earns_nothing(tmp_path, truncated: Truncated, num_asked):
-    rewards = Rewards(bad(tmp_path), truncated=truncated)
+    rewards = RewardScorer(bad(tmp_path), truncated=truncated)
     got = run(judged(rewards, "0", Task.judged_by("raise", answer="a"), "length"))
-    assert (got is UNJUDGED) == (num_asked == 0) and got.reward == 0.5 * num_asked
+    assert (got is NO_REWARD) == (num_asked == 0) and got.reward == 0.5 * num_asked
     assert attempts(tmp_path) == num_asked
 
 
 def test_episode_that_only_its_environment_rewards_is_not_asked_about(tmp_path):
-    assert run(judged(Rewards(bad(tmp_path)), "0", Task(rewards=(), answer="", environment="guess"))) is UNJUDGED
+    assert run(judged(RewardScorer(bad(tmp_path)), "0", Task(rewards=(), answer="", environment="guess"))) is NO_REWARD
 
 
 def test_text_on_which_the_verifier_hangs_three_times_is_wrong_if_it_judges_the_own_answer(tmp_path):
     """The bad verifiers hang as often, by answer, as the text says; they judge the answer itself, 0, at once."""
 
     async def body():
-        rewards = Rewards(bad(tmp_path))
-        got = await rewards.judge(response("9"), Task.judged_by("hang", answer="0"))
-        assert got == Judgement(reward=0.0, scores=(RewardScore(name="hang", value=0.0, verdict="hang"),))
+        rewards = RewardScorer(bad(tmp_path))
+        got = await rewards.score(response("9"), Task.judged_by("hang", answer="0"))
+        assert got == RewardResult(reward=0.0, scores=(RewardScore(name="hang", value=0.0, verdict="hang"),))
         assert rewards.num_failures == 6 and attempts(tmp_path) == 7
         await rewards.close()
 
@@ -125,8 +127,8 @@ def test_text_on_which_the_verifier_hangs_three_times_is_wrong_if_it_judges_the_
 
 
 def test_verifier_that_works_again_after_three_hangs_judges_the_response(tmp_path):
-    got = run(judged(Rewards(bad(tmp_path)), "3", Task.judged_by("hang", answer="0")))
-    assert got == Judgement(reward=0.5, scores=(RewardScore(name="hang", value=0.5, verdict="ok"),))
+    got = run(judged(RewardScorer(bad(tmp_path)), "3", Task.judged_by("hang", answer="0")))
+    assert got == RewardResult(reward=0.5, scores=(RewardScore(name="hang", value=0.5, verdict="ok"),))
 
 
 def test_hang_of_programs_without_one_that_is_known_to_be_right_is_no_reward(tmp_path, monkeypatch):
@@ -136,7 +138,7 @@ def test_hang_of_programs_without_one_that_is_known_to_be_right_is_no_reward(tmp
     monkeypatch.setattr(VerifierPool, "score", hang)
     task = Task.judged_by("code", answer="", metadata='{"tests": [{"input": "", "output": ""}]}')
     with pytest.raises(VerifierError, match="the row has no program"):
-        run(judged(Rewards(bad(tmp_path)), "x", task))
+        run(judged(RewardScorer(bad(tmp_path)), "x", task))
 
 
 def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known_when_it_is_free(monkeypatch):
@@ -153,9 +155,9 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
 
     async def body():
         store: Any = InMemoryAnchors()
-        anchors = Anchors(store, factor=1.5, min_s=2.0, max_s=30.0)
-        rewards = Rewards(VerifierPool(num_workers=1, timeout_s=1.0, retries=0), anchors=anchors)
-        await asyncio.gather(*(rewards.judge(response(text), task) for text in ("right", "never ends")))
+        anchors = AdaptiveTimeouts(store, factor=1.5, min_s=2.0, max_s=30.0)
+        rewards = RewardScorer(VerifierPool(num_workers=1, timeout_s=1.0, retries=0), anchors=anchors)
+        await asyncio.gather(*(rewards.score(response(text), task) for text in ("right", "never ends")))
         await rewards.close()
 
     run(body())
@@ -164,17 +166,17 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
 
 def test_verifier_that_hangs_on_the_own_answer_too_is_broken_and_gives_no_reward(tmp_path):
     with pytest.raises(VerifierError, match=r"3 times\); and of the task's own answer: .*3 times"):
-        run(judged(Rewards(bad(tmp_path)), "9", Task.judged_by("hang", answer="9")))
+        run(judged(RewardScorer(bad(tmp_path)), "9", Task.judged_by("hang", answer="9")))
     assert attempts(tmp_path) == 6
 
 
 def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_path):
     async def body():
         slow = Elsewhere(1.0)
-        rewards = Rewards(bad(tmp_path), elsewhere={"judge": slow})
+        rewards = RewardScorer(bad(tmp_path), remote_verifiers={"judge": slow})
         task = Task(rewards=(RewardPart("judge"), RewardPart("raise")), answer="a")
         with pytest.raises(VerifierError, match=r"verifier raise: .*2 attempts"):
-            await rewards.judge(response("9"), task)
+            await rewards.score(response("9"), task)
         assert slow.was_cancelled
         await rewards.close()
         assert slow.is_closed
@@ -185,8 +187,8 @@ def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_
 def test_failures_are_those_of_workers_and_of_what_is_asked_elsewhere(tmp_path):
     async def body():
         one = Elsewhere(1.0)
-        rewards = Rewards(bad(tmp_path), elsewhere={"judge": one})
-        await rewards.judge(response("1"), Task.judged_by("raise", answer="a"))
+        rewards = RewardScorer(bad(tmp_path), remote_verifiers={"judge": one})
+        await rewards.score(response("1"), Task.judged_by("raise", answer="a"))
         one.num_retries, one.num_failures = 3, 2
         assert (rewards.num_failures, rewards.num_judge_retries, rewards.num_judge_failures) == (6, 3, 2)
         await rewards.close()
@@ -197,9 +199,11 @@ def test_failures_are_those_of_workers_and_of_what_is_asked_elsewhere(tmp_path):
 def test_verifiers_of_a_response_are_asked_side_by_side():
     async def body():
         one, other = Elsewhere(0.25), Elsewhere(0.5, "timeout")
-        rewards = Rewards(VerifierPool(num_workers=1, timeout_s=1.0, retries=0), elsewhere={"a": one, "b": other})
+        rewards = RewardScorer(
+            VerifierPool(num_workers=1, timeout_s=1.0, retries=0), remote_verifiers={"a": one, "b": other}
+        )
         judging = asyncio.create_task(
-            rewards.judge(response("x"), Task(rewards=(RewardPart("a"), RewardPart("b", 2.0)), answer=""))
+            rewards.score(response("x"), Task(rewards=(RewardPart("a"), RewardPart("b", 2.0)), answer=""))
         )
         await one.asked.wait()
         await other.asked.wait()

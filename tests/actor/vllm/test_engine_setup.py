@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actor.vllm.engine_setup import bound_threads, collect_seldom, end_quickly
+from actor.vllm.engine_setup import bound_threads, skip_exit_gc, tune_gc
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def thresholds():
 
 
 def test_garbage_is_looked_for_less_often_but_still_is(thresholds):
-    collect_seldom()
+    tune_gc()
     assert gc.isenabled() and 10_000 <= gc.get_threshold()[0] <= 1_000_000
     before = gc.get_stats()[0]["collections"]
     kept = [[] for _ in range(2 * gc.get_threshold()[0])]
@@ -30,13 +30,13 @@ def test_process_that_ends_quickly_runs_what_was_asked_for_at_its_end():
     code = """
 import atexit
 import gc
-from actor.vllm.engine_setup import end_quickly
+from actor.vllm.engine_setup import skip_exit_gc
 atexit.register(lambda: print(gc.get_freeze_count() > 1000))
-end_quickly()
+skip_exit_gc()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-    assert end_quickly() is None and gc.get_freeze_count() < 1000  # nothing yet, here
+    assert skip_exit_gc() is None and gc.get_freeze_count() < 1000  # nothing yet, here
 
 
 @pytest.mark.heavy

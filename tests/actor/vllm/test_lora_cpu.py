@@ -38,14 +38,14 @@ def wanted(y: Any, x: Any, a, b, scale: float, mix: list[int]) -> Any:
 def test_a_layer_adds_to_each_token_what_its_adapter_says(mix, dtype):
     from vllm.lora.layers import LoRAMapping
 
-    from actor.vllm.lora_cpu import ByAdapter
+    from actor.vllm.lora_cpu import GroupedCpuLora
 
     generator = torch.Generator().manual_seed(0)
     a, b = ([w.to(getattr(torch, dtype)) for w in stack] for stack in stacks(generator))
     x = torch.randn(TOKENS, INPUTS, generator=generator).to(getattr(torch, dtype))
     y = torch.randn(TOKENS, sum(OUTPUTS), generator=generator).to(x.dtype)
     ids = tuple(0 if place < 0 else 10 + place for place in mix)
-    wrapper = ByAdapter(max_num_batched_tokens=64, max_batches=8, device="cpu")
+    wrapper = GroupedCpuLora(max_num_batched_tokens=64, max_batches=8, device="cpu")
     wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), [10, 11, 12], PLACES, 100)
     want = wanted(y, x, a, b, 0.5, mix)
     wrapper.add_lora_linear(y, x, tuple(a), tuple(b), 0.5, OUTPUTS)
@@ -56,10 +56,10 @@ def test_a_layer_adds_to_each_token_what_its_adapter_says(mix, dtype):
 def test_the_next_step_has_other_tokens():
     from vllm.lora.layers import LoRAMapping
 
-    from actor.vllm.lora_cpu import ByAdapter
+    from actor.vllm.lora_cpu import GroupedCpuLora
 
     a, b = stacks(torch.Generator().manual_seed(0))
-    wrapper = ByAdapter(max_num_batched_tokens=64, max_batches=8, device="cpu")
+    wrapper = GroupedCpuLora(max_num_batched_tokens=64, max_batches=8, device="cpu")
     for ids in ((10, 11), (12,), (0, 12, 10)):
         wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), [10, 11, 12], PLACES, 100)
         x, y = torch.ones(len(ids), INPUTS), torch.zeros(len(ids), sum(OUTPUTS))
@@ -71,11 +71,11 @@ def test_the_next_step_has_other_tokens():
 def test_parts_of_a_sharded_adapter_are_asked_for_one_by_one():
     from vllm.lora.layers import LoRAMapping
 
-    from actor.vllm.lora_cpu import ByAdapter
+    from actor.vllm.lora_cpu import GroupedCpuLora
 
     a, b = stacks(torch.Generator().manual_seed(0))
     mix, ids = [1, -1, 2], (11, 0, 12)
-    wrapper = ByAdapter(max_num_batched_tokens=64, max_batches=8, device="cpu")
+    wrapper = GroupedCpuLora(max_num_batched_tokens=64, max_batches=8, device="cpu")
     wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), [10, 11, 12], PLACES, 100)
     x, y = torch.ones(3, INPUTS), torch.zeros(3, sum(OUTPUTS))
     buffer = torch.zeros(2, 3, RANK)
@@ -88,10 +88,10 @@ def test_parts_of_a_sharded_adapter_are_asked_for_one_by_one():
 def test_rows_that_fill_a_step_up_disturb_no_token():
     from vllm.lora.layers import LoRAMapping
 
-    from actor.vllm.lora_cpu import ByAdapter
+    from actor.vllm.lora_cpu import GroupedCpuLora
 
     a, b = stacks(torch.Generator().manual_seed(0))
-    wrapper = ByAdapter(max_num_batched_tokens=64, max_batches=8, device="cpu")
+    wrapper = GroupedCpuLora(max_num_batched_tokens=64, max_batches=8, device="cpu")
     for ids in ((11, 11), (11, 12)):
         wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), [10, 11, 12], PLACES, 100)
         x, y = torch.ones(4, INPUTS), torch.zeros(4, sum(OUTPUTS))
@@ -117,8 +117,8 @@ def test_vllm_takes_it_where_the_engine_is_on_a_cpu():
     from vllm.platforms import current_platform
 
     import actor.vllm.worker  # noqa: F401  # as each of its processes does
-    from actor.vllm.lora_cpu import ByAdapter
+    from actor.vllm.lora_cpu import GroupedCpuLora
 
     if not current_platform.is_cpu():
         pytest.skip("no CPU backend")
-    assert type(get_punica_wrapper(64, 8, "cpu")) is ByAdapter
+    assert type(get_punica_wrapper(64, 8, "cpu")) is GroupedCpuLora

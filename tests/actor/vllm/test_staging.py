@@ -11,7 +11,7 @@ import pytest
 
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.snapshots.verified_copy import VerifiedCopy
 from tests.integration.support import models
 
 pytestmark = pytest.mark.heavy  # vLLM's import
@@ -135,7 +135,7 @@ def test_staged_snapshot_serves_as_a_reloaded_one_and_nothing_changes_before(ser
 def test_any_layer_that_is_left_out_fails_the_proof(served):
     import torch
 
-    from actor.vllm.verify_weights import prove_served
+    from actor.vllm.verify_weights import verify_served
 
     old, new = served.tensors(OLD), served.tensors(NEW)
     served.reload(old)
@@ -152,9 +152,9 @@ def test_any_layer_that_is_left_out_fails_the_proof(served):
             back.serve()
             dataclasses.replace(staged, pairs=staged.pairs[:i] + staged.pairs[i + 1 :]).serve()
             with pytest.raises(RuntimeError, match="not served as it is in the snapshot"):
-                prove_served(served.model, new, seed=i)
+                verify_served(served.model, new, seed=i)
         staged.serve()
-        prove_served(served.model, new, seed=0)
+        verify_served(served.model, new, seed=0)
     assert tried >= 2 * 6  # of each layer four matrices, or two beside experts, and two norms at least
 
 
@@ -163,13 +163,13 @@ def _is_in(tensor: Any, others: list[Any]) -> bool:
 
 
 def test_staging_that_is_stopped_changes_nothing(served):
-    from actor.vllm.staging import StoppedError, stage
+    from actor.vllm.staging import StagingStoppedError, stage
 
     served.reload(served.tensors(OLD))
     before = served.computes()
     stopped = threading.Event()
     stopped.set()
-    with pytest.raises(StoppedError):
+    with pytest.raises(StagingStoppedError):
         stage(served.model, served.tensors(NEW), stopped)
     assert_same(served.computes(), before)
 
@@ -183,7 +183,7 @@ def test_nothing_of_a_snapshot_is_left_once_it_is_let_go_without_the_garbage_col
     served = Served(tmp_path / "model", "qwen2", tied=True)  # after a reload vLLM's loaders are others
 
     made: list[Any] = []
-    make = staging._Twins._parameter
+    make = staging._ShadowModel._parameter
 
     def watched(*arguments: Any) -> Any:
         new = make(*arguments)
@@ -191,14 +191,14 @@ def test_nothing_of_a_snapshot_is_left_once_it_is_let_go_without_the_garbage_col
             made.append(weakref.ref(new))
         return new
 
-    monkeypatch.setattr(staging._Twins, "_parameter", watched)
+    monkeypatch.setattr(staging._ShadowModel, "_parameter", watched)
     if is_stopped:
-        monkeypatch.setattr(staging._Twins, "pack", stop)
+        monkeypatch.setattr(staging._ShadowModel, "pack", stop)
     gc.collect()
     gc.disable()  # an engine's runs hardly ever
     try:
         if is_stopped:
-            with pytest.raises(staging.StoppedError):
+            with pytest.raises(staging.StagingStoppedError):
                 served.stage(served.tensors(NEW))
         else:
             first = served.stage(served.tensors(NEW))
@@ -213,29 +213,29 @@ def test_nothing_of_a_snapshot_is_left_once_it_is_let_go_without_the_garbage_col
 
 
 def stop(*_: Any) -> None:
-    from actor.vllm.staging import StoppedError
+    from actor.vllm.staging import StagingStoppedError
 
-    raise StoppedError
+    raise StagingStoppedError
 
 
 def test_model_with_a_layer_that_is_loaded_in_its_own_way_is_not_staged(served, monkeypatch):
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
-    from actor.vllm.staging import UnstagedError
+    from actor.vllm.staging import NotStageableError
 
     class OtherMethod(UnquantizedLinearMethod):
         pass
 
     layer = served.model.model.layers[1].self_attn.o_proj
     monkeypatch.setattr(layer, "quant_method", OtherMethod())
-    with pytest.raises(UnstagedError, match="layers.1.self_attn.o_proj .* way of its own"):
+    with pytest.raises(NotStageableError, match="layers.1.self_attn.o_proj .* way of its own"):
         served.stage(served.tensors(NEW))
 
 
 def test_layer_whose_packing_changes_more_than_its_kernel_is_not_staged(served, monkeypatch):
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
-    from actor.vllm.staging import UnstagedError
+    from actor.vllm.staging import NotStageableError
 
     pack = UnquantizedLinearMethod.process_weights_after_loading
 
@@ -244,7 +244,7 @@ def test_layer_whose_packing_changes_more_than_its_kernel_is_not_staged(served, 
         layer.scales = "new"
 
     monkeypatch.setattr(UnquantizedLinearMethod, "process_weights_after_loading", other)
-    with pytest.raises(UnstagedError, match="changes its .*scales"):
+    with pytest.raises(NotStageableError, match="changes its .*scales"):
         served.stage(served.tensors(NEW))
 
 
@@ -253,7 +253,7 @@ def test_without_the_memory_for_it_nothing_is_staged(served, monkeypatch):
 
     tensors = served.tensors(NEW)
     monkeypatch.setattr(staging, "_memory_left", lambda: [10**12, sum(t.nbytes for t in tensors.values()) // 2])
-    with pytest.raises(staging.UnstagedError, match="GB of memory are needed"):
+    with pytest.raises(staging.NotStageableError, match="GB of memory are needed"):
         served.stage(tensors)
 
 
@@ -261,7 +261,7 @@ def test_without_the_memory_for_it_nothing_is_staged(served, monkeypatch):
 def snapshot(served, tmp_path):
     """A written and mirrored version: its manifest, its file, and the next version's mirror."""
     writer = SnapshotWriter(tmp_path / "weights", run="r", tokenizer_hash="t")
-    mirror = SnapshotMirror(tmp_path / "weights", tmp_path / "copy", run="r", tokenizer_hash="t", lock_timeout_s=10)
+    mirror = VerifiedCopy(tmp_path / "weights", tmp_path / "copy", run="r", tokenizer_hash="t", lock_timeout_s=10)
     arrays = {name: t.numpy() for name, t in served.tensors(NEW).items()}
 
     def write(step: int):

@@ -12,7 +12,7 @@ import pytest
 from actor.engine_protocol import EngineDeadError, WeightLoadError
 from actor.vllm import updates
 from actor.vllm.convert import StatLogger
-from actor.vllm.updates import Updates
+from actor.vllm.updates import WeightUpdates
 from actor.vllm.worker_channel import listen
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
@@ -90,7 +90,7 @@ class FakeLlm:
 class Rig:
     def __init__(self, folder: Any) -> None:
         self.llm: Any = FakeLlm()
-        self.updates = Updates(self.llm, Config(preset="t"), expected=TABLE, counter=StatLogger())
+        self.updates = WeightUpdates(self.llm, Config(preset="t"), expected=TABLE, counter=StatLogger())
         self._writer = SnapshotWriter(folder / "snapshots", run="r", tokenizer_hash="t")
         self._folder, self._step = folder, 0
 

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from actor.vllm.worker_channel import Control, ControlLostError, listen
+from actor.vllm.worker_channel import WorkerChannel, WorkerChannelLostError, listen
 
 
 @pytest.fixture
 def control():
-    control = Control()
+    control = WorkerChannel()
     yield control
     control.close()
 
@@ -87,7 +87,7 @@ def test_worker_that_has_ended_is_said(control):
     worker = listen(control.address, lambda *_: None)
     control.connect(1)
     worker.shutdown(2)
-    with pytest.raises(ControlLostError, match="gone"):
+    with pytest.raises(WorkerChannelLostError, match="gone"):
         control.ask("there", b"", timeout_s=30)
 
 
@@ -105,7 +105,7 @@ def test_closing_ends_who_waits_for_an_answer(control):
     def ask() -> None:
         try:
             control.ask("there", b"", timeout_s=300)
-        except ControlLostError as e:
+        except WorkerChannelLostError as e:
             found.append(e)
 
     thread = threading.Thread(target=ask)

@@ -20,7 +20,7 @@ def tokenizer_json() -> bytes:
 FILES = {"config.json": json.dumps({"model_type": "qwen3"}).encode(), "tokenizer.json": tokenizer_json()}
 
 
-def make_card(files=FILES, files_=None, **fields) -> RunCard:
+def make_run_card(files=FILES, files_=None, **fields) -> RunCard:
     entries = files_ or tuple(
         CardFile(name=n, num_bytes=len(data), blake3=blake3(data).hexdigest()) for n, data in sorted(files.items())
     )
@@ -49,7 +49,7 @@ class Blobs:
 
 
 def test_model_folder_holds_the_cards_files_and_its_tensors(tmp_path):
-    model = make_model_folder(make_card(), Blobs(), tmp_path)
+    model = make_model_folder(make_run_card(), Blobs(), tmp_path)
     assert {f.name: f.read_bytes() for f in model.path.iterdir()} == FILES
     assert model.tensors == {"w": ("bfloat16", (2, 3))}
     assert model.tokenizer_hash == blake3(FILES["tokenizer.json"]).hexdigest()
@@ -57,22 +57,22 @@ def test_model_folder_holds_the_cards_files_and_its_tensors(tmp_path):
 
 def test_model_folder_made_before_is_used_and_a_changed_file_is_fetched_again(tmp_path):
     blobs = Blobs()
-    folder = make_model_folder(make_card(), blobs, tmp_path).path
+    folder = make_model_folder(make_run_card(), blobs, tmp_path).path
     assert len(blobs.asked) == 2
-    make_model_folder(make_card(), blobs, tmp_path)
+    make_model_folder(make_run_card(), blobs, tmp_path)
     assert len(blobs.asked) == 2
     tampered = bytearray(FILES["config.json"])
     tampered[-2] ^= 1
     (folder / "config.json").write_bytes(tampered)
-    make_model_folder(make_card(), blobs, tmp_path)
+    make_model_folder(make_run_card(), blobs, tmp_path)
     assert (folder / "config.json").read_bytes() == FILES["config.json"]
     assert len(blobs.asked) == 3
 
 
 def test_models_of_other_files_lie_in_other_folders(tmp_path):
     other = FILES | {"config.json": b"{}"}
-    first = make_model_folder(make_card(), Blobs(), tmp_path).path
-    second = make_model_folder(make_card(other), Blobs(other), tmp_path).path
+    first = make_model_folder(make_run_card(), Blobs(), tmp_path).path
+    second = make_model_folder(make_run_card(other), Blobs(other), tmp_path).path
     assert first != second and (first / "config.json").read_bytes() == FILES["config.json"]
 
 
@@ -81,14 +81,14 @@ def test_file_that_is_not_the_one_named_is_refused_and_not_kept(tmp_path):
     digest = blake3(FILES["config.json"]).hexdigest()
     blobs.by_hash[digest] = b'{"model_type": "other"}'
     with pytest.raises(ValueError, match="config.json is not the one that the run's card names"):
-        make_model_folder(make_card(), blobs, tmp_path)
+        make_model_folder(make_run_card(), blobs, tmp_path)
     assert list(tmp_path.rglob("config.json")) == []
 
 
 def test_file_that_the_store_has_lost_is_named(tmp_path):
     blobs = Blobs({"config.json": FILES["config.json"]})
     with pytest.raises(ValueError, match="lost tokenizer.json"):
-        make_model_folder(make_card(), blobs, tmp_path)
+        make_model_folder(make_run_card(), blobs, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_file_that_the_store_has_lost_is_named(tmp_path):
 def test_file_that_must_not_be_written_is_not_even_asked_for(tmp_path, file):
     blobs = Blobs()
     with pytest.raises(ValueError, match="a card's file is"):
-        make_model_folder(make_card(files_=(file,)), blobs, tmp_path)
+        make_model_folder(make_run_card(files_=(file,)), blobs, tmp_path)
     assert blobs.asked == [] and list(tmp_path.iterdir()) == []
 
 
 def test_versions_that_agree_pass_also_where_the_engine_says_how_it_was_built():
-    check_versions(make_card(), vllm=f"{weight_types.VLLM}+cpu")
-    check_versions(make_card(vllm=""), vllm="0.1")
+    check_versions(make_run_card(), vllm=f"{weight_types.VLLM}+cpu")
+    check_versions(make_run_card(vllm=""), vllm="0.1")
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_versions_that_agree_pass_also_where_the_engine_says_how_it_was_built():
 )
 def test_another_version_is_refused_with_both_named(fields, vllm, said):
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
-        check_versions(dataclasses.replace(make_card(), **fields), vllm=vllm)
+        check_versions(dataclasses.replace(make_run_card(), **fields), vllm=vllm)

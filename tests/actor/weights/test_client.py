@@ -11,7 +11,7 @@ from bridge import timeline
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import UnreachableError
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import mirrored
+from bridge.snapshots.verified_copy import is_verified
 from bridge.timeline import Timeline
 from bridge.weight_types import WeightManifest
 from tests.actor.fakes import FakeEngine
@@ -36,7 +36,7 @@ class Setup:
         return self.writer.write(version(step, incarnation), tensors, dtype="float32")
 
     def damage(self, manifest) -> None:
-        path = self.root / "snapshots" / manifest.pieces[0].file.name
+        path = self.root / "snapshots" / manifest.shards[0].file.name
         data = bytearray(path.read_bytes())
         data[manifest.tensors[0].offset_bytes] ^= 1
         path.write_bytes(data)
@@ -85,7 +85,7 @@ def test_follow_serves_each_announced_version_once(setup):
         manifest = setup.publish(step)
         assert setup.follow()
         assert setup.engine.version == version(step)
-        assert mirrored(setup.root / "copy" / "weights") == manifest
+        assert is_verified(setup.root / "copy" / "weights") == manifest
         assert not setup.follow()
     assert setup.engine.swapped == [version(0), version(1), version(5)]
     assert set(setup.client.timings) == {"prefetch_s", "verify_s", "pause_s", "load_s"}
@@ -109,7 +109,7 @@ def test_corrupt_snapshot_is_refused_counted_and_retried_later(setup):
     setup.damage(manifest)
     assert not setup.follow()
     assert (setup.engine.version, setup.client.num_refused) == (version(0), 1)
-    assert mirrored(setup.root / "copy" / "weights") is None  # what was copied passes for no version
+    assert is_verified(setup.root / "copy" / "weights") is None  # what was copied passes for no version
     (event,) = setup.events("refused")
     assert event["version"] == "0:1" and event["served"] == "0:0" and "corrupt" in event["reason"]
     assert not setup.follow()
@@ -131,10 +131,10 @@ def test_snapshot_refused_again_and_again_is_retried_less_often_until_a_newer_on
         setup.now[0] += 0.25
     gaps = np.diff(attempts)
     assert np.all(np.diff(gaps) >= 0) and gaps[0] == FIRST_RETRY_S and gaps[-1] == 30.0
-    assert setup.client.is_stuck
+    assert setup.client.is_blocked
     setup.publish(1)
     assert setup.follow()  # at once
-    assert not setup.client.is_stuck
+    assert not setup.client.is_blocked
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_version_out_of_reach_is_no_refusal_and_served_once_the_network_is_back(
     monkeypatch.setattr(LocalSource, "fetch", cut_off)
     for _ in range(20):  # far beyond what makes a refused version hopeless
         assert not setup.follow()
-    setup.client.check_hope()
-    assert setup.client.is_stuck and setup.client.num_refused == 0
+    setup.client.raise_if_refused_too_long()
+    assert setup.client.is_blocked and setup.client.num_refused == 0
     monkeypatch.setattr(LocalSource, "fetch", real)
     assert setup.follow()  # at once: the clock stands still
-    assert setup.engine.version == version(1) and not setup.client.is_stuck
+    assert setup.engine.version == version(1) and not setup.client.is_blocked

@@ -13,10 +13,10 @@ from actor.weights.source import FIRST_ASK_S, RemoteSource
 from bridge import codec
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.remote.shared_download import SharedCopy
-from bridge.snapshots.snapshot_format import MANIFEST, place_of, sign
+from bridge.snapshots.remote.shared_download import SharedDownload
+from bridge.snapshots.snapshot_format import MANIFEST, sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.timeline import Timeline
@@ -38,7 +38,7 @@ from tests.bridge.snapshots.served import (
 
 TABLE = {"w": ("float32", (NUM_VALUES,))}
 DEAD = "http://127.0.0.1:1"
-PATIENCE = Patience(silence_s=1e6, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
+PATIENCE = RetryPolicy(silence_s=1e6, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
 
 
 class AnnouncingStore:
@@ -81,7 +81,7 @@ class Setup:
         return manifest
 
     def announce(self, manifest: WeightManifest) -> None:
-        place = place_of(self.url, manifest.run, manifest.version)
+        place = version_url(self.url, manifest.run, manifest.version)
         self.store.announcement = sign(Announcement(manifest=manifest, sources=(place,)), TOKEN)
 
     @property
@@ -97,7 +97,7 @@ class Setup:
     def announce_behind_a_wall(self, step: int, *, beside: int, url: str = DEAD) -> None:
         """Publishes a version that the actor can't reach, or can at `url`, beside an older one in the bucket."""
         manifest = publish(self.writer, step)
-        places = place_of(url, RUN, manifest.version), place_of(self.bucket, RUN, at(beside))
+        places = version_url(url, RUN, manifest.version), version_url(self.bucket, RUN, at(beside))
         self.store.announcement = sign(Announcement(manifest=manifest, sources=places), TOKEN)
 
     def follow(self) -> bool:
@@ -112,7 +112,7 @@ def open_client(root: pathlib.Path, store: AnnouncingStore, engine: LoadingEngin
     fetcher = SnapshotFetcher(
         run=RUN, tokenizer_hash=TOKENIZER, expected=TABLE, token=TOKEN, patience=PATIENCE, lock_timeout_s=0.05
     )
-    shared = SharedCopy(root / "memory", run=RUN, fetcher=fetcher)
+    shared = SharedDownload(root / "memory", run=RUN, fetcher=fetcher)
     remote = RemoteSource(store, shared, clock=lambda: now[0])  # pyright: ignore[reportArgumentType]
     return WeightClient(remote, engine, timeline=Timeline(root / "events", "actor-0"), clock=lambda: now[0])
 
@@ -189,7 +189,7 @@ def test_announcement_of_sources_that_the_learner_did_not_name_is_refused_before
     theirs = ScriptedServer(values(2).tobytes())
     setup.announce(manifest)
     learners = setup.store.announcement
-    forged = dataclasses.replace(learners, sources=(place_of(theirs.url, RUN, manifest.version), *learners.sources))
+    forged = dataclasses.replace(learners, sources=(version_url(theirs.url, RUN, manifest.version), *learners.sources))
     if signed == "not":
         forged = dataclasses.replace(forged, hmac=None)
     elif signed == "with another token":
@@ -235,11 +235,11 @@ def test_server_that_is_down_is_no_refusal_and_asked_again_at_once(setup):
     url, setup.url = setup.url, DEAD
     setup.announce(manifest)
     assert not setup.follow()
-    assert setup.client.num_refused == 0 and setup.client.is_stuck
+    assert setup.client.num_refused == 0 and setup.client.is_blocked
     setup.url = url
     setup.announce(manifest)
     assert setup.follow()
-    assert not setup.client.is_stuck
+    assert not setup.client.is_blocked
 
 
 def silent_server() -> tuple[ScriptedServer, threading.Event]:
@@ -325,8 +325,8 @@ def test_older_version_beside_an_announced_one_out_of_reach_is_served_then_a_new
     setup.put(1)
     publish(setup.writer, 2)
     setup.announce_behind_a_wall(3, beside=1)  # whose file has the same name
-    assert not setup.follow() and setup.client.is_stuck  # the announced one is tried first
-    assert setup.follow() and not setup.client.is_stuck
+    assert not setup.follow() and setup.client.is_blocked  # the announced one is tried first
+    assert setup.follow() and not setup.client.is_blocked
     assert setup.engine.version == at(1)
     np.testing.assert_array_equal(setup.engine.loaded[-1], values(1))
     assert not setup.follow()  # the announced one again
@@ -386,7 +386,7 @@ def test_older_version_that_is_not_the_one_named_whole_and_signed_is_not_served(
             (named / MANIFEST).unlink()
             complaint = "not in the bucket"
         case _:
-            (named / manifest.pieces[0].file.name).write_bytes(bytes(manifest.pieces[0].file.num_bytes))
+            (named / manifest.shards[0].file.name).write_bytes(bytes(manifest.shards[0].file.num_bytes))
             complaint = "does not match its hash"
     setup.announce_behind_a_wall(3, beside=2)
     assert not any(setup.follow() for _ in range(3))

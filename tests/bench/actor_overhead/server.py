@@ -130,7 +130,7 @@ class Server:
             max_num_seqs=self._phase["max_num_seqs"],
             packing=PackingConfig(rows=1, row_tokens=512),
         )
-        keep = dataclasses.replace(config.prompts, truncated="keep", verifier="exact")
+        keep = dataclasses.replace(config.prompts, truncated_responses="keep", verifier="exact")
         run = dataclasses.replace(config.run, dir=str(self._work / f"run-{self._num_runs}"), name=f"o{self._num_runs}")
         return dataclasses.replace(config, prompts=keep, run=run)
 

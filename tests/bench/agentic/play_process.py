@@ -16,7 +16,7 @@ from actor.environments.chat_render import read_rendering
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from configs import overrides
 from launch import cli
-from launch.tools.profile_machine.profile_worker import Parent
+from launch.tools.profile_machine.profile_worker import RpcServer
 from tests.bench.rig.episodes import EpisodeEngine
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
@@ -29,7 +29,7 @@ NAME = "actor-0"
 class Server:
     """Answers requests one after the other."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: RpcServer) -> None:
         self._parent = parent
         self._model: ModelFolder | None = None
         self._engine: EpisodeEngine | None = None
@@ -58,8 +58,8 @@ class Server:
         )
         await engine.load()
         self._load = LoadLog(lambda: engine.stats)
-        bound = parsed.config.lag_bound if parsed.config.publish.when == "every" else None
-        self._serving = asyncio.create_task(serve(NAME, parsed, engine, model, self._load, lag_bound=bound))
+        bound = parsed.config.max_lag_steps if parsed.config.publish.when == "every" else None
+        self._serving = asyncio.create_task(serve(NAME, parsed, engine, model, self._load, max_lag_steps=bound))
         self._serving.add_done_callback(self._ended)
         return {"serving": True}
 
@@ -84,7 +84,7 @@ class Server:
 
 
 def main() -> None:
-    parent = Parent()
+    parent = RpcServer()
     cli.log_to_stderr()
     try:
         asyncio.run(Server(parent).run())

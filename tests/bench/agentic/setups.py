@@ -73,7 +73,7 @@ class Setup:
     @property
     def num_environments(self) -> int:
         """At once."""
-        return self.rounds.groups_per_heat * self.rounds.requests_per_group
+        return self.rounds.groups_per_race * self.rounds.requests_per_group
 
     def config(self, num_updates: int) -> Config:
         """A run of so many updates."""

@@ -12,7 +12,7 @@ import threading
 import time
 
 from actor.background import CHANGES_GAP_S, LEASED_S, LOOK_S
-from actor.loop import Limits
+from actor.loop import ActorLimits
 from actor.weight_updates import ANNOUNCED_S
 from bridge.rollout_types import Heartbeat
 from bridge.store.open import open_store
@@ -38,7 +38,7 @@ def look(url: str, run: str, name: str, num_actors: int) -> None:
     """So many actors, until it is killed."""
     for i in range(num_actors):
         threading.Thread(target=_serve_full, args=(url, run, f"{name}-{i}"), daemon=True).start()
-        time.sleep(Limits(lease_s=LEASE_S).heartbeat_s / num_actors)  # not all at the same moment
+        time.sleep(ActorLimits(lease_s=LEASE_S).heartbeat_s / num_actors)  # not all at the same moment
     threading.Event().wait()
 
 
@@ -64,7 +64,7 @@ _EVERY_S = {
     "leased": LEASED_S,
     "announced": ANNOUNCED_S,
     "finished": LOOK_S,
-    "beat": Limits(lease_s=LEASE_S).heartbeat_s,
+    "beat": ActorLimits(lease_s=LEASE_S).heartbeat_s,
     "renew": LEASE_S / 3,
 }
 
@@ -80,7 +80,7 @@ def _do(store: SqlStore, name: str, what: str) -> None:
         store.renew(name, ["none"], lease_s=LEASE_S)
     else:
         store.heartbeat(Heartbeat(process=name, role="actor", pid=1, time_s=time.time(), report=make_report()))
-        store.engines()
+        store.engine_capacity()
 
 
 if __name__ == "__main__":

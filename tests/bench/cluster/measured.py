@@ -53,7 +53,7 @@ def groups_per_s(urls: Urls, case: Case) -> float:
     ]
     try:
         with contextlib.closing(open_store(urls.learner, run=RUN)) as store:
-            store.lead("bench", lease_s=600)
+            store.acquire_leadership("bench", lease_s=600)
             while len(store.heartbeats()) < case.num_lookers:
                 if any(child.poll() is not None for child in children):
                     raise RuntimeError("a process of actors has ended before all of them were there")

@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs import schema, sections
-from launch.tools.plan.control_plane.capacity import Cluster, first_to_give_out
+from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
 from launch.tools.plan.control_plane.transfers import Transfers
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, NetworkProfile, Profile, StoreProfile
 from launch.tools.plan.workload import LengthProfile
@@ -26,8 +26,8 @@ def predicted_groups_per_s(store: StoreProfile, case: Case) -> float:
     )
     profile = _profile(store, case.num_tokens, num_engines=case.num_producers + case.num_lookers)
     # Producers claim as they hand in; who looks has no room. Neither asks because it has nothing to do.
-    cluster = dataclasses.replace(Cluster.of(config, profile), engines_stay_full=True)
-    limit = first_to_give_out(cluster)
+    cluster = dataclasses.replace(ClusterModel.of(config, profile), engines_stay_full=True)
+    limit = bottleneck(cluster)
     assert limit.part.name == "store", limit
     return limit.groups_per_s
 

@@ -24,7 +24,7 @@ from bridge.rollout_types import Version
 from bridge.store import sqlite_database
 from configs import overrides
 from launch import cli
-from launch.tools.profile_machine.profile_worker import Parent
+from launch.tools.profile_machine.profile_worker import RpcServer
 from tests.bench.engines.batch_rollout import roll_out
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
@@ -43,7 +43,7 @@ STORE_LOOK_S = 0.02
 class Fleet:
     """Answers requests one after the other."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: RpcServer) -> None:
         self._parent = parent
         self._model: ModelFolder | None = None
         self._serving: list[asyncio.Task[None]] = []
@@ -68,12 +68,12 @@ class Fleet:
         assert self._model is not None
         threads = ThreadPoolExecutor(THREADS_PER_ACTOR * parsed.config.actor.num_engines)
         asyncio.get_running_loop().set_default_executor(threads)
-        bound = parsed.config.lag_bound if parsed.config.publish.when == "every" else None
+        bound = parsed.config.max_lag_steps if parsed.config.publish.when == "every" else None
         for index, replay in enumerate(_engines(parsed, version=None)):
             load = None
             if index == 0:  # one of many: each look costs all of them
                 load = self._load = LoadLog(lambda replay=replay: replay.stats)
-            task = asyncio.create_task(serve(f"actor-{index}", parsed, replay, self._model, load, lag_bound=bound))
+            task = asyncio.create_task(serve(f"actor-{index}", parsed, replay, self._model, load, max_lag_steps=bound))
             task.add_done_callback(self._ended)
             self._serving.append(task)
         self._late_s = []
@@ -130,7 +130,7 @@ def _engines(session: Session, *, version: Version | None) -> list[ReplayEngine]
 
 def main() -> None:
     os.sched_setaffinity(0, {int(sys.argv[1])})
-    parent = Parent()
+    parent = RpcServer()
     cli.log_to_stderr()
     sqlite_database.LOOK_S = STORE_LOOK_S
     try:

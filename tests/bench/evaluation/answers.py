@@ -79,7 +79,8 @@ def plain_answers(model: str, rows: list[dict[str, Any]]) -> tuple[list[tuple[st
 
 
 def judge(rows: list[dict[str, Any]], answers: list[tuple[str, Finish]]) -> list[float]:
-    """What the verifier gives each answer; one that was cut off earns nothing, as prompts.truncated has it."""
+    """What the verifier gives each answer; one that was cut off earns nothing, as prompts.truncated_responses has
+    it."""
 
     async def scores() -> list[float]:
         pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=2)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from launch.supervision import process_tree
 from launch.supervision.child import Child
-from launch.supervision.hang_detector import Bounds
+from launch.supervision.hang_detector import HangTimeouts
 from tests.bench.faults.evidence import End
 from tests.integration.network.namespaces import Host
 
@@ -28,7 +28,7 @@ class Kept(Child):
         env: Mapping[str, str],
         log: pathlib.Path,
         mark: str,
-        bounds: Bounds,
+        bounds: HangTimeouts,
     ) -> None:
         """Not started.
 
@@ -93,7 +93,7 @@ class Kept(Child):
 def marked(mark: str) -> list[int]:
     """Live processes whose environment has the mark, read from the kernel; zombies are none."""
     found: list[int] = []
-    needle = f"{process_tree.MARK}={mark}".encode()
+    needle = f"{process_tree.RUN_TAG}={mark}".encode()
     for entry in pathlib.Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -70,13 +70,13 @@ class Quiet:
         from learner.distributed.sharding import make_mesh
         from learner.model import hf_load as hf_io
         from learner.model.architecture import Architecture
-        from learner.update.train_step import build_steps
+        from learner.update.train_step import build_train_step
 
         self.config = overrides.from_dict(json.loads((root / "run" / "config.json").read_text()))
         folder = pathlib.Path(self.config.model.path)
         self._jax = jax
         mesh = make_mesh(**self.config.mesh.axes, devices=None)
-        self.steps = build_steps(Architecture.from_hf(folder), self.config, mesh)
+        self.steps = build_train_step(Architecture.from_hf(folder), self.config, mesh)
         self.state = self.steps.init(hf_io.load(folder, dtype=self.config.model.param_dtype)[1])
 
     def pack(self, groups: Sequence[Any]) -> list[Any]:
@@ -87,7 +87,7 @@ class Quiet:
             packing=self.config.packing,
             loss=self.config.loss,
             max_response_tokens=self.config.sampling.max_response_tokens,
-            masks_truncated=self.config.prompts.truncated == "mask",
+            masks_truncated=self.config.prompts.truncated_responses == "mask",
         )
 
     def update(self, together: Iterable[Sequence[Any]]) -> float:

@@ -11,12 +11,12 @@ import time
 import types
 from collections.abc import Generator, Mapping, Sequence
 
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from launch.startup.tiny_model import cached_tiny_model
-from launch.supervision.hang_detector import Bounds
+from launch.supervision.hang_detector import HangTimeouts
 from launch.tools import certificates
 from tests.bench.faults import keepers
 from tests.bench.faults.gates import Gates
@@ -46,20 +46,20 @@ FIELDS: Mapping[str, object] = {
     "evaluation.num_problems": 16,
     "evaluation.every_n_steps": 0,
     "publish.serve": "https",
-    "publish.reader_wait_s": 3,
+    "publish.reader_grace_s": 3,
     "publish.full_every": 3,
     "publish.probe_every_n_publishes": 5,
     "actor.max_num_seqs": 32,
     "actor.lease_s": 4,
-    "actor.leave_s": 2,
+    "actor.shutdown_grace_s": 2,
     # A fault every eight seconds hits the same process several times before its next step.
     "actor.max_restarts": 12,
-    "store.lead_s": 8,
-    "learner.silence_s": 8,
-    "supervision.heartbeat_s": 8,
-    "supervision.work_s": 60,
-    "supervision.engine_s": 30,
-    "supervision.swap_s": 30,
+    "store.leader_lease_s": 8,
+    "learner.peer_timeout_s": 8,
+    "supervision.heartbeat_timeout_s": 8,
+    "supervision.progress_timeout_s": 60,
+    "supervision.engine_timeout_s": 30,
+    "supervision.swap_timeout_s": 30,
 }
 COORDINATOR_PORT, SNAPSHOT_PORTS = 7654, "844{process_id}"
 NUM_LEARNERS = 2
@@ -165,7 +165,7 @@ class Site:
         self.config = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, num_updates=goal))
         for learner in self.learners:
             learner.arguments = self._learner_arguments(self.learners.index(learner))
-        self.learners[0].ask_to_stop()
+        self.learners[0].request_stop()
         async with asyncio.timeout(deadline_s):
             self.is_ending = True
             while any(p.is_alive or p.returncode != 0 for p in self.processes):
@@ -183,7 +183,7 @@ class Site:
         self._best_step = max(self._best_step, self.progress.step)
         for process in self.processes:
             # What others do says nothing of an actor that is yet to begin.
-            process.had_new_step |= is_new and (process in self.learners or process.doing is not Doing.STARTING)
+            process.had_new_step |= is_new and (process in self.learners or process.doing is not Activity.STARTING)
             process.had_full_disk |= self.is_run_disk_full
 
     def _look_after(self, group: Sequence[Kept]) -> None:
@@ -272,11 +272,11 @@ class Site:
             env={**ONE_THREAD, **env, **self.gates.environment(name)},
             log=self.root / "logs" / f"{name}.log",
             mark=self.mark,
-            bounds=Bounds(
-                first_beat_s=limits.first_heartbeat_s,
-                beat_s=limits.heartbeat_s,
-                start_s=START_S,
-                work_s=limits.work_s,
+            bounds=HangTimeouts(
+                first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
+                heartbeat_timeout_s=limits.heartbeat_timeout_s,
+                start_timeout_s=START_S,
+                progress_timeout_s=limits.progress_timeout_s,
             ),
         )
 

@@ -80,9 +80,9 @@ def use_numpy_engine() -> None:
 def watch_vllm() -> None:
     """`generating`: requests are in the engine; `swapping`: before the pause, in it, after it."""
     from actor.vllm.engine import VllmEngine
-    from actor.vllm.updates import Updates
+    from actor.vllm.updates import WeightUpdates
 
-    load, swap = Updates._load, VllmEngine.swap_weights
+    load, swap = WeightUpdates._load, VllmEngine.swap_weights
     looking: list[asyncio.Task[None]] = []
 
     async def look(engine: VllmEngine) -> None:
@@ -91,7 +91,7 @@ def watch_vllm() -> None:
                 reach("generating", "middle")
             await asyncio.sleep(_POLL_S)
 
-    async def loaded(self: Updates, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
+    async def loaded(self: WeightUpdates, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
         begin = self._llm.start_weight_update
 
         async def paused() -> None:
@@ -113,7 +113,7 @@ def watch_vllm() -> None:
         reach("swapping", "end")
         return timings
 
-    Updates._load, VllmEngine.swap_weights = loaded, swapped
+    WeightUpdates._load, VllmEngine.swap_weights = loaded, swapped
 
 
 def main() -> None:

@@ -69,11 +69,11 @@ def watch() -> None:
     from bridge.snapshots.snapshot_writer import SnapshotDraft
     from learner.checkpoint import Checkpoints
     from learner.publish.publisher import Publisher
-    from learner.update.train_step import Steps
+    from learner.update.train_step import TrainStep
 
-    around(Steps, "accumulate", "accumulating", begin="begin", end="end")
-    around(Steps, "apply", "applying", begin="begin", end="end")
-    around(Publisher, "_put_out", "publishing", begin="begin", end="end")
+    around(TrainStep, "accumulate", "accumulating", begin="begin", end="end")
+    around(TrainStep, "apply", "applying", begin="begin", end="end")
+    around(Publisher, "_publish_version", "publishing", begin="begin", end="end")
     around(SnapshotDraft, "seal", "publishing", begin="middle")
     around(Checkpoints, "save", "saving", begin="begin")
     around(Checkpoints, "_commit", "saving", begin="middle", end="end")

@@ -3,7 +3,7 @@
     python -m tests.bench.learner [--quick] [--profile] [--batches=seed0,full] [--sides=ours,torch_packed]
 
 Sides, each a process of its own on the same two cores, float32, all from one folder of weights:
-  ours          `Steps.accumulate` and `Steps.apply` with the default configuration, packed
+  ours          `TrainStep.accumulate` and `TrainStep.apply` with the default configuration, packed
   torch_packed  PyTorch with transformers, packed under a block-causal mask, or where all sequences are as long one a
                 row under SDPA's own causal mask; nothing recomputed, fused AdamW
   tunix_padded  google-tunix from PyPI as it ships: one sequence a row of 128 + 384 tokens

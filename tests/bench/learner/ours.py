@@ -1,4 +1,4 @@
-"""This learner as a side of the learner bench: `Steps.accumulate` and `Steps.apply`, as a run uses them.
+"""This learner as a side of the learner bench: `TrainStep.accumulate` and `TrainStep.apply`, as a run uses them.
 
 The batch comes as groups through `pack_groups`. Where a group's sequences have one prompt it is the group's, and shared
 (`packing.share_prompts`). Else the first token is, and the rest of each prompt is a part of the rollout that the policy
@@ -19,9 +19,9 @@ from learner.distributed.sharding import make_mesh, param_shardings
 from learner.model import architecture
 from learner.model import hf_load as hf_io
 from learner.model.decoder import abstract_params
-from learner.update.auto_shape import RowShape
+from learner.update.auto_shape import AutoShape
 from learner.update.packing import MicroBatch, pack_groups
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 from tests.bench.peers import workload
 from tests.bench.peers.serve import serve
 
@@ -105,13 +105,13 @@ def config(
     )
 
 
-def load(folder: pathlib.Path, settings: Config) -> tuple[Steps, dict]:
+def load(folder: pathlib.Path, settings: Config) -> tuple[TrainStep, dict]:
     """The steps and the parameters, placed."""
     mesh = make_mesh()
     model_config = architecture.Architecture.from_hf(folder)
     shardings = param_names.flatten(param_shardings(abstract_params(model_config), mesh))
     _, params = hf_io.load(folder, dtype=np.float32, sharding_fn=lambda path, _: shardings[path])
-    return build_steps(model_config, settings, mesh), params
+    return build_train_step(model_config, settings, mesh), params
 
 
 def micro_batches(batch: workload.Batch) -> tuple[Config, list[MicroBatch]]:
@@ -122,7 +122,7 @@ def micro_batches(batch: workload.Batch) -> tuple[Config, list[MicroBatch]]:
         settings = config(8, 512, auto=True, longest=batch.row_tokens, groups=len(made), shares_prompts=shares)
     else:
         settings = config(*workload.packed(batch).tokens.shape)
-    shape = RowShape(settings).take(made, ends_update=True)
+    shape = AutoShape(settings).choose(made, ends_update=True)
     settings = dataclasses.replace(settings, packing=shape)
     made = pack_groups(
         made,

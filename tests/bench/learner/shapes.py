@@ -30,7 +30,7 @@ from learner.model.architecture import Architecture
 from learner.model.decoder import init_params
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, empty_batch, pack_groups
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 from tests.bench.learner.ours import config
 from tests.bench.peers.race import MAX_FOREIGN, RETRIES
 from tests.bench.peers.serve import pin, timed
@@ -45,7 +45,7 @@ MEDIAN, SIGMA, MAX_PROMPT = 300, 0.8, 64
 def tiny_model(num_layers: int, *, width: int) -> Architecture:
     """A Qwen3 that takes no time to run."""
     return Architecture(
-        family="qwen3",
+        model_type="qwen3",
         vocab_size=64,
         hidden_size=width,
         intermediate_size=width,
@@ -62,9 +62,9 @@ def tiny_model(num_layers: int, *, width: int) -> Architecture:
     )
 
 
-def fresh(model: Architecture, settings: Config) -> tuple[Steps, TrainState]:
+def fresh(model: Architecture, settings: Config) -> tuple[TrainStep, TrainState]:
     """Steps that have compiled nothing yet, and a state."""
-    steps = build_steps(model, settings, make_mesh())
+    steps = build_train_step(model, settings, make_mesh())
     params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
     return steps, jax.block_until_ready(steps.init(params))
 

@@ -204,7 +204,7 @@ class LearnerMemory:
 
 
 def _bytes_of(manifest: WeightManifest) -> dict[str, int | None]:
-    deltas = [piece.delta.num_bytes for piece in manifest.pieces if piece.delta is not None]
+    deltas = [piece.delta.num_bytes for piece in manifest.shards if piece.delta is not None]
     return {"full": manifest.num_bytes, "delta": sum(deltas) if deltas else None}
 
 

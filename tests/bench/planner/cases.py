@@ -16,10 +16,10 @@ from configs import overrides
 from configs.schema import Config
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.profile import Profile
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 
-METRICS: Mapping[str, Callable[[Outcome], float]] = {
+METRICS: Mapping[str, Callable[[SimResult], float]] = {
     "rollout_to_train_end_s": lambda o: o.round_mean("rollout_to_train_end_s"),
     "seconds": lambda o: o.seconds,
     "samples_per_s": lambda o: o.samples_per_s,

@@ -17,7 +17,7 @@ from configs.presets.tpu import CASES, SliceCase
 from configs.schema import Config
 from launch.tools.compile_tpu.estimate import micro_batch_flops, micro_batch_lengths, seconds
 from launch.tools.plan import profile as plan_profile
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 from learner.metrics.flops import matmul_params
 from learner.model.architecture import Architecture
@@ -130,14 +130,14 @@ def _digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def plan(recipe: str, num_engines: int) -> Outcome:
+def plan(recipe: str, num_engines: int) -> SimResult:
     """As `launch.tools.plan` simulates it."""
     config = config_of(recipe)
     profile = plan_profile.from_dict(profile_of(recipe) | {"num_engines": num_engines})
     return simulate(config, profile, num_updates=NUM_UPDATES, warmup_updates=default_warmup(config), seed=0)
 
 
-def row(recipe: str, num_engines: int, outcome: Outcome) -> str:
+def row(recipe: str, num_engines: int, outcome: SimResult) -> str:
     """A line of the table."""
     waiting, lag = outcome.round_mean("waiting_ratio"), outcome.token_lag
     dropped = sum(outcome.num_dropped.values())

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from configs.presets import rolloutpipe
 from configs.schema import Config
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
 
@@ -109,7 +109,7 @@ def profile_of(shape: Shape, *, tokens_per_s: float, start_latency_s: float) -> 
     )
 
 
-def run(name: str, R: int, profile: Profile) -> Outcome:
+def run(name: str, R: int, profile: Profile) -> SimResult:
     """Four rounds, as in the paper."""
     return simulate(config_of(name, R), profile, num_updates=NUM_ROUNDS * R // 2)
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
 from tests.bench.planner import inputs
@@ -45,7 +45,7 @@ def profile_of(workload: str, R: int, step: Step, sigma: float) -> Profile:
     )
 
 
-def run(name: str, workload: str, R: int, step: Step, sigma: float) -> Outcome:
+def run(name: str, workload: str, R: int, step: Step, sigma: float) -> SimResult:
     """Four rounds, as in the paper."""
     profile = profile_of(workload, R, step, sigma)
     return simulate(config_of(name, R), profile, num_updates=inputs.ROUNDS * R // inputs.U)
@@ -104,7 +104,7 @@ def predict(workload: str, sigma: float) -> list[Rounds]:
     for R in (32, 64, 96):
         outcomes = {name: run(name, workload, R, step, sigma) for name in NAMES}
 
-        def means(metric: str, of: dict[str, Outcome] = outcomes) -> dict[str, float]:
+        def means(metric: str, of: dict[str, SimResult] = outcomes) -> dict[str, float]:
             return {name: outcome.round_mean(metric) for name, outcome in of.items()}
 
         found.append(

@@ -12,7 +12,7 @@ import numpy as np
 from configs.presets import rollpacker
 from configs.schema import Config
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile, Lengths
 from tests.bench.planner import inputs
@@ -86,7 +86,7 @@ def profile_of(setting: Setting, costs: Costs, *, prompt_share: float, reward_s:
     )
 
 
-def rollout(setting: Setting, eta_prompts: float, eta_samples: float, *, prompt_share: float, seed: int) -> Outcome:
+def rollout(setting: Setting, eta_prompts: float, eta_samples: float, *, prompt_share: float, seed: int) -> SimResult:
     """Rounds whose training and rewards take no time."""
     profile = profile_of(setting, NO_COSTS, prompt_share=prompt_share, reward_s=0.0)
     return simulate(config_of(eta_prompts, eta_samples), profile, num_updates=inputs.NUM_ROUNDS, seed=seed)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launch.tools.plan import profile
-from launch.tools.plan.sim.event_queue import Lag, Outcome
+from launch.tools.plan.sim.event_queue import Lag, SimResult
 from tests.bench.planner.recipes import ASSUMED, COLUMNS, FOLDER, PAGE, profile_of, row, table
 
 GSM8K = "gsm8k_qwen2_5_1_5b"
@@ -40,7 +40,7 @@ def test_stored_profile_is_of_the_recipe_as_it_is_now(recipe):
 def test_who_waits_is_said_by_the_learners_wait_then_by_what_is_given_up():
     def said(*, waiting: float, dropped: int) -> list[str]:
         lag = Lag(mean=1.0, p95=2.0, max=3)
-        outcome = Outcome(
+        outcome = SimResult(
             **dict.fromkeys(("seconds", "step_s", "samples_per_s", "tokens_per_s", "wasted_tokens"), 1.0),
             **dict.fromkeys(("engine_utilisation", "engine_fill", "learner_utilisation", "recomputed_tokens"), 1.0),
             **dict.fromkeys(("num_steps", "num_samples", "num_preemptions"), 1),

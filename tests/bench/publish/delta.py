@@ -90,10 +90,10 @@ def _measure_step(before: pathlib.Path, after: pathlib.Path, place: pathlib.Path
         manifests.append(writer.write(Version(incarnation=0, step=step), _load(file), dtype="bfloat16"))
         sources.append(bucket.put(manifests[-1]))
     old, new = manifests
-    delta = new.pieces[0].delta
+    delta = new.shards[0].delta
     assert delta is not None, "a step's delta is worth it"
     old_data, new_data = (
-        np.memmap(place / "snapshots" / m.pieces[0].file.name, np.uint8, "r", shape=(m.num_bytes,)) for m in manifests
+        np.memmap(place / "snapshots" / m.shards[0].file.name, np.uint8, "r", shape=(m.num_bytes,)) for m in manifests
     )
     make_s = min(_timed(lambda: make_delta(old, old_data, new, new_data, name="delta-1")) for _ in range(_REPEATS))
     announcements = [Announcement(manifest=m, sources=s) for m, s in zip(manifests, sources, strict=True)]

@@ -65,7 +65,7 @@ def measure(size_name: str) -> dict[str, Any]:
         micro_s: dict[bool, list[float]] = {True: [], False: []}
         for step in range(NUM_UPDATES):
             for _ in range(MICRO_BATCHES):
-                is_beside = publisher.announced != publisher.version
+                is_beside = publisher.announced_version != publisher.version
                 start = time.perf_counter()
                 micro_batch(params, x).block_until_ready()
                 if step > 3:  # compiled, and the slots are warm
@@ -73,7 +73,7 @@ def measure(size_name: str) -> dict[str, Any]:
             if step > 3 and step % 2:
                 publisher.finish()
                 metrics = publisher.metrics()
-                held_s.append(metrics["time/publish_held_up_s"])
+                held_s.append(metrics["time/publish_blocked_s"])
                 publish_s.append(metrics["time/publish_s"])
             start = time.perf_counter()
             params = jax.block_until_ready(optimizer_step(params))

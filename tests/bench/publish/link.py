@@ -22,7 +22,7 @@ import numpy as np
 from bridge import codec
 from bridge.credentials import Token
 from bridge.rollout_types import Version
-from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
@@ -87,7 +87,7 @@ def _rows(
         # Other bits in every chunk, so that each is fetched.
         changed = {name: (x.view(np.uint16) ^ np.uint16(step)).view(x.dtype) for name, x in tensors.items()}
         manifest = writer.write(Version(incarnation=0, step=step), changed, dtype="bfloat16")
-        source = place_of(url, RUN, manifest.version)
+        source = version_url(url, RUN, manifest.version)
         announcement = folder / f"announcement-{step}"
         signed = sign(Announcement(manifest=manifest, sources=(source,)), token)
         announcement.write_bytes(codec.encode(signed))
@@ -141,7 +141,7 @@ def act(side: str, size_name: str, folder: pathlib.Path, told: IO[str]) -> None:
     from actor.weights.source import LocalSource, RemoteSource
     from bridge.credentials import read_tls, read_token
     from bridge.snapshots.remote.fetcher import SnapshotFetcher
-    from bridge.snapshots.remote.shared_download import SharedCopy
+    from bridge.snapshots.remote.shared_download import SharedDownload
     from bridge.timeline import Timeline
 
     tensors = random_tensors(size_name)
@@ -152,7 +152,7 @@ def act(side: str, size_name: str, folder: pathlib.Path, told: IO[str]) -> None:
         source: Any = LocalSource(folder / "weights", folder / "copy", **keys)
     else:
         fetcher = SnapshotFetcher(token=read_token(), tls=read_tls(), **keys)
-        source = RemoteSource(store, SharedCopy(folder, run=RUN, fetcher=fetcher))
+        source = RemoteSource(store, SharedDownload(folder, run=RUN, fetcher=fetcher))
     engine: Any = ArrayEngine(tensors)
     client = WeightClient(source, engine, timeline=Timeline(folder / "events", side))
 

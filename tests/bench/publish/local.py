@@ -29,7 +29,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
     from bridge.snapshots.shared_memory import cast_all_into
     from bridge.snapshots.snapshot_format import hashed, latest
     from bridge.snapshots.snapshot_writer import SnapshotWriter
-    from bridge.snapshots.verified_copy import SnapshotMirror, map_tensors
+    from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
     from configs.sections import PublishConfig
     from learner.publish.publisher import Publisher
     from tests.bench.publish.sizes import SIZES, make_params
@@ -51,7 +51,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
         publishing = in_turns({"publish": publish}, rounds=3)
         manifest = latest(snapshots)
         assert manifest is not None
-        mirror = SnapshotMirror(snapshots, copy, **keys)
+        mirror = VerifiedCopy(snapshots, copy, **keys)
         fetching = in_turns({"mirror": lambda: mirror.fetch(manifest)}, rounds=3)
         tensors = map_tensors(copy, manifest)
         engine = {name: np.array(x) for name, x in tensors.items()}
@@ -71,7 +71,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
         with writer.begin(Version(incarnation=1, step=0), entries) as draft:
             pairs = [(draft.buffer(name), x) for name, x in sources.items()]
             served = [(target, np.asarray(x, dtype=ml_dtypes.bfloat16)) for target, x in pairs]
-            whole = np.ones(manifest.pieces[0].file.num_bytes, np.uint8)
+            whole = np.ones(manifest.shards[0].file.num_bytes, np.uint8)
             bits = [
                 (draft.buffer(t.name).view(np.uint8).reshape(-1), whole[t.offset_bytes : t.offset_bytes + t.num_bytes])
                 for t in manifest.tensors
@@ -89,7 +89,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
                 {
                     "memcpy": memcpy,
                     "write": lambda: cast_all_into(served),
-                    "hash": lambda: hashed(manifest.pieces[0].file, whole),
+                    "hash": lambda: hashed(manifest.shards[0].file, whole),
                 },
                 rounds=ROUNDS,
             )
@@ -108,7 +108,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
     seconds |= publishing | fetching | loading | for_comparison
     return medians(seconds) | {
         "num_parameters": size.num_parameters,
-        "num_bytes": manifest.pieces[0].file.num_bytes,
+        "num_bytes": manifest.shards[0].file.num_bytes,
         "publish_over_memcpy": speed_over(seconds, "write", than="memcpy"),
         "naive_over_memcpy": naive,
     }

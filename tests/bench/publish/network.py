@@ -23,7 +23,7 @@ from bridge import credentials
 from bridge.rollout_types import Version
 from bridge.snapshots.remote import download
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.snapshot_format import hashed, manifest_path, part_path, place_of, sign
+from bridge.snapshots.snapshot_format import hashed, manifest_path, part_path, sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from launch.services.snapshot_server import ServerProcess
@@ -79,7 +79,7 @@ def measure(size_name: str) -> dict[str, Any]:
                 folder / "weights",
                 listen="127.0.0.1:0",
                 scheme=scheme,
-                reader_wait_s=10.0,
+                reader_grace_s=10.0,
                 log=folder / f"{scheme}.log",
             )
             for scheme in ("http", "https")
@@ -88,7 +88,7 @@ def measure(size_name: str) -> dict[str, Any]:
         def fetch(scheme: str) -> None:
             manifest_path(into).unlink(missing_ok=True)
             part_path(into).unlink(missing_ok=True)
-            source = place_of(servers[scheme].url, RUN, manifest.version)
+            source = version_url(servers[scheme].url, RUN, manifest.version)
             announcement = sign(Announcement(manifest=manifest, sources=(source,)), token)
             fetcher.fetch(announcement, into, stop=threading.Event())
 
@@ -96,13 +96,13 @@ def measure(size_name: str) -> dict[str, Any]:
             with mock.patch.object(download, "is_chunk", lambda *_: True):
                 fetch(scheme)
 
-        source, target = (np.full(manifest.pieces[0].file.num_bytes, i, np.uint8) for i in range(2))
+        source, target = (np.full(manifest.shards[0].file.num_bytes, i, np.uint8) for i in range(2))
         cpu: dict[str, list[float]] = {"memcpy": [], "http": [], "https": []}
         try:
             seconds = in_turns(
                 {
                     "memcpy": with_cpu(lambda: np.copyto(target, source), cpu["memcpy"]),
-                    "hash": lambda: hashed(manifest.pieces[0].file, source),
+                    "hash": lambda: hashed(manifest.shards[0].file, source),
                     "http": lambda: fetch("http"),
                     "http_bytes": with_cpu(lambda: fetch_unhashed("http"), cpu["http"], beside=servers["http"].pid),
                     "https": lambda: fetch("https"),
@@ -116,7 +116,7 @@ def measure(size_name: str) -> dict[str, Any]:
             fetcher.close()
             writer.remove()
     return medians(seconds) | {
-        "num_bytes": manifest.pieces[0].file.num_bytes,
+        "num_bytes": manifest.shards[0].file.num_bytes,
         "network_over_memcpy": speed_over(seconds, "http_bytes", than="memcpy"),
         "network_tls_over_memcpy": speed_over(seconds, "https_bytes", than="memcpy"),
         "network_cpu_over_memcpy": sum(cpu["http"]) / sum(cpu["memcpy"]),

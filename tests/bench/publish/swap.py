@@ -23,12 +23,12 @@ import numpy as np
 
 from actor.engine_protocol import SwapTimings
 from actor.vllm.engine import VllmEngine
-from actor.vllm.updates import Updates
-from actor.vllm.worker_channel import Control
+from actor.vllm.updates import WeightUpdates
+from actor.vllm.worker_channel import WorkerChannel
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from bridge.rollout_types import Sampling, Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.snapshots.verified_copy import VerifiedCopy
 from bridge.weight_types import WeightManifest
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig
@@ -44,12 +44,12 @@ WINDOW_S = 6.0
 Way = Literal["reload", "staged"]
 
 
-class ToldUpdates(Updates):
+class ToldUpdates(WeightUpdates):
     """Updates that can be told not to stage."""
 
     way: Way = "staged"
 
-    async def _prepare(self, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
+    async def _prepare(self, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest) -> None:
         if self.way == "staged":
             await super()._prepare(control, path, manifest)
 
@@ -84,7 +84,7 @@ class Bench:
         keys: dict[str, Any] = {"run": "bench", "tokenizer_hash": model.tokenizer_hash}
         self.engine, self._weights, self._file = engine, models.read_weights(folder), at / "copy"
         self._writer = SnapshotWriter(at / "weights", **keys)
-        self._mirror = SnapshotMirror(at / "weights", self._file, expected=model.tensors, **keys)
+        self._mirror = VerifiedCopy(at / "weights", self._file, expected=model.tensors, **keys)
         self._step = 0
         self._updates = ToldUpdates(engine._llm, engine._config, expected=model.tensors, counter=engine._counter)
         engine._updates = self._updates

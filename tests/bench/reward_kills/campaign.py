@@ -14,8 +14,8 @@ from typing import Any
 
 from configs.presets import tiny
 from launch.startup.tiny_model import cached_tiny_model
-from launch.supervision.backend import run_mark
-from launch.supervision.process_tree import end_marked
+from launch.supervision.backend import run_tag
+from launch.supervision.process_tree import kill_leftovers
 from tests.bench.faults.evidence import array, body
 from tests.bench.reward_kills import busy, judges, processes, recorder
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
@@ -78,8 +78,8 @@ def fields(rows: pathlib.Path, judge_url: str, model: pathlib.Path) -> dict[str,
         "checkpoint.every_n_steps": 50,
         "evaluation.num_problems": 12,
         "evaluation.every_n_steps": 0,
-        "rewards.check_answers": 0,
-        "prompts.truncated": "keep",  # what is cut off is judged as the rest
+        "rewards.check_gold_answers": 0,
+        "prompts.truncated_responses": "keep",  # what is cut off is judged as the rest
         "prompts.verifier": "exact",
         f"prompts.mixture.{WORKER}.path": rows / f"{WORKER}.jsonl",
         f"prompts.mixture.{WORKER}.verifier": f"{judges.__name__}:score",
@@ -155,7 +155,7 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
             job.end()
             judge.kill()
     orphans = [f"{pid}" for pid, _ in processes.alive(killer.seen)]
-    orphans += [f"{m.pid} {m.title}" for m in end_marked(lambda mark: mark.startswith(run_mark(run_folder)))]
+    orphans += [f"{m.pid} {m.title}" for m in kill_leftovers(lambda mark: mark.startswith(run_tag(run_folder)))]
     tickets, rows = recorder.tickets(store), job.rows("step")
     payloads = {ticket: payload for _, ticket, payload in recorder.groups(store)}
     log = "".join(p.read_text(errors="replace") for p in sorted((run_folder / "logs").glob("actor*.log")))

@@ -24,7 +24,8 @@ KINDS = (
     ("judge", "kill"), ("judge", "stop for a while"), ("judge", "500"), ("judge", "garbage"),
 )  # fmt: skip
 RARE = ("zygote", "stop")
-"""Once in so many rounds of the others: nobody continues it, the actor ends it after supervision.heartbeat_s."""
+"""Once in so many rounds of the others: nobody continues it, the actor ends it after
+supervision.heartbeat_timeout_s."""
 ONE_IN = 4
 PAUSE_S = (1.0, 4.5)
 """Between two kills."""
@@ -43,7 +44,7 @@ class Kill:
     how: str
     pause_s: float
     """After the one before."""
-    away_s: float
+    outage_timeout_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,9 @@ def draw(seed: int) -> Iterator[Kill]:
         kinds = [*KINDS, *([RARE] if number % ONE_IN == ONE_IN // 2 else [])]
         source.shuffle(kinds)
         for target, how in kinds:
-            yield Kill(target=target, how=how, pause_s=source.uniform(*PAUSE_S), away_s=source.uniform(*AWAY_S))
+            yield Kill(
+                target=target, how=how, pause_s=source.uniform(*PAUSE_S), outage_timeout_s=source.uniform(*AWAY_S)
+            )
 
 
 class JudgeProcess:
@@ -136,7 +139,9 @@ class Killer:
         one = Done(target=kill.target, how=kill.how, at_s=time.time(), was_busy=was_busy)
         self.done.append(one)
         with self._log.open("a") as log:
-            log.write(json.dumps(dataclasses.asdict(one) | {"pid": pid, "away_s": kill.away_s}) + "\n")
+            log.write(
+                json.dumps(dataclasses.asdict(one) | {"pid": pid, "outage_timeout_s": kill.outage_timeout_s}) + "\n"
+            )
         return True
 
     def _find(self, target: str) -> tuple[int | None, bool]:
@@ -170,7 +175,7 @@ class Killer:
         if kill.how == "kill":
             if kill.target == "judge":
                 self._judge.kill()
-                self._after(kill.away_s, self._judge.start)
+                self._after(kill.outage_timeout_s, self._judge.start)
                 is_hit = True
             else:
                 is_hit = processes.send(pid, signal.SIGKILL, below=below)
@@ -178,7 +183,7 @@ class Killer:
             return is_hit
         is_hit = processes.send(pid, signal.SIGSTOP, below=below)
         if kill.how == "stop for a while":
-            self._after(kill.away_s, lambda: processes.send(pid, signal.SIGCONT, below=below))
+            self._after(kill.outage_timeout_s, lambda: processes.send(pid, signal.SIGCONT, below=below))
         return is_hit
 
     def _after(self, seconds: float, what: Callable[[], object]) -> None:

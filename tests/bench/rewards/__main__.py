@@ -12,7 +12,7 @@ and from where, and which are ours; all were chosen before anything was run).
 * adaptive: the same with T = min(max(2 s, 1.5 T_anchor), 30 s), anchors in the store. In the first epoch there is none
   until a right answer to the same task has run;
 * adaptive, own solutions first: the same, and the rows have programs of their own, as those of APPS and TACO do: the
-  actor runs a row's when its first group begins (`actor.rewards.scorer.Rewards.begin`). RollPacker has no such
+  actor runs a row's when its first group begins (`actor.rewards.scorer.RewardScorer.begin`). RollPacker has no such
   thing, so its speed-up is the third's; the share that is exposed is told of both.
 
 `adaptive_speedup` is the mean over all rounds of asynchronous over adaptive combined time (from the round's tickets to

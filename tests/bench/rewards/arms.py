@@ -13,12 +13,12 @@ from jaxtyping import Int32
 
 from actor.admission import Admission
 from actor.engine_protocol import Sample
-from actor.loop import Actor, Limits
-from actor.rewards.adaptive_timeout import Anchors
-from actor.rewards.scorer import Judgement, Rewards
+from actor.loop import Actor, ActorLimits
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts
+from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierPool
-from actor.weight_updates import STANDARD_DUTIES
+from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
 from bridge.rollout_types import Sampling, Task, Ticket, Version
@@ -89,7 +89,7 @@ class Answering(ReplayEngine):
 class Clocked:
     """The scheduler under test, watched; with `at_once` rewards begin when all responses of a round have ended."""
 
-    def __init__(self, rewards: Rewards, num_responses: int, *, at_once: bool) -> None:
+    def __init__(self, rewards: RewardScorer, num_responses: int, *, at_once: bool) -> None:
         self._rewards, self._num_responses, self._at_once = rewards, num_responses, at_once
         self.begin_round()
 
@@ -111,13 +111,13 @@ class Clocked:
     def begin(self, task: Task) -> None:
         self._rewards.begin(task)
 
-    async def judge(self, response: Response, task: Task) -> Judgement:
+    async def score(self, response: Response, task: Task) -> RewardResult:
         self._num_ended += 1
         if self._num_ended == self._num_responses:
             self._all_ended.set()
         if self._at_once:
             await self._all_ended.wait()
-        judgement = await self._rewards.judge(response, task)
+        judgement = await self._rewards.score(response, task)
         self.last_end_s = time.monotonic()
         self.judged.append((response.text, judgement.scores[0].verdict))
         if len(self.judged) == self._num_responses:
@@ -133,10 +133,10 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
     size = workload.size
     num_responses = size.prompts * SAMPLES
     with _parts(root) as (store, timeline):
-        anchors = Anchors(
+        anchors = AdaptiveTimeouts(
             store, factor=FACTOR, min_s=T_MIN_S / size.sleep_speed, max_s=T_MAX_S / size.sleep_speed
         ) if arm in (ADAPTIVE, OWN) else None  # fmt: skip
-        rewards = Clocked(Rewards(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
+        rewards = Clocked(RewardScorer(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
         engine = Answering(workload)
 
         def read(ticket: Ticket, sample: Sample) -> Response:
@@ -157,11 +157,11 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             read=read,
             admission=Admission("fifo", max_sequences=num_responses, samples_per_group=SAMPLES),
             timeline=timeline,
-            limits=Limits(lease_s=600.0),
+            limits=ActorLimits(lease_s=600.0),
         )
         with contextlib.closing(SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")) as writer:
             writer.write(_VERSION, {"a": np.zeros(4, np.float32)}, dtype="float32")
-            serving = asyncio.create_task(actor.run(STANDARD_DUTIES))
+            serving = asyncio.create_task(actor.run(BACKGROUND_TASKS))
             try:
                 return [
                     await _step(workload, epoch, round_, store, engine, rewards, serving, has_solutions=arm == OWN)

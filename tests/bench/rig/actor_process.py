@@ -18,7 +18,7 @@ from actor.weights.model_folder import ModelFolder, read_model_folder
 from configs import overrides
 from launch import cli
 from launch.tools.profile_machine.measure_engine import profile_engine
-from launch.tools.profile_machine.profile_worker import Parent
+from launch.tools.profile_machine.profile_worker import RpcServer
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
@@ -31,7 +31,7 @@ NAME = "actor-0"
 class Server:
     """Answers requests one after the other; the engine lives as long as the process."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: RpcServer) -> None:
         self._parent = parent
         self._engine: VllmEngine | None = None
         self._model: ModelFolder | None = None
@@ -94,7 +94,7 @@ class Server:
 
 def main() -> None:
     os.sched_setaffinity(0, {int(sys.argv[1])})
-    parent = Parent()
+    parent = RpcServer()
     cli.log_to_stderr()
     try:
         asyncio.run(Server(parent).run())

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine_protocol import Engine, Episode, Sample
-from actor.environments.chat_render import Rendering
+from actor.environments.chat_render import ChatRenderer
 from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
 from actor.environments.transcript import EpisodeRequest
@@ -75,7 +75,7 @@ class TurnEngine(ReplayEngine):
 class EpisodeEngine(ReplayEngine):
     """An `Engine` whose responses are episodes."""
 
-    def __init__(self, engine: Engine, work: Work, rendering: Rendering, *, max_context_tokens: int) -> None:
+    def __init__(self, engine: Engine, work: Work, rendering: ChatRenderer, *, max_context_tokens: int) -> None:
         """Turns are sampled by `engine`; zygotes start with the first episode."""
         super().__init__(engine, None)
         self._work = work

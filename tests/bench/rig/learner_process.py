@@ -18,7 +18,7 @@ from absl import logging  # noqa: E402
 
 from configs.schema import Config  # noqa: E402
 from launch import cli  # noqa: E402
-from launch.tools.profile_machine.profile_worker import Parent  # noqa: E402
+from launch.tools.profile_machine.profile_worker import RpcServer  # noqa: E402
 from learner.data.prompt_stream import load_prompts  # noqa: E402
 from learner.data.tokenizer import load_tokenizer  # noqa: E402
 from learner.distributed.sharding import make_mesh  # noqa: E402
@@ -41,7 +41,7 @@ class Server:
         parsed, model = Session.from_json(session), pathlib.Path(model_folder)
         steps = self._steps_for(parsed, model)
         steps.set_pace(parsed.passes_per_token)
-        with mock.patch("learner.run.build_steps", lambda *_: steps):
+        with mock.patch("learner.run.build_train_step", lambda *_: steps):
             run = open_run(parsed.config, parsed.folder, model)
         try:
             train(run)
@@ -86,7 +86,7 @@ def _compiled_in(config: Config) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    parent = Parent()
+    parent = RpcServer()
     cli.log_to_stderr()
     jax.config.update("jax_platforms", "cpu")
     server = Server()

@@ -17,7 +17,7 @@ from actor.engine_protocol import EngineSize, EngineStats, Sample, SwapTimings
 from bridge.rollout_types import Sampling, Version
 from bridge.weight_types import WeightManifest
 from launch.tools.plan.profile import EngineProfile
-from launch.tools.plan.sim.sim_engine import NEVER, Finished, SimEngine
+from launch.tools.plan.sim.sim_engine import NEVER, FinishedRequest, SimEngine
 
 LOGPROB = -3.0
 """Of every token, in nats: near that of a model that knows a few dozen tokens. Nothing is learned from them."""
@@ -40,7 +40,7 @@ class PacedEngine:
         self._start_s = clock()
         self._version = version
         self._versions: dict[int, Version] = {} if version is None else {0: version}
-        self._ends: dict[str, asyncio.Future[Finished]] = {}
+        self._ends: dict[str, asyncio.Future[FinishedRequest]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._num_tokens = 0
         self._num_finished = 0
@@ -176,7 +176,7 @@ def _rank(request_id: str) -> int:
     return int(number[0])
 
 
-def _token_versions(finished: Finished, num_tokens: int) -> list[int]:
+def _token_versions(finished: FinishedRequest, num_tokens: int) -> list[int]:
     """The step behind each token: spans are fractions of tokens where an update came in the middle of one."""
     steps = np.array([step for step, _ in finished.spans])
     ends = np.cumsum([tokens for _, tokens in finished.spans])

@@ -15,14 +15,14 @@ import jax
 import numpy as np
 
 from learner.model.decoder import Params
-from learner.update.frozen_policies import NO_ANCHORS, AnchorLogprobs
+from learner.update.frozen_policies import NO_FROZEN, FrozenLogprobs
 from learner.update.optimizer import Metrics, TrainState
 from learner.update.packing import PackedBatch
-from learner.update.train_step import Steps
+from learner.update.train_step import TrainStep
 
 
-class PacedSteps(Steps):
-    """`Steps` whose `accumulate` repeats itself; results are those of `Steps`, bit for bit."""
+class PacedSteps(TrainStep):
+    """`TrainStep` whose `accumulate` repeats itself; results are those of `TrainStep`, bit for bit."""
 
     passes_per_token: float = 0.0
     num_passes: int = 0
@@ -33,7 +33,7 @@ class PacedSteps(Steps):
     """Of each update: CPU seconds of this process, all its threads, in its gradients and its optimizer step.
 
     Waiting costs none, and neither does another process on the same core, so it says whether two schedules train the
-    same. For that each call returns when its work is done, where `Steps` would leave it to the device's queue.
+    same. For that each call returns when its work is done, where `TrainStep` would leave it to the device's queue.
     """
     _owed: float = 0.0
     _cpu_s: float = 0.0
@@ -48,7 +48,7 @@ class PacedSteps(Steps):
         self,
         state: TrainState,
         batch: PackedBatch,
-        anchors: AnchorLogprobs = NO_ANCHORS,
+        anchors: FrozenLogprobs = NO_FROZEN,
         base: Params | None = None,
     ) -> TrainState:
         tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
@@ -66,7 +66,7 @@ class PacedSteps(Steps):
                 scratch = dataclasses.replace(state, accumulator=self.zero_accumulator())
                 for _ in range(passes - 1):
                     scratch = super().accumulate(scratch, batch, anchors, base)
-            jax.block_until_ready(self.in_progress)
+            jax.block_until_ready(self.pending)
         return new_state
 
     def apply(self, state: TrainState, *epoch: int) -> tuple[TrainState, Metrics]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine_protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
-from actor.rewards.scorer import Judgement
+from actor.rewards.scorer import RewardResult
 from actor.rewards.types import Response
 from bridge.rollout_types import RewardScore, Sampling, Task, Version
 from bridge.weight_types import WeightManifest
@@ -109,11 +109,11 @@ class HashRewards:
     def begin(self, task: Task) -> None:
         """No timeouts are to be known."""
 
-    async def judge(self, response: Response, task: Task) -> Judgement:
-        """As `actor.rewards.scorer.Rewards` does."""
+    async def score(self, response: Response, task: Task) -> RewardResult:
+        """As `actor.rewards.scorer.RewardScorer` does."""
         digest = hashlib.blake2b((task.answer + response.text).encode(), digest_size=1).digest()
         value = 1.0 if self.is_flat(task.answer) else float(digest[0] & 1)
-        return Judgement(
+        return RewardResult(
             reward=value, scores=(RewardScore(name="hash", value=value, verdict="ok" if value else "wrong"),)
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from bridge import timeline
 from configs.run_folder import RunFolder, snapshot_folder
 from configs.schema import Config
-from launch.tools.profile_machine.profile_worker import PipedProcess, wait_for
+from launch.tools.profile_machine.profile_worker import RpcProcess, wait_for
 from learner.metrics.metrics_writer import read_rows
 from tests.bench.rig.session import Session
 
@@ -120,9 +120,9 @@ class Rig:
         module = __name__.rpartition(".")[0]
         self._num_sessions = 0
         with contextlib.ExitStack() as children:  # each is ended, whatever fails
-            self._actor = PipedProcess(actor_module, [str(ENGINE_CORE)], root / "actor.log")
+            self._actor = RpcProcess(actor_module, [str(ENGINE_CORE)], root / "actor.log")
             children.callback(self._actor.close)
-            self._learner = PipedProcess(
+            self._learner = RpcProcess(
                 f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
             )
             children.callback(self._learner.close)
@@ -194,7 +194,7 @@ class Rig:
         """Ends both processes."""
         self._children.close()
 
-    def _ask(self, child: PipedProcess, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
+    def _ask(self, child: RpcProcess, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
         others = [c for c in (self._actor, self._learner) if c is not child]
         child.send(request)
         return wait_for(child, *others, deadline_s=deadline_s)

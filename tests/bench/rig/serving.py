@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 
 from actor.admission import Admission
-from actor.loop import Actor, Limits
+from actor.loop import Actor, ActorLimits
 from actor.responses import ResponseReader
-from actor.rewards.scorer import Rewards
+from actor.rewards.scorer import RewardScorer
 from actor.rewards.verifier_pool import VerifierPool
-from actor.weight_updates import STANDARD_DUTIES
+from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder
 from actor.weights.source import LocalCopy, LocalSource
@@ -29,7 +29,7 @@ async def serve(
     model: ModelFolder,
     load: LoadLog | None,
     *,
-    lag_bound: int | None = None,
+    max_lag_steps: int | None = None,
 ) -> None:
     """Serves a session's store until it is cancelled; the engine is left as it is.
 
@@ -39,7 +39,7 @@ async def serve(
       replay: the engine.
       model: what it serves.
       load: looks at the engine meanwhile, if it is to.
-      lag_bound: see `Actor`.
+      max_lag_steps: see `Actor`.
     """
     config = session.config
     snapshots = snapshot_folder(config)
@@ -72,13 +72,13 @@ async def serve(
             read=ResponseReader(model.tokenizer, read_chat_template(model.path)),
             admission=Admission.of(config),
             timeline=timeline,
-            limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
-            drains=config.publish.at_publish == "drain",
-            lag_bound=lag_bound,
+            limits=ActorLimits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+            drain_before_swap=config.publish.at_publish == "drain",
+            max_lag_steps=max_lag_steps,
         )
         watching = asyncio.create_task(load.watch()) if load is not None else None
         try:
-            await actor.run(STANDARD_DUTIES)
+            await actor.run(BACKGROUND_TASKS)
         finally:
             if watching is not None:
                 watching.cancel()
@@ -86,7 +86,7 @@ async def serve(
             await rewards.close()
 
 
-def _rewards(session: Session, config: Config) -> Rewards | HashRewards:
+def _rewards(session: Session, config: Config) -> RewardScorer | HashRewards:
     if session.rewards == "hash":
         return HashRewards(session.flat_share)
     pool = VerifierPool(
@@ -94,6 +94,6 @@ def _rewards(session: Session, config: Config) -> Rewards | HashRewards:
         timeout_s=config.actor.verifier_timeout_s,
         retries=config.actor.verifier_retries,
         settings=config.rewards,
-        own=config.own_verifiers,
+        own=config.custom_verifiers,
     )
-    return Rewards(pool, truncated=config.prompts.truncated)
+    return RewardScorer(pool, truncated=config.prompts.truncated_responses)

@@ -14,9 +14,9 @@ from actor.engine_protocol import Sample
 from actor.rewards.types import Response
 from bridge.rollout_types import Sampling, Task
 from configs.schema import Config
-from launch.tools.profile_machine.profile_worker import ChildError, PipedProcess, wait_for
+from launch.tools.profile_machine.profile_worker import ChildError, RpcProcess, wait_for
 from learner.distributed.sharding import make_mesh
-from learner.update.train_step import Steps
+from learner.update.train_step import TrainStep
 from tests.bench.rig import measure, report
 from tests.bench.rig.calibrate import (
     Baseline,
@@ -141,14 +141,14 @@ def test_hash_rewards_are_the_same_for_the_same_text_and_half_ones():
         pool = HashRewards()
         task = Task.judged_by("exact", answer="4")
         texts = [f"text {i % 500}" for i in range(1000)]
-        return [(await pool.judge(Response(text=t, finish="stop", num_tokens=2), task)).reward for t in texts]
+        return [(await pool.score(Response(text=t, finish="stop", num_tokens=2), task)).reward for t in texts]
 
     got = asyncio.run(scores())
     assert got[:500] == got[500:] and set(got) == {0.0, 1.0}
     np.testing.assert_allclose(np.mean(got), 0.5, atol=0.1)
 
 
-def trained(steps: Steps, config: Config) -> Any:
+def trained(steps: TrainStep, config: Config) -> Any:
     """The parameters after two updates."""
     state = steps.init(fresh_params())
     for seed in range(2):
@@ -402,8 +402,8 @@ def test_aim_is_met_on_its_side(value, at_least, met):
 
 CHILD = """
 import sys
-from launch.tools.profile_machine.profile_worker import Parent
-parent = Parent()
+from launch.tools.profile_machine.profile_worker import RpcServer
+parent = RpcServer()
 print("chatter on stdout")
 while (request := parent.receive()) is not None:
     if request["do"] == "add":
@@ -422,7 +422,7 @@ def start_child(tmp_path, monkeypatch):
         "launch.tools.profile_machine.profile_worker.sys",
         SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin),
     )
-    return lambda name: PipedProcess("pipe_child", [], tmp_path / name)
+    return lambda name: RpcProcess("pipe_child", [], tmp_path / name)
 
 
 @pytest.fixture

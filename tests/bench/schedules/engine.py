@@ -14,8 +14,8 @@ import numpy as np
 
 from actor.admission import Admission
 from actor.engine_protocol import Sample
-from actor.rewards.scorer import Judgement
-from actor.sampling import Sampler, _Request  # pyright: ignore[reportPrivateUsage]
+from actor.rewards.scorer import RewardResult
+from actor.sampling import Sampler, _EngineRequest  # pyright: ignore[reportPrivateUsage]
 from actor.serving import GroupBuilder
 from actor.weight_updates import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
 from bridge.rollout_types import Heartbeat, Ticket, Version
@@ -89,7 +89,7 @@ class Engine:
         admission = self.admission
         width = admission.width if admission.policy == "frontier" else None
         engines = self.world.engines
-        admission.share_among({self.world.config.actor.max_num_seqs: len(engines)})
+        admission.rebalance({self.world.config.actor.max_num_seqs: len(engines)})
         try:
             tickets = shared.claim(
                 self.name,
@@ -97,7 +97,7 @@ class Engine:
                 lease_s=LEASE_S,
                 width=width,
                 among=1 if admission.policy == "window" else len(engines),
-                part=admission.group_part,
+                part=admission.samples_per_engine,
             )
         except FencedError:
             self.world.replace(self)
@@ -126,10 +126,10 @@ class Engine:
 
     def _restart_stale(self) -> None:
         """Has the real sampler say which tickets begin anew whole, and which samples alone."""
-        bound = self.world.config.lag_bound if self.world.config.publish.when == "every" else None
+        bound = self.world.config.max_lag_steps if self.world.config.publish.when == "every" else None
         marks: Any = Marks()
         engine: Any = SimpleNamespace(version=self.version)
-        sampler: Any = Sampler(engine, timeline=marks, lag_bound=bound)
+        sampler: Any = Sampler(engine, timeline=marks, max_lag_steps=bound)
         starts = {id_: [r.start_step for r in t.ended.values()] for id_, t in self.serving.items()}
         sampler._ended = {id_: min(steps) for id_, steps in starts.items() if steps}
         whole = list(getattr(sampler, "stale_tickets", ()))  # before there was this rule: none
@@ -138,11 +138,11 @@ class Engine:
         for id_, ticketed in self.serving.items():
             for index, request in ticketed.running.items():
                 task = SimpleNamespace(cancel=functools.partial(self._restart_sample, ticketed, index, starts[id_]))
-                sampler._running[f"{id_}.{index}"] = _Request(request.start_step, cast(Any, task))
+                sampler._running[f"{id_}.{index}"] = _EngineRequest(request.start_step, cast(Any, task))
         sampler.restart_stale()
 
     def _restart_sample(self, ticketed: Ticketed, index: int, ended: list[int]) -> None:
-        bound = self.world.config.lag_bound
+        bound = self.world.config.max_lag_steps
         assert self.version is not None and bound is not None
         self.world.findings.restarts += 1
         self.world.findings.doomed_restarts += min(ended, default=self.version.step) < self.version.step - bound
@@ -176,7 +176,7 @@ class Engine:
         self.admission.remove(ticket.id)
         if world.rng.random() < world.failing:
             if world.shared.renew(self.name, [ticket.id], lease_s=LEASE_S):
-                world.shared.give_up(ticket.id, "no verdict", max_attempts=MAX_ATTEMPTS)
+                world.shared.fail_ticket(ticket.id, "no verdict", max_attempts=MAX_ATTEMPTS)
             return
         builder = GroupBuilder(ticket, actor=self.name, started_s=0.0)
         is_flat = world.rng.random() < 0.3  # without signal, for a filter
@@ -189,7 +189,7 @@ class Engine:
                 finish="stop",
             )
             reward = 0.0 if is_flat else float(request.number % 2)
-            builder.add(index, sample, Judgement(reward=reward, scores=()))
+            builder.add(index, sample, RewardResult(reward=reward, scores=()))
         with contextlib.suppress(KeyError, UnfitGroupError):  # withdrawn, or another prompt by now
             try:
                 world.shared.put_group(builder.build(finished_s=0.0))

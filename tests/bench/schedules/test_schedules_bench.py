@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bridge.rollout_types import Group
-from learner.schedule.group_filter import Intake
-from learner.schedule.ticket_ledger import TicketBooks
+from learner.schedule.group_filter import GroupFilter
+from learner.schedule.ticket_ledger import TicketLedger
 from tests.bench.schedules.fuzz import fuzz
 
 
@@ -23,7 +23,9 @@ def test_world_sees_groups_of_abandoned_weights(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_world_sees_groups_that_go_stale_where_they_are_trained_as_they_come(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(TicketBooks, "num_places", lambda self, min_step, *, step, lag_bound: self.num_left_in_update)
+    monkeypatch.setattr(
+        TicketLedger, "num_sequences", lambda self, min_step, *, step, max_lag_steps: self.num_left_in_update
+    )
     found, _ = fuzz(range(24))
     assert found.stale_groups > 0
 
@@ -34,9 +36,11 @@ def _unwanted(intake: Any, group: Group) -> str | None:
 
 
 def test_world_sees_groups_over_the_lag_bound(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(TicketBooks, "num_places", lambda self, min_step, *, step, lag_bound: self.num_left_in_update)
     monkeypatch.setattr(
-        Intake, "_objection", lambda self, group: None if self._planner.is_open(group.ticket_id) else "unwanted"
+        TicketLedger, "num_sequences", lambda self, min_step, *, step, max_lag_steps: self.num_left_in_update
+    )
+    monkeypatch.setattr(
+        GroupFilter, "_objection", lambda self, group: None if self._planner.is_open(group.ticket_id) else "unwanted"
     )
     found, _ = fuzz(range(8))
     assert found.over_lag_bound > 0

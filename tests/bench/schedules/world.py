@@ -19,7 +19,7 @@ import numpy as np
 from bridge.rollout_types import Group, Version
 from bridge.store.protocol import LearnerStore
 from configs import schema
-from learner.schedule.rollout_stream import Stream
+from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.sample_tickets import SampleTickets, group_id
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bench.schedules.engine import LEASE_S, Engine
@@ -168,7 +168,7 @@ class World:
     def _train(self, num_updates: int) -> None:
         config, step = self.config, 0 if self.checkpoint is None else self.checkpoint[0]
         self.history = [(s, groups) for s, groups in self.history if s <= step]
-        self.incarnation = self.shared.lead("here", lease_s=1e9)
+        self.incarnation = self.shared.acquire_leadership("here", lease_s=1e9)
         self.bases[self.incarnation] = step
         self.store = self.shared
         if config.admission.unit == "sample":
@@ -179,7 +179,7 @@ class World:
         self.store.record_restore(self.incarnation, step)
         self.max_ticks = self.num_ticks + MAX_TICKS_PER_UPDATE
         marks: Any = Marks()
-        self.stream = stream = Stream(
+        self.stream = stream = RolloutStream(
             config,
             store=self.store,
             prompts=Problems(2),
@@ -188,7 +188,7 @@ class World:
             incarnation=self.incarnation,
             vocab_size=VOCAB,
             step=step,
-            while_waiting=self.tick,
+            on_wait=self.tick,
         )
         stream._served._clock = lambda: self.now_s
         self._spy()
@@ -240,15 +240,15 @@ class World:
 
     def _spy(self) -> None:
         """Looks at every group that is handed out to be trained."""
-        intake, hand_out = self.stream.intake, self.stream.intake.hand_out
+        intake, take = self.stream.intake, self.stream.intake.take
 
         def look(limit: int) -> list[Group]:
-            groups = hand_out(limit)
+            groups = take(limit)
             for group in groups:
                 self._look_at(group)
             return groups
 
-        intake.hand_out = look
+        intake.take = look
 
     def _look_at(self, group: Group) -> None:
         found, config = self.findings, self.config
@@ -261,7 +261,7 @@ class World:
         versions = {v for n in numbers for v in self.versions[n]}
         abandoned = any(v.step > base for v in versions for i, base in self.bases.items() if i > v.incarnation)
         found.abandoned_groups += abandoned
-        bound = config.lag_bound
+        bound = config.max_lag_steps
         if bound is not None:
             found.over_lag_bound += self.stream.step - min(v.step for v in versions) > bound
 

@@ -46,7 +46,7 @@ def run_of(task: str, seed: int, summary: Mapping[str, Any], rows: list[dict[str
         held_out=[(int(step), float(reward)) for step, reward in summary["held_out"]],
         num_responses=round(sum(row["sequences"] for row in steps)),
         turns=evals[-1].get("eval/turns", 1.0),
-        verdicts={v: n for v in (*get_args(Verdict), "unjudged") if (n := _total(steps, f"verdicts/{v}"))},
+        verdicts={v: n for v in (*get_args(Verdict), "unscored") if (n := _total(steps, f"verdicts/{v}"))},
         wall_s=summary["wall_s"],
     )
 

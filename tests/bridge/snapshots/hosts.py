@@ -92,4 +92,4 @@ def alone(folder: pathlib.Path, step: int) -> bytes:
         draft.buffer(name)[...] = value
     manifest = draft.commit()
     with_one.close()
-    return (folder / manifest.pieces[0].file.name).read_bytes()[: manifest.num_bytes]
+    return (folder / manifest.shards[0].file.name).read_bytes()[: manifest.num_bytes]

@@ -18,7 +18,7 @@ import trustme
 from bridge.credentials import Tls, Token
 from bridge.rollout_types import Version
 from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
-from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement, WeightManifest
 
@@ -57,7 +57,7 @@ def publish(writer: SnapshotWriter, step: int) -> WeightManifest:
 
 
 def announced(manifest: WeightManifest, *bases: str, token: Token = TOKEN) -> Announcement:
-    sources = tuple(place_of(b, manifest.run, manifest.version) for b in bases)
+    sources = tuple(version_url(b, manifest.run, manifest.version) for b in bases)
     return sign(Announcement(manifest=manifest, sources=sources), token)
 
 
@@ -98,8 +98,8 @@ def serving(
     *,
     token: Token | None = None,
     tls: Tls | None = None,
-    reader_wait_s: float = 10.0,
-    slow_reader_s: float = 0.0,
+    reader_grace_s: float = 10.0,
+    slow_reader_grace_s: float = 0.0,
     address: str = "127.0.0.1:0",
     **kwargs,
 ) -> Iterator[Running]:
@@ -107,7 +107,13 @@ def serving(
     scheme = "http" if tls is None else "https"
     listener, context = listen(address, scheme=scheme, token=token, tls=tls or Tls())
     server = SnapshotServer(
-        folder, listener, token=token, tls=context, reader_wait_s=reader_wait_s, slow_reader_s=slow_reader_s, **kwargs
+        folder,
+        listener,
+        token=token,
+        tls=context,
+        reader_grace_s=reader_grace_s,
+        slow_reader_grace_s=slow_reader_grace_s,
+        **kwargs,
     )
     url = url_of(listener, scheme)
     started: threading.Event = threading.Event()
@@ -170,7 +176,7 @@ def get(
 
 
 def file_path(manifest: WeightManifest, name: str | None = None) -> str:
-    return place_of("", manifest.run, manifest.version) + "/" + (name or manifest.pieces[0].file.name)
+    return version_url("", manifest.run, manifest.version) + "/" + (name or manifest.shards[0].file.name)
 
 
 @dataclasses.dataclass

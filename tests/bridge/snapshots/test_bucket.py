@@ -15,7 +15,7 @@ import pytest
 
 from bridge import codec
 from bridge.credentials import Token
-from bridge.object_store import open_place
+from bridge.object_store import open_source
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import (
     SnapshotBucket,
@@ -24,11 +24,11 @@ from bridge.snapshots.bucket import (
     read_bucket_manifest,
     stored_versions,
 )
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, sign
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import mirrored
+from bridge.snapshots.verified_copy import is_verified
 from bridge.weight_types import Announcement
 
 RUN = "run-1"
@@ -99,7 +99,7 @@ class Publisher:
 
     def data(self, manifest):
         return np.fromfile(
-            self.folder / manifest.pieces[0].file.name, np.uint8, count=manifest.pieces[0].file.num_bytes
+            self.folder / manifest.shards[0].file.name, np.uint8, count=manifest.shards[0].file.num_bytes
         ).tobytes()
 
 
@@ -109,7 +109,7 @@ def publisher(tmp_path):
 
 
 def place_at(url):
-    return open_place(place_of_run(url, RUN), max_retries=0, is_written=True)  # tests damage what is there
+    return open_source(place_of_run(url, RUN), max_retries=0, is_written=True)  # tests damage what is there
 
 
 def whole(url):
@@ -121,11 +121,11 @@ def test_version_that_was_put_is_there_byte_for_byte(url, publisher):
     publisher.write(1)
     manifest = publisher.write(2)
     assert bucket.put(manifest) == (f"{url}/v1/{RUN}/0:2",)
-    at_source = open_place(f"{url}/v1/{RUN}/0:2")
-    assert bytes(obstore.get(at_source, manifest.pieces[0].file.name).bytes()) == publisher.data(manifest)
-    assert manifest.pieces[0].delta is not None
-    delta = (publisher.folder / manifest.pieces[0].delta.name).read_bytes()
-    assert bytes(obstore.get(at_source, manifest.pieces[0].delta.name).bytes()) == delta
+    at_source = open_source(f"{url}/v1/{RUN}/0:2")
+    assert bytes(obstore.get(at_source, manifest.shards[0].file.name).bytes()) == publisher.data(manifest)
+    assert manifest.shards[0].delta is not None
+    delta = (publisher.folder / manifest.shards[0].delta.name).read_bytes()
+    assert bytes(obstore.get(at_source, manifest.shards[0].delta.name).bytes()) == delta
     assert read_bucket_manifest(place_at(url), at(2)) == manifest == newest(place_at(url))
 
 
@@ -169,7 +169,7 @@ def test_version_that_a_newer_learner_is_putting_is_left_alone_by_the_one_before
 
 
 def test_other_runs_and_foreign_objects_under_the_same_prefix_are_left_alone(url, publisher):
-    others = open_place(url, is_written=True)
+    others = open_source(url, is_written=True)
     foreign = [
         "v1/run-10/0:1/slot-0",
         "v1/run/0:1/manifest",
@@ -188,7 +188,7 @@ def test_other_runs_and_foreign_objects_under_the_same_prefix_are_left_alone(url
 
 
 def keys_in(url):
-    return {item["path"] for batch in obstore.list(open_place(url)) for item in batch}
+    return {item["path"] for batch in obstore.list(open_source(url)) for item in batch}
 
 
 def test_manifest_is_not_there_before_all_of_the_data(url, publisher, monkeypatch):
@@ -276,13 +276,13 @@ def test_version_whose_memory_is_used_again_while_it_is_put_arrives_as_it_was(ur
     publisher.write(1)
     manifest = publisher.write(2)
     data = publisher.data(manifest)
-    delta = (publisher.folder / manifest.pieces[0].delta.name).read_bytes()
+    delta = (publisher.folder / manifest.shards[0].delta.name).read_bytes()
     real = obstore.put
 
     def slow(place, key, *args, **options):
         if key.endswith("slot-1"):  # meanwhile two more are published, the second into the same slot
             publisher.write(3)
-            assert publisher.write(4).pieces[0].file.name == manifest.pieces[0].file.name
+            assert publisher.write(4).shards[0].file.name == manifest.shards[0].file.name
         return real(place, key, *args, **options)
 
     monkeypatch.setattr(obstore, "put", slow)
@@ -329,7 +329,7 @@ def test_upload_killed_at_any_object_shows_nothing_and_the_next_one_sweeps_it(ur
     bucket = make_bucket(url, publisher, keep=1)
     bucket.put(publisher.write(1))
     manifest = publisher.write(2)  # four parts, of the smallest size that S3 takes
-    assert manifest.pieces[0].file.name == "slot-1" and manifest.pieces[0].delta is not None
+    assert manifest.shards[0].file.name == "slot-1" and manifest.shards[0].delta is not None
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", textwrap.dedent(KILLED), publisher.folder, url, where]
     result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(root)}, cwd=root, timeout=120)
@@ -379,7 +379,7 @@ def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
 
 def test_reader_fetches_the_first_version_by_ranges_and_the_next_one_by_its_delta(url, publisher, tmp_path):
     bucket = make_bucket(url, publisher)
-    patience = Patience(range_bytes=3 * 4096, first_backoff_s=0)
+    patience = RetryPolicy(range_bytes=3 * 4096, first_backoff_s=0)
     fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=TOKEN, patience=patience)
     copies, stop = [tmp_path / "copy-0", tmp_path / "copy-1"], threading.Event()
     fetched = []
@@ -388,9 +388,9 @@ def test_reader_fetches_the_first_version_by_ranges_and_the_next_one_by_its_delt
         announcement = sign(Announcement(manifest=manifest, sources=bucket.put(manifest)), TOKEN)
         into, base = copies[step], copies[1 - step]
         fetched.append(fetcher.fetch(announcement, into, stop=stop, base=base).num_bytes)
-        assert into.read_bytes()[: manifest.pieces[0].file.num_bytes] == publisher.data(manifest)
-    assert manifest.pieces[0].delta is not None
-    assert fetched == [manifest.pieces[0].file.num_bytes, manifest.pieces[0].delta.num_bytes]
+        assert into.read_bytes()[: manifest.shards[0].file.num_bytes] == publisher.data(manifest)
+    assert manifest.shards[0].delta is not None
+    assert fetched == [manifest.shards[0].file.num_bytes, manifest.shards[0].delta.num_bytes]
     fetcher.close()
 
 
@@ -399,7 +399,7 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
     bucket = make_bucket(url, publisher, keep=1)
     old = publisher.write(1)
     sources = bucket.put(old)
-    patience = Patience(num_ranges=1, range_bytes=4096, first_backoff_s=0)
+    patience = RetryPolicy(num_ranges=1, range_bytes=4096, first_backoff_s=0)
     fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=TOKEN, patience=patience)
     real, asked, newer = obstore.get_async, [], []
 
@@ -414,14 +414,14 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
     into = tmp_path / "copy"
     with pytest.raises(SupersededError, match="version 0:1"):
         fetcher.fetch(sign(Announcement(manifest=old, sources=sources), TOKEN), into, stop=threading.Event())
-    assert mirrored(into) is None
+    assert is_verified(into) is None
     young = sign(Announcement(manifest=newer[0], sources=newer[1]), TOKEN)
     tally = fetcher.fetch(young, into, stop=threading.Event())
-    assert mirrored(into) == newer[0] and into.read_bytes()[: newer[0].pieces[0].file.num_bytes] == publisher.data(
+    assert is_verified(into) == newer[0] and into.read_bytes()[: newer[0].shards[0].file.num_bytes] == publisher.data(
         newer[0]
     )
     # The chunks that were there and are the same are not fetched again.
-    assert tally.num_bytes < newer[0].pieces[0].file.num_bytes - 2 * 4096
+    assert tally.num_bytes < newer[0].shards[0].file.num_bytes - 2 * 4096
     fetcher.close()
 
 

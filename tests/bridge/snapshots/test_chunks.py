@@ -77,10 +77,10 @@ def test_corrupt_chunk_of_many_is_named_by_its_number(tmp_path: Path):
     with_small_chunks = SnapshotWriter(tmp_path / "weights", **keys, chunk_bytes=64)
     values = np.arange(1000, dtype=np.float32)
     manifest = with_small_chunks.write(Version(incarnation=0, step=1), {"w": values}, dtype="float32")
-    assert manifest.pieces[0].file == entry_of(values.tobytes(), 64)
+    assert manifest.shards[0].file == entry_of(values.tobytes(), 64)
     fetch(tmp_path / "weights", manifest, tmp_path / "local", **keys)
     np.testing.assert_array_equal(map_tensors(tmp_path / "local", manifest)["w"], values)
-    with open(tmp_path / "weights" / manifest.pieces[0].file.name, "r+b") as f:
+    with open(tmp_path / "weights" / manifest.shards[0].file.name, "r+b") as f:
         f.seek(640)
         f.write(b"\xff")
     with pytest.raises(SnapshotError, match="corrupt: 1 of 63 chunks of slot-0 do not match their hash, first 10"):

@@ -36,7 +36,7 @@ def manifest_of(data, step, *, dtype="bfloat16", chunk_bytes=4096):
         run="run",
         version=Version(incarnation=0, step=step),
         tensors=(tensor,),
-        pieces=one_piece((tensor,), hashed(unhashed("slot-0", data.size, smallest=chunk_bytes), data)),
+        shards=one_piece((tensor,), hashed(unhashed("slot-0", data.size, smallest=chunk_bytes), data)),
         tokenizer_hash="t",
     )
 
@@ -95,10 +95,10 @@ def test_delta_of_a_file_leads_to_every_chunk_and_leaves_unchanged_ones_empty():
     data = b"".join(pieces)
     assert entry.num_bytes == len(data)
     into = np.zeros_like(new)
-    for i in range(young.pieces[0].file.num_chunks):
-        (start, end), (first, last) = young.pieces[0].file.chunk(i), compressed_range(entry, i)
+    for i in range(young.shards[0].file.num_chunks):
+        (start, end), (first, last) = young.shards[0].file.chunk(i), compressed_range(entry, i)
         apply_chunk(data[first:last], base[start:end], into[start:end])
-        assert has_chunk(into, young.pieces[0].file, i)
+        assert has_chunk(into, young.shards[0].file, i)
     np.testing.assert_array_equal(into, new)
 
 
@@ -116,7 +116,7 @@ def test_delta_from_another_base_is_seen_by_the_hash_of_the_full_chunk():
     young = manifest_of(new, 2)
     into = np.zeros_like(new)
     apply_chunk(compress_chunk(base, new, planes=2), other, into)
-    assert not has_chunk(into, young.pieces[0].file, 0)
+    assert not has_chunk(into, young.shards[0].file, 0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

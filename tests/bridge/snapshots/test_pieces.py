@@ -8,7 +8,7 @@ import pytest
 
 from bridge import codec
 from bridge.snapshots.snapshot_format import HostFiles, SnapshotError, SupersededError, check_layout, latest
-from bridge.snapshots.verified_copy import SnapshotMirror, map_tensors
+from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
 from tests.bridge.factories import with_piece
 from tests.bridge.snapshots.hosts import ENTRIES, HostWriters, alone, model
 from tests.bridge.snapshots.served import RUN, TOKENIZER, at
@@ -29,10 +29,10 @@ def hosts(tmp_path):
 def test_mirror_puts_together_byte_for_byte_what_one_host_writes(tmp_path, num_hosts):
     hosts = HostWriters([tmp_path / "snap"] * num_hosts)
     local = tmp_path / "actor" / "weights"
-    with SnapshotMirror(tmp_path / "snap", local, **KEYS) as mirror:
+    with VerifiedCopy(tmp_path / "snap", local, **KEYS) as mirror:
         for step in (1, 2, 3):
             manifest = hosts.publish(step)
-            assert [piece.host for piece in manifest.pieces] == list(range(num_hosts))
+            assert [piece.host for piece in manifest.shards] == list(range(num_hosts))
             mirror.fetch(manifest)
             assert local.read_bytes()[: manifest.num_bytes] == alone(tmp_path / f"alone-{step}", step)
     got = map_tensors(local, manifest)
@@ -42,7 +42,7 @@ def test_mirror_puts_together_byte_for_byte_what_one_host_writes(tmp_path, num_h
 
 def test_single_hosts_piece_is_the_file_itself(tmp_path):
     manifest = HostWriters([tmp_path / "snap"]).publish(1)
-    (piece,) = manifest.pieces
+    (piece,) = manifest.shards
     assert piece.file.num_bytes == manifest.num_bytes and piece.file.name == "slot-0"
     assert (tmp_path / "snap" / "slot-0").read_bytes()[: manifest.num_bytes] == alone(tmp_path / "alone", 1)
 
@@ -55,10 +55,10 @@ def test_version_is_not_there_until_all_hosts_have_sealed_it(hosts, tmp_path):
     assert latest(tmp_path / "snap") == first
     with pytest.raises(SnapshotError, match="version 0:2: no piece has"):
         hosts.writers[0].join(parts)
-    with SnapshotMirror(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror:
+    with VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror:
         mirror.fetch(first)  # whole, in slots that nobody wrote meanwhile
         second = hosts.publish(2)  # again, into the same slots
-        assert {p.file.name.split(".")[0] for p in second.pieces} == {"slot-1"}
+        assert {p.file.name.split(".")[0] for p in second.shards} == {"slot-1"}
         mirror.fetch(second)
         with pytest.raises(SupersededError, match="announced is 0:2"):
             mirror.fetch(first)
@@ -70,7 +70,7 @@ def test_parts_of_unlike_versions_are_not_joined(hosts):
     with pytest.raises(SnapshotError, match="not of one snapshot"):
         hosts.writers[0].join([*parts[:3], late])
     with pytest.raises(SnapshotError, match="two pieces have the same part of tensor embed"):
-        twice = with_piece(parts[0], host=3, file=dataclasses.replace(parts[0].pieces[0].file, name="slot-0.host-3"))
+        twice = with_piece(parts[0], host=3, file=dataclasses.replace(parts[0].shards[0].file, name="slot-0.host-3"))
         hosts.writers[0].join([*parts[:3], twice])
     assert hosts.writers[0].join(parts[::-1]) == hosts.writers[0].join(parts)
 
@@ -79,7 +79,7 @@ def test_piece_that_is_not_on_this_machine_is_said(hosts, tmp_path):
     manifest = hosts.publish(1)
     (tmp_path / "snap" / "slot-0.host-2").unlink()
     with (
-        SnapshotMirror(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror,
+        VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror,
         pytest.raises(SnapshotError, match="slot-0.host-2 does not exist; where the learner has several machines"),
     ):
         mirror.fetch(manifest)
@@ -93,7 +93,7 @@ def test_corrupt_chunk_of_one_host_is_refused_and_named(hosts, tmp_path):
         f.seek(5000)
         f.write(bytes([byte[0] ^ 1]))
     with (
-        SnapshotMirror(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror,
+        VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror,
         pytest.raises(SnapshotError, match=r"1 of \d chunks of slot-0.host-2 do not match their hash, first 1"),
     ):
         mirror.fetch(manifest)
@@ -102,10 +102,10 @@ def test_corrupt_chunk_of_one_host_is_refused_and_named(hosts, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda m: dataclasses.replace(m, pieces=m.pieces[1:]), "no piece has a part of tensor embed"),
-        (lambda m: with_piece(m, blocks=m.pieces[1].blocks), "two pieces have"),
-        (lambda m: with_piece(m, blocks=m.pieces[0].blocks[::-1]), ""),
-        (lambda m: with_piece(m, file=m.pieces[1].file), "not a slot of host 0"),
+        (lambda m: dataclasses.replace(m, shards=m.shards[1:]), "no piece has a part of tensor embed"),
+        (lambda m: with_piece(m, blocks=m.shards[1].blocks), "two pieces have"),
+        (lambda m: with_piece(m, blocks=m.shards[0].blocks[::-1]), ""),
+        (lambda m: with_piece(m, file=m.shards[1].file), "not a slot of host 0"),
         (lambda m: with_piece(m, blocks=()), "no piece has"),
     ],
 )
@@ -115,7 +115,7 @@ def test_pieces_that_do_not_tile_are_refused_before_anything_is_read(hosts, tmp_
         with pytest.raises(SnapshotError, match=said):
             check_layout(forged)
         (tmp_path / "snap" / "manifest").write_bytes(codec.encode(forged))
-        with SnapshotMirror(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror:
+        with VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror:
             with pytest.raises(SnapshotError, match=said):
                 mirror.fetch(forged)
             assert os.stat(tmp_path / "weights").st_size == 0

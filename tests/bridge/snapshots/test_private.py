@@ -10,10 +10,10 @@ import pytest
 
 from actor.weights.source import LocalCopy, sweep
 from bridge.files import make_private_folder, open_own
-from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.snapshots.verified_copy import VerifiedCopy
 from tests.bridge.snapshots.written import KEYS, at, publish
 
 NOBODY = 65534
@@ -68,7 +68,7 @@ SQUATS = [
 def test_folder_that_is_not_this_users_alone_is_refused_and_nothing_is_put_there(tmp_path, squat, user):
     users = {
         "writer": ("run", lambda: SnapshotWriter(tmp_path / "run", **KEYS)),
-        "shared": (f"sluice-shared-{os.geteuid()}-r", lambda: SharedCopy(tmp_path, run="r", fetcher=None)),  # pyright: ignore[reportArgumentType]
+        "shared": (f"sluice-shared-{os.geteuid()}-r", lambda: SharedDownload(tmp_path, run="r", fetcher=None)),  # pyright: ignore[reportArgumentType]
         "itself": ("any", lambda: make_private_folder(tmp_path / "any")),
     }
     name, begin = users[user]
@@ -126,11 +126,11 @@ def test_reader_refuses_a_version_that_another_user_put_in_the_folders_place(tmp
     shutil.copytree(tmp_path / "run", tmp_path / "evil")
     (tmp_path / "run").rename(tmp_path / "moved")
     (tmp_path / "evil").rename(tmp_path / "run")
-    slot = tmp_path / "run" / manifest.pieces[0].file.name
+    slot = tmp_path / "run" / manifest.shards[0].file.name
     for path in {"manifest": [MANIFEST], "slot": [slot.name], "both": [MANIFEST, slot.name]}[swapped]:
         given_away(tmp_path / "run" / path)
     with (
-        SnapshotMirror(tmp_path / "run", tmp_path / "local", **KEYS) as mirror,
+        VerifiedCopy(tmp_path / "run", tmp_path / "local", **KEYS) as mirror,
         pytest.raises(SnapshotError, match="is not this user's own file"),
     ):
         mirror.fetch(manifest)
@@ -150,7 +150,7 @@ def test_mirror_refuses_a_local_file_that_another_user_made_first(tmp_path, plan
     else:
         into.symlink_to(victim)
     with pytest.raises(ValueError, match="is not this user's own file"):
-        SnapshotMirror(tmp_path / "run", into, **KEYS)
+        VerifiedCopy(tmp_path / "run", into, **KEYS)
     assert victim.read_bytes() == b"precious"
 
 
@@ -191,7 +191,7 @@ def test_open_own_reads_what_this_user_wrote_and_says_what_is_missing(tmp_path):
 def test_version_written_and_mirrored_by_one_user_is_what_was_written(tmp_path):
     writer = SnapshotWriter(tmp_path / "run", **KEYS)
     manifest = writer.write(at(1), {"w": np.full(1000, 42.0, np.float32)}, dtype="float32")
-    with SnapshotMirror(tmp_path / "run", tmp_path / "deep" / "er" / "local", **KEYS) as mirror:
+    with VerifiedCopy(tmp_path / "run", tmp_path / "deep" / "er" / "local", **KEYS) as mirror:
         mirror.fetch(manifest)
     assert (tmp_path / "deep" / "er" / "local").stat().st_size >= manifest.num_bytes
     writer.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.snapshots.shard_map import DTYPES, Placement, check_tiling, lay_out, whole_blocks, zero_gaps
+from bridge.snapshots.shard_map import DTYPES, ShardMap, check_tiling, full_blocks, lay_out, zero_gaps
 from bridge.weight_types import Block, TensorEntry
 
 SHAPES = [(), (1,), (7,), (3, 5), (32, 16), (2, 3, 4), (40, 2)]
@@ -69,7 +69,7 @@ def test_pieces_of_hosts_in_any_split_make_up_the_whole_file(model, num_hosts, s
     zero_gaps(got, tensors)
     for host in range(num_hosts):
         own = blocks[host::num_hosts]
-        placement, want = Placement(tensors, own), piece_of(own, matrices)
+        placement, want = ShardMap(tensors, own), piece_of(own, matrices)
         assert placement.num_bytes == want.size
         for start in range(0, want.size, step):
             end = min(start + step, want.size)
@@ -120,11 +120,11 @@ def test_single_hosts_piece_is_the_whole_file_in_one_row():
     tensors, size = lay_out(
         [("a", "float32", (3,)), ("b", "bfloat16", (5, 3)), ("e", "float32", (0, 4)), ("c", "float32", ())]
     )
-    blocks = whole_blocks(tensors)
+    blocks = full_blocks(tensors)
     check_tiling(tensors, blocks)
-    placement = Placement(tensors[:2], whole_blocks(tensors[:2]))
+    placement = ShardMap(tensors[:2], full_blocks(tensors[:2]))
     assert placement.contiguous(0, placement.num_bytes) == 0
-    whole = Placement(tensors, blocks)
+    whole = ShardMap(tensors, blocks)
     assert whole.num_bytes == size
     data = np.arange(size, dtype=np.uint8)
     zero_gaps(data, tensors)

@@ -41,7 +41,7 @@ def test_unsigned_manifest_or_another_tokens_is_refused(signed):
 
 def delta(manifest: Any) -> DeltaEntry:
     return DeltaEntry(
-        base_version=at(2), codec="c", name="delta-0", chunk_ends=tuple(range(manifest.pieces[0].file.num_chunks))
+        base_version=at(2), codec="c", name="delta-0", chunk_ends=tuple(range(manifest.shards[0].file.num_chunks))
     )
 
 
@@ -53,10 +53,10 @@ def delta(manifest: Any) -> DeltaEntry:
         lambda m: {"tokenizer_hash": "another"},
         lambda m: {"created_s": m.created_s + 1},
         lambda m: {"tensors": (dataclasses.replace(m.tensors[0], name="v"),)},
-        lambda m: {"pieces": with_file(m, chunk_hashes=bytes(len(m.pieces[0].file.chunk_hashes))).pieces},
-        lambda m: {"pieces": with_piece(m, delta=delta(m)).pieces},
-        lambda m: {"pieces": with_piece(m, host=1).pieces},
-        lambda m: {"pieces": with_piece(m, blocks=()).pieces},
+        lambda m: {"shards": with_file(m, chunk_hashes=bytes(len(m.shards[0].file.chunk_hashes))).shards},
+        lambda m: {"shards": with_piece(m, delta=delta(m)).shards},
+        lambda m: {"shards": with_piece(m, host=1).shards},
+        lambda m: {"shards": with_piece(m, blocks=()).shards},
         lambda m: {"hmac": m.hmac[:-1] + ("0" if m.hmac[-1] != "0" else "1")},
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror, fetch, map_tensors
+from bridge.snapshots.verified_copy import VerifiedCopy, fetch, map_tensors
 from bridge.weight_types import WeightManifest
 from tests.bridge.snapshots.written import KEYS, assert_holds, publish, slot_path, weights
 
@@ -38,7 +38,7 @@ sys.stdin.read()
     finally:
         reader.kill()
         reader.communicate()
-    assert publish(writer, 3).pieces[0].file.name == "slot-0"
+    assert publish(writer, 3).shards[0].file.name == "slot-0"
 
 
 def test_reader_in_the_middle_of_a_copy_keeps_the_writer_out(writer, folder, local, monkeypatch):
@@ -78,11 +78,11 @@ def writer_with_spare(folder, monkeypatch):
 
 def test_spare_slot_is_taken_while_another_is_read_and_only_then(writer_with_spare, folder, local):
     writer = writer_with_spare
-    assert [publish(writer, step).pieces[0].file.name for step in (1, 2, 3)] == ["slot-0", "slot-1", "slot-0"]
+    assert [publish(writer, step).shards[0].file.name for step in (1, 2, 3)] == ["slot-0", "slot-1", "slot-0"]
     assert (folder / "slot-2").stat().st_blocks == 0
     read = publish(writer, 4)
     kept, fd = slot_path(folder, read).read_bytes(), lock(folder, read)
-    assert [publish(writer, step).pieces[0].file.name for step in (5, 6, 7, 8)] == [
+    assert [publish(writer, step).shards[0].file.name for step in (5, 6, 7, 8)] == [
         "slot-0",
         "slot-2",
         "slot-0",
@@ -110,7 +110,7 @@ def test_spare_slot_that_has_no_room_is_done_without(writer_with_spare, folder, 
     with pytest.raises(SnapshotBusyError, match="slot-0 is still being copied"):
         publish(writer_with_spare, 3)
     os.close(fd)
-    assert publish(writer_with_spare, 3).pieces[0].file.name == "slot-0"
+    assert publish(writer_with_spare, 3).shards[0].file.name == "slot-0"
 
 
 def test_spare_slot_is_taken_when_its_room_comes_only_during_the_wait(folder, monkeypatch, caplog):
@@ -127,7 +127,7 @@ def test_spare_slot_is_taken_when_its_room_comes_only_during_the_wait(folder, mo
         return real(path) if len(looked) >= 5 else types.SimpleNamespace(f_bavail=0, f_frsize=4096)
 
     monkeypatch.setattr(os, "statvfs", statvfs_with_room_at_last)
-    assert publish(writer, 3).pieces[0].file.name == "slot-2"
+    assert publish(writer, 3).shards[0].file.name == "slot-2"
     assert len(looked) == 5 and caplog.text.count("no third slot") == 1
     os.close(fd)
     writer.close()
@@ -143,7 +143,7 @@ def test_announced_slot_locked_by_a_stranger_is_busy_not_superseded(writer, fold
 
 def test_mapped_tensors_hold_off_the_next_fetch_until_dropped(writer, folder, local):
     first = publish(writer, 1)
-    with SnapshotMirror(folder, local, **KEYS, lock_timeout_s=0.05) as mirror:
+    with VerifiedCopy(folder, local, **KEYS, lock_timeout_s=0.05) as mirror:
         mirror.fetch(first)
         tensors = map_tensors(local, first)
         norm = tensors["norm"]

@@ -15,7 +15,7 @@ import pytest
 from bridge import codec
 from bridge.snapshots.snapshot_format import HostFiles, SnapshotError, SupersededError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror, fetch, map_tensors, mirrored
+from bridge.snapshots.verified_copy import VerifiedCopy, fetch, is_verified, map_tensors
 from bridge.weight_types import DeltaEntry, WeightManifest
 from tests.bridge.factories import with_file, with_piece
 from tests.bridge.snapshots.written import BFLOAT16, KEYS, assert_holds, at, publish, slot_path, weights
@@ -27,7 +27,7 @@ def test_publish_fetch_map_round_trip(writer, folder, local):
         manifest = publish(writer, step)
         assert latest(folder) == manifest
         fetch(folder, manifest, local, **KEYS)
-        assert mirrored(local) == manifest
+        assert is_verified(local) == manifest
         assert_holds(local, manifest, weights(step))
     assert (manifest.version, manifest.run, manifest.created_s) == (at(3), "r", 12.5)
 
@@ -56,10 +56,10 @@ def test_bfloat16_written_in_place_and_mapped_without_a_copy(writer, folder, loc
 def test_manifest_offsets_are_aligned_and_hash_covers_the_whole_file(writer, folder):
     manifest = publish(writer, 1)
     offsets = [t.offset_bytes for t in manifest.tensors]
-    assert offsets == [0, 64, 512] and manifest.pieces[0].file.num_bytes == 516
-    data = slot_path(folder, manifest).read_bytes()[: manifest.pieces[0].file.num_bytes]
-    assert manifest.pieces[0].file.chunk_hashes == blake3.blake3(data).digest()  # one chunk: the file is small
-    assert manifest.pieces[0].file.blake3 == blake3.blake3(blake3.blake3(data).digest()).hexdigest()
+    assert offsets == [0, 64, 512] and manifest.shards[0].file.num_bytes == 516
+    data = slot_path(folder, manifest).read_bytes()[: manifest.shards[0].file.num_bytes]
+    assert manifest.shards[0].file.chunk_hashes == blake3.blake3(data).digest()  # one chunk: the file is small
+    assert manifest.shards[0].file.blake3 == blake3.blake3(blake3.blake3(data).digest()).hexdigest()
     assert data[12:64] == bytes(52)
 
 
@@ -72,14 +72,14 @@ def test_equal_weights_hash_equal_whatever_the_slot_held_before(writer):
         gapped = draft.commit()
     data = np.zeros(68, np.uint8)
     data[:12], data[64:] = np.ones(3, np.float32).view(np.uint8), np.full(1, 2, np.float32).view(np.uint8)
-    assert gapped.pieces[0].file.chunk_hashes == blake3.blake3(data.data).digest()
+    assert gapped.shards[0].file.chunk_hashes == blake3.blake3(data.data).digest()
     again = writer.write(at(5), {"a": np.ones(3, np.float32)}, dtype="float32")
-    assert again.pieces[0].file.blake3 == first.pieces[0].file.blake3
+    assert again.shards[0].file.blake3 == first.shards[0].file.blake3
 
 
 def test_slots_alternate_and_are_reused(writer, folder):
     manifests = [publish(writer, step) for step in range(4)]
-    assert [m.pieces[0].file.name for m in manifests] == ["slot-0", "slot-1", "slot-0", "slot-1"]
+    assert [m.shards[0].file.name for m in manifests] == ["slot-0", "slot-1", "slot-0", "slot-1"]
     inodes = {p.name: p.stat().st_ino for p in folder.glob("slot-*")}
     publish(writer, 4)
     assert {p.name: p.stat().st_ino for p in folder.glob("slot-*")} == inodes
@@ -104,7 +104,7 @@ def test_pages_are_warm_from_the_first_version_on(shared_memory_folder):
     shape = (num_pages * 4096 // 4,)
     source = np.ones(shape, np.float32)
     folder, local = shared_memory_folder / "weights", shared_memory_folder / "local"
-    with SnapshotMirror(folder, local, **KEYS) as mirror:
+    with VerifiedCopy(folder, local, **KEYS) as mirror:
         writer = SnapshotWriter(folder, **KEYS)
         for step in range(4):
             draft = writer.begin(at(step), [("w", "float32", shape)])
@@ -262,7 +262,7 @@ def test_one_corrupt_byte_is_refused_and_nothing_is_mapped(writer, folder, local
     with pytest.raises(SnapshotError, match="corrupt") as caught:
         fetch(folder, manifest, local, **KEYS)
     assert not isinstance(caught.value, SupersededError)
-    assert mirrored(local) is None
+    assert is_verified(local) is None
     for version in (manifest, good):  # the old copy is overwritten, and says so
         with pytest.raises(SnapshotError, match="no whole version"):
             map_tensors(local, version)
@@ -304,7 +304,7 @@ def test_mismatch_of_run_tokenizer_or_model_is_refused(writer, folder, local):
         fetch(folder, manifest, local, run="q", tokenizer_hash="t")
     with pytest.raises(SnapshotError, match="tokenizer hash 't', wanted 'u'"):
         fetch(folder, manifest, local, run="r", tokenizer_hash="u")
-    assert mirrored(local) == manifest  # refused before anything was overwritten
+    assert is_verified(local) == manifest  # refused before anything was overwritten
 
 
 def forge(manifest: WeightManifest, **tensor_fields) -> WeightManifest:
@@ -328,7 +328,7 @@ def forge(manifest: WeightManifest, **tensor_fields) -> WeightManifest:
             lambda m: with_piece(m, delta=DeltaEntry(base_version=at(0), codec="c", name="delta-1", chunk_ends=(1,))),
             "delta-1",
         ),
-        (lambda m: dataclasses.replace(m, pieces=()), "no piece has tensor norm"),
+        (lambda m: dataclasses.replace(m, shards=()), "no piece has tensor norm"),
     ],
 )
 def test_forged_manifest_is_refused_before_anything_is_read(writer, folder, local, change, complaint):

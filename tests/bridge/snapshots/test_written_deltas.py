@@ -28,16 +28,16 @@ def make_writer(folder, **options):
 
 
 def bytes_of(folder, manifest):
-    return np.fromfile(folder / manifest.pieces[0].file.name, np.uint8, count=manifest.pieces[0].file.num_bytes)
+    return np.fromfile(folder / manifest.shards[0].file.name, np.uint8, count=manifest.shards[0].file.num_bytes)
 
 
 def rebuilt(folder, manifest, base):
     """The version's bytes, from its delta and the bytes of the version before."""
-    delta = (folder / manifest.pieces[0].delta.name).read_bytes()
-    assert len(delta) == manifest.pieces[0].delta.num_bytes
-    into = np.zeros(manifest.pieces[0].file.num_bytes, np.uint8)
-    for i in range(manifest.pieces[0].file.num_chunks):
-        (start, end), (first, last) = manifest.pieces[0].file.chunk(i), compressed_range(manifest.pieces[0].delta, i)
+    delta = (folder / manifest.shards[0].delta.name).read_bytes()
+    assert len(delta) == manifest.shards[0].delta.num_bytes
+    into = np.zeros(manifest.shards[0].file.num_bytes, np.uint8)
+    for i in range(manifest.shards[0].file.num_chunks):
+        (start, end), (first, last) = manifest.shards[0].file.chunk(i), compressed_range(manifest.shards[0].delta, i)
         apply_chunk(delta[first:last], base[start:end], into[start:end])
     return into
 
@@ -50,10 +50,10 @@ def test_each_version_between_full_ones_has_a_delta_that_leads_to_it(tmp_path):
     for step in range(1, 8):
         manifest = writer.write(at(step), weights(step), dtype="bfloat16")
         data = bytes_of(folder, manifest)
-        got.append(manifest.pieces[0].delta is not None)
-        if manifest.pieces[0].delta is not None:
-            assert manifest.pieces[0].delta.base_version == at(step - 1)
-            assert manifest.pieces[0].delta.num_bytes < manifest.pieces[0].file.num_bytes / 2
+        got.append(manifest.shards[0].delta is not None)
+        if manifest.shards[0].delta is not None:
+            assert manifest.shards[0].delta.base_version == at(step - 1)
+            assert manifest.shards[0].delta.num_bytes < manifest.shards[0].file.num_bytes / 2
             np.testing.assert_array_equal(rebuilt(folder, manifest, with_base), data)
         assert latest(folder) == manifest
         with_base = data
@@ -63,7 +63,7 @@ def test_each_version_between_full_ones_has_a_delta_that_leads_to_it(tmp_path):
 def test_writer_that_is_told_nothing_makes_no_deltas(tmp_path):
     writer = make_writer(tmp_path / "snap")
     for step in (1, 2, 3):
-        assert writer.write(at(step), weights(step), dtype="bfloat16").pieces[0].delta is None
+        assert writer.write(at(step), weights(step), dtype="bfloat16").shards[0].delta is None
 
 
 def test_first_version_of_a_writer_that_took_over_is_full(tmp_path):
@@ -71,8 +71,8 @@ def test_first_version_of_a_writer_that_took_over_is_full(tmp_path):
     first.write(at(1), weights(1), dtype="bfloat16")
     first.close()
     second = make_writer(tmp_path / "snap", full_every=10)
-    assert second.write(at(1, incarnation=1), weights(2), dtype="bfloat16").pieces[0].delta is None
-    assert second.write(at(2, incarnation=1), weights(3), dtype="bfloat16").pieces[0].delta is not None
+    assert second.write(at(1, incarnation=1), weights(2), dtype="bfloat16").shards[0].delta is None
+    assert second.write(at(2, incarnation=1), weights(3), dtype="bfloat16").shards[0].delta is not None
 
 
 def test_delta_after_an_aborted_draft_leads_from_the_announced_version(tmp_path):
@@ -82,7 +82,7 @@ def test_delta_after_an_aborted_draft_leads_from_the_announced_version(tmp_path)
     with writer.begin(at(2), [("a", "bfloat16", (30_000,)), ("b", "bfloat16", (5,))]) as draft:
         draft.buffer("a")[:] = np.float32(3.0).astype(ml_dtypes.bfloat16)
     manifest = writer.write(at(3), weights(3), dtype="bfloat16")
-    assert manifest.pieces[0].delta is not None and manifest.pieces[0].delta.base_version == at(1)
+    assert manifest.shards[0].delta is not None and manifest.shards[0].delta.base_version == at(1)
     np.testing.assert_array_equal(rebuilt(folder, manifest, base), bytes_of(folder, manifest))
 
 
@@ -92,7 +92,7 @@ def test_model_of_another_shape_has_no_delta_and_the_old_file_is_gone(tmp_path):
     for step in (1, 2, 3):
         writer.write(at(step), weights(step), dtype="bfloat16")
     assert sorted(p.name for p in folder.glob("delta-*")) == ["delta-0", "delta-1"]
-    assert writer.write(at(4), weights(4, size=20_000), dtype="bfloat16").pieces[0].delta is None
+    assert writer.write(at(4), weights(4, size=20_000), dtype="bfloat16").shards[0].delta is None
     assert sorted(p.name for p in folder.glob("delta-*")) == ["delta-0"]
     writer.remove()
     assert not folder.exists()
@@ -102,7 +102,7 @@ def test_signature_covers_the_delta(tmp_path):
     writer = make_writer(tmp_path / "snap", full_every=10, token=TOKEN)
     writer.write(at(1), weights(1), dtype="bfloat16")
     manifest = writer.write(at(2), weights(2), dtype="bfloat16")
-    assert manifest.pieces[0].delta is not None
+    assert manifest.shards[0].delta is not None
     check_signature(manifest, TOKEN)
 
 
@@ -121,9 +121,9 @@ def test_no_room_for_a_delta_announces_the_version_without_one(tmp_path, monkeyp
 
     monkeypatch.setattr(module, "replace_file", full_for_deltas)
     manifest = writer.write(at(2), weights(2), dtype="bfloat16")
-    assert manifest.pieces[0].delta is None and latest(tmp_path / "snap") == manifest
+    assert manifest.shards[0].delta is None and latest(tmp_path / "snap") == manifest
     monkeypatch.undo()
-    assert writer.write(at(3), weights(3), dtype="bfloat16").pieces[0].delta is not None
+    assert writer.write(at(3), weights(3), dtype="bfloat16").shards[0].delta is not None
 
 
 @pytest.mark.parametrize("full_every", [2, 5])
@@ -132,5 +132,5 @@ def test_equal_weights_have_an_empty_delta(tmp_path, full_every):
     writer = make_writer(folder, full_every=full_every)
     writer.write(at(1), weights(1), dtype="bfloat16")
     manifest = writer.write(at(2), weights(1), dtype="bfloat16")
-    assert manifest.pieces[0].delta is not None and manifest.pieces[0].delta.num_bytes == 0
-    assert (folder / manifest.pieces[0].delta.name).read_bytes() == b""
+    assert manifest.shards[0].delta is not None and manifest.shards[0].delta.num_bytes == 0
+    assert (folder / manifest.shards[0].delta.name).read_bytes() == b""

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from bridge.rollout_types import Version
-from bridge.snapshots.shard_map import Placement, whole_blocks
+from bridge.snapshots.shard_map import ShardMap, full_blocks
 from bridge.snapshots.snapshot_format import is_chunk
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
@@ -46,12 +46,12 @@ def has_chunk(data: np.ndarray, file: FileEntry, index: int) -> bool:
     return is_chunk(data[start:end], file, index)
 
 
-def flat(num_bytes: int) -> Placement:
+def flat(num_bytes: int) -> ShardMap:
     """Of a piece that is the whole file, of so many bytes or a few more."""
     size = -(-num_bytes // 4)
     tensor = TensorEntry(name="w", dtype="float32", shape=(size,), offset_bytes=0, num_bytes=4 * size)
-    return Placement([tensor], whole_blocks([tensor]))
+    return ShardMap([tensor], full_blocks([tensor]))
 
 
 def slot_path(folder: Path, manifest: WeightManifest) -> Path:
-    return folder / manifest.pieces[0].file.name
+    return folder / manifest.shards[0].file.name

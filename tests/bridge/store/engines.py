@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import psycopg
 
 from bridge.store.open import PostgresStore, SqliteStore, make_run
-from bridge.store.sql.database import Script, Step
+from bridge.store.sql.database import Statement, Transaction
 from tests.postgres import Server
 
 LEARNER, ACTOR = "test_learner", "test_actor"
@@ -21,11 +21,11 @@ ACTORS_CALLS = (
     "release",
     "put_group",
     "fenced",
-    "give_up",
-    "card",
+    "fail_ticket",
+    "run_card",
     "blob",
-    "take_name",
-    "engines",
+    "register_actor",
+    "engine_capacity",
     "anchors",
     "raise_anchors",
 )
@@ -166,5 +166,5 @@ def opened(place: Place, **options: Any):
 def rows(store: Any, sql: str, **params: Any) -> list[tuple[Any, ...]]:
     """A statement of a test's own on the rows of the store's run (`:run`), in the shared text."""
     store = getattr(store, "learner", store)
-    step = Step(sql, {"run": store._run, **params})
-    return store._database.write(store._run, Script(steps=[step], locks=False))[0]
+    step = Statement(sql, {"run": store._run, **params})
+    return store._database.write(store._run, Transaction(steps=[step], locks=False))[0]

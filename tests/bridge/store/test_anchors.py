@@ -137,9 +137,9 @@ def test_pages_of_all_anchors_are_in_the_order_of_their_keys(store):
 
 def test_anchors_put_by_a_learner_that_leads_no_more_are_not_written(place):
     with opened(place) as old, opened(place) as new:
-        old.lead("here", lease_s=60)
+        old.acquire_leadership("here", lease_s=60)
         old.put_anchors({"a": [1.0]})
-        new.lead("here", lease_s=60)
+        new.acquire_leadership("here", lease_s=60)
         with pytest.raises(SupersededLearnerError):
             old.put_anchors({"a": [2.0]})
         assert new.anchors(["a"]) == {"a": (1.0,)}
@@ -157,4 +157,4 @@ def test_anchors_are_of_one_run(engine, store, tmp_path):
 def test_store_of_single_samples_has_the_anchors_of_the_one_below(store):
     samples = SampleTickets(store, num_samples=2, num_requests=2)
     samples.put_anchors({"a": [1.0], "b": [2.0]})
-    assert samples.all_anchors(after="a", limit=1, patience_s=1.0) == {"b": (2.0,)} and len(store.anchors("ab")) == 2
+    assert samples.all_anchors(after="a", limit=1, timeout_s=1.0) == {"b": (2.0,)} and len(store.anchors("ab")) == 2

@@ -3,7 +3,7 @@
 import blake3
 import pytest
 
-from tests.bridge.factories import as_plain, make_announcement, make_card, make_ticket
+from tests.bridge.factories import as_plain, make_announcement, make_run_card, make_ticket
 from tests.bridge.store.engines import rows
 
 
@@ -26,20 +26,20 @@ def test_version_announced_again_is_found_in_more_places(store):
 
 
 def test_card_and_its_files_come_back_as_they_were_put(store):
-    assert store.card() is None
+    assert store.run_card() is None
     contents = [b"{}", b"\0" * 3_000_000]
     blobs = {blake3.blake3(c).hexdigest(): c for c in contents}
-    card = make_card(files=blobs)
-    store.put_card(card, blobs)
-    assert as_plain(store.card()) == as_plain(card)
+    card = make_run_card(files=blobs)
+    store.put_run_card(card, blobs)
+    assert as_plain(store.run_card()) == as_plain(card)
     assert [store.blob(h) for h in blobs] == contents
 
 
 def test_card_put_again_takes_the_place_of_the_old_one(store):
     old, kept, new = ({blake3.blake3(c).hexdigest(): c} for c in (b"old", b"kept", b"new"))
-    store.put_card(make_card(files=old | kept), old | kept)
-    store.put_card(make_card(name="again", files=kept | new), kept | new)
-    assert store.card().name == "again"
+    store.put_run_card(make_run_card(files=old | kept), old | kept)
+    store.put_run_card(make_run_card(name="again", files=kept | new), kept | new)
+    assert store.run_card().name == "again"
     assert [store.blob(h) for h in kept | new] == [b"kept", b"new"]
     with pytest.raises(KeyError, match=next(iter(old))):
         store.blob(next(iter(old)))
@@ -48,8 +48,8 @@ def test_card_put_again_takes_the_place_of_the_old_one(store):
 def test_file_of_another_hash_refused_when_put_and_when_read(store):
     hash_ = blake3.blake3(b"right").hexdigest()
     with pytest.raises(ValueError, match=hash_):
-        store.put_card(make_card(), {hash_: b"wrong"})
-    store.put_card(make_card(), {hash_: b"right"})
+        store.put_run_card(make_run_card(), {hash_: b"wrong"})
+    store.put_run_card(make_run_card(), {hash_: b"right"})
     rows(store, "UPDATE blobs SET content = :content WHERE run = :run", content=b"wrong")
     with pytest.raises(ValueError, match=hash_):
         store.blob(hash_)
@@ -58,5 +58,5 @@ def test_file_of_another_hash_refused_when_put_and_when_read(store):
 def test_announcements_and_cards_are_no_tickets(store):
     store.put_tickets([make_ticket("a")])
     store.announce(make_announcement())
-    store.put_card(make_card(), {})
+    store.put_run_card(make_run_card(), {})
     assert store.counts()["open"] == 1

@@ -9,10 +9,10 @@ import time
 import obstore
 import pytest
 
-from bridge.store.group_blobs import GroupObjects
+from bridge.store.group_blobs import GroupBlobs
 from bridge.store.protocol import FencedError, StoreLostError, UnfitGroupError
-from bridge.store.sql.database import Script
-from tests.bridge.factories import as_plain, make_card, make_group, make_rollout, make_ticket
+from bridge.store.sql.database import Transaction
+from tests.bridge.factories import as_plain, make_group, make_rollout, make_run_card, make_ticket
 from tests.integration.support.processes import wait_until
 
 INLINE_BYTES, MAX_BYTES = 2_000, 200_000
@@ -30,7 +30,7 @@ class Bucket:
         """A store whose large groups go here, each side by a client of its own."""
         sides = [store.learner, store.actor] if hasattr(store, "learner") else [store]
         for side in sides:
-            objects = GroupObjects(f"file://{self.folder}", run="run", max_bytes=MAX_BYTES, retry_s=retry_s)
+            objects = GroupBlobs(f"file://{self.folder}", run="run", max_bytes=MAX_BYTES, retry_s=retry_s)
             side.use_bucket(objects, inline_bytes=INLINE_BYTES)
         return store
 
@@ -79,7 +79,7 @@ ENDS = {
     "acknowledge": lambda s: s.acknowledge(["a", "b"]),
     "reissue": lambda s: s.reissue(["a", "b"]),
     "withdraw": lambda s: s.withdraw(["a", "b"]),
-    "rewind": lambda s: s.rewind([], next_order=0, step=-1),
+    "roll_back": lambda s: s.roll_back([], next_order=0, step=-1),
     "fence": lambda s: s.fence("a", "why"),
 }
 
@@ -123,7 +123,7 @@ def test_group_whose_put_was_committed_and_its_answer_lost_keeps_its_object(stor
     side = store.actor if hasattr(store, "actor") else store
     write = side._database.write
 
-    def write_and_lose(run: str, script: Script):
+    def write_and_lose(run: str, script: Transaction):
         write(run, script)
         raise StoreLostError("the answer was lost")
 
@@ -140,28 +140,28 @@ def test_learner_that_takes_over_deletes_what_one_that_died_left(place, store, b
     store.acknowledge(["a"])  # and dies
     assert len(bucket.files()) == 2
     with contextlib.closing(bucket.attach(place.open())) as another:
-        another.lead("elsewhere", lease_s=60)
+        another.acquire_leadership("elsewhere", lease_s=60)
         wait_until(lambda: len(bucket.files()) == 1, "the next learner's sweep")
         another.acknowledge(["b"])
         wait_until(lambda: bucket.files() == [], "its own deletions")
 
 
 def test_restarted_learner_does_not_take_an_unmounted_folder_for_the_bucket_that_has_its_groups(place, store, bucket):
-    store.put_card(make_card(), {})
+    store.put_run_card(make_run_card(), {})
     put_groups(store, "a")
     mounted = bucket.folder.rename(bucket.folder.with_name("elsewhere"))
     with contextlib.closing(bucket.attach(place.open())) as restarted:
         with pytest.raises(ValueError, match="mount the folder"):
-            restarted.put_card(make_card(), {})
+            restarted.put_run_card(make_run_card(), {})
         shutil.rmtree(bucket.folder, ignore_errors=True)
         mounted.rename(bucket.folder)
-        restarted.put_card(make_card(), {})
+        restarted.put_run_card(make_run_card(), {})
         assert read_ids(restarted) == ["a"]
 
 
 def test_object_of_an_actor_that_died_before_its_row_is_swept_when_nobody_can_want_it(store, bucket):
     put_groups(store, "a")
-    objects = GroupObjects(f"file://{bucket.folder}", run="run", max_bytes=MAX_BYTES)
+    objects = GroupBlobs(f"file://{bucket.folder}", run="run", max_bytes=MAX_BYTES)
     objects.put("a", b"an orphan")
     assert store.sweep_objects() == 0 and len(bucket.files()) == 2
     bucket.make_older(objects.min_age_s + 60)
@@ -183,14 +183,14 @@ def test_group_whose_object_is_not_what_was_put_is_set_aside_and_its_ticket_offe
     (bad,) = bucket.files()
     put_groups(store, "b", num_tokens=LARGE + 1)
     (other,) = set(bucket.files()) - {bad}
-    store.lead("here", lease_s=60)
+    store.acquire_leadership("here", lease_s=60)
     if (act := SPOILS[spoil]) is not None:
         act(bad)
     else:
         bad.write_bytes(other.read_bytes())
     assert read_ids(store) == ["b"]
     assert read_ids(store) == ["b"]
-    assert dict(store.set_aside) == {"a": 1}
+    assert dict(store.unreadable) == {"a": 1}
     assert [t.id for t in store.claim("x", limit=9, lease_s=60)] == ["a"]
     wait_until(lambda: bucket.files() == [other], "the bad object to go")
 
@@ -198,9 +198,9 @@ def test_group_whose_object_is_not_what_was_put_is_set_aside_and_its_ticket_offe
 def test_learner_that_was_given_no_bucket_asks_for_the_group_anew_and_says_so(place, store, caplog):
     put_groups(store, "a")
     with contextlib.closing(place.open()) as without:
-        without.lead("here", lease_s=60)
+        without.acquire_leadership("here", lease_s=60)
         assert read_ids(without) == []
-        assert without.set_aside == {"a": 1} and "give both store.bucket" in caplog.text
+        assert without.unreadable == {"a": 1} and "give both store.bucket" in caplog.text
         assert [t.id for t in without.claim("x", limit=9, lease_s=60)] == ["a"]
 
 
@@ -222,4 +222,4 @@ def test_bucket_that_is_away_keeps_group_and_ticket_as_they_were(place, store, b
             away.setattr(obstore, "get", broken)
             with pytest.raises(StoreLostError):
                 read_ids(impatient)
-    assert read_ids(store) == ["a"] and store.set_aside == {}
+    assert read_ids(store) == ["a"] and store.unreadable == {}

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.store.admin import Runs
 from bridge.store.sql import learner_side as sql_tickets
-from bridge.store.sql.database import Step
+from bridge.store.sql.database import Statement
 from tests.bridge.factories import make_group, make_ticket
 
 KEPT = 8
@@ -19,7 +19,7 @@ def few_are_kept(monkeypatch):
 
 def ids_in(store) -> set[str]:
     inner = getattr(store, "learner", store)
-    read = inner._database.read(inner._run, Step("SELECT id FROM tickets WHERE run = :run", {"run": inner._run}))
+    read = inner._database.read(inner._run, Statement("SELECT id FROM tickets WHERE run = :run", {"run": inner._run}))
     return {id_ for (id_,) in read}
 
 
@@ -52,7 +52,7 @@ def test_rows_stay_bounded_and_the_count_is_exact_over_many_updates(store, num_s
 def test_open_and_failed_tickets_are_never_forgotten(store):
     store.put_tickets([ticket(0), ticket(1)])
     store.claim("a", limit=1, lease_s=60.0)
-    store.give_up(ticket(0).id, "no verdict", max_attempts=1)
+    store.fail_ticket(ticket(0).id, "no verdict", max_attempts=1)
     for order in range(2, 40):
         serve(store, [ticket(order)])
         store.acknowledge([ticket(order).id])
@@ -67,10 +67,10 @@ def test_learner_that_falls_back_to_an_older_checkpoint_gets_its_open_tickets_se
     for order in range(40):
         serve(store, [ticket(order)])
         store.acknowledge([ticket(order).id])
-    # What `Stream.resume` does with the checkpoint of order 5, whose tickets 3 and 4 were open.
+    # What `RolloutStream.resume` does with the checkpoint of order 5, whose tickets 3 and 4 were open.
     open_tickets = [ticket(3), ticket(4)]
     assert store.put_tickets(open_tickets) == 2
-    store.rewind([t.id for t in open_tickets], next_order=5, step=0)
+    store.roll_back([t.id for t in open_tickets], next_order=5, step=0)
     assert [t.id for t in store.claim("b", limit=9, lease_s=60.0)] == [t.id for t in open_tickets]
     assert store.put_group(make_group(ticket(3))) is True
 
@@ -92,7 +92,7 @@ def test_count_is_exact_after_a_rewind_past_forgotten_orders_and_on_the_way_back
         open_tickets = [t for order in open_orders for t in tickets(order)]
         for _ in range(2):  # a learner that was killed in its resumption
             store.put_tickets(open_tickets)
-            store.rewind([t.id for t in open_tickets], next_order=next_order, step=-1)
+            store.roll_back([t.id for t in open_tickets], next_order=next_order, step=-1)
             num_open = len(open_tickets)
             assert store.counts()["acknowledged"] == num_samples * next_order - num_open
             assert store.counts()["open"] == num_open
@@ -110,7 +110,7 @@ def test_put_of_forgotten_tickets_that_is_made_twice_counts_them_once(store, mon
     for order in range(40):
         serve(store, [ticket(order)])
         store.acknowledge([ticket(order).id])
-    monkeypatch.setattr(sql_tickets, "new_call", lambda: "one and the same")
+    monkeypatch.setattr(sql_tickets, "new_request_id", lambda: "one and the same")
     for _ in range(2):  # the answer to the first was lost
         assert store.put_tickets([ticket(3), ticket(4), ticket(99)]) == 3
         assert store.counts() | {"reissued": 0} == {
@@ -123,7 +123,7 @@ def test_count_after_a_rewind_takes_off_the_share_of_orders_where_some_have_no_t
     for order in orders:
         serve(store, [ticket(order)])
         store.acknowledge([ticket(order).id])
-    store.rewind([], next_order=45, step=0)
+    store.roll_back([], next_order=45, step=0)
     assert abs(store.counts()["acknowledged"] - 30) <= 1
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 import obstore
 import pytest
 
-from bridge.object_store import open_place
-from bridge.store.group_blobs import BadObjectError, GroupObjects, Reference
+from bridge.object_store import open_source
+from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
 from bridge.store.protocol import StoreLostError
 
 MAX_BYTES = 100_000
@@ -60,19 +60,19 @@ class Clock:
         self.now_s += seconds
 
 
-def make(bucket: str, *, run: str = "run-1", retry_s: float = 600.0, clock: Clock | None = None) -> GroupObjects:
+def make(bucket: str, *, run: str = "run-1", retry_s: float = 600.0, clock: Clock | None = None) -> GroupBlobs:
     clock = clock or Clock()
-    return GroupObjects(bucket, run=run, max_bytes=MAX_BYTES, retry_s=retry_s, clock=clock, sleep=clock.sleep)
+    return GroupBlobs(bucket, run=run, max_bytes=MAX_BYTES, retry_s=retry_s, clock=clock, sleep=clock.sleep)
 
 
 def names(bucket: str) -> set[str]:
     """The objects of a bucket, as another client lists them."""
-    found = {entry["path"] for chunk in open_place(bucket).list() for entry in chunk}
+    found = {entry["path"] for chunk in open_source(bucket).list() for entry in chunk}
     return {path for path in found if not path.endswith(".clock")}
 
 
 def age(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Lets the bucket's time be so much later than it is, as `GroupObjects` reads it."""
+    """Lets the bucket's time be so much later than it is, as `GroupBlobs` reads it."""
     real: Callable = obstore.head
 
     def head(place, path):
@@ -102,14 +102,14 @@ def test_deleted_objects_are_gone_and_deleting_again_is_fine(bucket):
     rows = [(f"t{i}", str(objects.put(f"t{i}", b"x"))) for i in range(20)]
     objects.delete(rows[:15])
     objects.delete(rows[:15])
-    assert [isinstance(m, BadObjectError) for m in objects.fetch_all(rows)] == [True] * 15 + [False] * 5
+    assert [isinstance(m, BadBlobError) for m in objects.fetch_all(rows)] == [True] * 15 + [False] * 5
     assert len(names(bucket)) == 5
 
 
 def test_reference_of_one_ticket_does_not_lead_to_anothers_object(bucket):
     objects = make(bucket)
     reference = str(objects.put("theirs", b"x"))
-    with pytest.raises(BadObjectError, match="ticket mine: its object is not in"):
+    with pytest.raises(BadBlobError, match="ticket mine: its object is not in"):
         objects.fetch("mine", reference)
     objects.delete([("mine", reference)])
     assert objects.fetch("theirs", reference) == b"x"
@@ -119,10 +119,10 @@ def test_object_that_was_replaced_is_refused_by_size_before_it_is_read_or_by_has
     objects = make(bucket)
     reference = objects.put("t", b"0123456789")
     (path,) = names(bucket)
-    obstore.put(open_place(bucket), path, b"0123456780")
-    with pytest.raises(BadObjectError, match=r"ticket t: .* has other bytes than were put"):
+    obstore.put(open_source(bucket), path, b"0123456780")
+    with pytest.raises(BadBlobError, match=r"ticket t: .* has other bytes than were put"):
         objects.fetch("t", str(reference))
-    obstore.put(open_place(bucket), path, b"x" * MAX_BYTES)
+    obstore.put(open_source(bucket), path, b"x" * MAX_BYTES)
 
     def get(place, path):
         result = real(place, path)
@@ -130,7 +130,7 @@ def test_object_that_was_replaced_is_refused_by_size_before_it_is_read_or_by_has
 
     real = obstore.get
     monkeypatch.setattr(obstore, "get", get)
-    with pytest.raises(BadObjectError, match=f"has {MAX_BYTES} bytes, 10 were put"):
+    with pytest.raises(BadBlobError, match=f"has {MAX_BYTES} bytes, 10 were put"):
         objects.fetch("t", str(reference))
     assert objects.counts["bad"] == 2
 
@@ -149,13 +149,13 @@ def test_object_that_was_replaced_is_refused_by_size_before_it_is_read_or_by_has
     ],
 )
 def test_reference_of_another_form_is_refused(tmp_path, reference):
-    with pytest.raises(BadObjectError, match="reads nonce:bytes:blake3"):
+    with pytest.raises(BadBlobError, match="reads nonce:bytes:blake3"):
         make(f"file://{tmp_path}").fetch("t", reference)
 
 
 def test_reference_to_more_than_is_taken_is_refused_without_a_look(tmp_path):
-    reference = str(Reference("0" * 32, MAX_BYTES + 1, "0" * 64))
-    with pytest.raises(BadObjectError, match="100001 bytes are referred to, at most 100000 are taken"):
+    reference = str(BlobReference("0" * 32, MAX_BYTES + 1, "0" * 64))
+    with pytest.raises(BadBlobError, match="100001 bytes are referred to, at most 100000 are taken"):
         make(f"file://{tmp_path}").fetch("t", reference)
     with pytest.raises(ValueError, match="a group has 100001 bytes, at most 100000"):
         make(f"file://{tmp_path}").put("t", bytes(MAX_BYTES + 1))

@@ -133,7 +133,7 @@ def test_group_whose_race_was_decided_runs_it_again_and_completes_or_is_known_to
     offered = store.claim("c", limit=99, lease_s=60)
     assert len(offered) == requests - num_kept
     for failed, ticket in enumerate(offered[:-1], 1):
-        store.give_up(ticket.id, "judge down", max_attempts=1)
+        store.fail_ticket(ticket.id, "judge down", max_attempts=1)
         assert ("g" in groups.failed()) == (failed > requests - K)
     if requests - K == len(offered) - 1:  # the last one completes it, all others failed
         store.put_group(make_group(offered[-1], actor="c", rollouts=(make_rollout(step=4),)))
@@ -184,7 +184,7 @@ def test_samples_of_another_prompt_are_made_again_not_joined(inner):
         if read_first:
             assert read(store) == []
         store.put_tickets([make_ticket(f"g{read_first}", prompt_tokens=np.array([3], np.int32))])
-        inner.withdraw([f"g{read_first}.1"])  # `rewind` forgets what was not made yet
+        inner.withdraw([f"g{read_first}.1"])  # `roll_back` forgets what was not made yet
         store.put_tickets([make_ticket(f"g{read_first}", prompt_tokens=np.array([3], np.int32))])
         assert read(store) == []
         serve(inner, "b", reward=1.0)
@@ -240,7 +240,7 @@ def test_failed_sample_names_its_group(inner):
     store = over(inner)
     store.put_tickets([make_ticket("g")])
     inner.claim("a", limit=1, lease_s=60)
-    inner.give_up("g.0", "no verdict", max_attempts=1)
+    inner.fail_ticket("g.0", "no verdict", max_attempts=1)
     assert store.failed() == {"g": "no verdict"}
     store.withdraw(["g"])
     assert store.failed() == {} and inner.counts()["open"] == 0
@@ -250,9 +250,9 @@ def test_failed_sample_of_a_race_names_its_group_only_when_too_few_are_left(inne
     store = over(inner, K=2, requests=4)
     store.put_tickets([make_ticket("g", num_samples=2, num_requests=3)])  # this one races with one sample more
     serve(inner, pick=lambda tickets: tickets[:1])
-    inner.give_up("g.1", "no verdict", max_attempts=1)
+    inner.fail_ticket("g.1", "no verdict", max_attempts=1)
     assert store.failed() == {}
-    inner.give_up("g.2", "no verdict", max_attempts=1)
+    inner.fail_ticket("g.2", "no verdict", max_attempts=1)
     assert store.failed() == {"g": "no verdict"}
 
 
@@ -260,7 +260,7 @@ def test_race_is_won_beside_a_sample_that_failed(inner):
     store = over(inner, K=2, requests=3)
     store.put_tickets([make_ticket("g", num_samples=2, num_requests=3)])
     inner.claim("a", limit=1, lease_s=60)
-    inner.give_up("g.0", "no verdict", max_attempts=1)
+    inner.fail_ticket("g.0", "no verdict", max_attempts=1)
     serve(inner)
     (stored,) = read(store)
     assert [r.reward for r in stored.group.rollouts] == [1.0, 2.0]

@@ -37,14 +37,14 @@ class Cluster:
 
     def claim(self, name):
         admission, served = self.actors[name], self.served[name]
-        admission.share_among({4: len(self.actors)})
+        admission.rebalance({4: len(self.actors)})
         tickets = self.store.claim(
             name,
             limit=admission.num_to_claim(),
             lease_s=100,
             width=self.width if self.policy == "frontier" else None,
             among=len(self.actors),
-            part=admission.group_part,
+            part=admission.samples_per_engine,
             served=served,
         )
         served.clear()
@@ -211,9 +211,9 @@ def put_in_states(store, clock, rows):
     short = {i for i, *_, s in rows if s.endswith("expired")}
     for lease_s in (1.0, 100.0):
         everything = {i: s for i, *_, s in rows if s != "open" and (i in short) == (lease_s == 1.0)}
-        for holder in ("me", "they"):
-            claimed = {t.id for t in store.claim(holder, limit=100, lease_s=lease_s)}
-            store.release(holder, sorted(claimed - {i for i, s in everything.items() if holders[s] == holder}))
+        for owner in ("me", "they"):
+            claimed = {t.id for t in store.claim(owner, limit=100, lease_s=lease_s)}
+            store.release(owner, sorted(claimed - {i for i, s in everything.items() if holders[s] == owner}))
         if lease_s == 1.0:
             clock.now_s += 0.5
     store.claim("they", limit=0, lease_s=1.0, served=[i for i, *_, s in rows if s.startswith("served")])
@@ -291,13 +291,13 @@ def test_unequal_engines_take_parts_in_proportion_whoever_asks_first(
         counts = {}
         for number in random.Random(seed).sample(range(len(sizes)), len(sizes)):
             admission = Admission("fifo", max_sequences=sizes[number], samples_per_group=1)
-            admission.share_among(collections.Counter(sizes))
+            admission.rebalance(collections.Counter(sizes))
             tickets = store.claim(
                 str(number),
                 limit=num_tickets,
                 lease_s=100,
                 among=admission.num_engines,
-                places=admission.places,
+                places=admission.capacity,
                 all_places=admission.all_places,
             )
             counts[number] = len(tickets)
@@ -314,9 +314,9 @@ def test_unequal_engines_need_no_second_turn_where_all_fits_at_once(engine, tmp_
         admitted = 0
         for number, size in enumerate(sizes):
             admission = Admission("fifo", max_sequences=size, samples_per_group=8)
-            admission.share_among(collections.Counter(sizes))
+            admission.rebalance(collections.Counter(sizes))
             limit = admission.num_to_claim()
-            shares = dict(among=admission.num_engines, places=admission.places, all_places=admission.all_places)
+            shares = dict(among=admission.num_engines, places=admission.capacity, all_places=admission.all_places)
             admission.offer(store.claim(str(number), limit=limit, lease_s=100, **shares))
             admitted += len(admission.admit(SERVED))
             assert admission.num_sequences <= size

@@ -26,4 +26,4 @@ def test_failed_transaction_leaves_nothing_behind(store):
         db.execute("INSERT INTO fences VALUES ('local', 'x', 'y')")
         raise RuntimeError("stop")
     assert store.fenced("x") is None
-    assert store.lead("here", lease_s=60) == 0
+    assert store.acquire_leadership("here", lease_s=60) == 0

@@ -238,7 +238,7 @@ def test_rewind_offers_again_what_was_open_and_keeps_what_needs_no_second_genera
     newer = (make_rollout(2, token_versions=np.array([4, 5], np.int32)),) * 2
     store.put_group(make_group(tickets["future"], rollouts=newer))
     store.acknowledge(["trained", "was-open", "later", "e"])
-    assert store.rewind(["was-open", "unknown"], next_order=2, step=4) == 1
+    assert store.roll_back(["was-open", "unknown"], next_order=2, step=4) == 1
     assert stored_ids(store) == ["held"]  # made by weights that the checkpoint has
     assert claim_ids(store, "x") == ["was-open"]
     # The rest is the learner's to issue anew, under the same ids.
@@ -256,18 +256,18 @@ def test_give_up_offers_again_until_it_has_failed_too_often(store):
     for attempt in range(3):
         assert claim_ids(store, "x", limit=1) == ["a"], attempt
         assert store.failed() == {}
-        store.give_up("a", "no verdict", max_attempts=3)
+        store.fail_ticket("a", "no verdict", max_attempts=3)
     assert store.failed() == {"a": "no verdict"}
     assert claim_ids(store, "x") == ["b"]
-    store.give_up("unknown", "no verdict", max_attempts=1)
+    store.fail_ticket("unknown", "no verdict", max_attempts=1)
     assert store.counts()["failed"] == 1
 
 
 def test_give_up_reason_stands_in_a_column_of_its_own(store):
     put(store, "a", "b")
     claim_ids(store, "x")
-    store.give_up("a", "y", max_attempts=1)
-    store.give_up("b", "y", max_attempts=2)
+    store.fail_ticket("a", "y", max_attempts=1)
+    store.fail_ticket("b", "y", max_attempts=2)
     assert rows(store, "SELECT id, state, actor, failure FROM tickets WHERE run = :run ORDER BY id") == [
         ("a", "failed", None, "y"),
         ("b", "open", None, "y"),
@@ -344,12 +344,12 @@ def test_contents_and_counters_survive_reopening(place):
         store.acknowledge(["c"])
         store.reissue(["d"])
         counts = store.counts()
-        assert [store.lead("here", lease_s=60), store.lead("here", lease_s=60)] == [0, 1]
+        assert [store.acquire_leadership("here", lease_s=60), store.acquire_leadership("here", lease_s=60)] == [0, 1]
     with contextlib.closing(place.open()) as store:
         assert store.counts() == counts
         assert counts == {"open": 1, "claimed": 1, "done": 1, "acknowledged": 1, "failed": 0, "reissued": 1}
         assert stored_ids(store) == ["b"]
-        assert store.lead("elsewhere", lease_s=60) == 2
+        assert store.acquire_leadership("elsewhere", lease_s=60) == 2
 
 
 def test_threads_share_a_store(store):

@@ -156,8 +156,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.arrivals = [a for a in self.arrivals if a[0] != e.ticket.id]
 
     @rule()
-    def lead(self):
-        assert self.store.lead("here", lease_s=1) == self.num_incarnations
+    def acquire_leadership(self):
+        assert self.store.acquire_leadership("here", lease_s=1) == self.num_incarnations
         self.num_incarnations += 1
 
     @rule(limit=st.integers(0, 3), skip=st.integers(0, 3))

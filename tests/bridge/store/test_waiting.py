@@ -32,7 +32,7 @@ CHANGES = {
     "fence": ("tickets", lambda s: s.fence("x", "why")),
     "unfence": ("tickets", lambda s: s.unfence("z")),
     "release": ("tickets", lambda s: s.release("x", ["a"])),
-    "give_up": ("tickets", lambda s: s.give_up("a", "why", max_attempts=2)),
+    "fail_ticket": ("tickets", lambda s: s.fail_ticket("a", "why", max_attempts=2)),
     "put_group": ("groups", lambda s: s.put_group(make_group(TICKET))),
     "finish": ("run", lambda s: s.finish(3)),
     "claim": ("claims", lambda s: s.claim("y", limit=1, lease_s=9.0)),

@@ -18,7 +18,7 @@ from learner.model import hf_load as hf_io
 from learner.model.lora import names_of
 from learner.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
-from learner.update.train_step import build_steps
+from learner.update.train_step import build_train_step
 from tests.actor.fakes import until
 from tests.integration.engine.test_parity import sample_group
 from tests.integration.support import models
@@ -136,7 +136,7 @@ def test_an_aborted_request_is_not_moved_and_a_refused_version_leaves_the_old_on
 def test_engine_logprobs_are_the_learners_after_every_publish_of_adapters(bench: Bench):
     config = bench.config
     model_config, base = hf_io.load(bench.folder, dtype="float32")
-    steps = build_steps(model_config, config, make_mesh(tensor=jax.device_count()))
+    steps = build_train_step(model_config, config, make_mesh(tensor=jax.device_count()))
     incarnation = max((v.incarnation for v in bench.weights), default=-1) + 1
     publisher = Publisher(
         bench.writer, names_of(model_config, LORA), config.publish, incarnation=incarnation, dtype="float32"

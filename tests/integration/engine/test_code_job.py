@@ -56,7 +56,7 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
         writer,
         config="tiny_code",
         prompts__path=tasks,
-        rewards__check_answers=3,
+        rewards__check_gold_answers=3,
         evaluation__num_problems=4,
         run__num_updates=4,
         rounds__groups_per_update=4,
@@ -68,13 +68,13 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
         job.end()
     assert "code is judged in sandboxes: Python" in output
     assert "own answers: 1 of 3 rows do not pass, all 120 are judged" in output
-    set_aside = [json.loads(line) for line in (job.folder / "quarantine.jsonl").read_text().splitlines()]
-    assert [bad["row"] for bad in set_aside] == list(BAD_ROWS)
-    assert all(bad["reason"] == "its own answer is no right one: verifier code says wrong" for bad in set_aside)
+    gold_failures = [json.loads(line) for line in (job.folder / "quarantine.jsonl").read_text().splitlines()]
+    assert [bad["row"] for bad in gold_failures] == list(BAD_ROWS)
+    assert all(bad["reason"] == "its own answer is no right one: verifier code says wrong" for bad in gold_failures)
     jobs.check_every_group_trained_once(job, num_updates=4, per_update=4)
     steps = job.rows("step")
     assert 0 < sum(r["reward/mean"] for r in steps) / len(steps) < 1
-    counts = {v: sum(r[f"verdicts/{v}"] for r in steps) for v in (*get_args(Verdict), "unjudged")}
+    counts = {v: sum(r[f"verdicts/{v}"] for r in steps) for v in (*get_args(Verdict), "unscored")}
     assert counts["ok"] > 0 and counts["wrong"] > 0 and sum(counts.values()) == sum(r["sequences"] for r in steps)
     assert sum(r["reward/mean"] * r["sequences"] for r in steps) == pytest.approx(
         counts["ok"]

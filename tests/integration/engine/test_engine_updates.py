@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actor.engine_protocol import AbortedError, Sample, WeightLoadError
-from actor.rewards.scorer import UNJUDGED
+from actor.rewards.scorer import NO_REWARD
 from actor.serving import GroupBuilder
 from bridge import timeline
 from bridge.rollout_types import Version
@@ -39,7 +39,7 @@ def assert_batches_carry_the_spans(samples: list[Sample], packing: PackingConfig
     """A group of these samples, packed: every response token has the step that the engine stamped on it."""
     builder = GroupBuilder(make_ticket(prompt_tokens=PROMPT, num_samples=len(samples)), actor="a", started_s=0.0)
     for i, sample in enumerate(samples):
-        builder.add(i, sample, UNJUDGED)
+        builder.add(i, sample, NO_REWARD)
     group = builder.build(finished_s=1.0)
     batches = pack_groups([group], packing=packing, loss=LossConfig(), max_response_tokens=400)
     rows = [(micro.batch, b) for micro in batches for b in range(packing.rows) if micro.batch.segment_ids[b].any()]
@@ -145,7 +145,7 @@ def test_corrupt_snapshot_is_refused_and_the_old_version_serves_on(bench):
     manifest = bench.write()
     num_refused = bench.client.num_refused
     tensor = next(t for t in manifest.tensors if "down_proj" in t.name)
-    with open(bench.folder.parent / "snapshots" / manifest.pieces[0].file.name, "r+b") as f:
+    with open(bench.folder.parent / "snapshots" / manifest.shards[0].file.name, "r+b") as f:
         f.seek(tensor.offset_bytes + 2)
         byte = f.read(1)
         f.seek(-1, 1)

@@ -31,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
         cwd=here,
         admission__width=0,
         admission__sequences=24,
-        prompts__truncated="keep",  # nearly all that an untrained model says is cut off, and would not be judged
+        prompts__truncated_responses="keep",  # nearly all that an untrained model says is cut off: not judged
         evaluation__every_n_steps=6,
         evaluation__sets__greedy__temperature=0,
         evaluation__sets__many__k=4,
@@ -40,7 +40,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
         evaluation__sets__own__verifier="exact",
         evaluation__sets__own__k=2,
         evaluation__sets__own__every_n_steps=0,
-        evaluation__max_share=0.5,
+        evaluation__max_engine_fraction=0.5,
     )
     try:
         job.finish()

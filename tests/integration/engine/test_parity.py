@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actor.rewards.scorer import UNJUDGED
+from actor.rewards.scorer import NO_REWARD
 from actor.serving import GroupBuilder
 from bridge.param_names import flatten, unflatten
 from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
@@ -22,7 +22,7 @@ from learner.model.decoder import Params
 from learner.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
 from learner.update.packing import PackedBatch
-from learner.update.train_step import Steps, build_steps
+from learner.update.train_step import TrainStep, build_train_step
 from tests.integration.support.engines import ENGINES, TEMPERATURE, Bench, EngineKind, for_engines
 
 OTHERS = [
@@ -71,7 +71,7 @@ async def sample_group(bench: Bench, version: Version) -> Group:
     ]
     builder = GroupBuilder(ticket, actor="actor-0", started_s=time.time())
     for i, sample in enumerate(await asyncio.gather(*requests)):
-        builder.add(i, sample, UNJUDGED)
+        builder.add(i, sample, NO_REWARD)
     return builder.build(finished_s=time.time())
 
 
@@ -84,7 +84,7 @@ def moved(params, seed: int, noise: float):
     )
 
 
-def scored(steps: Steps, weights: Params, batch: PackedBatch) -> np.ndarray:
+def scored(steps: TrainStep, weights: Params, batch: PackedBatch) -> np.ndarray:
     return np.asarray(steps.score(weights, batch))
 
 
@@ -92,7 +92,7 @@ def published_errors(bench: Bench, *, noise: float = 0.05) -> tuple[list[float],
     """Max |dlogprob| of what the engine sampled after each publish: by the weights published, and by those before."""
     config = bench.config
     model_config, params = hf_io.load(bench.folder, dtype="float32")
-    steps = build_steps(model_config, config, make_mesh(tensor=jax.device_count()))
+    steps = build_train_step(model_config, config, make_mesh(tensor=jax.device_count()))
     # The next learner's: other tests published before.
     incarnation = bench.next_version().incarnation + 1
     publisher = Publisher(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from actor.environments.transcript import EpisodeRequest, Turns
+from actor.environments.transcript import EpisodeRequest, EpisodeTurns
 from bridge.rollout_types import Sampling
 from tests.integration.support.engines import ENGINES, Bench, for_engines
 
@@ -29,7 +29,7 @@ def counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, in
     return counts
 
 
-def begin(bench: Bench) -> Turns:
+def begin(bench: Bench) -> EpisodeTurns:
     episode = EpisodeRequest(
         environment="",
         prompt_tokens=PROMPT,
@@ -38,10 +38,10 @@ def begin(bench: Bench) -> Turns:
         request_id="prefixes",
         priority=0,
     )
-    return Turns(bench.engine, episode, request_id="prefixes", budget_tokens=250, max_turn_tokens=TURN_TOKENS)
+    return EpisodeTurns(bench.engine, episode, request_id="prefixes", budget_tokens=250, max_turn_tokens=TURN_TOKENS)
 
 
-async def play_turn(turns: Turns) -> None:
+async def play_turn(turns: EpisodeTurns) -> None:
     await turns.take()
     turns.transcript.observe(OBSERVED)
 

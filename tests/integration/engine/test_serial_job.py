@@ -47,7 +47,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[jobs.
         loss__max_weight=2,
         loss__advantage="objective:advantage",
         prompts__verifier="judge:score",
-        prompts__truncated="keep",  # every response is judged, those that the token limit cut off too
+        prompts__truncated_responses="keep",  # every response is judged, those that the token limit cut off too
     )
     try:
         return job, job.finish()

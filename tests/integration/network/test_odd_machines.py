@@ -28,9 +28,9 @@ def test_clocks_an_hour_off_change_no_lease_and_no_sign_of_life(new_cluster: New
 
 
 def test_slow_reader_holds_up_neither_the_learner_for_long_nor_anyone_else(new_cluster: NewCluster):
-    reader_wait_s, model_bytes = 1.0, 8 * 2**20
-    assert model_bytes / SLOW_BYTES_PER_S > 4 * reader_wait_s
-    with new_cluster(num_groups=10**6, model_bytes=model_bytes, reader_wait_s=reader_wait_s) as run:
+    reader_grace_s, model_bytes = 1.0, 8 * 2**20
+    assert model_bytes / SLOW_BYTES_PER_S > 4 * reader_grace_s
+    with new_cluster(num_groups=10**6, model_bytes=model_bytes, reader_grace_s=reader_grace_s) as run:
         run.start_learner()
         run.start_actor("slow", host=SLOW)
         for name in ("a", "b"):
@@ -39,7 +39,7 @@ def test_slow_reader_holds_up_neither_the_learner_for_long_nor_anyone_else(new_c
         run.wait(lambda: bool(run.versions("slow")), "the slow one gets a whole version while newer ones come")
         assert run.versions("slow")[0] < run.versions("a")[-1]
         publishes_s = [float(s) for s in re.findall(r"published version=\S+ seconds=(\S+)", run.log("learner"))]
-        assert max(publishes_s) < reader_wait_s + 5.0, publishes_s
+        assert max(publishes_s) < reader_grace_s + 5.0, publishes_s
         run.finish()  # the slow one too comes to serve the last version
         run.check()
         num_versions = {name: len(run.versions(name)) for name in run.actors}

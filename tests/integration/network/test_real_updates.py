@@ -87,7 +87,7 @@ class Chain:
 def test_real_actors_die_in_every_phase_and_each_token_is_of_the_version_it_names(
     new_cluster: NewCluster, at_publish: str
 ):
-    told = {"num_groups": 10**6, "groups_per_version": 8, "window": 32, "response_tokens": 200, "lead_s": 20.0}
+    told = {"num_groups": 10**6, "groups_per_version": 8, "window": 32, "response_tokens": 200, "leader_lease_s": 20.0}
     told["length_spread"] = 201  # or all requests would end at once, and that is when versions come
     with new_cluster(is_real=True, at_publish=at_publish, **told) as run:
         start = time.monotonic()

@@ -17,9 +17,9 @@ import trustme
 from bridge import credentials
 from bridge.credentials import Tls, Token
 from bridge.rollout_types import Version
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import Announcement, WeightManifest
@@ -29,7 +29,7 @@ RUN, TOKENIZER = "run-1", "tokenizer-1"
 SECRET, OTHER_SECRET = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 TOKEN, OTHER_TOKEN = Token(SECRET), Token(OTHER_SECRET)
 NUM_VALUES = 20_000
-HASTE = Patience(silence_s=5.0, give_up_s=1.0, first_backoff_s=0.01, last_backoff_s=0.05)
+HASTE = RetryPolicy(silence_s=5.0, give_up_s=1.0, first_backoff_s=0.01, last_backoff_s=0.05)
 
 
 def weights(step: int) -> np.ndarray:
@@ -75,10 +75,10 @@ class Place:
     def announcement(self, manifest: WeightManifest | None = None) -> Announcement:
         manifest = manifest or self.manifest
         version = at(4) if manifest.version == at(4) else self.manifest.version
-        return sign(Announcement(manifest=manifest, sources=(place_of(self.url, RUN, version),)), TOKEN)
+        return sign(Announcement(manifest=manifest, sources=(version_url(self.url, RUN, version),)), TOKEN)
 
     def path(self, name: str | None = None) -> str:
-        return place_of("", RUN, self.manifest.version) + "/" + (name or self.manifest.pieces[0].file.name)
+        return version_url("", RUN, self.manifest.version) + "/" + (name or self.manifest.shards[0].file.name)
 
     def ask(
         self, path: str | None = None, *, header: str | None = None, headers: dict[str, str] | None = None
@@ -130,7 +130,7 @@ def serving(folder: pathlib.Path, *, tls: tuple[Tls, Tls] | None = None) -> Gene
         manifest = writer.write(at(3), {"w": weights(3)}, dtype="float32")
         with environment(SECRET, tls[0]):
             server = ServerProcess(
-                folder / "snapshots", listen="127.0.0.1:0", scheme="https", reader_wait_s=5.0, log=folder / "log"
+                folder / "snapshots", listen="127.0.0.1:0", scheme="https", reader_grace_s=5.0, log=folder / "log"
             )
         try:
             yield Place(folder / "snapshots", server.url, folder / "log", tls[1], manifest, server, writer)

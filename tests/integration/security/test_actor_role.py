@@ -102,13 +102,13 @@ def site(postgres: Server, database: str) -> Generator[Site]:
             for url, run in ((learners, RUN), (actors, RUN), (learners, OTHER))
         ]
         for store, run in ((stores[0], RUN), (stores[2], OTHER)):
-            store.lead("here", lease_s=60)
+            store.acquire_leadership("here", lease_s=60)
             store.put_tickets(make_ticket(f"t{i}", order=i) for i in range(6))
             store.put_group(make_group(make_ticket("t5", order=5), actor="honest"))
             store.fence("broken", "it was")
             store.put_anchors({"known": [1.0]})
             store.heartbeat(Heartbeat(process="learner", role="learner", pid=1, time_s=0.0))
-            store.put_card(dataclasses.replace(CARD, run=run), {CARD.files[0].blake3: b"{}"})
+            store.put_run_card(dataclasses.replace(CARD, run=run), {CARD.files[0].blake3: b"{}"})
         yield Site(postgres, database, stores[0], stores[1])
     with psycopg.connect(postgres.url(database=database), autocommit=True) as db:
         for table in TABLES[:-1]:
@@ -156,19 +156,19 @@ def test_actor_role_reads_another_run_refused(site):
 
 
 LEARNERS_CALLS: dict[str, Callable[[PostgresStore], object]] = {
-    "lead": lambda s: s.lead("elsewhere", lease_s=60),
+    "acquire_leadership": lambda s: s.acquire_leadership("elsewhere", lease_s=60),
     "put_tickets": lambda s: s.put_tickets([make_ticket("new")]),
     "acknowledge": lambda s: s.acknowledge(["t5"]),
     "reissue": lambda s: s.reissue(["t5"]),
     "withdraw": lambda s: s.withdraw(["t1"]),
     "withdraw_pinned": lambda s: s.withdraw_pinned(),
-    "rewind": lambda s: s.rewind(["t1"], next_order=0, step=0),
+    "roll_back": lambda s: s.roll_back(["t1"], next_order=0, step=0),
     "fence": lambda s: s.fence("honest", "why not"),
     "unfence": lambda s: s.unfence("broken"),
     "record_restore": lambda s: s.record_restore(0, 0),
     "restores": lambda s: s.restores(),
     "read_groups": lambda s: s.read_groups(after_seq=0, limit=10),
-    "put_card": lambda s: s.put_card(CARD, {}),
+    "put_run_card": lambda s: s.put_run_card(CARD, {}),
     "heartbeat as the learner": lambda s: s.heartbeat(Heartbeat(process="learner", role="learner", pid=2, time_s=0.0)),
 }
 
@@ -363,7 +363,7 @@ def test_actor_role_hands_in_a_group_outside_the_rules_refused(site):
     assert site.actor.put_group(make_group(make_ticket("t1", order=1), actor="honest"))
 
 
-def hand_in(site: Site, ticket_id: str, payload: bytes, *, actor: str = "hostile", object_: str | None = None) -> None:
+def submit(site: Site, ticket_id: str, payload: bytes, *, actor: str = "hostile", object_: str | None = None) -> None:
     """A group of any bytes, within an actor's rights: as `put_group` writes it, without what it checks."""
     with site.connect(ACTOR, autocommit=False) as db:
         call = f"hostile-{ticket_id}"
@@ -382,14 +382,14 @@ def hand_in(site: Site, ticket_id: str, payload: bytes, *, actor: str = "hostile
 
 def test_group_of_garbage_or_of_another_ticket_is_set_aside_and_its_ticket_offered_again(site, caplog):
     """It hands in garbage, a pickle, a group with another's id, order or name | set aside, asked for anew, counted"""
-    hand_in(site, "t0", b"\x80\x05cos\nsystem\n(S'id'\ntR.")
-    hand_in(site, "t1", b"garbage")
-    hand_in(site, "t2", codec.encode(make_group(make_ticket("t3", order=3), actor="hostile")))
-    hand_in(site, "t3", codec.encode(make_group(make_ticket("t3", order=2**62), actor="hostile")))
-    hand_in(site, "t4", codec.encode(make_group(make_ticket("t4", order=4), actor="victim")))
+    submit(site, "t0", b"\x80\x05cos\nsystem\n(S'id'\ntR.")
+    submit(site, "t1", b"garbage")
+    submit(site, "t2", codec.encode(make_group(make_ticket("t3", order=3), actor="hostile")))
+    submit(site, "t3", codec.encode(make_group(make_ticket("t3", order=2**62), actor="hostile")))
+    submit(site, "t4", codec.encode(make_group(make_ticket("t4", order=4), actor="victim")))
     groups = site.learner.read_groups(after_seq=0, limit=100)
     assert [g.group.ticket_id for g in groups] == ["t5"]  # the honest one, put before all those
-    assert site.learner.set_aside == {"hostile": 5} and site.learner.num_set_aside == 5
+    assert site.learner.unreadable == {"hostile": 5} and site.learner.num_unreadable == 5
     assert "group set aside ticket='t1' actor='hostile'" in caplog.text
     assert site.learner.counts() | {"reissued": 0} == {
         "open": 5,
@@ -406,10 +406,10 @@ def test_group_of_garbage_or_of_another_ticket_is_set_aside_and_its_ticket_offer
 
 def test_group_that_refers_to_a_bucket_of_nobodys_is_set_aside(site):
     """It hands in a reference to an object, true or not, where the run has no bucket | set aside, asked for anew"""
-    hand_in(site, "t0", b"", object_="0" * 32 + ":100:" + "0" * 64)
-    hand_in(site, "t1", b"", object_="../../etc/passwd")
+    submit(site, "t0", b"", object_="0" * 32 + ":100:" + "0" * 64)
+    submit(site, "t1", b"", object_="../../etc/passwd")
     assert [g.group.ticket_id for g in site.learner.read_groups(after_seq=0, limit=100)] == ["t5"]
-    assert site.learner.set_aside == {"hostile": 2}
+    assert site.learner.unreadable == {"hostile": 2}
     assert site.learner.counts()["open"] == 5
 
 

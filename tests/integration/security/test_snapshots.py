@@ -19,9 +19,9 @@ import trustme
 
 from actor.weights.source import RemoteSource
 from bridge.credentials import Tls, Token
-from bridge.object_store import open_place
-from bridge.snapshots.remote.shared_download import SharedCopy
-from bridge.snapshots.shard_map import whole_blocks
+from bridge.object_store import open_source
+from bridge.snapshots.remote.shared_download import SharedDownload
+from bridge.snapshots.shard_map import full_blocks
 from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError, sign
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.store.postgres.connections import Connections
@@ -114,14 +114,14 @@ def test_many_failed_tokens_refused_before_they_are_compared(tmp_path):
 def test_server_off_loopback_without_tls_or_token_does_not_start(tmp_path, listen, scheme, token, said):
     """No TLS or no token off loopback | the server does not start, and says what is missing"""
     with environment(token, None), pytest.raises(ValueError, match=said):
-        ServerProcess(tmp_path, listen=listen, scheme=scheme, reader_wait_s=5.0, log=tmp_path / "log")
+        ServerProcess(tmp_path, listen=listen, scheme=scheme, reader_grace_s=5.0, log=tmp_path / "log")
     assert not token or token == "short" or token not in (tmp_path / "log").read_text()
 
 
 def test_actor_shows_its_token_to_no_plain_server_of_another_machine(tmp_path):
     """An announced source by plain http on another machine | refused before anything is sent"""
     with pytest.raises(ValueError, match="is on another machine and not encrypted; serve snapshots by https"):
-        open_place("http://192.0.2.1:8080/v1", token=TOKEN)
+        open_source("http://192.0.2.1:8080/v1", token=TOKEN)
 
 
 @pytest.mark.parametrize("query", ["", "?sslmode=disable", "?sslmode=prefer", "?sslmode=require", "?sslmode=verify-ca"])
@@ -258,7 +258,7 @@ def test_oversized_or_odd_request_refused(unharmed, headers):
     except http.client.RemoteDisconnected:  # closed without a word
         pass
     else:
-        assert status in (206, 400, 416, 431) and len(body) <= unharmed.manifest.pieces[0].file.num_bytes
+        assert status in (206, 400, 416, 431) and len(body) <= unharmed.manifest.shards[0].file.num_bytes
     assert unharmed.server.returncode is None
 
 
@@ -287,11 +287,11 @@ def send_all(connection: socket.socket, data: bytes) -> None:
 
 def with_tensor(manifest: WeightManifest, **fields: object) -> WeightManifest:
     tensor = dataclasses.replace(manifest.tensors[0], **fields)
-    return with_piece(dataclasses.replace(manifest, tensors=(tensor,)), blocks=whole_blocks((tensor,)))
+    return with_piece(dataclasses.replace(manifest, tensors=(tensor,)), blocks=full_blocks((tensor,)))
 
 
 def with_rows(manifest: WeightManifest, first_col: int, num_rows: int, num_cols: int) -> WeightManifest:
-    block = manifest.pieces[0].blocks[0]
+    block = manifest.shards[0].blocks[0]
     changed = dataclasses.replace(block, first_col=first_col, num_rows=num_rows, num_cols=num_cols)
     return with_piece(manifest, blocks=(changed,))
 
@@ -302,7 +302,7 @@ FORGERIES: dict[str, Callable[[WeightManifest], WeightManifest]] = {
     "signed with what a header shows": lambda m: sign(m, Token(TOKEN.header.removeprefix("Bearer "))),
     "signature of another version": lambda m: dataclasses.replace(m, version=at(9)),
     "empty signature": lambda m: dataclasses.replace(m, hmac=""),
-    "other hashes": lambda m: with_file(m, chunk_hashes=bytes(len(m.pieces[0].file.chunk_hashes))),
+    "other hashes": lambda m: with_file(m, chunk_hashes=bytes(len(m.shards[0].file.chunk_hashes))),
     "other tensors": lambda m: with_tensor(m, name="v"),
     "other tokenizer": lambda m: dataclasses.replace(m, tokenizer_hash="x"),
     "other time": lambda m: dataclasses.replace(m, created_s=0.0),
@@ -327,7 +327,7 @@ SIGNED_BUT_WRONG: dict[str, tuple[Callable[[WeightManifest], WeightManifest], st
     "shape": (lambda m: with_tensor(m, shape=(NUM_VALUES // 2, 2)), "differs from the model in 1 tensors"),
     "size": (lambda m: with_tensor(m, shape=(NUM_VALUES * 2,)), "malformed tensor"),
     "file": (lambda m: with_file(m, name="passwd"), "not a slot"),
-    "no piece": (lambda m: dataclasses.replace(m, pieces=()), "no piece has tensor"),
+    "no piece": (lambda m: dataclasses.replace(m, shards=()), "no piece has tensor"),
     "piece of less": (lambda m: with_rows(m, 0, 1, NUM_VALUES - 1), "no piece has a part of tensor"),
     "piece of more": (lambda m: with_rows(m, 0, 2, NUM_VALUES), "a block leads out of tensor"),
     "piece elsewhere": (lambda m: with_rows(m, 7, 1, NUM_VALUES), "a block leads out of tensor"),
@@ -349,7 +349,7 @@ def test_signed_snapshot_of_another_run_model_or_tokenizer_refused(unharmed, tmp
 def test_flipped_bit_in_a_chunk_refused(tmp_path, position):
     """One flipped bit in a chunk, where it lies or on its way | refused by its hash; the file is not called whole"""
     with serving(tmp_path / "served") as place:
-        slot = place.folder / place.manifest.pieces[0].file.name
+        slot = place.folder / place.manifest.shards[0].file.name
         flip(slot, position)
         with pytest.raises(SnapshotError, match=r"version 0:3: it can't be fetched.*corrupt: chunk 0 does not match"):
             fetch(fetcher(place.trust), place.announcement(), tmp_path / "copy")
@@ -382,7 +382,7 @@ def following(
 ) -> Generator[tuple[RemoteSource, Announcing]]:
     """An actor's side that follows what a store announces."""
     store = Announcing(announcement)
-    shared = SharedCopy(folder, run=RUN, fetcher=fetcher(place.trust))
+    shared = SharedDownload(folder, run=RUN, fetcher=fetcher(place.trust))
     source = RemoteSource(store, shared)  # pyright: ignore[reportArgumentType]  # all that it asks of a store
     with contextlib.closing(source):
         yield source, store
@@ -455,8 +455,8 @@ def test_shared_memory_is_this_users_alone(tmp_path):
         (theirs / file.parent.name).mkdir(mode=0o777)
         (theirs / file.parent.name).chmod(0o777)
         with pytest.raises(ValueError, match="is not this user's alone"):
-            SharedCopy(theirs, run=RUN, fetcher=fetcher(place.trust))
+            SharedDownload(theirs, run=RUN, fetcher=fetcher(place.trust))
         (theirs / file.parent.name).rmdir()
         (theirs / file.parent.name).symlink_to(file.parent)
         with pytest.raises(ValueError, match="is not this user's alone"):
-            SharedCopy(theirs, run=RUN, fetcher=fetcher(place.trust))
+            SharedDownload(theirs, run=RUN, fetcher=fetcher(place.trust))

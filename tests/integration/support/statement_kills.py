@@ -41,7 +41,7 @@ def operate(path: pathlib.Path, operation: Operation, *, kill_before: int | None
 def kill_at_each(folder: pathlib.Path, operation: Operation) -> None:
     folder.mkdir()
     with contextlib.closing(SqliteStore(folder / "before.db")) as store:
-        store.lead("here", lease_s=1e6)
+        store.acquire_leadership("here", lease_s=1e6)
         operation.before({"learner": store, "actor": store})
         store._incarnation = None  # nor resigns
     counted = in_child(copy(folder, "after.db"), operation, kill_before=None)

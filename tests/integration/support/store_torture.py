@@ -143,7 +143,7 @@ def _produce(url: str, folder: pathlib.Path, name: str) -> None:
                     store.release(name, [ticket.id])
                     continue
                 if deed < 0.04:
-                    store.give_up(ticket.id, "torture", max_attempts=10**6)
+                    store.fail_ticket(ticket.id, "torture", max_attempts=10**6)
                     continue
                 group = make_group(
                     ticket, actor=name, rollouts=(make_rollout(NUM_TOKENS, reward=float(ticket.order)),) * 2
@@ -161,7 +161,7 @@ def _learn(url: str, folder: pathlib.Path, num_groups: int) -> None:
     trained = set((folder / "ledger").read_text().splitlines())
     chance = random.Random(len(trained))
     with contextlib.closing(open_store(url, run=RUN, retry_s=RETRY_S)) as store:
-        store.lead(str(folder), lease_s=60.0)
+        store.acquire_leadership(str(folder), lease_s=60.0)
         # What the run before may have trained and not acknowledged; and its tickets, some of which it may have lost.
         store.acknowledge(sorted(trained))
         num_issued, after_seq = 0, 0
@@ -186,7 +186,7 @@ def _learn(url: str, folder: pathlib.Path, num_groups: int) -> None:
                 store.acknowledge(open_acks)
                 open_acks = []
             if chance.random() < 0.05:
-                store.keep_lead(lease_s=60.0)
+                store.renew_leadership(lease_s=60.0)
             if not stored:
                 store.wait(mark, ("groups",), timeout_s=LEASE_S)
         store.acknowledge(sorted(trained))

@@ -9,7 +9,7 @@ from configs.schema import Config
 from configs.sections import RunConfig
 from launch.console import plain_progress
 from launch.console.live_view import RunView
-from launch.console.plain_progress import Announcer
+from launch.console.plain_progress import PlainProgress
 
 
 class Started:
@@ -20,7 +20,7 @@ class Started:
         self.lines: list[tuple[float, str]] = []
         self.file = folder / "metrics.jsonl"
         self.view = RunView(Config(preset="test", run=RunConfig(num_updates=40)), folder)
-        self.announcer = Announcer(
+        self.announcer = PlainProgress(
             self.view, lambda line: self.lines.append((self.now_s - 1000, line)), lambda: self.now_s
         )
 
@@ -28,7 +28,7 @@ class Started:
         """Lets so much time pass, in which the processes do this."""
         self.view.status = {name.replace("_", "-"): doing for name, doing in status.items()}
         for _ in range(round(seconds * 10)):
-            self.announcer.look(self.view.update())
+            self.announcer.update(self.view.update())
             self.now_s += 0.1
 
     def step(self, step: int) -> None:

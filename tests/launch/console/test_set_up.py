@@ -3,7 +3,7 @@ import io
 from absl import logging
 from rich.console import Console
 
-from launch.console.live_view import SetUp
+from launch.console.live_view import StartupStatus
 
 
 def test_each_step_is_a_line_without_a_terminal_and_only_warnings_come_between():
@@ -12,7 +12,7 @@ def test_each_step_is_a_line_without_a_terminal_and_only_warnings_come_between()
     before = logging.get_verbosity()
     try:
         logging.set_verbosity(logging.INFO)
-        at = SetUp(console)
+        at = StartupStatus(console)
         at("reading the prompts")
         assert not logging.level_info() and logging.level_warning()
         at.close()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.ray.resources import Asked, parse
+from launch.ray.resources import ResourceRequest, parse
 
 berths = pytest.importorskip("launch.ray.ray_backend", exc_type=ImportError)
 SLICE = parse("tpu:v5p:4x4x4", flag="learner_on")
@@ -34,7 +34,9 @@ def test_crew_refuses_them_while_that_is_still_the_users_input(tmp_path):
     )
     cpu = parse("cpu", flag="actors_on")
     with pytest.raises(ValueError, match="has 16 hosts"):
-        crew.RayCrew(config, tmp_path, learner_on=SLICE, actors_on=cpu, actor_store="", place_s=1.0, console=None)
+        crew.RayBackend(
+            config, tmp_path, learner_on=SLICE, actors_on=cpu, actor_store="", placement_timeout_s=1.0, console=None
+        )
 
 
 def test_slice_is_looked_for_as_long_as_the_user_said(monkeypatch):
@@ -48,7 +50,7 @@ def test_slice_is_looked_for_as_long_as_the_user_said(monkeypatch):
         return SimpleNamespace(placement_group=None)
 
     monkeypatch.setattr(ray.util.tpu, "slice_placement_group", reserve)
-    berths.LearnerBerths(SLICE, Asked(num_cpus=1), 16, name="x", place_s=7.0)
+    berths.LearnerPlacementGroup(SLICE, ResourceRequest(num_cpus=1), 16, name="x", placement_timeout_s=7.0)
     assert asked == [7.0]
 
 
@@ -60,4 +62,4 @@ def test_slice_that_ray_does_not_have_ends_the_run_with_a_line(monkeypatch):
 
     monkeypatch.setattr(ray.util.tpu, "slice_placement_group", refuse)
     with pytest.raises(OSError, match="Ray has no v5p slice of 4x4x4: Invalid accelerator topology"):
-        berths.LearnerBerths(SLICE, Asked(num_cpus=1), 16, name="x", place_s=7.0)
+        berths.LearnerPlacementGroup(SLICE, ResourceRequest(num_cpus=1), 16, name="x", placement_timeout_s=7.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from configs import overrides
 from configs.run_folder import set_up_run
 from configs.schema import Config
@@ -26,8 +26,8 @@ from configs.sections import (
     StoreConfig,
 )
 from launch.ray.resources import parse
-from launch.startup.prepare_run import Prepared
-from launch.supervision.supervisor import Ending, Supervisor
+from launch.startup.prepare_run import PreparedRun
+from launch.supervision.supervisor import RunOutcome, Supervisor
 from tests.launch.ray.fake_ray import SILENCE, Berths, FakeStation, put_in
 
 pytest.importorskip("ray")
@@ -35,9 +35,9 @@ import ray.exceptions
 
 from launch.ray import ray_backend as ray_crew
 from launch.ray import remote_process
-from launch.ray.node_agent import Look
-from launch.ray.ray_backend import RayCrew
-from launch.ray.remote_process import RemoteChild
+from launch.ray.node_agent import ProcessStatus
+from launch.ray.ray_backend import RayBackend
+from launch.ray.remote_process import RemoteProcess
 
 CPU = parse("cpu", flag="learner_on")
 PLACE_S = 600.0
@@ -45,10 +45,10 @@ GONE = ray.exceptions.RayActorError()
 NO_SPACE = ray.exceptions.RayTaskError(
     "Station.start()", "a traceback", OSError(errno.ENOSPC, "No space left on device")
 ).as_instanceof_cause()
-RUNS, ENDED = Look(None, 7, Doing.WORKING, "", b""), Look(0, 7, Doing.WORKING, "", b"")
+RUNS, ENDED = ProcessStatus(None, 7, Activity.WORKING, "", b""), ProcessStatus(0, 7, Activity.WORKING, "", b"")
 
 
-def well(look: Look | Callable[[], Look], **given: object) -> FakeStation:
+def well(look: ProcessStatus | Callable[[], ProcessStatus], **given: object) -> FakeStation:
     """A station whose node is as it should be."""
     return FakeStation(**{"where": ("node", "10.0.0.1", "3.12"), "free_port": 7000, "sees": True, "look": look} | given)
 
@@ -61,7 +61,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Prepared:
+def prepared(tmp_path: Path) -> PreparedRun:
     config = Config(
         preset="test",
         run=RunConfig(dir=str(tmp_path / "run")),
@@ -73,37 +73,37 @@ def prepared(tmp_path: Path) -> Prepared:
         store=StoreConfig(url="postgresql://learner@store.example/sluice"),
         publish=PublishConfig(bucket="file:///shared"),
     )
-    return Prepared(config, set_up_run(config), tmp_path / "model")
+    return PreparedRun(config, set_up_run(config), tmp_path / "model")
 
 
 def crew_of(
-    prepared: Prepared,
+    prepared: PreparedRun,
     monkeypatch: pytest.MonkeyPatch,
     first: Berths,
     second: Berths,
     actor: Berths,
     *,
     ready: object = 0,
-) -> RayCrew:
+) -> RayBackend:
     """The run's: where its two learner processes and its actor may be, and what is heard of the learner's places."""
     berths = SimpleNamespace(group=SimpleNamespace(ready=lambda: ready), close=lambda: None)
-    monkeypatch.setattr(ray_crew, "LearnerBerths", lambda *_, **__: berths)
-    made = RayCrew(
+    monkeypatch.setattr(ray_crew, "LearnerPlacementGroup", lambda *_, **__: berths)
+    made = RayBackend(
         prepared.config,
         prepared.folder,
         learner_on=CPU,
         actors_on=CPU,
         actor_store="postgresql://actor@store.example/sluice",
-        place_s=PLACE_S,
+        placement_timeout_s=PLACE_S,
         console=None,
     )
     for child, places in zip((*made._learners, *made.actors), (first, second, actor), strict=True):
-        assert isinstance(child, RemoteChild)
+        assert isinstance(child, RemoteProcess)
         child._berth = places
     return made
 
 
-def run(prepared: Prepared, crew: RayCrew) -> tuple[Ending, str, str]:
+def run(prepared: PreparedRun, crew: RayBackend) -> tuple[RunOutcome, str, str]:
     """How it ended, what was said, and the last error."""
     said = io.StringIO()
     one = Supervisor(prepared, Console(file=said, width=300), crew=crew)
@@ -114,7 +114,7 @@ def test_actors_may_import_the_verifier_that_the_drivers_user_named(prepared, mo
     from launch.startup import join_run
 
     (actor,) = crew_of(prepared, monkeypatch, *(Berths(),) * 3).actors
-    assert isinstance(actor, RemoteChild)
+    assert isinstance(actor, RemoteProcess)
     allowed = [a.removeprefix("--allow_module=") for a in actor._arguments if a.startswith("--allow_module=")]
     card: Any = SimpleNamespace(name="mine", config=overrides.to_json(prepared.config))
     assert join_run.config_of(card, {}, allowed).prompts.verifier == "judge:score"
@@ -124,7 +124,7 @@ def test_learner_whose_station_is_lost_before_its_start_begins_anew_elsewhere(pr
     first = Berths(well(RUNS, free_port=GONE), well(ENDED))
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     ending, said, _ = run(prepared, crew)
-    assert ending is Ending.DONE and not first.left
+    assert ending is RunOutcome.DONE and not first.left
     assert "its node or its station is gone" in said and "starting it again (1)" in said
 
 
@@ -132,7 +132,7 @@ def test_learner_that_finds_no_station_that_lives_is_started_again_as_often_as_t
     first = Berths(*(well(RUNS, free_port=GONE) for _ in range(4)))
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     ending, _, last_error = run(prepared, crew)
-    assert ending is Ending.FAILED and len(first.left) == 1
+    assert ending is RunOutcome.FAILED and len(first.left) == 1
     assert "its node or its station is gone" in last_error and "(after 2 restarts" in last_error
 
 
@@ -140,7 +140,7 @@ def test_station_that_is_lost_while_the_folder_is_looked_for_is_replaced_at_the_
     first = Berths(well(RUNS, sees=GONE), well(ENDED))
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     ending, said, _ = run(prepared, crew)
-    assert ending is Ending.DONE and not first.left
+    assert ending is RunOutcome.DONE and not first.left
     assert "learner: its node or its station is gone" in said and "starting it again" not in said
 
 
@@ -150,7 +150,7 @@ def test_actor_whose_node_has_no_space_is_started_again_and_the_run_goes_on(prep
     learner = well(lambda: RUNS if places.left else ENDED)  # done once the actor is elsewhere
     crew = crew_of(prepared, monkeypatch, Berths(learner), Berths(well(ENDED)), places)
     ending, said, _ = run(prepared, crew)
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert "actor-0 was killed by signal 9: its node failed it (OSError: [Errno 28] No space left on device" in said
     assert "close" in full.calls  # the station lives: what it has there goes
 
@@ -172,13 +172,13 @@ def test_driver_that_is_interrupted_while_it_waits_for_the_cluster_ends(prepared
         ready=SILENCE if silent == "group" else 0,
     )
     ending, said, _ = run(prepared, crew)
-    assert ending is Ending.INTERRUPTED and "stopping in order" in said
+    assert ending is RunOutcome.INTERRUPTED and "stopping in order" in said
     assert len(waited) == 1 and waited[0] < 1.0 < PLACE_S
 
 
 def test_process_for_which_there_is_no_place_any_more_ends_the_run_with_a_line(prepared, monkeypatch):
     first = Berths(well(RUNS, start=SILENCE))
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
-    crew._learners[0]._place_s = 0.0
+    crew._learners[0]._placement_timeout_s = 0.0
     ending, _, last_error = run(prepared, crew)
-    assert ending is Ending.FAILED and "the cluster had no place for learner (1 CPU) within 0 s" in last_error
+    assert ending is RunOutcome.FAILED and "the cluster had no place for learner (1 CPU) within 0 s" in last_error

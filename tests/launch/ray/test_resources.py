@@ -4,7 +4,7 @@ import pytest
 
 from configs.schema import Config
 from configs.sections import ActorConfig, LearnerConfig, MeshConfig, PackingConfig
-from launch.ray.resources import Asked, Kind, of_actor, of_learner, parse
+from launch.ray.resources import DeviceKind, ResourceRequest, of_actor, of_learner, parse
 
 
 def config(*, fsdp: int = 1, num_processes: int = 1, tensor_parallel_size: int = 1) -> Config:
@@ -20,12 +20,12 @@ def config(*, fsdp: int = 1, num_processes: int = 1, tensor_parallel_size: int =
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("cpu", Kind(device="cpu")),
-        ("cpu:8", Kind(device="cpu", num_cpus=8)),
-        ("gpu", Kind(device="gpu")),
-        ("gpu:H100", Kind(device="gpu", accelerator="H100")),
-        ("tpu:v5p:4x4x4", Kind(device="tpu", accelerator="v5p", topology="4x4x4")),
-        ("tpu:v6e:16x16", Kind(device="tpu", accelerator="v6e", topology="16x16")),
+        ("cpu", DeviceKind(device="cpu")),
+        ("cpu:8", DeviceKind(device="cpu", num_cpus=8)),
+        ("gpu", DeviceKind(device="gpu")),
+        ("gpu:H100", DeviceKind(device="gpu", accelerator="H100")),
+        ("tpu:v5p:4x4x4", DeviceKind(device="tpu", accelerator="v5p", topology="4x4x4")),
+        ("tpu:v6e:16x16", DeviceKind(device="tpu", accelerator="v6e", topology="16x16")),
     ],
 )
 def test_parse_reads_what_a_process_computes_on(text, kind):
@@ -74,5 +74,5 @@ def test_actor_asks_for_its_engines_devices():
 
 
 def test_what_is_asked_reads_as_a_user_would_say_it():
-    assert str(Asked(num_cpus=1, num_gpus=8, accelerator="H100")) == "1 CPU, 8 GPU (H100)"
-    assert str(dataclasses.replace(Asked(num_cpus=2), num_tpus=4)) == "2 CPU, 4 TPU"
+    assert str(ResourceRequest(num_cpus=1, num_gpus=8, accelerator="H100")) == "1 CPU, 8 GPU (H100)"
+    assert str(dataclasses.replace(ResourceRequest(num_cpus=2), num_tpus=4)) == "2 CPU, 4 TPU"

@@ -1,13 +1,13 @@
-from launch.services.judge_server import LOOK_S, MAX_MISSED, STEADY_S, Health
+from launch.services.judge_server import LOOK_S, MAX_MISSED, STEADY_S, SidecarHealth
 
 START_S = 100.0
 
 
-def started() -> Health:
-    return Health(start_timeout_s=START_S, now_s=1000.0)
+def started() -> SidecarHealth:
+    return SidecarHealth(start_timeout_s=START_S, now_s=1000.0)
 
 
-def serving(*, from_s: float = 1050.0) -> Health:
+def serving(*, from_s: float = 1050.0) -> SidecarHealth:
     health = started()
     assert health.looked(answers=True, now_s=from_s) == ""
     return health

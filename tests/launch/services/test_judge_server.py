@@ -29,7 +29,7 @@ CONFIG = JudgeConfig(
     template="{answer} {response}",
     start_timeout_s=60.0,
     max_restarts=2,
-    away_s=1.0,
+    outage_timeout_s=1.0,
 )
 TASK = Task.judged_by("judge", answer="4")
 
@@ -72,7 +72,9 @@ def test_judge_is_started_asked_with_its_key_and_ended_with_all_it_started(tmp_p
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "7")
     with closing(start(tmp_path, "serve")) as service:
         assert service.failure == "" and service.config.url.startswith("http://127.0.0.1:")
-        assert service.config.away_s == CONFIG.start_timeout_s  # it is waited for as long as it may take to start
+        assert (
+            service.config.outage_timeout_s == CONFIG.start_timeout_s
+        )  # it is waited for as long as it may take to start
         assert score(service) == 0.7
         process = given(tmp_path)
         key_file = Path(service.config.api_key_file)
@@ -196,7 +198,9 @@ def test_judge_of_a_killed_actor_dies_with_it(tmp_path):
 
 
 def test_arguments_hold_the_judges_own_share():
-    config = dataclasses.replace(CONFIG, memory_share=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=1024)
+    config = dataclasses.replace(
+        CONFIG, gpu_memory_utilization=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=1024
+    )
     got = judge_server.arguments(config, 8123)
     assert got[0] == "--model=/models/judge"
     for wanted in (

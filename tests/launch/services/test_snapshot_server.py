@@ -13,7 +13,7 @@ import pytest
 
 from bridge import codec
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.verified_copy import map_tensors
 from launch.services.snapshot_server import ServerProcess
 from tests.bridge.snapshots.served import (
@@ -56,7 +56,7 @@ def writer(tmp_path):
 
 
 def start(tmp_path, *, listen: str = "127.0.0.1:0", scheme: str = "https") -> ServerProcess:
-    return ServerProcess(tmp_path / "w", listen=listen, scheme=scheme, reader_wait_s=5.0, log=tmp_path / "server.log")
+    return ServerProcess(tmp_path / "w", listen=listen, scheme=scheme, reader_grace_s=5.0, log=tmp_path / "server.log")
 
 
 def test_server_process_serves_what_is_published_and_ends_by_sigterm(tmp_path, environment, writer):
@@ -90,7 +90,7 @@ def test_server_process_that_must_not_start_says_why_in_one_line(
 PARENT = """
 import os, pathlib, sys, time
 from launch.services.snapshot_server import ServerProcess
-server = ServerProcess(pathlib.Path(sys.argv[1]), listen="127.0.0.1:0", scheme="http", reader_wait_s=5.0,
+server = ServerProcess(pathlib.Path(sys.argv[1]), listen="127.0.0.1:0", scheme="http", reader_grace_s=5.0,
                        log=pathlib.Path(sys.argv[2]))
 print(server.pid, flush=True)
 sys.stdin.read()
@@ -117,14 +117,14 @@ def test_server_process_dies_with_a_parent_that_is_killed(tmp_path):
 DOWNLOADER = """
 import pathlib, sys, threading
 from bridge import codec
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.weight_types import (Announcement)
 announcement = codec.decode(Announcement, pathlib.Path(sys.argv[2]).read_bytes())
-patience = Patience(num_ranges=1, range_bytes=1, silence_s=1e6, give_up_s=1e6)
+patience = RetryPolicy(num_ranges=1, range_bytes=1, silence_s=1e6, give_up_s=1e6)
 fetcher = SnapshotFetcher(run=sys.argv[3], tokenizer_hash=sys.argv[4], patience=patience)
-SharedCopy(pathlib.Path(sys.argv[1]), run=sys.argv[3], fetcher=fetcher).fetch(announcement, stop=threading.Event())
+SharedDownload(pathlib.Path(sys.argv[1]), run=sys.argv[3], fetcher=fetcher).fetch(announcement, stop=threading.Event())
 """
 
 
@@ -149,7 +149,7 @@ def test_downloader_killed_in_the_middle_is_gone_on_with_by_the_next(tmp_path, w
         env=os.environ | {"PYTHONPATH": str(REPO)},
     )
     assert seven_are_there.wait(30)
-    next_ = SharedCopy(
+    next_ = SharedDownload(
         tmp_path / "memory", run=RUN, fetcher=SnapshotFetcher(run=RUN, tokenizer_hash=TOKENIZER), wait_s=60.0
     )
     got: list[pathlib.Path] = []

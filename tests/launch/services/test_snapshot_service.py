@@ -48,12 +48,12 @@ def test_version_lies_under_the_url_that_the_outlet_gives_and_no_longer_than_the
     service = SnapshotService(config, folder)
     try:
         (url,) = service.outlet.put(manifest)
-        data = read(f"{url}/{manifest.pieces[0].file.name}")
+        data = read(f"{url}/{manifest.shards[0].file.name}")
         assert data is not None and np.frombuffer(data, np.float32)[:64].tolist() == list(range(64))
         pid = service.pid
     finally:
         service.close()
-    assert read(f"{url}/{manifest.pieces[0].file.name}") is None
+    assert read(f"{url}/{manifest.shards[0].file.name}") is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -66,7 +66,7 @@ def test_server_that_dies_is_started_again_at_the_same_address(run):
         first = service.pid
         os.kill(first, signal.SIGKILL)
         wait_until(
-            lambda: service.pid != first and read(f"{url}/{manifest.pieces[0].file.name}") is not None,
+            lambda: service.pid != first and read(f"{url}/{manifest.shards[0].file.name}") is not None,
             "it serves again",
         )
         assert service.outlet.put(manifest) == (url,)
@@ -76,13 +76,15 @@ def test_server_that_dies_is_started_again_at_the_same_address(run):
 
 def test_server_that_is_stopped_is_killed_and_started_again_at_the_same_address(run):
     config, folder, manifest = run
-    service = SnapshotService(dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_s=0.5)), folder)
+    service = SnapshotService(
+        dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_timeout_s=0.5)), folder
+    )
     try:
         (url,) = service.outlet.put(manifest)
         first = service.pid
         os.kill(first, signal.SIGSTOP)
         wait_until(
-            lambda: service.pid != first and read(f"{url}/{manifest.pieces[0].file.name}") is not None,
+            lambda: service.pid != first and read(f"{url}/{manifest.shards[0].file.name}") is not None,
             "it serves again",
         )
     finally:

@@ -11,7 +11,7 @@ from configs.schema import Config
 from configs.sections import RunConfig
 from launch.services import track
 from learner.metrics import trackers
-from learner.metrics.trackers import Kind, Marks
+from learner.metrics.trackers import SentSteps, TrackerKind
 from tests.launch.commands import call
 
 
@@ -42,7 +42,7 @@ def test_two_runs_are_refused_as_what_they_are(arguments, capsys):
 
 
 def test_tracker_that_fails_at_its_end_is_one_line_and_no_rows_are_called_sent(run, capsys, monkeypatch):
-    monkeypatch.setitem(trackers.KINDS, "wandb", Kind(__name__, (), "wandb"))
+    monkeypatch.setitem(trackers.KINDS, "wandb", TrackerKind(__name__, (), "wandb"))
     monkeypatch.setattr(sys.modules[__name__], "open_tracker", lambda told: Failing(), raising=False)
     monkeypatch.setattr("launch.cli.log_to_stderr", lambda: None)
     assert call(track.main, "--tracker=wandb", f"--run_dir={run}") == 1
@@ -51,4 +51,4 @@ def test_tracker_that_fails_at_its_end_is_one_line_and_no_rows_are_called_sent(r
         "error: wandb did not end in order: TimeoutError: no answer; 1 rows of this start may be missing there; "
         "they are not sent again\n"
     )
-    assert Marks.read(run / "trackers" / "wandb.json").num_unsure == 1
+    assert SentSteps.read(run / "trackers" / "wandb.json").num_unsure == 1

@@ -10,7 +10,7 @@ from configs.schema import Config
 from configs.sections import RunConfig
 from launch.services import tracker_service
 from launch.services.tracker_service import TrackerProcess, TrackerService
-from learner.metrics.trackers import Marks
+from learner.metrics.trackers import SentSteps
 from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import wait_until
 
@@ -40,7 +40,7 @@ def num_starts(run) -> int:
 
 
 def test_process_ends_when_the_run_does_and_what_it_has_is_said(run, process, caplog):
-    Marks(num_sent=7, where="wandb sync there").write(run / "trackers" / "wandb.json")
+    SentSteps(num_sent=7, where="wandb sync there").write(run / "trackers" / "wandb.json")
     one = process(LISTENS)
     wait_until(lambda: num_starts(run) == 1, "its start")
     with caplog.at_level("INFO", logger="absl"):
@@ -62,7 +62,7 @@ def test_process_that_dies_is_started_again(run, process, monkeypatch, caplog):
 
 
 def test_process_that_hangs_is_killed_and_the_rows_that_are_left_are_said(run, process, caplog):
-    Marks(num_left=12, problem="ConnectionError: no route").write(run / "trackers" / "wandb.json")
+    SentSteps(num_left=12, problem="ConnectionError: no route").write(run / "trackers" / "wandb.json")
     one = process("import pathlib, threading; pathlib.Path({started!r}).open('a').write('x'); threading.Event().wait()")
     wait_until(lambda: num_starts(run) == 1, "its start")
     assert one._process is not None
@@ -75,7 +75,7 @@ def test_process_that_hangs_is_killed_and_the_rows_that_are_left_are_said(run, p
 
 
 def test_rows_that_may_be_missing_are_said_and_not_as_sent(run, process, caplog):
-    Marks(num_sent=12, num_unsure=5, problem="TimeoutError: no answer").write(run / "trackers" / "wandb.json")
+    SentSteps(num_sent=12, num_unsure=5, problem="TimeoutError: no answer").write(run / "trackers" / "wandb.json")
     one = process(LISTENS)
     with caplog.at_level("INFO", logger="absl"):
         one.end()

@@ -8,19 +8,19 @@ import signal
 import pytest
 
 from actor.engine_protocol import EngineDeadError
-from actor.weight_updates import STANDARD_DUTIES
+from actor.weight_updates import BACKGROUND_TASKS
 from bridge.rollout_types import Version
-from launch.startup.actor_lifecycle import serve_until_told
+from launch.startup.actor_lifecycle import serve_until_signalled
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 
 
 @contextlib.asynccontextmanager
-async def told(s, *, leave_s: float):
+async def told(s, *, shutdown_grace_s: float):
     """The actor, with two groups of two requests in progress, and a signal to it."""
     s.publish(0)
     s.put(0, 1, 2)
-    task = asyncio.create_task(serve_until_told(s.actor, STANDARD_DUTIES, leave_s=leave_s))
+    task = asyncio.create_task(serve_until_signalled(s.actor, BACKGROUND_TASKS, shutdown_grace_s=shutdown_grace_s))
     try:
         await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
         yield task
@@ -34,9 +34,9 @@ async def told(s, *, leave_s: float):
 def test_sigterm_finishes_what_runs_and_gives_back_the_rest(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, leave_s=1000.0) as task:
+        async with told(s, shutdown_grace_s=1000.0) as task:
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: s.actor.is_leaving, "it leaves")
+            await until(lambda: s.actor.is_shutting_down, "it leaves")
             for id_ in s.running():
                 s.engine.finish(id_)
             await task
@@ -49,9 +49,9 @@ def test_sigterm_finishes_what_runs_and_gives_back_the_rest(tmp_path):
 def test_sigterm_gives_back_what_is_not_finished_in_time(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, leave_s=0.2) as task:
+        async with told(s, shutdown_grace_s=0.2) as task:
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: s.actor.is_leaving, "it leaves")
+            await until(lambda: s.actor.is_shutting_down, "it leaves")
             await task
         assert s.groups() == [] and len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
 
@@ -62,9 +62,9 @@ def test_sigterm_gives_back_what_is_not_finished_in_time(tmp_path):
 def test_second_signal_ends_at_once(tmp_path, second):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, leave_s=1000.0) as task:
+        async with told(s, shutdown_grace_s=1000.0) as task:
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: s.actor.is_leaving, "it leaves")
+            await until(lambda: s.actor.is_shutting_down, "it leaves")
             os.kill(os.getpid(), second)
             await task
         assert len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
@@ -75,7 +75,7 @@ def test_second_signal_ends_at_once(tmp_path, second):
 def test_sigint_ends_at_once_since_the_engine_gets_it_too(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, leave_s=1000.0) as task:
+        async with told(s, shutdown_grace_s=1000.0) as task:
             os.kill(os.getpid(), signal.SIGINT)
             await task
         assert len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
@@ -86,7 +86,7 @@ def test_sigint_ends_at_once_since_the_engine_gets_it_too(tmp_path):
 def test_actor_that_fails_before_it_is_told_says_why(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, leave_s=1000.0) as task:
+        async with told(s, shutdown_grace_s=1000.0) as task:
             s.engine.die()
             with pytest.raises(EngineDeadError):
                 await task
@@ -111,7 +111,7 @@ def test_store_that_is_away_when_the_actor_is_told_keeps_it_no_longer_than_a_bou
         monkeypatch.setattr(s.store, "release", away)
         s.publish(0)
         s.put(0)
-        task = asyncio.create_task(serve_until_told(s.actor, STANDARD_DUTIES, leave_s=0.0))
+        task = asyncio.create_task(serve_until_signalled(s.actor, BACKGROUND_TASKS, shutdown_grace_s=0.0))
         await s.runs("t0.0", "t0.1")
         os.kill(os.getpid(), signal.SIGTERM)
         await task

@@ -7,9 +7,9 @@ from actor.rewards.verifier_pool import VerifierError, VerifierPool
 from configs import sections
 from configs.run_folder import RunFolder
 from launch.startup import gold_answers
-from launch.startup.gold_answers import check_answers
+from launch.startup.gold_answers import check_gold_answers
 from learner.data.open_sources import open_sources
-from learner.data.row_filter import read_set_aside, write_set_aside
+from learner.data.row_filter import read_gold_failures, write_gold_failures
 from tests.actor.sandbox.conftest import isolated as isolated
 from tests.learner.data.rooms import config_of, jsonl, rows_of
 
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def checked(config, roles=("learner", "actor"), show=lambda line: None):
-    return check_answers(config, roles, show=show)
+    return check_gold_answers(config, roles, show=show)
 
 
 def math_rows(tmp_path, liars=LIARS, count=12, **rewards):
@@ -47,8 +47,8 @@ def code_row(n, solution=ADD, **metadata):
 
 def test_row_whose_own_answer_does_not_pass_is_set_aside_with_its_number_and_reason(tmp_path):
     found = checked(math_rows(tmp_path))
-    assert set(found.set_aside) == {""} and sorted(found.set_aside[""]) == LIARS
-    assert all("is no mathematical expression" in why for why in found.set_aside[""].values())
+    assert set(found.gold_failures) == {""} and sorted(found.gold_failures[""]) == LIARS
+    assert all("is no mathematical expression" in why for why in found.gold_failures[""].values())
 
 
 @pytest.mark.heavy
@@ -61,12 +61,12 @@ def test_sample_that_passes_is_all_that_is_judged_and_one_that_does_not_has_all_
         return await judge(pool, row, questions)
 
     monkeypatch.setattr(gold_answers, "_judge", counting)
-    assert checked(math_rows(tmp_path, liars=[2], check_answers=3)).set_aside == {}
+    assert checked(math_rows(tmp_path, liars=[2], check_gold_answers=3)).gold_failures == {}
     assert sorted(judged) == [1, 6, 12]
     judged.clear()
     said = []
-    found = checked(math_rows(tmp_path, liars=[2, 6], check_answers=3), show=said.append)
-    assert sorted(found.set_aside[""]) == [2, 6]
+    found = checked(math_rows(tmp_path, liars=[2, 6], check_gold_answers=3), show=said.append)
+    assert sorted(found.gold_failures[""]) == [2, 6]
     assert sorted(judged) == [1, *range(1, 7), 6, *range(7, 13), 12]
     assert said == ["own answers: 1 of 3 rows do not pass, all 12 are judged"]
 
@@ -79,7 +79,7 @@ def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypa
         raise AssertionError("judged again")
 
     monkeypatch.setattr(gold_answers, "_judge_all", must_not)
-    assert checked(math_rows(tmp_path)).set_aside == first.set_aside
+    assert checked(math_rows(tmp_path)).gold_failures == first.gold_failures
     for changed in ({"liars": [4]}, {"max_timeout_s": 7.0}):
         with pytest.raises(AssertionError, match="judged again"):
             checked(math_rows(tmp_path, **changed))  # pyright: ignore[reportArgumentType]
@@ -98,39 +98,41 @@ def test_rows_on_which_workers_break_are_kept_with_a_line_and_asked_again_by_the
     with monkeypatch.context() as patched:
         patched.setattr(VerifierPool, "_ask", broken)
         patched.setattr("actor.rewards.verifier_pool.FIRST_PAUSE_S", 0.0)
-        assert checked(math_rows(tmp_path), show=said.append).set_aside == {}
+        assert checked(math_rows(tmp_path), show=said.append).gold_failures == {}
     assert [line for line in said if "could not be judged" in line] == said[-1:] and "12 rows" in said[-1]
-    assert sorted(checked(math_rows(tmp_path)).set_aside[""]) == LIARS
+    assert sorted(checked(math_rows(tmp_path)).gold_failures[""]) == LIARS
 
 
 def test_cache_that_can_not_be_written_is_no_reason_not_to_start(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "file" / "cache"))
-    assert sorted(checked(math_rows(tmp_path)).set_aside[""]) == LIARS
+    assert sorted(checked(math_rows(tmp_path)).gold_failures[""]) == LIARS
 
 
 @pytest.mark.heavy
 def test_run_that_was_set_up_keeps_what_was_found_then(tmp_path):
     config = math_rows(tmp_path)
     (tmp_path / "run").mkdir()
-    write_set_aside(RunFolder(tmp_path / "run").set_aside, {"": {7: "because"}})
-    assert checked(config).set_aside == {"": {7: "because"}}
+    write_gold_failures(RunFolder(tmp_path / "run").gold_failures, {"": {7: "because"}})
+    assert checked(config).gold_failures == {"": {7: "because"}}
 
 
 def test_no_answers_are_judged_where_none_are_to_be(tmp_path):
-    assert checked(math_rows(tmp_path, check_answers=0)).set_aside == {}
-    assert checked(with_rewards(config_of(task="chain_sum"), tmp_path)).set_aside == {}
+    assert checked(math_rows(tmp_path, check_gold_answers=0)).gold_failures == {}
+    assert checked(with_rewards(config_of(task="chain_sum"), tmp_path)).gold_failures == {}
 
 
 def test_file_no_row_of_which_passes_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ValueError, match="no row's own answer passes its verifiers; row 1: .*rewards.check_answers=0"):
+    with pytest.raises(
+        ValueError, match="no row's own answer passes its verifiers; row 1: .*rewards.check_gold_answers=0"
+    ):
         checked(math_rows(tmp_path, liars=list(range(1, 13))))
 
 
 def test_judges_and_forms_and_penalties_are_not_asked(tmp_path):
     rewards = [{"name": "format", "weight": 0.5}, {"name": "math", "weight": -1.0}, {"name": "exact"}]
     rows = [row | {"rewards": rewards, "answer": "\\frac{", "metadata": {"format": "x"}} for row in rows_of(3)]
-    assert checked(with_rewards(config_of(path=jsonl(tmp_path, rows)), tmp_path)).set_aside == {}
+    assert checked(with_rewards(config_of(path=jsonl(tmp_path, rows)), tmp_path)).gold_failures == {}
 
 
 @pytest.mark.integration
@@ -145,7 +147,7 @@ def test_solutions_are_run_and_wrong_and_endless_ones_set_aside(tmp_path, isolat
     rows[4]["metadata"].pop("solution")
     config = config_of(path=jsonl(tmp_path, rows), verifier="code")
     found = checked(with_rewards(config, tmp_path, min_timeout_s=0.5, max_timeout_s=1.0))
-    assert {row: why.rpartition(" ")[2] for row, why in found.set_aside[""].items()} == {2: "wrong", 3: "timeout"}
+    assert {row: why.rpartition(" ")[2] for row, why in found.gold_failures[""].items()} == {2: "wrong", 3: "timeout"}
 
 
 def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_told_of_elsewhere(tmp_path, monkeypatch):
@@ -154,7 +156,7 @@ def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_to
     with pytest.raises(ValueError, match="rows are judged by code: .*bubblewrap is not installed"):
         checked(config)
     found = checked(config, roles=("learner",))
-    assert found.set_aside == {} and len(found.notes) == 2
+    assert found.gold_failures == {} and len(found.notes) == 2
     assert found.notes[0].startswith("note: rows' own answers are not judged by code on this machine: ")
 
 
@@ -170,17 +172,17 @@ def test_rows_set_aside_are_no_problems_and_stand_in_the_quarantine(tmp_path):
         evaluation=sections.EvaluationConfig(num_problems=0),
         publish=sections.PublishConfig(probe_every_n_publishes=0),
     )
-    (opened,) = open_sources(config, tokenizer, set_aside=checked(config).set_aside)
+    (opened,) = open_sources(config, tokenizer, gold_failures=checked(config).gold_failures)
     assert [bad.row for bad in opened.bad] == LIARS
     assert all("no mathematical expression" in bad.reason for bad in opened.bad)
 
 
 def test_set_aside_rows_are_read_as_they_were_written(tmp_path):
-    file = tmp_path / "set_aside.json"
-    assert read_set_aside(file) == {}
+    file = tmp_path / "gold_failures.json"
+    assert read_gold_failures(file) == {}
     written = {"": {3: "wrong"}, "b": {1: "x", 20: "y"}}
-    write_set_aside(file, written)
-    assert read_set_aside(file) == written
+    write_gold_failures(file, written)
+    assert read_gold_failures(file) == written
     file.write_text(json.dumps([1]))
     with pytest.raises(ValueError, match="does not say which rows are set aside"):
-        read_set_aside(file)
+        read_gold_failures(file)

@@ -17,7 +17,7 @@ from bridge.credentials import Token
 from bridge.rollout_types import Heartbeat, Version
 from bridge.snapshots.snapshot_format import sign
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.store.group_blobs import GroupObjects
+from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import FinishedRunError, NoRunError, SqliteStore
 from bridge.store.protocol import NAME_LEASE_S, NameTakenError
 from bridge.store.sqlite_clock import since_boot_s
@@ -51,7 +51,7 @@ class Place:
     def url(self) -> str:
         return f"sqlite:///{self.root}/learner/store.sqlite"
 
-    def put_card(self, of: Config | None = None, **fields: Any) -> None:
+    def put_run_card(self, of: Config | None = None, **fields: Any) -> None:
         values: dict[str, Any] = {
             "run": "abc123",
             "name": "trial",
@@ -61,7 +61,7 @@ class Place:
             "sluice": weight_types.SLUICE,
             "vllm": weight_types.VLLM,
         }
-        self.store.put_card(RunCard(**(values | fields)), {blake3(d).hexdigest(): d for d in FILES.values()})
+        self.store.put_run_card(RunCard(**(values | fields)), {blake3(d).hexdigest(): d for d in FILES.values()})
 
     def announce(
         self,
@@ -109,7 +109,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_all_that_an_actor_needs_comes_from_the_store(place):
-    place.put_card()
+    place.put_run_card()
     place.announce()
     with place.join(given={"actor.max_num_seqs": "3"}) as joined:
         assert joined.run == "abc123" and joined.name == "far-1"
@@ -157,26 +157,26 @@ def test_store_that_is_not_there_is_not_made(place, tmp_path):
     ],
 )
 def test_run_of_another_build_is_refused(place, card, said):
-    place.put_card(**card)
+    place.put_run_card(**card)
     with pytest.raises(ValueError, match=said), place.join():
         pass
 
 
 def test_override_that_is_not_the_actors_is_refused(place):
-    place.put_card()
+    place.put_run_card()
     said = "--config.sampling.temperature is the run's, not this actor's"
     with pytest.raises(ValueError, match=said), place.join(given={"sampling.temperature": "0.5"}):
         pass
 
 
 def test_module_that_the_runs_config_names_is_imported_only_where_it_is_allowed(place):
-    place.put_card(dataclasses.replace(place.config, prompts=PromptsConfig(verifier="theirs:score")))
+    place.put_run_card(dataclasses.replace(place.config, prompts=PromptsConfig(verifier="theirs:score")))
     with pytest.raises(ValueError, match="--allow_module=theirs:score"), place.join():
         pass
     with pytest.raises(ValueError, match="--allow_module=theirs:score"), place.join(allowed_modules=("theirs:other",)):
         pass
     with place.join(allowed_modules=("theirs:score",)) as joined:
-        assert joined.own_verifiers == ("theirs:score",)
+        assert joined.custom_verifiers == ("theirs:score",)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_module_that_the_runs_config_names_is_imported_only_where_it_is_allowed(
     ],
 )
 def test_weights_that_could_never_be_served_here_are_refused_before_an_engine_starts(place, announced, said):
-    place.put_card()
+    place.put_run_card()
     place.announce(**announced)
     with pytest.raises(ValueError, match=said) as caught, place.join():
         pass
@@ -200,7 +200,7 @@ def test_weights_that_could_never_be_served_here_are_refused_before_an_engine_st
 @pytest.mark.parametrize("source", ["https://learner.example:1/v", "s3://bucket/v", "https://127.0.0.1.example/v"])
 def test_run_with_weights_elsewhere_is_refused_without_its_token(place, monkeypatch, source):
     monkeypatch.delenv("SLUICE_TOKEN")
-    place.put_card()
+    place.put_run_card()
     place.announce(token=None, sources=("https://127.0.0.1:1/v", source))
     with pytest.raises(ValueError, match="set SLUICE_TOKEN_FILE") as caught, place.join():
         pass
@@ -209,14 +209,14 @@ def test_run_with_weights_elsewhere_is_refused_without_its_token(place, monkeypa
 
 def test_run_with_weights_on_this_machine_needs_no_token(place, monkeypatch):
     monkeypatch.delenv("SLUICE_TOKEN")
-    place.put_card()
+    place.put_run_card()
     place.announce(token=None, sources=("http://127.0.0.1:1/v", "https://[::1]:1/v", "file:///bucket/v"))
     with place.join():
         pass
 
 
 def test_sources_that_another_added_are_refused(place):
-    place.put_card()
+    place.put_run_card()
     place.announce(forge=lambda a: dataclasses.replace(a, sources=("https://theirs:1/v", *a.sources)))
     with pytest.raises(ValueError, match="announcement of version 0:0 was not signed with this actor's"), place.join():
         pass
@@ -224,7 +224,7 @@ def test_sources_that_another_added_are_refused(place):
 
 @pytest.mark.parametrize("id_", ["../../home", "a/b", "", ".ssh", "a\nb"])
 def test_id_that_the_store_gives_a_run_and_that_leads_elsewhere_is_refused(place, monkeypatch, id_):
-    place.put_card()
+    place.put_run_card()
     monkeypatch.setattr(join_run, "find_run", lambda *_, **__: id_)
     with pytest.raises(ValueError, match="the store gives run trial the id") as caught, place.join(work_dir=None):
         pass
@@ -232,15 +232,15 @@ def test_id_that_the_store_gives_a_run_and_that_leads_elsewhere_is_refused(place
 
 
 def test_id_of_a_card_that_leads_elsewhere_is_refused(place):
-    place.put_card(run="../../home")
+    place.put_run_card(run="../../home")
     with pytest.raises(ValueError, match="the store gives run trial the id"), place.join():
         pass
 
 
 def test_name_of_a_live_actor_elsewhere_is_refused_and_a_dead_ones_is_taken_when_its_lease_ends(place, monkeypatch):
-    place.put_card()
+    place.put_run_card()
     beat = Heartbeat(process="far-1", role="actor", pid=1, time_s=0.0)
-    place.store.take_name(beat, place="elsewhere")
+    place.store.register_actor(beat, location="elsewhere")
     now_s, slept = [since_boot_s()], []
     monkeypatch.setattr(join_run, "open_store", lambda *_, **__: SqliteStore(place.path, clock=lambda: now_s[0]))
 
@@ -259,18 +259,18 @@ def test_name_of_a_live_actor_elsewhere_is_refused_and_a_dead_ones_is_taken_when
         with pytest.raises(NameTakenError):
             place.store.heartbeat(beat)  # it was only away
         joined.store.close()
-    place.store.take_name(beat, place="elsewhere")  # who left in order keeps nobody waiting
+    place.store.register_actor(beat, location="elsewhere")  # who left in order keeps nobody waiting
 
 
 def test_second_actor_of_a_name_on_this_machine_is_refused(place):
-    place.put_card()
+    place.put_run_card()
     with place.join(), pytest.raises(ValueError, match="a live actor far-1 has .*give another --name"), place.join():
         pass
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a+b", "a b", ".a"])
 def test_name_that_is_none_is_refused(place, name):
-    place.put_card()
+    place.put_run_card()
     with pytest.raises(ValueError, match="--name must be"), place.join(name):
         pass
 
@@ -306,22 +306,22 @@ def test_actor_beside_its_learner_waits_until_the_learner_has_made_the_run_in_th
 
 
 def test_actor_that_is_started_before_its_learner_waits_for_it_rather_than_join_a_finished_run(place, monkeypatch):
-    place.put_card()
-    place.store.lead("here", lease_s=30)
+    place.put_run_card()
+    place.store.acquire_leadership("here", lease_s=30)
     place.store.finish(7)
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 3:
-            place.store.lead("here", lease_s=30)  # a learner goes on with it
+            place.store.acquire_leadership("here", lease_s=30)  # a learner goes on with it
 
     monkeypatch.setattr(join_run.time, "sleep", sleep)
     with pytest.raises(FinishedRunError, match="run trial is finished, at step 7"), place.join():
         pass
     assert slept == []
     waits: list[int] = []
-    with place.join(has_patience=True, waits=lambda: waits.append(len(slept))) as joined:
+    with place.join(wait_forever=True, on_wait=lambda: waits.append(len(slept))) as joined:
         assert len(slept) == 3 and joined.store.finished() is None
     assert waits == [0, 1, 2], "whoever watches it is told each time that it waits"
 
@@ -330,8 +330,8 @@ def test_actor_that_is_started_before_its_learner_waits_for_it_rather_than_join_
 def test_actor_whose_bucket_is_not_the_learners_is_refused_before_an_engine_starts(place, tmp_path, is_shared):
     url = (tmp_path / "bucket").as_uri()
     of_the_learner = url if is_shared else (tmp_path / "of-the-learners-machine").as_uri()
-    place.store.use_bucket(GroupObjects(of_the_learner, run="abc123", max_bytes=1000), inline_bytes=100)
-    place.put_card(dataclasses.replace(place.config, store=StoreConfig(bucket=url)))
+    place.store.use_bucket(GroupBlobs(of_the_learner, run="abc123", max_bytes=1000), inline_bytes=100)
+    place.put_run_card(dataclasses.replace(place.config, store=StoreConfig(bucket=url)))
     if is_shared:
         with place.join() as joined:
             assert joined.config.store.bucket == url
@@ -341,7 +341,7 @@ def test_actor_whose_bucket_is_not_the_learners_is_refused_before_an_engine_star
 
 
 def test_actor_that_ends_well_leaves_nothing_in_the_cache_and_one_that_fails_what_it_wrote(place):
-    place.put_card()
+    place.put_run_card()
     for is_done in (False, True):
         with place.join(work_dir=None) as joined:
             assert joined.work.path.is_relative_to(place.root / "cache") and joined.model.path.is_dir()

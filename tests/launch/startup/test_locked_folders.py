@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from launch.startup.locked_folders import LEFT_S, WorkFolder
+from launch.startup.locked_folders import LEFT_S, ActorWorkFolder
 from tests.integration.support.processes import REPO
 
 HOLD = """
 import sys, pathlib
-from launch.startup.locked_folders import ModelUse, WorkFolder
+from launch.startup.locked_folders import ModelFolderLock, ActorWorkFolder
 root = pathlib.Path(sys.argv[1])
-work = WorkFolder(root / "actors" / sys.argv[2], sys.argv[2], is_ours=True)
+work = ActorWorkFolder(root / "actors" / sys.argv[2], sys.argv[2], is_ours=True)
 (work.path / "events").mkdir()
 (work.path / "events" / "log").write_text("x")
-model = ModelUse(root / "models" / sys.argv[3])
+model = ModelFolderLock(root / "models" / sys.argv[3])
 (root / "models" / sys.argv[3]).mkdir(exist_ok=True)
 (root / "models" / sys.argv[3] / "config.json").write_text("{}")
 print("held", flush=True)
@@ -78,8 +78,8 @@ def test_what_a_killed_actor_left_is_removed_by_the_next_one_and_a_live_ones_is_
 
 def test_what_a_killed_actor_left_a_moment_ago_waits_for_it_to_be_started_again(tmp_path):
     kill(hold(tmp_path, "a", "m"))
-    WorkFolder(tmp_path / "actors" / "b", "b", is_ours=True).close()
-    again = WorkFolder(tmp_path / "actors" / "a", "a", is_ours=True)
+    ActorWorkFolder(tmp_path / "actors" / "b", "b", is_ours=True).close()
+    again = ActorWorkFolder(tmp_path / "actors" / "a", "a", is_ours=True)
     assert (again.path / "events" / "log").exists()
     again.close()  # not done: to be resized, or it failed
     assert (again.path / "events" / "log").exists()
@@ -88,7 +88,7 @@ def test_what_a_killed_actor_left_a_moment_ago_waits_for_it_to_be_started_again(
 def test_work_folder_of_the_users_own_stays_and_so_does_what_is_beside_it(tmp_path):
     (tmp_path / "mine").mkdir()
     make_older(tmp_path / "mine")
-    own = WorkFolder(tmp_path / "work", "a", is_ours=False)
+    own = ActorWorkFolder(tmp_path / "work", "a", is_ours=False)
     own.is_done = True
     own.close()
     assert {p.name for p in tmp_path.iterdir()} == {"mine", "work"}
@@ -106,5 +106,5 @@ def test_folder_without_a_lock_is_nobodys_to_remove(tmp_path):
 def test_live_actors_name_is_refused(tmp_path):
     live = hold(tmp_path, "a", "m")
     with pytest.raises(ValueError, match="a live actor a has .*give another --name"):
-        WorkFolder(tmp_path / "actors" / "a", "a", is_ours=True)
+        ActorWorkFolder(tmp_path / "actors" / "a", "a", is_ours=True)
     live.communicate()

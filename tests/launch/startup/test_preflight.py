@@ -233,12 +233,12 @@ def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tm
     )
     run = tmp_path / "run"
     config = config_of(run=sections.RunConfig(dir=str(run), num_updates=100))
-    preflight.check_run_room(config, folder)
+    preflight.check_disk_space(config, folder)
     free -= 1
     with pytest.raises(ValueError, match="3 more at once need about .*choose another --config.run.dir"):
-        preflight.check_run_room(config, folder)
+        preflight.check_disk_space(config, folder)
     # One save, at the end.
-    preflight.check_run_room(config_of(run=sections.RunConfig(dir=str(run), num_updates=12)), folder)
+    preflight.check_disk_space(config_of(run=sections.RunConfig(dir=str(run), num_updates=12)), folder)
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,11 @@ def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
     monkeypatch.setattr(
         preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
     )
-    preflight.check_run_room(config, folder)
+    preflight.check_disk_space(config, folder)
     if num_to_come:
         free -= 1
         with pytest.raises(OSError, match=f"{num_to_come} more at once need about .*make room"):
-            preflight.check_run_room(config, folder)
+            preflight.check_disk_space(config, folder)
 
 
 @pytest.mark.parametrize(("has_begun", "error"), [(False, ValueError), (True, OSError)])
@@ -284,7 +284,7 @@ def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, mon
 
     monkeypatch.setattr(preflight.tempfile, "TemporaryFile", full)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 0))
-    for check in (preflight.check_folders, preflight.check_snapshot_room, preflight.check_run_room):
+    for check in (preflight.check_folders, preflight.check_snapshot_room, preflight.check_disk_space):
         with pytest.raises(error):
             check(config, folder)
 
@@ -305,10 +305,10 @@ def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, monkeypatc
     monkeypatch.setattr(
         preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - free, free)
     )
-    preflight.check_run_room(config, folder)
+    preflight.check_disk_space(config, folder)
     free = kept * 99 // 100
     with pytest.raises(ValueError, match="choose another --config.run.dir"):
-        preflight.check_run_room(config, folder)
+        preflight.check_disk_space(config, folder)
 
 
 def own(folder, **names):

@@ -2,32 +2,34 @@
 
 import pytest
 
-from bridge.liveness import Doing, Sign
-from launch.supervision.hang_detector import Bounds, StoppedProcesses, Vigil
+from bridge.liveness import Activity, LivenessSample
+from launch.supervision.hang_detector import HangDetector, HangTimeouts, SigstopWatchdog
 
-BOUNDS = Bounds(first_beat_s=120.0, beat_s=30.0, start_s=1800.0, work_s=600.0)
+BOUNDS = HangTimeouts(
+    first_heartbeat_timeout_s=120.0, heartbeat_timeout_s=30.0, start_timeout_s=1800.0, progress_timeout_s=600.0
+)
 LOOK_S = 0.1
 
 
 class Watched:
     """A process whose beats and parts of work come at given periods, under a vigil."""
 
-    def __init__(self, *, beats: bool = True, works: bool = True, doing: Doing = Doing.WORKING) -> None:
+    def __init__(self, *, beats: bool = True, works: bool = True, doing: Activity = Activity.WORKING) -> None:
         self.now_s = 1000.0
         self.beats, self.works, self.doing = beats, works, doing
         self.num_beats = self.num_works = 0
-        self.vigil = Vigil(BOUNDS, lambda: self.now_s)
+        self.vigil = HangDetector(BOUNDS, lambda: self.now_s)
 
     def pass_time(self, seconds: float) -> tuple[float, str] | None:
         """When, from here on, and by what it is found; None if it is not."""
-        start_s = self.now_s
-        while self.now_s < start_s + seconds:
+        start_timeout_s = self.now_s
+        while self.now_s < start_timeout_s + seconds:
             self.now_s += LOOK_S
             self.num_beats += self.beats
             self.num_works += self.works
-            found = self.vigil.look(Sign(self.num_beats, self.num_works, self.doing))
+            found = self.vigil.look(LivenessSample(self.num_beats, self.num_works, self.doing))
             if found is not None:
-                return self.now_s - start_s, found
+                return self.now_s - start_timeout_s, found
         return None
 
 
@@ -35,7 +37,7 @@ def test_vigil_process_that_beats_and_works_is_never_found():
     assert Watched().pass_time(5000) is None
 
 
-@pytest.mark.parametrize("doing", list(Doing))
+@pytest.mark.parametrize("doing", list(Activity))
 def test_vigil_process_that_beats_no_more_is_found_after_the_bound_whatever_it_did(doing):
     one = Watched(doing=doing)
     assert one.pass_time(50) is None
@@ -46,13 +48,14 @@ def test_vigil_process_that_beats_no_more_is_found_after_the_bound_whatever_it_d
 
 
 def test_vigil_process_that_has_not_beaten_yet_has_a_bound_of_its_own():
-    found = Watched(beats=False, works=False, doing=Doing.STARTING).pass_time(500)
+    found = Watched(beats=False, works=False, doing=Activity.STARTING).pass_time(500)
     assert found is not None
     assert found[0] == pytest.approx(120.0, abs=2 * LOOK_S) and found[1] == "no first heartbeat for 120 s"
 
 
 @pytest.mark.parametrize(
-    ("doing", "bound_s", "said"), [(Doing.WORKING, 600.0, "in its work"), (Doing.STARTING, 1800.0, "in its start")]
+    ("doing", "bound_s", "said"),
+    [(Activity.WORKING, 600.0, "in its work"), (Activity.STARTING, 1800.0, "in its start")],
 )
 def test_vigil_process_that_beats_and_gets_nothing_done_is_found_later_while_it_starts(doing, bound_s, said):
     one = Watched(doing=doing)
@@ -88,7 +91,7 @@ def test_vigil_a_watcher_that_was_stopped_and_a_clock_that_was_set_are_no_hang(g
 
 def test_stopped_processes_are_found_once_each_was_stopped_for_the_bound_without_a_break():
     now_s = 0.0
-    stopped = StoppedProcesses(30.0, lambda: now_s)
+    stopped = SigstopWatchdog(30.0, lambda: now_s)
     found_at: dict[int, float] = {}
     for step in range(1000):
         now_s = step * LOOK_S
@@ -101,7 +104,7 @@ def test_stopped_processes_are_found_once_each_was_stopped_for_the_bound_without
 
 def test_stopped_processes_time_in_which_the_watcher_was_stopped_too_does_not_count():
     now_s = 0.0
-    stopped = StoppedProcesses(30.0, lambda: now_s)
+    stopped = SigstopWatchdog(30.0, lambda: now_s)
     stopped.look({7})
     now_s = 100.0
     assert stopped.look({7}) == set()

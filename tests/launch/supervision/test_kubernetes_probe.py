@@ -8,16 +8,21 @@ import sys
 
 import pytest
 
-from bridge.liveness import FILE, Doing, Pulse
-from launch.supervision.hang_detector import Bounds, Memory, Vigil
+from bridge.liveness import FILE_VARIABLE, Activity, Liveness
+from launch.supervision.hang_detector import HangDetector, HangDetectorState, HangTimeouts
 from tests.integration.support.processes import REPO, wait_until
 
-BOUNDS = ["--first_beat_s=60", "--beat_s=0.3", "--start_s=60", "--work_s=60"]
+BOUNDS = [
+    "--first_heartbeat_timeout_s=60",
+    "--heartbeat_timeout_s=0.3",
+    "--start_timeout_s=60",
+    "--progress_timeout_s=60",
+]
 
 
 def probe(pulse, *arguments) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "launch.supervision.kubernetes_probe", f"--pulse={pulse}", *arguments],
+        [sys.executable, "-m", "launch.supervision.kubernetes_probe", f"--liveness_file={pulse}", *arguments],
         cwd=REPO,
         capture_output=True,
         text=True,
@@ -30,13 +35,14 @@ def probe(pulse, *arguments) -> "subprocess.CompletedProcess[str]":
 def process(tmp_path):
     """A process with a pulse at `tmp_path / "pulse"`, which works and then waits for the test."""
     code = (
-        "import sys; from bridge.liveness import Doing, Pulse; pulse = Pulse.of_this_process(); pulse.start()\n"
-        "for line in sys.stdin: pulse.work(Doing[line.strip()]); print('done', flush=True)"
+        "import sys; from bridge.liveness import Activity, Liveness\n"
+        "pulse = Liveness.of_this_process(); pulse.start()\n"
+        "for line in sys.stdin: pulse.report(Activity[line.strip()]); print('done', flush=True)"
     )
     started = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=REPO,
-        env=os.environ | {FILE: str(tmp_path / "pulse")},
+        env=os.environ | {FILE_VARIABLE: str(tmp_path / "pulse")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -99,57 +105,61 @@ def test_probe_without_a_pulse_or_with_more_is_refused():
         text=True,
         check=False,
     )
-    assert done.returncode not in (0, 3) and "--pulse" in done.stderr
+    assert done.returncode not in (0, 3) and "--liveness_file" in done.stderr
 
 
 def test_pulse_file_of_a_process_that_is_gone_says_nothing(process, tmp_path):
     say(process, "WORKING")
-    assert Pulse.feel_file(str(tmp_path / "pulse")).doing is Doing.WORKING
+    assert Liveness.read_file(str(tmp_path / "pulse")).activity is Activity.WORKING
     process.kill()
     process.wait()
-    assert Pulse.feel_file(str(tmp_path / "pulse")).num_beats == 0
+    assert Liveness.read_file(str(tmp_path / "pulse")).num_beats == 0
     assert (tmp_path / "pulse").exists()
 
 
 def test_pulse_file_that_is_none_says_nothing(tmp_path):
     (tmp_path / "pulse").write_bytes(b"short")
-    assert Pulse.feel_file(str(tmp_path / "pulse")).num_beats == 0
-    assert Pulse.feel_file(str(tmp_path / "none")).num_beats == 0
+    assert Liveness.read_file(str(tmp_path / "pulse")).num_beats == 0
+    assert Liveness.read_file(str(tmp_path / "none")).num_beats == 0
 
 
 def test_pulse_file_is_not_inherited_by_what_the_process_starts(monkeypatch, tmp_path):
-    monkeypatch.setenv(FILE, str(tmp_path / "pulse"))
-    Pulse.of_this_process()
-    assert FILE not in os.environ
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "pulse"))
+    Liveness.of_this_process()
+    assert FILE_VARIABLE not in os.environ
 
 
 def test_vigil_that_goes_on_from_its_memory_finds_what_one_vigil_finds():
-    bounds = Bounds(first_beat_s=120.0, beat_s=30.0, start_s=1800.0, work_s=600.0)
+    bounds = HangTimeouts(
+        first_heartbeat_timeout_s=120.0, heartbeat_timeout_s=30.0, start_timeout_s=1800.0, progress_timeout_s=600.0
+    )
     now_s = 0.0
 
     def clock() -> float:
         return now_s
 
-    whole, memory = Vigil(bounds, clock, max_look_s=60.0), None
+    whole, memory = HangDetector(bounds, clock, max_look_s=60.0), None
     for step in range(80):
         now_s += 20.0
-        doing = Doing.WORKING
+        doing = Activity.WORKING
         # It works for a while, then only beats, then does neither.
-        sign = type(Pulse.feel_file("/none"))(min(step, 60), min(step, 20), doing)
-        parted = Vigil(bounds, clock, max_look_s=60.0, memory=memory)
+        sign = type(Liveness.read_file("/none"))(min(step, 60), min(step, 20), doing)
+        parted = HangDetector(bounds, clock, max_look_s=60.0, memory=memory)
         found = parted.look(sign)
         if memory is not None or step == 0:
             assert found == whole.look(sign)
         memory = parted.memory
-        assert isinstance(memory, Memory)
+        assert isinstance(memory, HangDetectorState)
     assert found is not None
 
 
 def test_vigil_whose_looks_were_far_apart_counts_no_more_than_its_bound():
-    bounds = Bounds(first_beat_s=120.0, beat_s=30.0, start_s=1800.0, work_s=600.0)
+    bounds = HangTimeouts(
+        first_heartbeat_timeout_s=120.0, heartbeat_timeout_s=30.0, start_timeout_s=1800.0, progress_timeout_s=600.0
+    )
     now_s = 0.0
-    vigil = Vigil(bounds, lambda: now_s, max_look_s=20.0)
-    sign = type(Pulse.feel_file("/none"))(5, 5, Doing.WORKING)
+    vigil = HangDetector(bounds, lambda: now_s, max_look_s=20.0)
+    sign = type(Liveness.read_file("/none"))(5, 5, Activity.WORKING)
     vigil.look(sign)
     now_s = 1e6  # whoever asks was away
     assert vigil.look(sign) is None

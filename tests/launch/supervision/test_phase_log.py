@@ -1,4 +1,4 @@
-from bridge.liveness import end_phase, read_phase, say_phase
+from bridge.liveness import end_phase, read_phase, report_phase
 from launch.supervision.child import PhaseLog
 
 
@@ -6,10 +6,10 @@ def test_phase_is_the_last_one_said_among_other_lines(tmp_path, capfd):
     file = tmp_path / "a.log"
     log = PhaseLog(file)
     assert log.phase() == ""  # there is no log yet
-    say_phase("reading the prompts")
+    report_phase("reading the prompts")
     file.write_text(f"I1 learner.py something\n{capfd.readouterr().out}W2 other\n")
     assert log.phase() == "reading the prompts"
-    say_phase("compiling apply")
+    report_phase("compiling apply")
     end_phase()
     with open(file, "a") as out:
         out.write(capfd.readouterr().out)

@@ -100,9 +100,9 @@ def test_learner_of_two_processes_gives_each_its_part_of_the_devices(tmp_path, m
     config = Config(
         preset="test", actor=ActorConfig(**actor), mesh=MeshConfig(fsdp=2), learner=LearnerConfig(num_processes=2)
     )
-    monkeypatch.setattr(backend, "run_mark", lambda folder: "a run's:")
+    monkeypatch.setattr(backend, "run_tag", lambda folder: "a run's:")
     monkeypatch.setattr(backend, "Child", lambda role, *_, devices, **__: shown.setdefault(role, devices))
-    backend.LocalCrew(config, tmp_path, machine(num_gpus))
+    backend.LocalBackend(config, tmp_path, machine(num_gpus))
     assert [devices for role, devices in sorted(shown.items()) if role.startswith("learner")] == each
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from launch import cli
 from launch.supervision import process_group
-from launch.supervision.process_group import Group
+from launch.supervision.process_group import ProcessGroup
 
 
 @dataclasses.dataclass
@@ -16,7 +16,7 @@ class Member:
     role: str
     returncode: int | None = None
     hung: str = ""
-    doing: Doing = Doing.WORKING
+    doing: Activity = Activity.WORKING
     num_restarts: int = 0
     num_restarts_in_a_row: int = 0
     calls: list = dataclasses.field(default_factory=list)
@@ -33,8 +33,8 @@ class Member:
         self.calls.append("end_if_hung")
         return bool(self.hung)
 
-    def ask_to_stop(self) -> None:
-        self.calls.append("ask_to_stop")
+    def request_stop(self) -> None:
+        self.calls.append("request_stop")
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
         self.calls.append(("kill_after", is_over))
@@ -54,7 +54,7 @@ class Setup:
         self.now_s = 100.0
         self.members = [Member(f"learner-{i}") for i in range(count)]
         meetings = (f"127.0.0.1:{port}" for port in range(7000, 7100))
-        self.group = Group("learner", self.members, meeting=lambda: next(meetings), clock=lambda: self.now_s)
+        self.group = ProcessGroup("learner", self.members, meeting=lambda: next(meetings), clock=lambda: self.now_s)
 
     def codes(self, *codes: int | None) -> None:
         for member, code in zip(self.members, codes, strict=True):
@@ -119,11 +119,11 @@ def test_one_that_hung_is_named_and_its_error_quoted(three):
 
 
 def test_all_are_asked_watched_counted_and_killed_together(three):
-    three.group.ask_to_stop()
+    three.group.request_stop()
     three.group.kill_after(is_over := lambda: True)
     three.group.end_if_hung()
     three.group.kill()
-    assert all(m.calls == ["ask_to_stop", ("kill_after", is_over), "end_if_hung", "kill"] for m in three.members)
+    assert all(m.calls == ["request_stop", ("kill_after", is_over), "end_if_hung", "kill"] for m in three.members)
 
 
 def test_restarts_are_of_all_together(three):
@@ -133,8 +133,8 @@ def test_restarts_are_of_all_together(three):
 
 
 def test_doing_is_the_first_ones(three):
-    three.members[0].doing, three.members[1].doing = Doing.ALONE, Doing.WAITING
-    assert three.group.doing is Doing.ALONE
+    three.members[0].doing, three.members[1].doing = Activity.NO_ACTORS, Activity.WAITING
+    assert three.group.doing is Activity.NO_ACTORS
 
 
 def test_code_of_a_process_that_can_not_start_is_what_the_launcher_knows(three):

@@ -66,7 +66,7 @@ def waiting():
     started: list[subprocess.Popen[bytes]] = []
 
     def call(mark: str = "", code: str = STATE) -> subprocess.Popen[bytes]:
-        started.append(start(code, **({process_tree.MARK: mark} if mark else {})))
+        started.append(start(code, **({process_tree.RUN_TAG: mark} if mark else {})))
         return started[-1]
 
     yield call
@@ -103,17 +103,20 @@ def test_end_marked_kills_those_with_the_mark_stopped_or_not_and_no_others(waiti
     others = [waiting("run-10:learner"), waiting("run-2:actor-0"), waiting()]
     stopped.send_signal(signal.SIGSTOP)
     wait_until(lambda: state(stopped.pid) == "T", "one is stopped")
-    ended = process_tree.end_marked(lambda mark: mark.startswith("run-1:"))
+    ended = process_tree.kill_leftovers(lambda mark: mark.startswith("run-1:"))
     assert {(e.pid, e.mark) for e in ended} == {(ours.pid, "run-1:learner"), (stopped.pid, "run-1:actor-0")}
     assert ours.wait(20) == stopped.wait(20) == -signal.SIGKILL
     assert [p.poll() for p in others] == [None] * 3
-    assert process_tree.end_marked(lambda mark: mark.startswith("run-1:")) == []
+    assert process_tree.kill_leftovers(lambda mark: mark.startswith("run-1:")) == []
 
 
 def test_end_marked_finds_what_a_marked_process_started(waiting):
     parent = waiting("run-1:actor-0", WITH_A_CHILD)
     grandchild = int(parent.stdout.readline())
-    assert {e.pid for e in process_tree.end_marked(lambda mark: mark == "run-1:actor-0")} == {parent.pid, grandchild}
+    assert {e.pid for e in process_tree.kill_leftovers(lambda mark: mark == "run-1:actor-0")} == {
+        parent.pid,
+        grandchild,
+    }
     assert not is_alive(grandchild)
 
 
@@ -166,7 +169,7 @@ def test_mark_of_a_process_in_its_exec_is_read_once_the_kernel_shows_it(tmp_path
     monkeypatch.setattr(process_tree, "_PROC", tmp_path)
 
     def exec_ends(_: float) -> None:
-        (entry / "environ").write_bytes(f"A=b\0{process_tree.MARK}=run-1:learner\0".encode())
+        (entry / "environ").write_bytes(f"A=b\0{process_tree.RUN_TAG}=run-1:learner\0".encode())
 
     monkeypatch.setattr(process_tree.time, "sleep", exec_ends)
     assert [m.mark for m in process_tree._marked()] == ["run-1:learner"]
@@ -189,13 +192,13 @@ def test_end_marked_another_process_that_got_the_id_meanwhile_lives(waiting, mon
     innocent = waiting()
     # What was found under its id had our mark a moment ago.
     monkeypatch.setattr(
-        process_tree, "_marked", iter_once([process_tree.Marked(innocent.pid, "run-1:learner", "python")])
+        process_tree, "_marked", iter_once([process_tree.TaggedProcess(innocent.pid, "run-1:learner", "python")])
     )
-    process_tree.end_marked(lambda mark: mark.startswith("run-1:"), deadline_s=0.1)
+    process_tree.kill_leftovers(lambda mark: mark.startswith("run-1:"), deadline_s=0.1)
     assert innocent.poll() is None
 
 
-def iter_once(found: list[process_tree.Marked]):
+def iter_once(found: list[process_tree.TaggedProcess]):
     rounds = [found]
     return lambda: iter(rounds.pop() if rounds else [])
 

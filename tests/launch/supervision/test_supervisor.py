@@ -18,21 +18,23 @@ from rich.console import Console
 
 from bridge import timeline
 from bridge.files import RunLock
-from bridge.liveness import Doing
+from bridge.liveness import Activity
 from configs.run_folder import RunFolder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
 from launch import cli
-from launch.startup.prepare_run import Prepared
+from launch.startup.prepare_run import PreparedRun
 from launch.supervision import process_tree, supervisor
-from launch.supervision.backend import LocalCrew, run_mark
+from launch.supervision.backend import LocalBackend, run_tag
 from launch.supervision.child import Child
 from launch.supervision.placement import Machine
-from launch.supervision.supervisor import Ending, Supervisor
+from launch.supervision.supervisor import RunOutcome, Supervisor
 from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import REPO, wait_until
 
-BOUNDS = SupervisionConfig(heartbeat_s=4, first_heartbeat_s=20, start_s=20, work_s=4, stop_s=20)
+BOUNDS = SupervisionConfig(
+    heartbeat_timeout_s=4, first_heartbeat_timeout_s=20, start_timeout_s=20, progress_timeout_s=4, shutdown_grace_s=20
+)
 """A heart beats every second."""
 
 
@@ -55,7 +57,7 @@ def prepared(tmp_path, monkeypatch):
 
     def call(
         *, learner: list[str], actor: list[str], others: Sequence[list[str]] = (), max_restarts: int = 2
-    ) -> Prepared:
+    ) -> PreparedRun:
         config = Config(
             preset="test",
             run=RunConfig(dir=str(tmp_path / "run")),
@@ -67,7 +69,7 @@ def prepared(tmp_path, monkeypatch):
         (folder / "learner.json").write_text(json.dumps(learner))
         for i, one in enumerate([actor, *others]):
             (folder / f"actor-{i}.json").write_text(json.dumps(one))
-        return Prepared(config, folder, tmp_path / "model")
+        return PreparedRun(config, folder, tmp_path / "model")
 
     monkeypatch.setattr(
         Child,
@@ -77,24 +79,24 @@ def prepared(tmp_path, monkeypatch):
     return call
 
 
-def crew(prepared: Prepared, machine: Machine) -> LocalCrew:
-    return LocalCrew(prepared.config, prepared.folder.resolve(), machine)
+def crew(prepared: PreparedRun, machine: Machine) -> LocalBackend:
+    return LocalBackend(prepared.config, prepared.folder.resolve(), machine)
 
 
-def watch(prepared: Prepared, *, what: str = "nothing") -> tuple[Ending, str, Supervisor]:
+def watch(prepared: PreparedRun, *, what: str = "nothing") -> tuple[RunOutcome, str, Supervisor]:
     said = Said(what, prepared.folder / "said")
     one = Supervisor(prepared, Console(file=said, width=200), crew=crew(prepared, Machine(gpus=(), cores=(0, 1))))
     return one.run(), said.getvalue(), one
 
 
-def pids(prepared: Prepared, role: str) -> list[int]:
+def pids(prepared: PreparedRun, role: str) -> list[int]:
     return [int(line) for line in (prepared.folder / f"{role}.pids").read_text().split()]
 
 
 def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared):
     run = prepared(learner=["until said"], actor=["stop", "serve"])
     ending, said, _ = watch(run, what="starting it again (1)")
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert "actor-0 hung (no heartbeat for 4 s) and was killed; starting it again (1)" in said
     assert "hung (no heartbeat for 4 s)" in (run.folder / "logs" / "actor-0.log").read_text()
     assert len(pids(run, "learner")) == 1
@@ -116,20 +118,20 @@ def test_event_log_has_what_was_started_and_what_was_said(prepared):
 def test_actor_that_wants_other_limits_is_said_each_time_with_them(prepared):
     run = prepared(learner=["until said"], actor=["resize 4", "resize 7", "resize", "serve"])
     ending, said, _ = watch(run, what="engine limits (3)")
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     lines = [
         f"actor-0 starts again with other engine limits ({i}): max_num_seqs={num}, tensor_parallel_size=1"
         for i, num in ((1, 4), (2, 7), (3, ActorConfig().max_num_seqs))
     ]
     assert [line for line in said.splitlines() if "limits" in line] == lines
-    told = [e["args"]["line"] for e in timeline.read(RunFolder(run.folder).events) if e["name"] == "told"]
+    told = [e["args"]["line"] for e in timeline.read(RunFolder(run.folder).events) if e["name"] == "message"]
     assert [line for line in told if "limits" in line] == lines
 
 
 def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(prepared):
     run = prepared(learner=["until said"], actor=["serve"], others=[["stop", "serve"], ["serve"]])
     ending, said, one = watch(run, what="starting it again (1)")
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert "actor-1 hung (no heartbeat for 4 s) and was killed; starting it again (1)" in said
     assert [len(pids(run, f"actor-{i}")) for i in (0, 2)] == [1, 1]
     assert {a.name for a in one._actors} == {"actor-0", "actor-1-r1", "actor-2"}
@@ -138,7 +140,7 @@ def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(p
 def test_actor_that_can_not_be_started_is_given_up_while_another_is_left(prepared):
     run = prepared(learner=["until said"], actor=["fail"], others=[["serve"]])
     ending, said, one = watch(run, what="the run goes on without it")
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert "actor-0-r2 ended with code 1: it can't (after 2 restarts without a new step)" in said.replace("\n", "")
     assert len(pids(run, "actor-0")) == 3 and len(pids(run, "actor-1")) == 1
     assert one._describe(one._actors[0]).endswith("ended (1), given up")
@@ -146,14 +148,14 @@ def test_actor_that_can_not_be_started_is_given_up_while_another_is_left(prepare
 
 def test_run_fails_once_every_actor_is_given_up(prepared):
     ending, said, one = watch(prepared(learner=["serve"], actor=["fail"], others=[["fail"]]))
-    assert ending is Ending.FAILED and said.count("the run goes on without it") == 1
+    assert ending is RunOutcome.FAILED and said.count("the run goes on without it") == 1
     assert one.last_error.endswith("(after 2 restarts without a new step)")
 
 
 def test_steps_of_others_do_not_count_for_an_actor_that_never_starts(prepared):
     run = prepared(learner=["step by step"], actor=["starting and fail"], others=[["serve"]])
     ending, said, _ = watch(run, what="the run goes on without it")
-    assert ending is Ending.DONE and said.count("the run goes on without it") == 1
+    assert ending is RunOutcome.DONE and said.count("the run goes on without it") == 1
     assert "ended with code 1: it can't (twice alike in its start: it is not started again)" in said.replace("\n", "")
     assert len(pids(run, "actor-0")) == 2
 
@@ -164,15 +166,15 @@ def test_actor_that_fails_otherwise_in_each_start_is_started_until_the_bound(pre
     child = Mock(name="actor-0")
     given_up = []
     for doing, code, cause in [
-        (Doing.STARTING, 1, "no room for 7"),
-        (Doing.WORKING, 1, "no room for 7"),  # it had started
-        (Doing.STARTING, 1, "no room for 7"),
-        (Doing.STARTING, -9, "no room for 7"),  # killed from outside
-        (Doing.STARTING, 1, "no room for 7"),
-        (Doing.STARTING, 1, "no port"),
-        (Doing.STARTING, 4, "no port"),  # it may pass
-        (Doing.STARTING, 1, "no room for 7"),
-        (Doing.STARTING, 1, "no room for 8"),
+        (Activity.STARTING, 1, "no room for 7"),
+        (Activity.WORKING, 1, "no room for 7"),  # it had started
+        (Activity.STARTING, 1, "no room for 7"),
+        (Activity.STARTING, -9, "no room for 7"),  # killed from outside
+        (Activity.STARTING, 1, "no room for 7"),
+        (Activity.STARTING, 1, "no port"),
+        (Activity.STARTING, 4, "no port"),  # it may pass
+        (Activity.STARTING, 1, "no room for 7"),
+        (Activity.STARTING, 1, "no room for 8"),
     ]:
         child.doing, child.returncode = doing, code
         given_up.append(one._fails_alike(child, cause))  # pyright: ignore[reportArgumentType]
@@ -205,14 +207,14 @@ def test_engines_see_their_own_devices_and_the_learner_its_own(prepared):
 def test_learner_that_hangs_is_killed_and_started_again(prepared, behaviour, said):
     run = prepared(learner=[behaviour, "end"], actor=["serve"])
     ending, printed, _ = watch(run)
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert f"learner hung ({said}) and was killed; starting it again (1)" in printed
     assert len(pids(run, "learner")) == 2
 
 
 def test_no_live_actor_reaches_the_terminal(prepared):
     ending, said, _ = watch(prepared(learner=["until said"], actor=["serve"]), what="no live actor")
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert said.count("no live actor: the learner waits; actor-0: pid ") == 1
 
 
@@ -222,9 +224,17 @@ def test_no_live_actor_is_said_once_until_one_lives_again(prepared):
     actor = SimpleNamespace(name="actor-0", describe=lambda: "pid 1")
     one._actors = [actor]  # pyright: ignore[reportAttributeAccessIssue]
     counts = []
-    for doing in (Doing.ALONE, Doing.WORKING, Doing.ALONE, Doing.STARTING, Doing.ALONE, Doing.WAITING, Doing.ALONE):
+    for doing in (
+        Activity.NO_ACTORS,
+        Activity.WORKING,
+        Activity.NO_ACTORS,
+        Activity.STARTING,
+        Activity.NO_ACTORS,
+        Activity.WAITING,
+        Activity.NO_ACTORS,
+    ):
         one._learner = SimpleNamespace(doing=doing)  # pyright: ignore[reportAttributeAccessIssue]
-        one._note_actors()
+        one._report_no_actors()
         counts.append(said.getvalue().count("no live actor"))
     one._lock.release()
     assert counts == [1, 1, 1, 1, 1, 1, 2]
@@ -234,7 +244,7 @@ def test_no_live_actor_is_said_once_until_one_lives_again(prepared):
 def test_restarts_without_a_new_step_are_bounded(prepared):
     run = prepared(learner=["idle"], actor=["serve"])
     ending, said, one = watch(run)
-    assert ending is Ending.FAILED
+    assert ending is RunOutcome.FAILED
     assert one.last_error.endswith("(after 2 restarts without a new step)") and said.count("starting it again") == 2
     assert len(pids(run, "learner")) == 3
 
@@ -243,16 +253,16 @@ def test_restarts_after_a_new_step_each_are_not_bounded(prepared):
     # Each is killed, but only after a step that the run had never reached; the fifth goes no further than the fourth.
     run = prepared(learner=[f"steps {n}" for n in (1, 2, 3, 4, 4, 4, 4)], actor=["serve"])
     ending, _, one = watch(run)
-    assert ending is Ending.FAILED and "restarts without a new step" in one.last_error
+    assert ending is RunOutcome.FAILED and "restarts without a new step" in one.last_error
     assert len(pids(run, "learner")) in (6, 7)  # the last new step may be seen before or after its process is replaced
 
 
 @pytest.mark.parametrize(
     ("role", "behaviour", "ending"),
     [
-        ("learner", "fail", Ending.FAILED),
-        ("learner", "unusable", Ending.UNUSABLE),
-        ("actor", "unusable", Ending.UNUSABLE),
+        ("learner", "fail", RunOutcome.FAILED),
+        ("learner", "unusable", RunOutcome.UNUSABLE),
+        ("actor", "unusable", RunOutcome.UNUSABLE),
     ],
 )
 def test_process_that_would_fail_again_is_not_started_again(prepared, role, behaviour, ending):
@@ -263,13 +273,13 @@ def test_process_that_would_fail_again_is_not_started_again(prepared, role, beha
 def test_actor_that_ends_in_order_just_before_its_learner_is_not_started_again(prepared):
     run = prepared(learner=["until said"], actor=["end"])
     ending, said, _ = watch(run, what="no live actor")
-    assert ending is Ending.DONE and "starting it again" not in said and len(pids(run, "actor-0")) == 1
+    assert ending is RunOutcome.DONE and "starting it again" not in said and len(pids(run, "actor-0")) == 1
 
 
 def test_actor_that_ends_in_order_while_its_learner_goes_on_is_started_again(prepared, monkeypatch):
     monkeypatch.setattr(supervisor, "ENDING_S", 0.0)
     ending, said, _ = watch(prepared(learner=["until said"], actor=["end", "serve"]), what="starting it again (1)")
-    assert ending is Ending.DONE and "actor-0 ended with code 0" in said
+    assert ending is RunOutcome.DONE and "actor-0 ended with code 0" in said
 
 
 def test_learner_that_waited_too_long_for_another_process_is_started_again_after_longer_and_longer_pauses(
@@ -277,7 +287,7 @@ def test_learner_that_waited_too_long_for_another_process_is_started_again_after
 ):
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.25)
     ending, said, _ = watch(prepared(learner=["busy", "busy", "end"], actor=["serve"]))
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert "learner ended with code 4: it is locked; starting it again in 0.25 s (1)" in said
     assert "starting it again in 0.5 s (2)" in said
 
@@ -312,7 +322,7 @@ def test_process_that_waits_to_be_started_again_is_started_when_its_pause_is_ove
 
 def test_learner_that_somebody_else_told_to_stop_is_started_again(prepared):
     ending, said, _ = watch(prepared(learner=["stopped", "end"], actor=["serve"]))
-    assert ending is Ending.DONE
+    assert ending is RunOutcome.DONE
     assert "learner ended with code 3: stopped step=7; starting it again (1)" in said
 
 
@@ -330,10 +340,10 @@ def test_learner_has_its_bound_to_stop_and_actors_a_shorter_one_from_its_end_on(
             clock.now_s += 1
         waited.append(clock.now_s - began_s)
 
-    children = [SimpleNamespace(ask_to_stop=lambda: None, kill_after=kill_after) for _ in range(2)]
+    children = [SimpleNamespace(request_stop=lambda: None, kill_after=kill_after) for _ in range(2)]
     one._children, one._learner = children, children[0]  # pyright: ignore[reportAttributeAccessIssue]
     one._stop()
-    assert waited == [run.config.supervision.stop_s, supervisor.ENDING_S]
+    assert waited == [run.config.supervision.shutdown_grace_s, supervisor.ENDING_S]
 
 
 class Impatient(io.StringIO):
@@ -355,11 +365,11 @@ class Impatient(io.StringIO):
 def test_second_interrupt_ends_a_learner_that_takes_its_time_at_once(prepared):
     run = prepared(learner=["deaf"], actor=["serve"])
     run = dataclasses.replace(
-        run, config=dataclasses.replace(run.config, supervision=dataclasses.replace(BOUNDS, stop_s=1e9))
+        run, config=dataclasses.replace(run.config, supervision=dataclasses.replace(BOUNDS, shutdown_grace_s=1e9))
     )
     said = Impatient("no live actor", "another Ctrl-C ends all at once")
     ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
-    assert ending is Ending.INTERRUPTED and not said.lines
+    assert ending is RunOutcome.INTERRUPTED and not said.lines
     assert not any(is_alive(pid) for role in ("learner", "actor-0") for pid in pids(run, role))
 
 
@@ -373,24 +383,24 @@ def test_hangup_stops_a_run_but_for_one_that_nohup_started(prepared, handler, is
         assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert not said.lines and ending is (Ending.DONE if is_left else Ending.INTERRUPTED)
+    assert not said.lines and ending is (RunOutcome.DONE if is_left else RunOutcome.INTERRUPTED)
 
 
 def start_marked(mark: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
         stdin=subprocess.PIPE,
-        env=os.environ | {process_tree.MARK: mark},
+        env=os.environ | {process_tree.RUN_TAG: mark},
     )
 
 
 def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(prepared):
     run = prepared(learner=["end"], actor=["serve"])
-    orphan, bystander = start_marked(f"{run_mark(run.folder)}actor-0"), start_marked("another:actor-0")
+    orphan, bystander = start_marked(f"{run_tag(run.folder)}actor-0"), start_marked("another:actor-0")
     try:
         orphan.send_signal(signal.SIGSTOP)
         ending, said, _ = watch(run)
-        assert ending is Ending.DONE
+        assert ending is RunOutcome.DONE
         assert orphan.wait(20) == -signal.SIGKILL and bystander.poll() is None
         assert f"ended process {orphan.pid} (" in said and "of actor-0, left by an earlier start of this run" in said
     finally:
@@ -407,9 +417,9 @@ def test_start_of_a_copied_folder_leaves_the_live_originals_processes_and_snapsh
     snapshots = snapshot_folder(copy.config)
     snapshots.mkdir(parents=True)
     writer = RunLock(snapshots / "writer", "learner")  # the original's, which publishes there
-    child = start_marked(f"{run_mark(original)}learner")
+    child = start_marked(f"{run_tag(original)}learner")
     try:
-        assert watch(copy)[0] is Ending.DONE
+        assert watch(copy)[0] is RunOutcome.DONE
         assert child.poll() is None and snapshots.is_dir()
     finally:
         writer.release()
@@ -421,7 +431,7 @@ def test_start_of_a_copied_folder_leaves_the_live_originals_processes_and_snapsh
 
 def test_second_supervisor_is_refused_and_ends_nothing_of_the_first(prepared):
     run = prepared(learner=["end"], actor=["serve"])
-    child = start_marked(f"{run_mark(run.folder)}learner")
+    child = start_marked(f"{run_tag(run.folder)}learner")
     first = Supervisor(run, Console(file=io.StringIO()))
     try:
         with pytest.raises(ValueError, match="a live launch.local runs in"):
@@ -437,7 +447,7 @@ def test_log_that_can_not_be_written_is_one_line(prepared):
     run = prepared(learner=["end"], actor=["serve"])
     (run.folder / "logs").write_text("")
     ending, _, one = watch(run)
-    assert ending is Ending.FAILED and one.last_error == f"{run.folder.resolve() / 'logs'}: File exists"
+    assert ending is RunOutcome.FAILED and one.last_error == f"{run.folder.resolve() / 'logs'}: File exists"
 
 
 KILLED_SUPERVISOR = """
@@ -470,4 +480,4 @@ def test_killed_supervisor_takes_stopped_children_along(prepared):
     try:
         wait_until(lambda: not any(map(is_alive, children)), "the children's end", deadline_s=60)
     finally:
-        process_tree.end_marked(lambda mark: mark.startswith(run_mark(run.folder)))
+        process_tree.kill_leftovers(lambda mark: mark.startswith(run_tag(run.folder)))

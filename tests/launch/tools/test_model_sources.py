@@ -8,7 +8,7 @@ import pytest
 
 from bridge import files
 from launch.tools import model_sources
-from launch.tools.model_sources import RECORD, Source
+from launch.tools.model_sources import RECORD, ModelSource
 from tests.learner.model_folder import make_model_folder
 
 
@@ -19,7 +19,7 @@ class Folder:
         self.is_interrupted = is_interrupted
         self.found: list[str] = []
         """What an earlier try had left."""
-        self.source = Source(
+        self.source = ModelSource(
             short_name="small", description="a test", identity={"revision": revision}, fill=self.fill, licence="none"
         )
 

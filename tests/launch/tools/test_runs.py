@@ -72,7 +72,7 @@ def test_command_lists_the_run_of_a_file_and_drops_none(tmp_path):
     code, lines = command(f"--store={url}")
     assert code == 2 and lines == [f"error: there is no store {tmp_path}/store.sqlite"]
     store = SqliteStore(tmp_path / "store.sqlite")
-    store.lead("here", lease_s=1e6)
+    store.acquire_leadership("here", lease_s=1e6)
     store.finish(7)
     store._incarnation = None  # nor resigns
     store.close()

@@ -35,7 +35,7 @@ def test_sets_have_the_problems_of_their_own_sources_or_the_held_out_ones(tmp_pa
     assert [p.question for p in sets["file"].problems] == [r["prompt"] for r in rows_of(9, start=500)]
     assert sets["first"].problems[3].question == sets["file"].problems[3].question
     assert [p.question for p in sets["few"].problems] == [p.question for p in sets["heldout"].problems[:3]]
-    assert (sets["task"].how.max_tokens, sets["file"].how.max_tokens) == (20, 16) and sets["file"].how.k == 2
+    assert (sets["task"].config.max_tokens, sets["file"].config.max_tokens) == (20, 16) and sets["file"].config.k == 2
 
 
 def test_nothing_trains_on_a_question_that_a_set_asks(tmp_path, tokenizer):

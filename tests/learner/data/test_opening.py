@@ -93,7 +93,7 @@ def test_open_file_prompt_that_the_chat_template_refuses_is_set_aside(tmp_path, 
 def test_open_file_rows_whose_answers_do_not_pass_are_set_aside(tmp_path, tokenizer):
     rows = [r for r in rows_of(30) if not is_held_out(r["prompt"], 10)]
     config = config_of(path=jsonl(tmp_path, rows), num_problems=0)
-    opened = open_one(config, tokenizer, set_aside={"": {2: "its own answer earns 0"}})
+    opened = open_one(config, tokenizer, gold_failures={"": {2: "its own answer earns 0"}})
     assert trained(opened) == [r["prompt"] for i, r in enumerate(rows) if i != 1]
     assert [(b.row, b.reason) for b in opened.bad] == [(2, "its own answer earns 0")]
 

@@ -187,9 +187,9 @@ def test_metrics_say_epochs_shares_and_rewards_and_each_has_a_meaning(tokenizer,
         "prompts/epoch": max(40 / num_rows["a"], 20 / num_rows["b"]),
         "prompts/a/epoch": 40 / num_rows["a"],
         "prompts/b/epoch": 20 / num_rows["b"],
-        "prompts/a/share": 0.5,
-        "prompts/b/share": 0.25,
-        "prompts/made/share": 0.25,
+        "prompts/a/fraction": 0.5,
+        "prompts/b/fraction": 0.25,
+        "prompts/made/fraction": 0.25,
         "prompts/a/problems": 40,
         "prompts/b/problems": 20,
         "prompts/made/problems": 20,
@@ -239,7 +239,7 @@ def test_state_over_other_rows_of_an_evaluation_set_is_refused(tokenizer, files)
 @pytest.mark.parametrize("change", [{"tools": ({"name": "g"},)}, {"template_arguments": {"thinks": True}}])
 def test_digest_of_rows_is_of_all_that_makes_a_prompt(change):
     before = RawProblem(question="q", messages=(), task=task_of("1", {"exact": 1.0}, answer_in="text"))
-    one, two = row_filter._Found(), row_filter._Found()
+    one, two = row_filter._FilterCounts(), row_filter._FilterCounts()
     one.keep(0, before, "train")
     two.keep(0, dataclasses.replace(before, **change), "train")
     assert one.digest.hexdigest() != two.digest.hexdigest()

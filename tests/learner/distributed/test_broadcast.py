@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from learner.distributed.sharding import batch_sharding, make_mesh, replicated
 from learner.distributed.sharding import abstract, placed
-from learner.distributed.broadcast import Spread
+from learner.distributed.broadcast import BatchBroadcast
 
 ROWS, TOKENS = 8, 12
 SPECIAL = np.array(
@@ -39,7 +39,7 @@ def check(mesh, leader):
     rows, whole = batch_sharding(mesh), replicated(mesh)
     shapes = jax.tree.map(abstract, trees(0))
     shapes = placed(shapes, jax.tree.map(lambda x: rows if x.ndim else whole, shapes))
-    spread = Spread(shapes, mesh, leader=leader)
+    spread = BatchBroadcast(shapes, mesh, leader=leader)
     for seed in range(10):
         want = trees(seed)
         got = jax.block_until_ready(spread(want if hosts.index == leader else shapes))
@@ -78,7 +78,7 @@ def test_batch_of_one_process_is_on_all_bit_for_bit_whatever_the_mesh_and_the_or
 
 
 LARGE = (
-    several_hosts.CONNECT.replace("silence_s=10", "silence_s=5")
+    several_hosts.CONNECT.replace("peer_timeout_s=10", "peer_timeout_s=5")
     + """
 import dataclasses
 import jax
@@ -88,7 +88,7 @@ from learner.policy_trainer import Accumulate, decode, encode
 from learner.distributed.sharding import batch_sharding, make_mesh, replicated
 from learner.update.packing import MicroBatch, empty_batch
 from learner.distributed.sharding import abstract, placed
-from learner.distributed.broadcast import Spread
+from learner.distributed.broadcast import BatchBroadcast
 
 packing = PackingConfig(rows=64, row_tokens=36864)
 empty = empty_batch(packing)
@@ -96,7 +96,7 @@ assert sum(x.nbytes for x in jax.tree.leaves(empty)) > 1 << 26
 mesh = make_mesh(fsdp=4)
 shapes = jax.tree.map(abstract, empty)
 where = jax.tree.map(lambda x: batch_sharding(mesh) if x.ndim else replicated(mesh), shapes)
-spread = Spread(placed(shapes, where), mesh)
+spread = BatchBroadcast(placed(shapes, where), mesh)
 channel = hosts.channel("decisions")
 rows = np.arange(packing.rows * packing.row_tokens, dtype=np.int32).reshape(packing.rows, packing.row_tokens)
 for i in range(3):

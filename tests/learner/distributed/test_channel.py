@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from learner.distributed.channel import MAX_MESSAGE_BYTES, OneHost
+from learner.distributed.channel import MAX_MESSAGE_BYTES, SingleProcess
 from tests.learner import several_hosts
 
 TALK = (
@@ -10,7 +10,7 @@ TALK = (
     + """
 import json
 from jax._src import distributed
-from learner.distributed.channel import HostLostError, MAX_MESSAGE_BYTES
+from learner.distributed.channel import ProcessLostError, MAX_MESSAGE_BYTES
 
 said = {}
 talk, other = hosts.channel("talk"), hosts.channel("other")
@@ -23,16 +23,16 @@ got = talk.gather(large[-1] + b"%d" % hosts.index, timeout_s=30)
 said["large"].append(got == ([large[-1] + b"%d" % i for i in range(hosts.count)] if hosts.is_leader else []))
 said["gathers"] = [[m.decode() for m in talk.gather(f"{hosts.index} {i}".encode(), timeout_s=30)] for i in range(3)]
 if hosts.index == 1:
-    hosts.ask_to_stop()
+    hosts.request_stop()
 other.gather(b"all asked", timeout_s=30)
-said["is_asked_to_stop"] = hosts.is_asked_to_stop
+said["stop_requested"] = hosts.stop_requested
 late = hosts.channel("late")
 try:
     if hosts.is_leader:
         late.gather(b"", timeout_s=0.2)
     else:
         late.broadcast(None, timeout_s=0.2)
-except HostLostError as e:
+except ProcessLostError as e:
     said["late"] = str(e)
 talk.gather(b"read all", timeout_s=30)
 said["left"] = len(distributed.global_state.client.key_value_dir_get_bytes("sluice/channel")) if hosts.is_leader else 0
@@ -50,7 +50,7 @@ def test_channels_between_three_processes_carry_each_message_in_order_and_keep_n
         assert said["other"] == "apart"
         assert said["broadcasts"] == [str(i)[0] for i in range(20)]
         assert said["large"] == [True] * 4
-        assert said["is_asked_to_stop"] or said is not leader
+        assert said["stop_requested"] or said is not leader
     assert leader["gathers"] == [[f"{host} {i}" for host in range(3)] for i in range(3)]
     assert [said["gathers"] for said in others] == [[[], [], []]] * 2
     assert "process 1 said nothing" in leader["late"]
@@ -59,19 +59,19 @@ def test_channels_between_three_processes_carry_each_message_in_order_and_keep_n
 
 
 def test_one_host_alone_leads_and_hears_itself():
-    host = OneHost()
+    host = SingleProcess()
     channel = host.channel("any")
 
-    assert (host.index, host.count, host.is_leader, host.is_asked_to_stop) == (0, 1, True, False)
+    assert (host.index, host.count, host.is_leader, host.stop_requested) == (0, 1, True, False)
     assert channel.broadcast(b"x", timeout_s=1) == b"x"
     assert channel.gather(b"y", timeout_s=1) == [b"y"]
-    host.ask_to_stop()
-    assert host.is_asked_to_stop
+    host.request_stop()
+    assert host.stop_requested
 
 
 def test_message_larger_than_a_channel_takes_is_refused():
     with pytest.raises(ValueError, match=f"at most {MAX_MESSAGE_BYTES}"):
-        OneHost().channel("any").broadcast(bytes(MAX_MESSAGE_BYTES + 1), timeout_s=1)
+        SingleProcess().channel("any").broadcast(bytes(MAX_MESSAGE_BYTES + 1), timeout_s=1)
 
 
 SPREAD = (

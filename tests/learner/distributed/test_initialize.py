@@ -18,7 +18,7 @@ def no_scheduler(monkeypatch):
 
 
 def of_flags(coordinator=None, num_processes=None, process_id=None):
-    return identify(coordinator=coordinator, num_processes=num_processes, process_id=process_id, join_s=1)
+    return identify(coordinator=coordinator, num_processes=num_processes, process_id=process_id, init_timeout_s=1)
 
 
 def test_identity_without_flags_or_scheduler_is_a_process_alone():

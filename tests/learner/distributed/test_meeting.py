@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from learner.distributed.channel import Meeting, MeetingOverError
+from learner.distributed.channel import Barrier, BarrierBrokenError
 from tests.learner.publish.thread_hosts import ThreadHosts
 
 COUNT, DEADLINE_S = 3, 60.0
@@ -23,9 +23,9 @@ class Hosts:
     def meet(self) -> None:
         """Another meeting on the same channel."""
         each = zip(self.hosts, self.channels, strict=True)
-        self.meetings = [Meeting(host, channel, timeout_s=DEADLINE_S) for host, channel in each]
+        self.meetings = [Barrier(host, channel, timeout_s=DEADLINE_S) for host, channel in each]
 
-    def do(self, *calls: Callable[[Meeting], None]) -> list[BaseException | None]:
+    def do(self, *calls: Callable[[Barrier], None]) -> list[BaseException | None]:
         """What each host's call raised; all at once."""
         futures = [self.threads.submit(call, meeting) for call, meeting in zip(calls, self.meetings, strict=True)]
         return [future.exception(DEADLINE_S) for future in futures]
@@ -38,12 +38,12 @@ def hosts():
     made.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def at(place: str) -> Callable[[Meeting], None]:
+def at(place: str) -> Callable[[Barrier], None]:
     return lambda meeting: meeting.wait(place)
 
 
 def are_over(errors: list[BaseException | None]) -> bool:
-    return all(isinstance(error, MeetingOverError) for error in errors)
+    return all(isinstance(error, BarrierBrokenError) for error in errors)
 
 
 def test_hosts_that_come_to_the_same_places_go_on(hosts):
@@ -58,7 +58,7 @@ def test_host_that_comes_elsewhere_ends_the_meeting_for_all_and_the_next_one_is_
     calls[who] = at("ended")
     assert are_over(hosts.do(*calls))
     for index in range(COUNT):  # nobody waits for the others any more
-        with pytest.raises(MeetingOverError):
+        with pytest.raises(BarrierBrokenError):
             hosts.meetings[index].wait("ended")
         hosts.meetings[index].end()
     hosts.meet()
@@ -68,7 +68,7 @@ def test_host_that_comes_elsewhere_ends_the_meeting_for_all_and_the_next_one_is_
 @pytest.mark.parametrize("waiting", [[], [0], [1, 2], [0, 1, 2]])
 def test_end_by_all_frees_whatever_threads_wait(hosts, waiting):
     threads = [hosts.threads.submit(hosts.meetings[index].wait, "written") for index in waiting]
-    assert hosts.do(*[Meeting.end] * COUNT) == [None] * COUNT
+    assert hosts.do(*[Barrier.end] * COUNT) == [None] * COUNT
     errors = [thread.exception(DEADLINE_S) for thread in threads]
     assert are_over(errors) or (len(waiting) == COUNT and errors == [None] * COUNT)
     hosts.meet()

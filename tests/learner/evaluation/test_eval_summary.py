@@ -40,7 +40,7 @@ def test_held_out_metrics_are_means_over_all_rollouts():
     assert {n: v for n, v in got.items() if "@" not in n} == {
         "eval/reward": 0.5,
         "eval/reward_stderr": 0.0,
-        "eval/left_out": 3,
+        "eval/unscored_problems": 3,
         "eval/version": 7,
         "eval/last_version": 9,
         "eval/response_tokens": 5.0,
@@ -75,7 +75,7 @@ def test_metrics_tell_verifiers_apart_and_count_turns_and_sampled_tokens_and_all
         "eval/games/rewards/math": 0.5,
         "eval/games/rewards/format": 0.25,
     }
-    assert dict(summary.verdicts) == {"ok": 2, "wrong": 1, "timeout": 0, "hang": 0, "unjudged": 1}
+    assert dict(summary.verdicts) == {"ok": 2, "wrong": 1, "timeout": 0, "hang": 0, "unscored": 1}
     assert "eval/games/maj@3" in got and math.isnan(got["eval/games/maj@3_stderr"])
     assert [n for n in got if meaning(n) is None] == []
     assert [n for n in held_out_metrics("heldout", summary) if meaning(n) is None] == []

@@ -13,7 +13,7 @@ from configs.sections.evaluation import EvaluationSet
 from learner.data.problem import Problem
 from learner.evaluation import evaluator
 from learner.evaluation.eval_sets import ProblemSet
-from learner.evaluation.evaluator import Evaluations, is_due, max_samples_out, open_evaluations, row_kind
+from learner.evaluation.evaluator import Evaluator, is_due, max_samples_out, open_evaluations, row_kind
 from learner.metrics.metrics_writer import MetricsWriter, read_rows
 from tests.bridge.factories import make_group, make_report, make_rollout
 
@@ -49,7 +49,7 @@ class Job:
         sets = [
             ProblemSet(
                 name=name,
-                how=how,
+                config=how,
                 problems=tuple(
                     Problem(f"{name} {n}", np.array([n], np.int32), Task.judged_by("exact", answer="7"))
                     for n in range(how.num_problems)
@@ -57,7 +57,7 @@ class Job:
             )
             for name, how in self.config.evaluation_sets.items()
         ]
-        self.evaluations: Evaluations = open_evaluations(
+        self.evaluations: Evaluator = open_evaluations(
             self.config,
             sets,
             self.store,
@@ -65,7 +65,7 @@ class Job:
             metrics=self.metrics,
             accept=lambda group, ticket: True,
             fenced_actors=frozenset,
-            while_waiting=self.wait,
+            on_wait=self.wait,
         )
 
     def wait(self):
@@ -86,7 +86,7 @@ class Job:
 
     def publish(self, step):
         if self.evaluations.waits:
-            self.evaluations.settle()
+            self.evaluations.wait()
         self.evaluations.start(version=Version(incarnation=self.incarnation, step=step), round=0)
 
     def rows(self):
@@ -152,7 +152,7 @@ def test_sets_are_asked_apart_each_at_its_own_steps_and_as_it_says(start):
     for step in range(11):
         job.publish(step)
         job.serve(100)
-        job.evaluations.collect()
+        job.evaluations.poll()
     assert job.rows() == job_rows([("heldout", s) for s in (0, 4, 8, 10)], [("hard", s) for s in range(0, 11, 2)])
     assert {n for id_, n in job.served if "hard" in id_} == {4} and {n for i, n in job.served if "hard" not in i} == {1}
     hard = next(r for r in read_rows(job.run.metrics) if r["kind"] == "eval/hard")
@@ -160,7 +160,7 @@ def test_sets_are_asked_apart_each_at_its_own_steps_and_as_it_says(start):
     held_out = next(r for r in read_rows(job.run.metrics) if r["kind"] == "eval")
     assert held_out["eval/reward"] == held_out["eval/heldout/avg@1"] == 1.0
     assert (hard["temperature"], hard["top_p"], hard["k"], hard["source"]) == (0.5, 0.9, 4, "chain_sum")
-    assert hard["verdicts"]["unjudged"] == 12 and hard["notes"] == []
+    assert hard["verdicts"]["unscored"] == 12 and hard["notes"] == []
 
 
 def job_rows(*rows):
@@ -170,10 +170,10 @@ def job_rows(*rows):
 def test_evaluation_under_way_holds_up_no_publish_and_says_the_weights_that_it_is_by(start):
     job = start()
     job.publish(0)
-    assert job.evaluations.is_out
+    assert job.evaluations.in_progress
     job.serve(1)
     for step in (1, 2, 4):
-        job.evaluations.collect()
+        job.evaluations.poll()
         job.publish(step)
     assert job.rows() == [] and len(job.store.claim("other", limit=100, lease_s=1000)) == 4  # nothing was asked twice
 
@@ -183,7 +183,7 @@ def test_evaluation_that_ends_on_newer_weights_has_their_range(start):
     job.publish(0)
     job.serve(1)
     job.serve(1, step=3)
-    job.evaluations.collect()
+    job.evaluations.poll()
     (row,) = [r for r in read_rows(job.run.metrics) if r["kind"] == "eval"]
     assert (row["step"], row["eval/version"], row["eval/last_version"]) == (0, 0, 3)
 
@@ -197,7 +197,7 @@ def test_publish_that_waits_has_evaluations_of_one_version(start):
 
 def test_evaluation_takes_no_more_than_its_share_beside_training_and_all_when_it_is_waited_for(start):
     # Two engines of 8 places: of 16 a half; a problem of `hard` has 4 samples.
-    job = start(max_share=0.5, sets=dict(SETS, hard=dataclasses.replace(SETS["hard"], num_problems=5)))
+    job = start(max_engine_fraction=0.5, sets=dict(SETS, hard=dataclasses.replace(SETS["hard"], num_problems=5)))
     for name in ("a", "b"):
         beat = Heartbeat(process=name, role="actor", pid=1, time_s=0.0, report=make_report(max_sequences=8))
         job.store.heartbeat(beat)
@@ -206,15 +206,15 @@ def test_evaluation_takes_no_more_than_its_share_beside_training_and_all_when_it
     assert sum(t.num_samples for t in out) == 6  # two of the held-out problems, and one of `hard`: two would be 10
     for ticket in out[:2]:
         job.store.put_group(make_group(ticket, actor="actor"))
-    job.evaluations.collect()
+    job.evaluations.poll()
     assert job.rows() == [("eval", 0)]
     assert sum(t.num_samples for t in job.store.claim("actor", limit=100, lease_s=1000)) == 4  # 4 + 4 are out
     for ticket in out[2:]:
         rollouts = (make_rollout(),) * 4
         job.store.put_group(make_group(ticket, actor="actor", rollouts=rollouts))
-    job.evaluations.collect()
+    job.evaluations.poll()
     assert len(job.store.claim("other", limit=100, lease_s=1000)) == 1
-    assert job.store.counts()["open"] == 0 and job.evaluations.is_out
+    assert job.store.counts()["open"] == 0 and job.evaluations.in_progress
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_max_samples_out_is_a_share_of_the_live_engines_places(share, reports, w
         for i, n in enumerate(reports)
     ]
     starting = Heartbeat(process="new", role="actor", pid=1, time_s=0.0)
-    assert max_samples_out(config_of(max_share=share), [*beats, starting]) == wanted
+    assert max_samples_out(config_of(max_engine_fraction=share), [*beats, starting]) == wanted
 
 
 @pytest.mark.parametrize("num_served", range(6))
@@ -235,14 +235,14 @@ def test_restart_in_the_middle_of_an_evaluation_loses_and_repeats_none(start, nu
     job = start()
     job.publish(0)
     job.serve(100)
-    job.evaluations.collect()
+    job.evaluations.poll()
     job.publish(4)
     job.serve(num_served)
-    job.evaluations.collect()
+    job.evaluations.poll()
     job.close()
     again = start(restored_step=4, incarnation=1)
     again.publish(4)
-    again.evaluations.settle()
+    again.evaluations.wait()
     wanted = [("eval", 0), ("eval", 4), ("eval/hard", 0), ("eval/hard", 4)]
     assert sorted(again.rows()) == wanted
     # What was complete is not asked again.
@@ -257,21 +257,21 @@ def test_restart_from_before_an_evaluation_makes_it_again_once(start):
     for step in (0, 4):
         job.publish(step)
         job.serve(100)
-        job.evaluations.collect()
+        job.evaluations.poll()
     job.close()
     again = start(every_n_steps=4, restored_step=3, incarnation=1)  # the checkpoint is of before step 4
     again.publish(3)
-    assert not again.evaluations.is_out
+    assert not again.evaluations.in_progress
     again.publish(4)
-    again.evaluations.settle()
+    again.evaluations.wait()
     assert again.rows() == job_rows([("heldout", 0), ("heldout", 4)], [("hard", 0), ("hard", 4)])
 
 
 def test_sets_that_are_waited_for_while_it_is_looked_for_them_are_settled_once(start, caplog):
     job = start()
     job.publish(0)
-    job.evaluations.settle()
-    assert job.rows() == job_rows([("heldout", 0)], [("hard", 0)]) and not job.evaluations.is_out
+    job.evaluations.wait()
+    assert job.rows() == job_rows([("heldout", 0)], [("hard", 0)]) and not job.evaluations.in_progress
     assert not [r for r in caplog.records if "no response could be judged" in r.getMessage()]
 
 
@@ -279,6 +279,6 @@ def test_evaluation_that_nobody_could_judge_has_no_row_and_training_goes_on(star
     job = start(sets={})
     job.publish(0)
     for ticket in job.store.claim("actor", limit=10, lease_s=1000):
-        job.store.give_up(ticket.id, "no judge", max_attempts=1)
-    job.evaluations.collect()
-    assert job.rows() == [] and not job.evaluations.is_out
+        job.store.fail_ticket(ticket.id, "no judge", max_attempts=1)
+    job.evaluations.poll()
+    assert job.rows() == [] and not job.evaluations.in_progress

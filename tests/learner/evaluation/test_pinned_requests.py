@@ -7,7 +7,7 @@ import pytest
 from bridge.rollout_types import RewardPart, Sampling, Task, Version
 from bridge.store.open import SqliteStore
 from learner.data.problem import Problem
-from learner.evaluation.pinned_requests import Pinned, pinned_tickets, probe_problems
+from learner.evaluation.pinned_requests import PinnedRequests, pinned_tickets, probe_problems
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Problems
 
@@ -50,10 +50,10 @@ def ask(pinned, count=2, *, version=V3):
 def test_settle_waits_for_all_and_returns_them_in_order(store):
     store.put_tickets([make_ticket("train-0", order=0)])  # a training ticket never comes before a pinned one
     actor = Actor(store, (1, 3, 3))
-    pinned = Pinned("eval", store, while_waiting=actor)
+    pinned = PinnedRequests("eval", store, on_wait=actor)
     ask(pinned, 3)
     assert pinned.version == V3
-    groups = pinned.settle()
+    groups = pinned.wait()
     assert [g.prompt_tokens[0] for g in groups] == [0, 1, 2]
     assert pinned.version is None
     assert store.counts() | {"acknowledged": 3, "open": 1, "reissued": 0} == store.counts()
@@ -61,27 +61,27 @@ def test_settle_waits_for_all_and_returns_them_in_order(store):
 
 def test_start_sends_no_more_than_its_limit_and_settle_the_rest(store):
     actor = Actor(store, (1, 3, 3))
-    pinned = Pinned("eval", store, while_waiting=actor)
+    pinned = PinnedRequests("eval", store, on_wait=actor)
     pinned.start(problems(4), Sampling(max_tokens=4), version=V3, round=0, limit=5)
-    assert (store.counts()["open"], pinned.num_out, pinned.num_unsent) == (2, 4, 2)  # of two samples each
+    assert (store.counts()["open"], pinned.num_pending, pinned.num_unsent) == (2, 4, 2)  # of two samples each
     actor()
-    assert not pinned.poll() and pinned.num_out == 2
+    assert not pinned.poll() and pinned.num_pending == 2
     pinned.send(2)
-    assert (pinned.num_out, pinned.num_unsent) == (4, 1)
-    assert [g.prompt_tokens[0] for g in pinned.settle()] == [0, 1, 2, 3] and len(actor.served) == 4
+    assert (pinned.num_pending, pinned.num_unsent) == (4, 1)
+    assert [g.prompt_tokens[0] for g in pinned.wait()] == [0, 1, 2, 3] and len(actor.served) == 4
 
 
 def test_ticket_of_more_samples_than_there_is_room_for_goes_out_alone(store):
-    pinned = Pinned("eval", store, while_waiting=lambda: None)
+    pinned = PinnedRequests("eval", store, on_wait=lambda: None)
     pinned.start(problems(2, samples=8), Sampling(max_tokens=4), version=V3, round=0, limit=3)
-    assert (store.counts()["open"], pinned.num_out) == (1, 8)
+    assert (store.counts()["open"], pinned.num_pending) == (1, 8)
     pinned.send(3)
     assert store.counts()["open"] == 1
 
 
 def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
     actor, fenced = Actor(store, (1, 3, 3)), set[str]()
-    pinned = Pinned("eval", store, while_waiting=lambda: None, fenced_actors=lambda: fenced)
+    pinned = PinnedRequests("eval", store, on_wait=lambda: None, fenced_actors=lambda: fenced)
     ask(pinned, 2)
     actor()
     assert not pinned.poll()  # the first is taken
@@ -92,7 +92,7 @@ def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
     store.put_group(make_group(again, rollouts=(make_rollout(step=3),) * 2, actor="other", incarnation=1))
     (last,) = store.claim("other", limit=1, lease_s=1000)
     store.put_group(make_group(last, rollouts=(make_rollout(step=3),) * 2, actor="other", incarnation=1))
-    assert [g.actor for g in pinned.settle()] == ["other", "other"]
+    assert [g.actor for g in pinned.wait()] == ["other", "other"]
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
 )
 def test_settle_group_of_other_weights_is_asked_for_again(store, other):
     actor = Actor(store, other, (1, 3, 3))
-    pinned = Pinned("probe", store, while_waiting=actor)
+    pinned = PinnedRequests("probe", store, on_wait=actor)
     ask(pinned, 2)
-    groups = pinned.settle()
+    groups = pinned.wait()
     assert len(actor.served) == 3 and len(set(actor.served)) == 2
     assert {(g.incarnation, g.min_step, g.max_step) for g in groups} == {(1, 3, 3)}
     assert store.counts()["reissued"] == 1
@@ -117,64 +117,64 @@ def test_settle_group_of_other_weights_is_asked_for_again(store, other):
 @pytest.mark.parametrize("other", [(1, 2, 4), (0, 3, 4), (2, 4, 4)])
 def test_in_flight_newer_weights_do_older_and_abandoned_ones_do_not(store, other):
     actor = Actor(store, other, (1, 3, 3), (1, 3, 5))
-    pinned = Pinned("eval", store, while_waiting=actor, is_exact=False)
+    pinned = PinnedRequests("eval", store, on_wait=actor, is_exact=False)
     ask(pinned, 2)
-    groups = pinned.settle()
+    groups = pinned.wait()
     assert len(actor.served) == 3 and store.counts()["reissued"] == 1
     assert (min(g.min_step for g in groups), max(g.max_step for g in groups)) == (3, 5)
 
 
 def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
     actor = Actor(store, (1, 3, 3))
-    pinned = Pinned("eval", store, while_waiting=lambda: pytest.fail("it waited"))
+    pinned = PinnedRequests("eval", store, on_wait=lambda: pytest.fail("it waited"))
     ask(pinned, 2)
     assert not pinned.poll()
     actor()
     assert not pinned.poll()
     actor()
-    assert pinned.poll() and len(pinned.settle()) == 2
+    assert pinned.poll() and len(pinned.wait()) == 2
 
 
 def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
     actor = Actor(store, (1, 3, 3))
-    pinned = Pinned("probe", store, while_waiting=actor)
+    pinned = PinnedRequests("probe", store, on_wait=actor)
     ask(pinned, 2)
     answers = iter([False, True, False, True])
-    groups = pinned.settle(lambda group, ticket: ticket.id == group.ticket_id and next(answers))
+    groups = pinned.wait(lambda group, ticket: ticket.id == group.ticket_id and next(answers))
     assert len(groups) == 2 and len(actor.served) == 4
     assert next(answers, None) is None
 
 
 def test_settle_twice_the_second_version_does_not_see_the_firsts_groups(store):
     actor = Actor(store, (1, 3, 3), (1, 3, 3), (1, 4, 4))
-    pinned = Pinned("eval", store, while_waiting=actor)
+    pinned = PinnedRequests("eval", store, on_wait=actor)
     ask(pinned, 2)
-    first = pinned.settle()
+    first = pinned.wait()
     ask(pinned, 2, version=Version(incarnation=1, step=4))
-    second = pinned.settle()
+    second = pinned.wait()
     assert not {g.ticket_id for g in first} & {g.ticket_id for g in second}
     assert {g.max_step for g in second} == {4}
 
 
 def test_settle_evaluation_leaves_probe_groups_alone(store):
     actor = Actor(store, (1, 3, 3))
-    probe = Pinned("probe", store, while_waiting=actor)
-    evaluation = Pinned("eval", store, while_waiting=actor)
+    probe = PinnedRequests("probe", store, on_wait=actor)
+    evaluation = PinnedRequests("eval", store, on_wait=actor)
     ask(probe, 1)
     ask(evaluation, 1)
-    assert [g.kind for g in evaluation.settle()] == ["eval"]
-    assert [g.kind for g in probe.settle()] == ["probe"]
+    assert [g.kind for g in evaluation.wait()] == ["eval"]
+    assert [g.kind for g in probe.wait()] == ["probe"]
 
 
 def test_start_before_the_last_was_settled_is_refused(store):
-    pinned = Pinned("eval", store, while_waiting=lambda: None)
+    pinned = PinnedRequests("eval", store, on_wait=lambda: None)
     ask(pinned)
     with pytest.raises(RuntimeError, match="eval tickets of 1:3 are still out"):
         ask(pinned)
 
 
 def test_settle_with_nothing_out_returns_at_once(store):
-    assert Pinned("eval", store, while_waiting=lambda: None).settle() == []
+    assert PinnedRequests("eval", store, on_wait=lambda: None).wait() == []
 
 
 def test_probe_problems_are_single_turns_of_the_same_prompts():

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.rollout_types import Task
-from learner.metrics.sample_record import Picked, SamplePick
+from learner.metrics.sample_record import PickedGroup, SamplePick
 from tests.bridge.factories import make_group, make_ticket
 
 
 def picked(number=0):
     group = make_group(make_ticket(f"t{number}"))
-    return Picked(
+    return PickedGroup(
         group=group, task=Task.judged_by("exact", answer="1"), source="", advantages=[np.zeros(3, np.float32)] * 2
     )
 

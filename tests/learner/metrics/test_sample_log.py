@@ -10,7 +10,7 @@ from bridge.rollout_types import Task
 from configs.sections import SamplesConfig
 from learner.metrics import sample_log
 from learner.metrics.sample_log import SampleLog, thinned
-from learner.metrics.sample_record import Picked
+from learner.metrics.sample_record import PickedGroup
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import REPO
 
@@ -23,7 +23,7 @@ def decode(tokens):
 
 def picked(name):
     group = make_group(make_ticket(name, num_samples=1), rollouts=(make_rollout(),))
-    return Picked(group=group, task=TASK, source="", advantages=[np.zeros(3, np.float32)])
+    return PickedGroup(group=group, task=TASK, source="", advantages=[np.zeros(3, np.float32)])
 
 
 def rows(file):

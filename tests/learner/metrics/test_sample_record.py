@@ -3,7 +3,15 @@ import pytest
 
 from bridge.rollout_types import RewardScore, Task
 from configs.sections import SamplesConfig
-from learner.metrics.sample_record import Picked, chosen, cut, evaluated_record, text_of, trained_record, turn_starts
+from learner.metrics.sample_record import (
+    PickedGroup,
+    chosen,
+    cut,
+    evaluated_record,
+    text_of,
+    trained_record,
+    turn_starts,
+)
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 CONFIG = SamplesConfig()
@@ -19,7 +27,7 @@ def group_of(*rollouts, **fields):
 
 
 def trained(group, advantages, step=8, config=CONFIG, source=""):
-    picked = Picked(group=group, task=TASK, source=source, advantages=advantages)
+    picked = PickedGroup(group=group, task=TASK, source=source, advantages=advantages)
     return trained_record(picked, step=step, decode=decode, config=config)
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from learner.metrics.step_timer import RoundClock
+from learner.metrics.step_timer import WaitingRatios
 
 
 def test_finish_gives_the_papers_ratios():
-    clock = RoundClock()
+    clock = WaitingRatios()
     clock.rollout_started(100.0)
     clock.dispatched(104.0, fills_update=False)
     clock.trained(104.0, 106.0)  # the first group is trained 4 s after the rollout began,
@@ -33,7 +33,7 @@ def one_round(clock, *trained):
 
 def test_serial_round_both_ratios_agree():
     # All waiting is before the first training, as in the serial baseline of the paper's figure 1.
-    clock = RoundClock()
+    clock = WaitingRatios()
     one_round(clock, (6.0, 9.0), (9.0, 12.0))
     metrics = clock.finish()
     assert metrics["round/waiting_ratio_eq4"] == pytest.approx(0.5)
@@ -42,9 +42,9 @@ def test_serial_round_both_ratios_agree():
 
 def test_publish_after_the_last_step_is_not_the_rounds():
     # A second of rollout and one of training; the publish, which waits for an evaluation, takes three more.
-    clock = RoundClock()
+    clock = WaitingRatios()
     one_round(clock, (1.0, 2.0))
-    clock.set_aside(3.0)
+    clock.exclude(3.0)
     metrics = clock.finish()
     assert metrics["round/rollout_to_train_end_s"] == pytest.approx(2.0)
     assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
@@ -56,9 +56,9 @@ def test_publish_after_the_last_step_is_not_the_rounds():
 
 def test_save_between_two_rounds_and_the_first_publish_are_no_rounds():
     # Of each round 3 s are wait and 3 s compute; 3 s before each go to the first publish and to a save.
-    clock = RoundClock()
+    clock = WaitingRatios()
     for start_s in (3.0, 12.0):
-        clock.set_aside(3.0)
+        clock.exclude(3.0)
         clock.rollout_started(start_s)
         clock.dispatched(start_s + 3, fills_update=True)
         clock.trained(start_s + 3, start_s + 6)
@@ -66,11 +66,11 @@ def test_save_between_two_rounds_and_the_first_publish_are_no_rounds():
 
 
 def test_publish_between_two_steps_is_neither_wait_nor_compute():
-    clock = RoundClock()
+    clock = WaitingRatios()
     clock.rollout_started(0.0)
     clock.dispatched(1.0, fills_update=True)
     clock.trained(1.0, 2.0)
-    clock.set_aside(3.0)
+    clock.exclude(3.0)
     clock.trained(6.0, 7.0)  # published until 5 s, then waited for a second
     metrics = clock.finish()
     assert (metrics["round/wait_s"], metrics["round/compute_s"]) == pytest.approx((2.0, 2.0))
@@ -79,7 +79,7 @@ def test_publish_between_two_steps_is_neither_wait_nor_compute():
 
 
 def test_rollout_started_only_the_first_call_of_a_round_counts():
-    clock = RoundClock()
+    clock = WaitingRatios()
     for now_s in (10.0, 11.0, 15.0):
         clock.rollout_started(now_s)
     clock.dispatched(16.0, fills_update=True)
@@ -88,7 +88,7 @@ def test_rollout_started_only_the_first_call_of_a_round_counts():
 
 
 def test_finish_starts_over():
-    clock = RoundClock()
+    clock = WaitingRatios()
     one_round(clock, (1.0, 2.0))
     clock.finish()
     clock.rollout_started(50.0)
@@ -109,7 +109,7 @@ def test_finish_starts_over():
 
 
 def test_finish_of_a_round_that_never_started_is_refused():
-    clock = RoundClock()
+    clock = WaitingRatios()
     with pytest.raises(ValueError, match="never started"):
         clock.finish()
     clock.rollout_started(0.0)
@@ -120,7 +120,7 @@ def test_finish_of_a_round_that_never_started_is_refused():
 @pytest.mark.parametrize("set_back_s", [0.0, 1.0, 3600.0, 1e9])
 @pytest.mark.parametrize("at", range(5))
 def test_clock_that_is_set_back_leaves_no_negative_and_no_endless_time(set_back_s, at):
-    clock = RoundClock()
+    clock = WaitingRatios()
     times = [t - (set_back_s if i >= at else 0.0) for i, t in enumerate([100.0, 110.0, 112.0, 117.0, 120.0, 125.0])]
     clock.rollout_started(times[0])
     clock.dispatched(times[1], fills_update=True)

@@ -2,12 +2,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from learner.metrics.metrics_writer import MetricsWriter
-from learner.metrics.tensorboard import TEXT, Board
+from learner.metrics.tensorboard import TEXT, TensorBoardSink
 from learner.metrics.trackers import table
 
 
 def write(folder, steps, *, restored_step=0, incarnation=0, value=0.5):
-    board = Board(folder / "board", restored_step=restored_step, incarnation=incarnation, about=table())
+    board = TensorBoardSink(folder / "board", restored_step=restored_step, incarnation=incarnation, about=table())
     writer = MetricsWriter(folder, restored_step=restored_step, incarnation=incarnation, view=board)
     for step in steps:
         writer.write("step", step, {"loss": value, "rewards/my_judges.style:score": 0.25})
@@ -32,7 +32,7 @@ def test_rows_are_shown_by_their_metrics_names(tmp_path):
 
 
 def test_values_stand_at_the_time_at_which_their_row_was_written(tmp_path):
-    board = Board(tmp_path / "board", restored_step=0, incarnation=0, about=table())
+    board = TensorBoardSink(tmp_path / "board", restored_step=0, incarnation=0, about=table())
     times = iter([1.5e9, 1.5e9 + 60.25])
     writer = MetricsWriter(tmp_path, restored_step=0, incarnation=0, view=board, clock=lambda: next(times))
     for step in (1, 2):

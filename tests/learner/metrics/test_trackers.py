@@ -7,7 +7,7 @@ import pytest
 
 from learner.metrics import trackers as feeds
 from learner.metrics.metrics_writer import MetricsWriter
-from learner.metrics.trackers import Feed, Marks, RefusedError, UnsureError
+from learner.metrics.trackers import SentSteps, TrackerFeed, TrackerRefusedError, UnsureError
 
 
 class Remembering:
@@ -48,8 +48,8 @@ def tracker():
 def feed(tmp_path, tracker):
     """`feed()`: that of another start; `waits` has how long each waited."""
 
-    def call(*, is_patient: bool = True, wait=lambda seconds: None, open_tracker=None) -> Feed:
-        return Feed(
+    def call(*, is_patient: bool = True, wait=lambda seconds: None, open_tracker=None) -> TrackerFeed:
+        return TrackerFeed(
             tmp_path / "metrics.jsonl",
             tmp_path / "marks.json",
             open_tracker or tracker.open,
@@ -140,7 +140,7 @@ def test_what_fails_is_tried_again_after_growing_pauses_and_nothing_is_lost_or_t
     one = feed(wait=waits.append)
     one.follow(lambda: True)
     assert steps(tracker) == [1, 2] and waits == [2.0, 4.0, 8.0]
-    assert one.marks == Marks.read(tmp_path / "marks.json")
+    assert one.marks == SentSteps.read(tmp_path / "marks.json")
     assert (one.marks.num_sent, one.marks.problem, one.marks.num_unsure) == (2, "", 0)
 
 
@@ -184,9 +184,9 @@ def test_give_up_counts_what_it_has_not_taken_and_the_next_start_sends_it(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         other.follow(lambda: True)
     assert other.give_up() == 2
-    assert Marks.read(tmp_path / "marks.json").problem == "ConnectionError: away"
+    assert SentSteps.read(tmp_path / "marks.json").problem == "ConnectionError: away"
     feed().follow(lambda: True)
-    assert steps(tracker) == [1, 2, 3, 4, 5] and Marks.read(tmp_path / "marks.json").num_left == 0
+    assert steps(tracker) == [1, 2, 3, 4, 5] and SentSteps.read(tmp_path / "marks.json").num_left == 0
 
 
 def test_rows_under_way_in_a_process_that_was_killed_are_not_sent_again_and_it_is_said(tmp_path, feed, tracker, caplog):
@@ -203,9 +203,9 @@ def test_rows_under_way_in_a_process_that_was_killed_are_not_sent_again_and_it_i
 def test_without_patience_the_first_failure_ends_it(tmp_path, feed, tracker):
     write(tmp_path, [1])
     tracker.fails = [ConnectionError("no route\nto host")]
-    with pytest.raises(RefusedError, match="fake takes no metrics: ConnectionError: no route$"):
+    with pytest.raises(TrackerRefusedError, match="fake takes no metrics: ConnectionError: no route$"):
         feed(is_patient=False).follow(lambda: True)
-    assert Marks.read(tmp_path / "marks.json").sent == {}
+    assert SentSteps.read(tmp_path / "marks.json").sent == {}
 
 
 def test_tracker_that_fails_at_its_end_has_its_rows_counted_as_unsure_and_it_is_said(tmp_path, feed, tracker, caplog):
@@ -215,7 +215,7 @@ def test_tracker_that_fails_at_its_end_has_its_rows_counted_as_unsure_and_it_is_
     tracker.fails_to_close = [TimeoutError("no answer\nin time")]
     one = feed()
     one.follow(lambda: True)  # of a run: its end is no error of the run
-    assert one.marks == Marks.read(tmp_path / "marks.json")
+    assert one.marks == SentSteps.read(tmp_path / "marks.json")
     assert (one.marks.num_unsure, one.marks.num_left, one.marks.num_sent) == (1, 0, 3)
     assert one.marks.problem == "TimeoutError: no answer"
     assert "fake did not end in order: TimeoutError: no answer; 1 rows of this start may be missing" in caplog.text
@@ -231,7 +231,7 @@ def test_tracker_that_fails_at_its_end_by_hand_is_an_error_of_one_line(tmp_path,
         UnsureError, match="^fake did not end in order: TimeoutError: no answer; 2 rows .*missing there$"
     ):
         feed(is_patient=False).follow(lambda: True)
-    assert Marks.read(tmp_path / "marks.json").num_unsure == 2
+    assert SentSteps.read(tmp_path / "marks.json").num_unsure == 2
 
 
 def test_rows_of_a_tracker_with_a_queue_in_memory_are_unsure_until_it_is_closed(tmp_path, feed, tracker, caplog):
@@ -240,7 +240,7 @@ def test_rows_of_a_tracker_with_a_queue_in_memory_are_unsure_until_it_is_closed(
     seen: list[int] = []
 
     def wait(seconds: float) -> None:
-        seen.append(Marks.read(tmp_path / "marks.json").num_unsure)
+        seen.append(SentSteps.read(tmp_path / "marks.json").num_unsure)
         if len(seen) == 1:
             append(tmp_path, [3])
         elif len(seen) == 2:
@@ -252,7 +252,7 @@ def test_rows_of_a_tracker_with_a_queue_in_memory_are_unsure_until_it_is_closed(
     append(tmp_path, [4])
     feed().follow(lambda: True)
     assert "3 rows were handed over, and its process ended" in caplog.text
-    assert Marks.read(tmp_path / "marks.json").num_unsure == 0 and steps(tracker) == [1, 2, 3, 4]
+    assert SentSteps.read(tmp_path / "marks.json").num_unsure == 0 and steps(tracker) == [1, 2, 3, 4]
 
 
 def test_rows_without_a_metric_are_not_sent(tmp_path, feed, tracker):

@@ -2,5 +2,5 @@
 
 
 class NoPublisher:
-    def publish(self, params, *, step, is_awaited=False):
-        del params, step, is_awaited
+    def publish(self, params, *, step, must_publish=False):
+        del params, step, must_publish

@@ -25,7 +25,7 @@ from tests.learner.model.published import (
 
 def test_from_hf_qwen3_reads_every_shape():
     c = Architecture.from_hf(QWEN3)
-    assert (c.family, c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim) == ("qwen3", 28, 16, 8, 128)
+    assert (c.model_type, c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim) == ("qwen3", 28, 16, 8, 128)
     assert (c.vocab_size, c.hidden_size, c.intermediate_size) == (151936, 1024, 3072)
     assert (c.rope_theta, c.rms_norm_eps, c.max_position_embeddings) == (1e6, 1e-6, 40960)
     assert (c.qk_norm, c.qkv_bias, c.o_bias, c.tie_word_embeddings) == (True, False, False, True)

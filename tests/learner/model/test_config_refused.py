@@ -174,4 +174,4 @@ def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):
 
 @pytest.mark.parametrize("named", [None, {}, {"AutoTokenizer": ["mine.Slow", None]}, {"AutoProcessor": "mine.P"}])
 def test_own_code_of_a_tokenizer_is_no_reason_to_refuse_a_model(named):
-    assert Architecture.from_hf(QWEN3 | {"auto_map": named}).family == "qwen3"
+    assert Architecture.from_hf(QWEN3 | {"auto_map": named}).model_type == "qwen3"

@@ -265,7 +265,7 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     error, torch_error = np.median(np.abs(half - want.reshape(26, -1))), np.median(np.abs(rounded - want))
     assert 0 < error < 2 * torch_error
     whole = Architecture.from_hf(MODEL_SIZES[size])
-    alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "rope", "rms_norm_eps")
+    alike = ("model_type", "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "rope", "rms_norm_eps")
     alike += ("query_pre_attn_scalar", "attention_soft_cap", "logit_soft_cap", "num_experts_per_token")
     for name in (*alike, "norm_topk_prob"):
         assert getattr(config, name) == getattr(whole, name), name

@@ -17,8 +17,8 @@ from learner.model import hf_save
 from learner.model.architecture import Architecture
 from learner.model.decoder import init_params, make_apply, output_head
 from learner.model.lora import init_adapters
-from learner.restore import Weights, load_base, trainer_of
-from learner.update.train_step import build_steps
+from learner.restore import WeightLoader, load_base, trainer_of
+from learner.update.train_step import build_train_step
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.model.tiny import config_of, row
 from tests.learner.streams import config_of as run_config
@@ -72,8 +72,8 @@ def trainer_with(adapters, lora, base_folder, run, *, held_as="float32"):
         config, model=dataclasses.replace(config.model, compute_dtype=held_as, served_dtype=held_as)
     )
     architecture = Architecture.from_hf(base_folder)
-    steps = build_steps(architecture, config, make_mesh(devices=jax.devices()[:1]))
-    weights = Weights(config, architecture)
+    steps = build_train_step(architecture, config, make_mesh(devices=jax.devices()[:1]))
+    weights = WeightLoader(config, architecture)
     return trainer_of(
         config,
         architecture,

@@ -13,8 +13,8 @@ from configs.sections import LoraConfig
 from learner.distributed.sharding import make_mesh
 from learner.model.decoder import make_apply
 from learner.model.lora import abstract_adapters, check_lora, init_adapters, merge
-from learner.update.anchors import Anchors
-from learner.update.train_step import build_steps
+from learner.update.anchors import FrozenPolicies
+from learner.update.train_step import build_train_step
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_groups, steps_of, stream
 
 LORA = LoraConfig(rank=3, alpha=6.0)
@@ -116,8 +116,8 @@ def test_accumulate_makes_no_gradient_of_the_base():
             shape for shape in ("f32[23,16]", "f32[29,16]") if re.search(rf"= {re.escape(shape)}\S* (dot|add)", text)
         ]
 
-    assert sums(build_steps(model, config, mesh)) == []
-    assert sums(build_steps(model, config_of(), mesh)) != []
+    assert sums(build_train_step(model, config, mesh)) == []
+    assert sums(build_train_step(model, config_of(), mesh)) != []
 
 
 @pytest.mark.heavy
@@ -125,7 +125,7 @@ def test_the_kl_reference_is_the_base_itself_zero_at_the_start_and_right_later()
     config = with_lora(config_of(kl_coef=0.1))
     steps, base, groups = steps_of(config), jax.tree.map(jnp.asarray, fresh_params()), random_groups(0, 2)
     state = steps.init(steps.init_adapters())
-    anchors = Anchors(steps, config, load_reference=lambda: base, params=state.params, base=base)
+    anchors = FrozenPolicies(steps, config, load_reference=lambda: base, params=state.params, base=base)
     assert anchors._reference is base  # no second copy
     for step in range(3):
         micro = pack(config, groups)[0]
@@ -143,7 +143,7 @@ def test_the_kl_reference_is_the_base_itself_zero_at_the_start_and_right_later()
 
 def test_check_lora_of_experts_is_refused():
     moe = dataclasses.replace(
-        MODEL, family="qwen3_moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=8
+        MODEL, model_type="qwen3_moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=8
     )
     with pytest.raises(ValueError, match="gate,up,down of a mixture of experts"):
         check_lora(LORA, moe, publishes_adapters=False)

@@ -9,7 +9,7 @@ import pytest
 from configs.sections import LoraConfig, MeshConfig
 from learner.model.decoder import init_params
 from learner.model.lora import init_adapters, merge
-from learner.update.anchors import Anchors
+from learner.update.anchors import FrozenPolicies
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, random_groups, stream
 
@@ -22,18 +22,18 @@ MORE_MESHES = [(dict(fsdp=8), "full"), (dict(fsdp=4, tensor=2), "none")]
 def trained(axes, remat, model):
     """The merged weights and the adapters after an update, its loss, and how much of the adapters a device holds."""
     from learner.distributed.sharding import make_mesh
-    from learner.update.train_step import build_steps
+    from learner.update.train_step import build_train_step
 
     mesh = MeshConfig(**axes)
     config = config_of(rows=8, mesh=mesh, kl_coef=0.1)
     config = dataclasses.replace(config, lora=LORA, model=dataclasses.replace(config.model, remat=remat))
-    steps = build_steps(model, config, make_mesh(**mesh.axes, devices=jax.devices()[: mesh.num_devices]))
+    steps = build_train_step(model, config, make_mesh(**mesh.axes, devices=jax.devices()[: mesh.num_devices]))
     params = jax.tree.map(lambda x: x * (1 if x.ndim < 3 else 5), init_params(model, jax.random.key(0)))
     base = jax.device_put(params, jax.tree.map(lambda x: x.sharding, steps.abstract_base()))
     random = np.random.default_rng(0)
     fresh = init_adapters(model, LORA, jax.random.key(1))
     state = steps.init(jax.tree.map(lambda x: random.normal(0, 0.3, x.shape).astype(np.float32), fresh))
-    anchors = Anchors(steps, config, load_reference=lambda: base, params=state.params, base=base)
+    anchors = FrozenPolicies(steps, config, load_reference=lambda: base, params=state.params, base=base)
     for micro in stream(config, random_groups(2, 4)):
         state = steps.accumulate(state, micro.batch, anchors.score(micro.batch), base)
     state, metrics = steps.apply(state)

@@ -108,7 +108,9 @@ from learner.model.decoder import init_params, make_apply
 SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
     rms_norm_eps=1e-6, rope_theta=1e4, tie_word_embeddings=False, max_position_embeddings=64, qkv_bias=False,
     o_bias=False)
-MODELS = dict(dense=Architecture(family="qwen3", **SHAPE), moe=Architecture(family="qwen3_moe", **SHAPE, num_experts=8,
+MODELS = dict(
+    dense=Architecture(model_type="qwen3", **SHAPE),
+    moe=Architecture(model_type="qwen3_moe", **SHAPE, num_experts=8,
     num_experts_per_token=3, moe_intermediate_size=16, norm_topk_prob=True))
 rng = np.random.default_rng(0)
 tokens = rng.integers(0, 64, (8, 16)).astype(np.int32)

@@ -16,9 +16,9 @@ from learner.distributed.sharding import make_mesh
 from learner.model import hf_load as hf_io
 from learner.model import hf_save
 from learner.model.architecture import Architecture
-from learner.model.lora import lora_books
-from learner.restore import Weights, load_base, restore, trainer_of
-from learner.update.train_step import build_steps
+from learner.model.lora import lora_metadata
+from learner.restore import WeightLoader, load_base, restore, trainer_of
+from learner.update.train_step import build_train_step
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, stream
 
@@ -34,9 +34,9 @@ def model_folder(tmp_path):
 
 def start(tmp_path, model_folder, config=CONFIG):
     architecture = Architecture.from_hf(model_folder)
-    steps = build_steps(architecture, config, make_mesh(devices=jax.devices()[:1]))
+    steps = build_train_step(architecture, config, make_mesh(devices=jax.devices()[:1]))
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    weights = Weights(config, architecture)
+    weights = WeightLoader(config, architecture)
     base = load_base(weights, model_folder)
     _, state, _ = restore(checkpoints, steps, weights, tmp_path, model_folder, base)
     return trainer_of(
@@ -60,7 +60,7 @@ def losses(trainer, seeds):
         found.append(
             {
                 name: float(value)
-                for name, value in trainer.apply(0).items()
+                for name, value in trainer.optimizer_step(0).items()
                 if np.isfinite(value).all() and np.ndim(value) == 0
             }
         )
@@ -68,7 +68,7 @@ def losses(trainer, seeds):
 
 
 def save(trainer, step):
-    model, base = json.loads(trainer.architecture.hf_json), trainer.base.books
+    model, base = json.loads(trainer.architecture.hf_json), trainer.base.metadata
     books = {"format": codec.FORMAT, "model": model, "mesh": CONFIG.mesh.axes, "lora": base}
     trainer.save(step, json.loads(json.dumps(books)))
     trainer.checkpoints.wait()
@@ -127,7 +127,7 @@ def test_a_checkpoint_goes_on_from_its_own_base_alone(tmp_path, model_folder):
 
 
 def test_weights_digest_of_shards_names_what_is_missing(tmp_path, model_folder):
-    assert lora_books(LoraConfig(), model_folder) == {}
+    assert lora_metadata(LoraConfig(), model_folder) == {}
     hf_save.save(tmp_path / "shards", MODEL, fresh_params(), max_shard_bytes=3000)
     found = weights_digest(tmp_path / "shards")
     assert found != weights_digest(model_folder)
@@ -147,6 +147,6 @@ def test_a_reference_of_its_own_is_loaded_beside_the_base(tmp_path, model_folder
     config = dataclasses.replace(CONFIG, loss=dataclasses.replace(CONFIG.loss, reference_path=str(other)))
     trainer = start(tmp_path, model_folder, config)
     micro = stream(CONFIG, random_groups(0, 2))[0]
-    plain = build_steps(MODEL, config_of(), make_mesh(devices=jax.devices()[:1]))
+    plain = build_train_step(MODEL, config_of(), make_mesh(devices=jax.devices()[:1]))
     want = plain.score(hf_io.load(other)[1], micro.batch)
     np.testing.assert_allclose(np.asarray(trainer.anchors.score(micro.batch).reference), want, atol=1e-6)

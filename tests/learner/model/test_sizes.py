@@ -67,7 +67,7 @@ def test_parameters_of_a_published_size_are_transformers_own(name):
     with torch.device("meta"):
         fields = {k: v for k, v in MODEL_SIZES[name].items() if k != "model_type"}
         model = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(config.family, **fields)
+            transformers.AutoConfig.for_model(config.model_type, **fields)
         )
     want = {key: tuple(p.shape) for key, p in model.named_parameters()}
     if config.num_experts:  # transformers fuses the experts in memory, not in files

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from configs.sections import LossConfig
-from configs.sections.loss import LOSS_CONSTANTS, OWN_LOSS
+from configs.sections.loss import CUSTOM_LOSS, LOSS_CONSTANTS
 from learner.objective.losses import LOSSES, MAX_LOG_RATIO, Needs, TokenInputs, effective_constants, needs, token_loss
 
 SHAPE = (2, 5)
@@ -467,4 +467,4 @@ def test_effective_constants_kl_and_entropy_appear_with_their_coefficient():
 
 def test_losses_registry_and_config_have_the_same_names():
     assert set(LOSSES) == set(LOSS_CONSTANTS)
-    assert {c for constants in LOSS_CONSTANTS.values() for c in constants} == set(OWN_LOSS.constants)
+    assert {c for constants in LOSS_CONSTANTS.values() for c in constants} == set(CUSTOM_LOSS.constants)

@@ -5,7 +5,7 @@ import pytest
 
 from configs.sections import LossConfig
 from learner.objective.losses import token_weight
-from learner.objective.reward_shaping import num_sampled, teaches, trained_tokens
+from learner.objective.reward_shaping import has_learning_signal, num_sampled, trained_tokens
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
@@ -36,17 +36,20 @@ def test_trained_tokens_are_the_sampled_ones_and_none_of_a_masked_response():
     ],
 )
 def test_group_teaches_where_some_and_not_all_are_right(rewards, want):
-    assert teaches(group(*(make_rollout(reward=r) for r in rewards)), LossConfig(), masks_truncated=False) == want
+    assert (
+        has_learning_signal(group(*(make_rollout(reward=r) for r in rewards)), LossConfig(), masks_truncated=False)
+        == want
+    )
 
 
 def test_group_teaches_what_its_masked_responses_leave():
     done, cut = make_rollout(reward=1.0), make_rollout(reward=0.0, finish="length")
-    assert teaches(
+    assert has_learning_signal(
         group(done, cut), LossConfig(), masks_truncated=True
     )  # the complete one is better than the group's mean
     all_cut = group(cut, dataclasses.replace(cut, reward=1.0))
-    assert not teaches(all_cut, LossConfig(), masks_truncated=True)
-    assert teaches(all_cut, LossConfig(), masks_truncated=False)
+    assert not has_learning_signal(all_cut, LossConfig(), masks_truncated=True)
+    assert has_learning_signal(all_cut, LossConfig(), masks_truncated=False)
 
 
 @pytest.mark.parametrize("normalization", ["token", "sequence", "sequence_sum", "constant"])
@@ -64,14 +67,14 @@ def test_group_teaches_by_turns_where_its_turns_earned_otherwise():
 
     by_turns = LossConfig(advantage="turn_grpo")
     early_and_late = group(episode(1.0, 0.0), episode(0.0, 1.0))
-    assert teaches(early_and_late, by_turns, masks_truncated=False)
-    assert not teaches(early_and_late, LossConfig(), masks_truncated=False)  # all earned 1
-    assert not teaches(group(episode(0.0, 1.0), episode(0.0, 1.0)), by_turns, masks_truncated=False)
+    assert has_learning_signal(early_and_late, by_turns, masks_truncated=False)
+    assert not has_learning_signal(early_and_late, LossConfig(), masks_truncated=False)  # all earned 1
+    assert not has_learning_signal(group(episode(0.0, 1.0), episode(0.0, 1.0)), by_turns, masks_truncated=False)
     cut = group(episode(1.0, 0.0, finish="length"), episode(0.0, 1.0, finish="length"))
-    assert not teaches(cut, by_turns, masks_truncated=True)
+    assert not has_learning_signal(cut, by_turns, masks_truncated=True)
     # Discounted, what comes late is worth less before it comes.
     late = group(episode(0.0, 1.0))
-    assert teaches(late, dataclasses.replace(by_turns, turn_discount=0.5), masks_truncated=False)
+    assert has_learning_signal(late, dataclasses.replace(by_turns, turn_discount=0.5), masks_truncated=False)
 
 
 def test_num_sampled_leaves_out_what_was_observed():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridge.object_store import open_place
+from bridge.object_store import open_source
 from bridge.param_names import flatten
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket, place_of_run, read_bucket_manifest, stored_versions
@@ -20,9 +20,9 @@ from bridge.snapshots.verified_copy import fetch, map_tensors
 from bridge.weight_types import Announcement
 from configs.sections import PublishConfig
 from learner.publish import publisher as publishing
-from learner.publish.destinations import BucketHosts, Outlet
+from learner.publish.destinations import BucketDestination, Destination
 from learner.publish.publisher import Publisher
-from learner.publish.weight_export import Share, share_of
+from learner.publish.weight_export import ExportPlan, share_of
 from tests.learner.publish.published import DEADLINE_S, wanted_of
 from tests.learner.publish.thread_hosts import ThreadHosts
 from tests.learner.streams import MODEL, fresh_params
@@ -62,7 +62,7 @@ class Learner:
         for host, writer in zip(self.hosts, self.writers, strict=True):
             announce = self.told.append if host.is_leader else None
             options = given | {"hosts": host, "announce": announce, "incarnation": 2, "dtype": "float32"}
-            outlet = Outlet(name="server", put=lambda m, i=host.index: (f"https://host-{i}/{m.version}",))
+            outlet = Destination(name="server", put=lambda m, i=host.index: (f"https://host-{i}/{m.version}",))
             made = Publisher(writer, MODEL.param_names, config, outlets=[outlet], **options)
             made._share = one_of_three(host.index)
             self.publishers.append(made)
@@ -123,7 +123,7 @@ class Copied:
         return {Device(i, self.device): tuple(slice(None) for _ in shape) for i in range(COUNT)}
 
 
-def one_of_three(index: int) -> Share:
+def one_of_three(index: int) -> ExportPlan:
     """What each host writes: a third of the rows."""
     leaves: Any = {path: Copied(leaf) for path, leaf in flatten(params_of(0)).items()}
     share = share_of(leaves, MODEL.param_names, index, host_of=lambda device: device.id)
@@ -133,7 +133,7 @@ def one_of_three(index: int) -> Share:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(publishing, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(publishing, "RETRY_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_version_goes_out_with_all_pieces_and_where_each_lies(learner):
     assert learner.steps() == [1, 2]
     told: Announcement = learner.told[-1]
     assert (told.sources, told.host_sources) == ((), tuple((f"https://host-{i}/2:2",) for i in range(COUNT)))
-    sizes = [piece.file.num_bytes for piece in told.manifest.pieces]
+    sizes = [piece.file.num_bytes for piece in told.manifest.shards]
     assert max(sizes) < 0.5 * told.manifest.num_bytes
-    assert {p.announced for p in learner.publishers} == {Version(incarnation=2, step=2)}
+    assert {p.announced_version for p in learner.publishers} == {Version(incarnation=2, step=2)}
 
 
 def test_host_that_fails_once_holds_all_up_and_is_counted_and_then_it_goes_out(learner):
@@ -171,7 +171,7 @@ def test_host_that_fails_once_holds_all_up_and_is_counted_and_then_it_goes_out(l
     learner.publish(2)
     learner.finish()
     assert learner.steps() == [1, 2] and holds(learner, 2)
-    assert [p.metrics()["publish/outlet_failures"] for p in learner.publishers] == [2] * COUNT
+    assert [p.metrics()["publish/destination_failures"] for p in learner.publishers] == [2] * COUNT
 
 
 def test_version_that_fails_is_not_announced_where_a_newer_one_waits(tmp_path, quick):
@@ -209,12 +209,12 @@ def test_host_that_fails_again_and_again_ends_all_and_the_version_before_stays(l
 def test_bucket_has_a_version_when_all_hosts_have_put_their_pieces(learner, tmp_path):
     url = (tmp_path / "bucket").as_uri()
     buckets = [SnapshotBucket(url, learner.folder, run="r", keep=2, host=i, pause=lambda _: None) for i in range(COUNT)]
-    parts = [BucketHosts(b, learner.folder, h) for b, h in zip(buckets, learner.hosts, strict=True)]
+    parts = [BucketDestination(b, learner.folder, h) for b, h in zip(buckets, learner.hosts, strict=True)]
     learner.publish(1)
     learner.finish()
     first = learner.told[-1].manifest
     assert parts[0].put(first) == (f"{url}/v1/r/2:1",)
-    run_place = open_place(place_of_run(url, "r"))
+    run_place = open_source(place_of_run(url, "r"))
     assert read_bucket_manifest(run_place, first.version) == first
     learner.publish(2)
     learner.finish()
@@ -227,5 +227,5 @@ def test_bucket_has_a_version_when_all_hosts_have_put_their_pieces(learner, tmp_
     parts[0].put(second)
     assert stored_versions(run_place)[second.version].names == {
         "manifest",
-        *(p.file.name for p in second.pieces),
+        *(p.file.name for p in second.shards),
     }

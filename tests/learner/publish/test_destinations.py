@@ -11,9 +11,9 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import WeightManifest
-from learner.distributed.channel import HostLostError
+from learner.distributed.channel import ProcessLostError
 from learner.publish import destinations
-from learner.publish.destinations import Lane, Outlet
+from learner.publish.destinations import Destination, UploadQueue
 
 DEADLINE_S = 60.0
 
@@ -25,8 +25,8 @@ class Bucket:
         self._failures = list(failures)
         self.given = queue.SimpleQueue[int]()
         self.there: list[tuple[int, str]] = []
-        self.lost = queue.SimpleQueue[HostLostError]()
-        self.lane = Lane(Outlet(name="bucket", put=self._put, is_slow=True), self._on_there, self.lost.put)
+        self.lost = queue.SimpleQueue[ProcessLostError]()
+        self.lane = UploadQueue(Destination(name="bucket", put=self._put, is_slow=True), self._on_there, self.lost.put)
         self.is_there = threading.Event()
 
     def _put(self, manifest):
@@ -74,7 +74,7 @@ def test_outlet_that_heals_while_nothing_new_comes_gets_the_version_that_failed(
     assert bucket.is_there.wait(DEADLINE_S)
     assert [bucket.next_given() for _ in range(4)] == [0] * 4 and bucket.given.empty()
     assert bucket.there == [(0, "s3://b/0")]
-    assert bucket.lane.missing is None
+    assert bucket.lane.unsent_version is None
     assert (bucket.lane.num_failures, bucket.lane.num_replaced) == (3, 0)
     end(bucket)
 
@@ -111,7 +111,7 @@ def test_close_ends_the_pause_of_a_version_that_failed(manifests, monkeypatch):
     assert bucket.next_given() == 0
     end(bucket)
     assert bucket.given.empty() and bucket.there == []
-    assert bucket.lane.missing == manifests[0].version
+    assert bucket.lane.unsent_version == manifests[0].version
 
 
 def test_pauses_grow_to_a_few_seconds_and_never_end():
@@ -120,7 +120,7 @@ def test_pauses_grow_to_a_few_seconds_and_never_end():
 
 def test_lost_host_ends_the_lane_and_nothing_is_put_again(manifests, monkeypatch):
     pause_between_attempts(monkeypatch, 0.0)
-    lost = HostLostError("process 1 said nothing")
+    lost = ProcessLostError("process 1 said nothing")
     bucket = Bucket(lost)
     bucket.lane.put(manifests[0])
     assert bucket.next_given() == 0
@@ -129,5 +129,5 @@ def test_lost_host_ends_the_lane_and_nothing_is_put_again(manifests, monkeypatch
     bucket.lane._thread.join(DEADLINE_S)
     bucket.lane.put(manifests[1])
     assert bucket.given.empty() and bucket.there == []
-    assert bucket.lane.missing == manifests[1].version
+    assert bucket.lane.unsent_version == manifests[1].version
     bucket.lane.close(0.0)

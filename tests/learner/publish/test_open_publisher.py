@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 class Follower:
     """A learner's second process, and its channels: the leader publishes nothing; how long it was waited for."""
 
-    index, count, is_leader, is_asked_to_stop = 1, 2, False, False
+    index, count, is_leader, stop_requested = 1, 2, False, False
 
     def __init__(self, name: str = "") -> None:
         self.name, self.waits_s, self.is_asked = name, [], threading.Event()
@@ -36,7 +36,7 @@ class Follower:
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
         return []
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         raise NotImplementedError
 
 
@@ -45,7 +45,7 @@ def test_leader_that_waits_for_its_store_before_it_begins_a_version_is_waited_fo
     tmp_path: pathlib.Path, retry_s: float, at_least_s: float
 ):
     run = sections.RunConfig(dir=str(tmp_path / "run"))
-    config = dataclasses.replace(config_of(), run=run, store=sections.StoreConfig(retry_s=retry_s))
+    config = dataclasses.replace(config_of(), run=run, store=sections.StoreConfig(outage_timeout_s=retry_s))
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=str(tmp_path)))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run_id").write_text("r")

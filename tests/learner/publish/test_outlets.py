@@ -76,15 +76,15 @@ def test_bucket_that_heals_while_nothing_new_is_published_has_the_version_that_f
     in_the_way = tmp_path / "bucket" / "v1"
 
     def heal():  # while the end of the run waits for the version
-        if in_the_way.is_file() and run.publisher.metrics()["publish/outlet_failures"]:
+        if in_the_way.is_file() and run.publisher.metrics()["publish/destination_failures"]:
             assert run.announced == []  # actors elsewhere find what was announced before, if anything was
             in_the_way.unlink()
 
-    run = Run(tmp_path, (tmp_path / "bucket").as_uri(), while_waiting=heal)
+    run = Run(tmp_path, (tmp_path / "bucket").as_uri(), on_wait=heal)
     in_the_way.rename(tmp_path / "moved")
     in_the_way.write_text("a file where a folder must be")
     assert run.publish(on_device(), 0).sources == ((tmp_path / "bucket").as_uri() + "/v1/r/0:0",)
-    assert run.publisher.metrics()["publish/outlet_failures"] >= 1
+    assert run.publisher.metrics()["publish/destination_failures"] >= 1
     run.publisher.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError
 from bridge.weight_types import Announcement
 from learner.publish import destinations, publisher
-from learner.publish.destinations import Outlet
+from learner.publish.destinations import Destination
 from tests.learner.publish.published import (
     DEADLINE_S,
     assert_same,
@@ -31,12 +31,12 @@ class Bucket:
         return [f"s3://b/{manifest.version.step}"]
 
     @property
-    def outlet(self) -> Outlet:
-        return Outlet(name="bucket", put=self.put, is_slow=True)
+    def outlet(self) -> Destination:
+        return Destination(name="bucket", put=self.put, is_slow=True)
 
 
-def server() -> Outlet:
-    return Outlet(name="server", put=lambda m: [f"https://a/{m.version.step}"])
+def server() -> Destination:
+    return Destination(name="server", put=lambda m: [f"https://a/{m.version.step}"])
 
 
 def test_bucket_that_hangs_for_ever_delays_nobody_and_its_versions_give_way_to_newer_ones(setup, monkeypatch):
@@ -46,11 +46,11 @@ def test_bucket_that_hangs_for_ever_delays_nobody_and_its_versions_give_way_to_n
     params = fresh_params_on_device()
     for step in range(6):
         published.publish(params, step=step)
-        published.await_announced()  # though the bucket has got nothing
+        published.wait_until_published()  # though the bucket has got nothing
         if step == 0:
             assert bucket.entered.get(timeout=DEADLINE_S) == 0
     assert [a.sources for a in announced] == [(f"https://a/{step}",) for step in range(6)]
-    assert metrics_of(published, "late", "outlet_failures", "outlet_replaced") == [0, 0, 4]
+    assert metrics_of(published, "late", "destination_failures", "destination_replaced") == [0, 0, 4]
     assert_same(setup.tensors(), wanted_of(params))
     said = []
     monkeypatch.setattr(publisher.logging, "error", lambda text, *args: said.append(text % args))
@@ -68,7 +68,7 @@ def test_bucket_that_comes_back_gets_the_newest_version_which_is_announced_again
     setup.writer.gate.set()
     for step in range(4):
         published.publish(fresh_params_on_device(), step=step)
-        published.await_announced()
+        published.wait_until_published()
         if step == 0:
             assert bucket.entered.get(timeout=DEADLINE_S) == 0
     bucket.gate.set()
@@ -79,7 +79,7 @@ def test_bucket_that_comes_back_gets_the_newest_version_which_is_announced_again
         (3, ("https://a/3", "s3://b/0")),  # an older one, for whoever reaches the bucket alone
         (3, ("https://a/3", "s3://b/3")),
     ]
-    assert metrics_of(published, "outlet_replaced") == [2]
+    assert metrics_of(published, "destination_replaced") == [2]
 
 
 def test_bucket_that_is_always_behind_is_announced_beside_each_version_by_what_it_has(setup):
@@ -92,7 +92,7 @@ def test_bucket_that_is_always_behind_is_announced_beside_each_version_by_what_i
     bucket.gate.clear()
     for step in (1, 2):
         published.publish(fresh_params_on_device(), step=step)
-        published.await_announced()
+        published.wait_until_published()
     assert [a.sources for a in announced[1:]] == [
         ("https://a/0", "s3://b/0"),
         ("https://a/1", "s3://b/0"),
@@ -106,11 +106,11 @@ def test_bucket_alone_is_announced_version_by_version_as_they_get_there(setup):
     published = setup.publisher(outlets=[bucket.outlet], announce=announced.append)
     setup.writer.gate.set()
     first = published.publish(fresh_params_on_device(), step=0)
-    published.await_announced()  # actors of this machine have it
-    assert published.announced == first and announced == []
+    published.wait_until_published()  # actors of this machine have it
+    assert published.announced_version == first and announced == []
     assert bucket.entered.get(timeout=DEADLINE_S) == 0
     published.publish(fresh_params_on_device(), step=1)
-    published.await_announced()
+    published.wait_until_published()
     bucket.gate.set()
     published.finish()
     assert [a.sources for a in announced] == [("s3://b/0",), ("s3://b/1",)]
@@ -128,14 +128,14 @@ def test_bucket_alone_that_heals_while_nothing_new_is_published_is_announced_wit
 
     monkeypatch.setattr(destinations, "_FIRST_PAUSE_S", 0.0)
     announced: list[Announcement] = []
-    outlets = [Outlet(name="bucket", put=put, is_slow=True)]
+    outlets = [Destination(name="bucket", put=put, is_slow=True)]
     published = setup.publisher(outlets=outlets, announce=announced.append)
     setup.writer.gate.set()
     for step in range(3):
         published.publish(fresh_params_on_device(), step=step)
         published.finish()
     assert [a.sources for a in announced] == [("s3://b/0",), ("s3://b/1",)]
-    assert metrics_of(published, "outlet_failures", "outlet_replaced") == [3, 1]
+    assert metrics_of(published, "destination_failures", "destination_replaced") == [3, 1]
 
 
 def test_learner_hears_that_what_the_bucket_has_could_not_be_announced(setup):

@@ -15,7 +15,7 @@ from bridge.snapshots.snapshot_format import SnapshotError, latest
 from bridge.timeline import Timeline, read
 from bridge.weight_types import Announcement
 from learner.publish import publisher, weight_export
-from learner.publish.destinations import Outlet
+from learner.publish.destinations import Destination
 from tests.learner import eight_devices
 from tests.learner.publish.published import (
     CONFIG,
@@ -36,7 +36,7 @@ def steps():
 
 def micro_batch(steps, state, seed: int):
     state = steps.accumulate(state, stream(CONFIG, random_groups(seed, 2))[0].batch)
-    jax.block_until_ready(steps.in_progress)
+    jax.block_until_ready(steps.pending)
     return state
 
 
@@ -50,11 +50,11 @@ def test_publish_while_the_writer_stands_still_the_next_micro_batch_runs(setup, 
     published.publish(state.params, step=0)
     assert setup.writer.reached.wait(DEADLINE_S)
     state = micro_batch(steps, state, 0)
-    assert published.version == Version(incarnation=2, step=0) and published.announced is None
-    assert latest(setup.folder) is None and published.serves(0)
+    assert published.version == Version(incarnation=2, step=0) and published.announced_version is None
+    assert latest(setup.folder) is None and published.is_published(0)
     setup.writer.gate.set()
     published.finish()
-    assert published.announced == published.version and setup.seen == ["2:0"]
+    assert published.announced_version == published.version and setup.seen == ["2:0"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -75,7 +75,7 @@ def test_publish_step_taken_before_the_parameters_were_read_does_not_change_what
 
 
 def test_publish_that_is_late_waits_for_the_one_before(setup):
-    published = setup.publisher(while_waiting=setup.writer.gate.set)
+    published = setup.publisher(on_wait=setup.writer.gate.set)
     for step in range(3):
         published.publish(fresh_params_on_device(), step=step)
         assert len(setup.seen) >= step  # all but the one just handed over
@@ -87,7 +87,7 @@ def test_publish_that_is_late_waits_for_the_one_before(setup):
 
 def test_publish_that_is_late_replaces_the_one_that_has_not_begun(setup):
     waits = []
-    published = setup.publisher(when_late="replace", while_waiting=lambda: waits.append(0))
+    published = setup.publisher(when_late="replace", on_wait=lambda: waits.append(0))
     params = fresh_params_on_device()
     published.publish(params, step=0)
     assert setup.writer.reached.wait(DEADLINE_S)
@@ -103,9 +103,9 @@ def test_publish_that_is_late_replaces_the_one_that_has_not_begun(setup):
 
 
 def test_publish_that_somebody_waits_for_is_not_replaced(setup):
-    published = setup.publisher(when_late="replace", while_waiting=setup.writer.gate.set)
+    published = setup.publisher(when_late="replace", on_wait=setup.writer.gate.set)
     for step in range(3):
-        published.publish(fresh_params_on_device(), step=step, is_awaited=step == 1)
+        published.publish(fresh_params_on_device(), step=step, must_publish=step == 1)
         if step == 0:
             assert setup.writer.reached.wait(DEADLINE_S)
     published.finish()
@@ -130,14 +130,14 @@ def test_failure_of_the_thread_is_raised_by_the_next_call_as_it_is(setup, call, 
         else:
             getattr(published, call)()
     assert raised.value is failure and "2:3" in failure.__notes__[0]
-    assert published.announced is None
+    assert published.announced_version is None
 
 
 def test_failure_ends_the_wait_for_what_was_handed_over(setup):
     def put(manifest):
         raise OSError("the bucket is gone")
 
-    published = setup.publisher(outlets=[Outlet(name="bucket", put=put, is_required=True)])
+    published = setup.publisher(outlets=[Destination(name="bucket", put=put, is_required=True)])
     published.publish(fresh_params_on_device(), step=0)
     setup.writer.gate.set()
     with pytest.raises(OSError, match="the bucket is gone"):
@@ -156,7 +156,7 @@ def test_outlets_get_a_version_that_is_whole_and_their_urls_are_announced_in_ord
         return put
 
     timeline = Timeline(tmp_path / "events", "learner")
-    outlets = [Outlet(name=url, put=put(url)) for url in ("https://a", "s3://b")]
+    outlets = [Destination(name=url, put=put(url)) for url in ("https://a", "s3://b")]
     published = setup.publisher(outlets=outlets, announce=announced.append, timeline=timeline)
     published.publish(fresh_params_on_device(), step=5)
     setup.writer.gate.set()
@@ -176,14 +176,14 @@ def test_outlet_that_fails_is_counted_and_the_version_goes_out_without_it(setup)
         raise OSError("unreachable")
 
     announced: list[Announcement] = []
-    outlets = [Outlet(name="a", put=fail), Outlet(name="b", put=lambda manifest: ["https://b"])]
+    outlets = [Destination(name="a", put=fail), Destination(name="b", put=lambda manifest: ["https://b"])]
     published = setup.publisher(outlets=outlets, announce=announced.append)
     setup.writer.gate.set()
     for step in range(2):
         published.publish(fresh_params_on_device(), step=step)
         published.finish()
     assert [a.sources for a in announced] == [("https://b",)] * 2
-    assert metrics_of(published, "outlet_failures") == [2]
+    assert metrics_of(published, "destination_failures") == [2]
 
 
 def test_close_finishes_what_has_begun_and_gives_up_what_has_not(setup):
@@ -208,7 +208,7 @@ def test_close_while_an_outlet_hangs_leaves_the_announced_version_whole(setup, m
         return []
 
     params = fresh_params_on_device()
-    published = setup.publisher(outlets=[Outlet(name="bucket", put=hang)])
+    published = setup.publisher(outlets=[Destination(name="bucket", put=hang)])
     setup.writer.gate.set()
     published.publish(params, step=0)
     assert entered.wait(DEADLINE_S)

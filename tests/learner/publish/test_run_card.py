@@ -10,14 +10,14 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import RunCard
 from learner.model.decoder import init_params
-from learner.publish.run_card import make_card
+from learner.publish.run_card import make_run_card
 from tests.learner.streams import MODEL
 from tests.param_tensors import iter_tensors
 
 
 def card_of(folder, dtype="bfloat16"):
     params = jax.eval_shape(lambda key: init_params(MODEL, key), jax.random.key(0))
-    return make_card(
+    return make_run_card(
         run="abc123",
         name="trial",
         config='{"preset": "test"}',

@@ -10,7 +10,7 @@ _CODE = """
 import dataclasses, json, pathlib, tempfile, jax, numpy as np
 from bridge.param_names import flatten
 from bridge.snapshots.shared_memory import cast_all_into
-from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.snapshots.verified_copy import VerifiedCopy
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.rollout_types import Version
 from learner.distributed.sharding import make_mesh, param_shardings
@@ -22,7 +22,7 @@ from tests.learner.streams import MODEL
 MODELS = {
     "qwen3": dataclasses.replace(MODEL, vocab_size=24),
     "moe": dataclasses.replace(
-        MODEL, family="qwen3_moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=8
+        MODEL, model_type="qwen3_moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=8
     ),
 }
 KEYS = {"run": "r", "tokenizer_hash": "t"}
@@ -52,7 +52,7 @@ def publish(folder, params, names, num_hosts, host_of, dtype):
     manifest = writers[0].join(parts)
     for writer in writers:
         writer.announce(manifest)
-    with SnapshotMirror(folder, folder / "copy", **KEYS) as mirror:
+    with VerifiedCopy(folder, folder / "copy", **KEYS) as mirror:
         mirror.fetch(manifest)
     return manifest, (folder / "copy").read_bytes()[: manifest.num_bytes]
 
@@ -69,7 +69,7 @@ for model, axes, num_hosts, lie in SPLITS:
             manifest, got = publish(root / "many", split, names, num_hosts, host_of, dtype)
             _, alone = publish(root / "split", split, names, 1, lambda d: 0, dtype)
             _, want = publish(root / "one", jax.device_put(params, jax.devices()[0]), names, 1, lambda d: 0, dtype)
-            sizes = [piece.file.num_bytes for piece in manifest.pieces]
+            sizes = [piece.file.num_bytes for piece in manifest.shards]
             print(json.dumps([model, axes, num_hosts, lie, dtype, got == want, alone == want, max(sizes) / len(want)]))
 """
 

@@ -2,7 +2,7 @@
 
 import queue
 
-from learner.distributed.channel import HostLostError
+from learner.distributed.channel import ProcessLostError
 
 
 class ThreadChannel:
@@ -28,7 +28,7 @@ class ThreadChannel:
 class ThreadHosts:
     """One of them; `of` makes all."""
 
-    is_asked_to_stop = False
+    stop_requested = False
 
     def __init__(self, index: int, count: int, channels: dict) -> None:
         self.index, self.count, self.is_leader = index, count, index == 0
@@ -45,7 +45,7 @@ class ThreadHosts:
         )
         return ThreadChannel(self.index, to, back)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         raise NotImplementedError
 
 
@@ -53,4 +53,4 @@ def _taken(messages: "queue.SimpleQueue[bytes]", timeout_s: float) -> bytes:
     try:
         return messages.get(timeout=min(timeout_s, 60.0))
     except queue.Empty:
-        raise HostLostError("nothing was said") from None
+        raise ProcessLostError("nothing was said") from None

@@ -5,10 +5,10 @@ import pytest
 
 from configs import schema, sections
 from learner.metrics.sample_record import SamplePick
-from learner.metrics.step_metrics import RewardTally
+from learner.metrics.step_metrics import RewardMetrics
 from learner.schedule.rollout_stream import consume
 from learner.schedule.ticket_ledger import Consumed
-from learner.update.auto_shape import RowShape
+from learner.update.auto_shape import AutoShape
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
@@ -27,15 +27,15 @@ def pick_of(config: schema.Config, kept: int) -> SamplePick:
 
 @pytest.mark.parametrize(("truncated", "num_trained"), [("zero", 7), ("keep", 7), ("mask", 3)])
 def test_consume_trains_truncated_responses_unless_they_are_masked(truncated, num_trained):
-    config = schema.Config(preset="test", prompts=sections.PromptsConfig(truncated=truncated))
+    config = schema.Config(preset="test", prompts=sections.PromptsConfig(truncated_responses=truncated))
     planner: Any = planner_of(num_left_in_round=config.rounds.groups_per_round)
-    tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
+    tally = RewardMetrics(config.loss, max_response_tokens=config.sampling.max_response_tokens)
     rollouts = (make_rollout(3), make_rollout(4, reward=0.0, finish="length"))
     groups = [make_group(make_ticket(), rollouts=rollouts)]
-    (micro,) = consume(config, planner, tally, RowShape(config), groups, pick_of(config, 0))
+    (micro,) = consume(config, planner, tally, AutoShape(config), groups, pick_of(config, 0))
     assert int(micro.batch.loss_mask.sum()) == float(micro.batch.denominator) == num_trained
     assert int(micro.batch.num_truncated) == 1 and micro.ends_update
-    assert tally.take()["verdicts/unjudged"] == 2  # booked, and of verdicts there are none
+    assert tally.take()["verdicts/unscored"] == 2  # booked, and of verdicts there are none
 
 
 def test_consume_keeps_groups_evenly_over_the_round_with_the_advantages_they_train_with():
@@ -44,12 +44,12 @@ def test_consume_keeps_groups_evenly_over_the_round_with_the_advantages_they_tra
         rounds=sections.RoundsConfig(groups_per_round=6, groups_per_update=3),
         loss=sections.LossConfig(advantage="mean_baseline"),
     )
-    tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
+    tally = RewardMetrics(config.loss, max_response_tokens=config.sampling.max_response_tokens)
     pick = pick_of(config, 3)
     rollouts = (make_rollout(3, reward=1.0), make_rollout(2, reward=0.0))
     groups = [make_group(make_ticket(f"t{i}"), rollouts=rollouts) for i in range(3, 6)]
     consume(
-        config, planner_of(num_left_in_round=3), tally, RowShape(config), groups, pick
+        config, planner_of(num_left_in_round=3), tally, AutoShape(config), groups, pick
     )  # the round's second half: 3, 4 and 5
     kept = pick.take()
     assert [(p.group.ticket_id, p.source) for p in kept] == [("t3", "source of t3"), ("t5", "source of t5")]

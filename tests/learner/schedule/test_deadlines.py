@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bridge.rollout_types import Group, Heartbeat, Version
 from configs import schema, sections
-from learner.schedule.deadlines import num_places
-from learner.schedule.group_filter import Intake
+from learner.schedule.deadlines import num_sequences
+from learner.schedule.group_filter import GroupFilter
 from learner.schedule.round_planner import planner_of
 from learner.schedule.served_steps import LOOK_S, ServedSteps
 from learner.schedule.ticket_ledger import training_sampling
@@ -38,7 +38,7 @@ def test_as_many_overtake_as_leave_all_that_is_coming_its_place_in_time(coming, 
     if left > per_update or not fits(earlier, update=0, left=left, per_update=per_update):
         return  # not a state of a window that kept the rule so far
     counts = {d: coming.count(d) for d in coming}
-    found = num_places(deadline, counts, update=0, left=left, per_update=per_update)
+    found = num_sequences(deadline, counts, update=0, left=left, per_update=per_update)
     for taken in range(1, left + 1):
         goes = fits(earlier, update=0, left=left - taken, per_update=per_update)
         assert (taken <= found) == goes
@@ -81,7 +81,7 @@ class Run:
     def __init__(self, config: schema.Config) -> None:
         self.planner = planner_of(config, training_sampling(config, ()), Problems(), incarnation=0)
         self.desk = Desk()
-        self.intake = Intake(config, planner=self.planner, desk=self.desk, has_signal=has_signal)
+        self.intake = GroupFilter(config, planner=self.planner, desk=self.desk, has_signal=has_signal)
         self.issue()
 
     def issue(self) -> list[int]:
@@ -92,10 +92,10 @@ class Run:
         for order in orders:
             ticket = self.planner.ticket(f"{order:09d}")
             rollouts = make_rollout(step=step, reward=0.0), make_rollout(step=step, reward=reward)
-            self.intake.take_in(make_group(ticket, rollouts=rollouts))
+            self.intake.receive(make_group(ticket, rollouts=rollouts))
 
     def train(self) -> list[int]:
-        groups = self.intake.hand_out(self.planner.num_left_in_update)
+        groups = self.intake.take(self.planner.num_left_in_update)
         done = [self.planner.consume(g.ticket_id) for g in groups]
         if done and done[-1].ends_update:
             self.intake.step += 1
@@ -161,7 +161,7 @@ def test_group_that_gives_way_keeps_no_other_waiting_once_every_engine_has_newer
     run.issue()
     run.intake.step = run.planner.served_step = 2
     run.arrive(0, 1, 2, 3, step=2)
-    run.intake.give_way()
+    run.intake.drop_oldest()
     assert run.intake.dropped == {"overflow": 3} and not run.desk.reissued
     assert [t.min_version.step for t in run.planner.open_tickets] == [2, 2, 2, 0]
     assert run.train() == [3]

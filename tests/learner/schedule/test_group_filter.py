@@ -12,7 +12,7 @@ from bridge.store.open import SqliteStore
 from configs import schema, sections
 from learner.schedule.group_filter import MAX_REFUSED_PER_TICKET
 from learner.schedule.group_validation import MAX_REFUSED_IN_A_ROW
-from learner.schedule.rollout_stream import Stream
+from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
@@ -34,7 +34,7 @@ class Desk:
         )
         self.store = store
         timeline: Any = Marks()
-        stream = Stream(
+        stream = RolloutStream(
             self.config,
             store=store,
             prompts=self.prompts,
@@ -50,7 +50,7 @@ class Desk:
         ticket = self.planner.ticket(f"{order:09d}")
         group = make_group(ticket, rollouts=tuple(make_rollout(reward=r) for r in rewards))
         before = self.intake.dropped.copy()
-        self.intake.take_in(dataclasses.replace(group, **fields))
+        self.intake.receive(dataclasses.replace(group, **fields))
         (*reasons,) = self.intake.dropped - before
         return reasons[0] if reasons else None
 
@@ -113,7 +113,7 @@ def test_signal_is_looked_for_in_the_rewards_as_judged(store):
 
 def test_group_of_masked_responses_alone_has_no_signal(store):
     cut = tuple(make_rollout(16, reward=r, finish="length") for r in (0.0, 1.0))
-    desk = Desk(store, filter_zero_variance=True, prompts=sections.PromptsConfig(truncated="mask"))
+    desk = Desk(store, filter_zero_variance=True, prompts=sections.PromptsConfig(truncated_responses="mask"))
     assert desk.arrive(0, rollouts=cut) == "zero_variance"
     assert desk.arrive(1, rollouts=(cut[0], make_rollout(reward=1.0))) is None
 
@@ -134,7 +134,7 @@ def test_group_that_can_not_be_right_is_counted_and_asked_for_again(store, reaso
     bad = BAD[reason]
     rollouts = (make_rollout(),) if bad is None else (make_rollout(), bad)
     assert desk.arrive(0, rollouts=rollouts) == reason
-    assert desk.offered() == [(0, 0), (1, 1)] and desk.intake.hand_out(9) == []
+    assert desk.offered() == [(0, 0), (1, 1)] and desk.intake.take(9) == []
     assert desk.arrive(0) is None  # a good one is taken all the same
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.store.open import SqliteStore
 from learner.schedule import group_queue
-from learner.schedule.group_filter import Intake
+from learner.schedule.group_filter import GroupFilter
 from learner.schedule.group_queue import GroupQueue
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Marks
@@ -38,23 +38,21 @@ class Trainer:
         self.departed = []
         self.intake: Any = None
 
-    def queue(
-        self, *, incarnation=0, restored_step=0, max_lag_steps=None, max_ready=None, while_waiting=refuse_to_wait
-    ):
+    def queue(self, *, incarnation=0, restored_step=0, max_lag_steps=None, max_ready=None, on_wait=refuse_to_wait):
         rounds = SimpleNamespace(filter_zero_variance=False, train_start="group_ready")
-        config: Any = SimpleNamespace(rounds=rounds, max_ready_groups=max_ready, lag_bound=max_lag_steps)
+        config: Any = SimpleNamespace(rounds=rounds, max_ready_groups=max_ready, max_lag_steps=max_lag_steps)
         planner: Any = SimpleNamespace(
             issue_up_to=lambda order, step: [],
             is_open=lambda id_: id_ in self.tickets,
             ticket=lambda id_: self.tickets[id_],
             arrive=lambda id_: [],
-            depart=self.departed.append,
+            forget_arrival=self.departed.append,
             num_left_in_round=9,
             num_left_in_update=1,
             renew_one=lambda id_: self.tickets[id_],
-            num_places=lambda min_step, step, lag_bound: 1,
+            num_sequences=lambda min_step, step, max_lag_steps: 1,
         )
-        self.intake = Intake(
+        self.intake = GroupFilter(
             config,
             planner=planner,
             desk=self.store,
@@ -70,7 +68,7 @@ class Trainer:
                 store=self.store,
                 intake=self.intake,
                 timeline=timeline,
-                while_waiting=while_waiting,
+                on_wait=on_wait,
             )
         )
 
@@ -108,12 +106,12 @@ def test_next_hands_out_in_order_of_arrival_not_of_submission(trainer):
 def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
     calls = []
 
-    def while_waiting():
+    def on_wait():
         calls.append(len(calls))
         if len(calls) == 3:
             trainer.put("d")
 
-    assert ids(next(trainer.queue(while_waiting=while_waiting))) == ["d"]
+    assert ids(next(trainer.queue(on_wait=on_wait))) == ["d"]
     assert calls == [0, 1, 2]
 
 
@@ -122,7 +120,7 @@ def test_next_is_woken_by_a_group_and_does_not_look_for_it(trainer, monkeypatch)
     waits = threading.Event()
     putting = threading.Thread(target=lambda: waits.wait(30) and trainer.put("d"))
     putting.start()
-    assert ids(next(trainer.queue(while_waiting=waits.set))) == ["d"]
+    assert ids(next(trainer.queue(on_wait=waits.set))) == ["d"]
     putting.join()
 
 
@@ -295,7 +293,7 @@ def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
     for i, oldest in zip("abc", (3, 2, 4), strict=True):
         trainer.put(i, oldest=oldest, newest=4)
     queue.poll()
-    assert trainer.intake.keep_fresh(3) == {"a", "c"} and trainer.intake.dropped == {"off_policy": 1}
+    assert trainer.intake.drop_older_than(3) == {"a", "c"} and trainer.intake.dropped == {"off_policy": 1}
     assert ids(queue.take_ready(9)) == ["a", "c"]
 
 

@@ -16,8 +16,8 @@ from learner.schedule.group_validation import (
     MIN_LOGPROB,
     REASONS,
     GroupLimits,
-    Objection,
-    Refusals,
+    InvalidGroup,
+    RejectionCounter,
     objection,
 )
 from tests.bridge.factories import make_group, make_rollout, make_ticket
@@ -123,15 +123,15 @@ def test_largest_reward_leaves_advantages_that_a_ratio_may_multiply(rewards, nam
 
 def test_fault_is_that_of_who_made_the_response():
     both = dataclasses.replace(group(reward=1e308), actor="b+a")  # the first response is b's
-    assert objection(both, TICKET, LIMITS, newest=NEWEST) == Objection("extreme_reward", frozenset({"a"}))
+    assert objection(both, TICKET, LIMITS, newest=NEWEST) == InvalidGroup("extreme_reward", frozenset({"a"}))
     alone = dataclasses.replace(both, actor="b")
-    assert objection(alone, TICKET, LIMITS, newest=NEWEST) == Objection("extreme_reward", frozenset({"b"}))
+    assert objection(alone, TICKET, LIMITS, newest=NEWEST) == InvalidGroup("extreme_reward", frozenset({"b"}))
 
 
 def test_actor_is_broken_after_so_many_refused_groups_without_a_good_one():
-    refusals, both = Refusals(), dataclasses.replace(group(), actor="a+b")
-    bad = Objection("too_long", frozenset({"a"}))
+    refusals, both = RejectionCounter(), dataclasses.replace(group(), actor="a+b")
+    bad = InvalidGroup("too_long", frozenset({"a"}))
     for _ in range(2):
-        assert [refusals.book(both, bad) for _ in range(MAX_REFUSED_IN_A_ROW - 1)] == [[]] * (MAX_REFUSED_IN_A_ROW - 1)
-        assert refusals.book(both, None) == []
-    assert [refusals.book(both, bad) for _ in range(MAX_REFUSED_IN_A_ROW)][-2:] == [[], ["a"]]
+        assert [refusals.add(both, bad) for _ in range(MAX_REFUSED_IN_A_ROW - 1)] == [[]] * (MAX_REFUSED_IN_A_ROW - 1)
+        assert refusals.add(both, None) == []
+    assert [refusals.add(both, bad) for _ in range(MAX_REFUSED_IN_A_ROW)][-2:] == [[], ["a"]]

@@ -7,7 +7,7 @@ import pytest
 from bridge.rollout_types import Heartbeat, Version
 from configs.schema import Config
 from configs.sections import ActorConfig, RoundsConfig
-from learner.schedule.tail_batching import RacePlaces
+from learner.schedule.tail_batching import RaceCapacity
 from tests.bridge.factories import make_report
 
 RACE = RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)
@@ -27,8 +27,8 @@ class Store:
         return self.beats
 
 
-def beat(number: int, places: int | None, *, time_s: float = 999.0, is_leaving: bool = False) -> Heartbeat:
-    report = None if places is None else make_report(max_sequences=places, is_leaving=is_leaving)
+def beat(number: int, places: int | None, *, time_s: float = 999.0, is_shutting_down: bool = False) -> Heartbeat:
+    report = None if places is None else make_report(max_sequences=places, is_shutting_down=is_shutting_down)
     version = Version(incarnation=0, step=0)
     return Heartbeat(process=f"far-{number}", role="actor", pid=1, time_s=time_s, version=version, report=report)
 
@@ -38,8 +38,8 @@ def store() -> Any:
     return Store()
 
 
-def places_of(store: Any, rounds: RoundsConfig = RACE) -> RacePlaces:
-    return RacePlaces(Config(preset="test", rounds=rounds, actor=ActorConfig(max_num_seqs=64)), store)
+def places_of(store: Any, rounds: RoundsConfig = RACE) -> RaceCapacity:
+    return RaceCapacity(Config(preset="test", rounds=rounds, actor=ActorConfig(max_num_seqs=64)), store)
 
 
 def test_too_few_engines_are_told_once_for_each_number_of_places(store):
@@ -61,7 +61,7 @@ def test_too_few_engines_are_told_once_for_each_number_of_places(store):
         [],
         [beat(0, 64), beat(1, None)],
         [beat(0, None)],
-        [beat(0, 64, is_leaving=True)],
+        [beat(0, 64, is_shutting_down=True)],
         [beat(0, 64, time_s=980.0)],
         [Heartbeat(process="learner", role="learner", pid=1, time_s=999.0)],
     ],

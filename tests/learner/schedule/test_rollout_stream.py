@@ -6,7 +6,7 @@ import pytest
 
 from bridge.store.open import SqliteStore
 from configs import schema, sections
-from learner.schedule.rollout_stream import Stream
+from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems
@@ -37,7 +37,7 @@ class Learner:
         self._pick, self._burst, self._num_tokens = pick, burst, num_tokens
         self.held = []
         self.marks: Any = Marks()
-        self.stream = Stream(
+        self.stream = RolloutStream(
             config,
             store=store,
             prompts=Problems(PROMPT),
@@ -45,7 +45,7 @@ class Learner:
             timeline=self.marks,
             incarnation=0,
             vocab_size=1000,
-            while_waiting=self._wait,
+            on_wait=self._wait,
         )
         self.planner = self.stream.planner
         self.batches = self.stream.micro_batches()

@@ -186,7 +186,7 @@ def test_source_of_a_group_is_known_while_its_update_may_be_put_back():
     ids = [t.id for t in planner.open_tickets]
     for id_ in ids[:2]:
         planner.consume(id_)
-    planner.put_back()
+    planner.reopen_update()
     assert [planner.source(i) for i in ids[:2]] == ["s0", "s1"]
     for id_ in ids[:3]:
         planner.consume(id_)

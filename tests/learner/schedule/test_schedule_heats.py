@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bridge.rollout_types import Ticket
 from configs import schema, sections
 from learner.schedule.ticket_ledger import training_sampling
-from learner.schedule.window_planner import AsyncWindow
+from learner.schedule.window_planner import WindowPlanner
 from tests.learner.schedule.fakes import Problems
 
 ETAS = st.sampled_from([1.0, 1.1, 1.25, 1.5, 2.0, 3.0])
@@ -34,8 +34,8 @@ def config_of(U, *, eta=1.25, eta_samples=1.0, alpha: float | None = None, R=Non
     )
 
 
-def window_of(config: schema.Config, problems: Problems | None = None) -> AsyncWindow:
-    return AsyncWindow(config, training_sampling(config, ()), problems or Problems(), incarnation=0)
+def window_of(config: schema.Config, problems: Problems | None = None) -> WindowPlanner:
+    return WindowPlanner(config, training_sampling(config, ()), problems or Problems(), incarnation=0)
 
 
 def prompt(ticket: Ticket) -> int:
@@ -104,11 +104,11 @@ class Run:
         heat.lost |= want
         self.long += [prompt(t) for t in losers]
 
-    def depart(self) -> None:
+    def forget_arrival(self) -> None:
         """Dropped, and asked for anew; it is wanted on."""
         if self.here:
             id_ = self.here.pop(self.rng.randrange(len(self.here)))
-            self.window.depart(id_)
+            self.window.forget_arrival(id_)
             heat = next(h for h in self.heats if int(id_) in h.orders)
             if len(heat.won) < self.U:
                 heat.won.remove(int(id_))
@@ -123,7 +123,7 @@ class Run:
         if not done.ends_update:
             return
         if self.rng.random() < 0.2:  # as by the ESS stop
-            assert {t.id for t in self.window.put_back()} == {i for i, _ in self.in_update}
+            assert {t.id for t in self.window.reopen_update()} == {i for i, _ in self.in_update}
             for id_, number in self.in_update:
                 self.trained.remove(number)
                 self.window.arrive(id_)
@@ -170,7 +170,7 @@ class Run:
 @given(U=st.integers(1, 5), eta=ETAS, alpha=ALPHAS, seed=st.integers(0, 10**6))
 def test_heats_the_first_u_win_and_every_prompt_is_trained_open_or_waiting(U, eta, alpha, seed):
     run = Run(config_of(U, eta=eta, eta_samples=1.5, alpha=alpha), seed)
-    acts = [run.issue, run.arrive, run.arrive, run.train, run.train, run.depart, run.restart]
+    acts = [run.issue, run.arrive, run.arrive, run.train, run.train, run.forget_arrival, run.restart]
     for _ in range(150):
         run.rng.choices(acts, weights=[4, 4, 4, 4, 4, 1, 1])[0]()
         run.check()

@@ -17,7 +17,7 @@ from bridge.rollout_types import Group, Ticket, Version
 from bridge.store.open import SqliteStore
 from bridge.store.protocol import LearnerStore, UnfitGroupError
 from configs import schema, sections
-from learner.schedule.rollout_stream import Stream
+from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.sample_tickets import SampleTickets, group_id
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bridge.factories import make_group, make_rollout
@@ -114,8 +114,8 @@ class FakeActor:
         if self.step is None:
             return
         width = self.admission.width if self.admission.policy == "frontier" else None
-        self.admission.share_among({5: among})
-        limit, part = self.admission.num_to_claim(), self.admission.group_part
+        self.admission.rebalance({5: among})
+        limit, part = self.admission.num_to_claim(), self.admission.samples_per_engine
         tickets = store.claim(self.name, limit=limit, lease_s=100, width=width, among=among, part=part)
         self.admission.offer(t for t in tickets if t.id not in self.running)
         for ticket in self.admission.admit(Version(incarnation=INCARNATION, step=self.step)):
@@ -148,7 +148,7 @@ class World:
         self.published = 0
         self.actors = [FakeActor(f"a{i}", config) for i in range(2)]
         marks: Any = Marks()
-        self.stream = Stream(
+        self.stream = RolloutStream(
             config,
             store=self.store,
             prompts=Problems(2),
@@ -156,7 +156,7 @@ class World:
             timeline=marks,
             incarnation=INCARNATION,
             vocab_size=1000,
-            while_waiting=self.tick,
+            on_wait=self.tick,
         )
         self.planner = self.stream.planner
         self.groups = spy_on(self)
@@ -212,10 +212,10 @@ class World:
 def spy_on(w: World) -> dict[str, Group]:
     """Looks at every group that is handed out; they are in the dict that it returns."""
     groups: dict[str, Group] = {}
-    hand_out = w.stream.intake.hand_out
+    take = w.stream.intake.take
 
     def look(limit: int) -> list[Group]:
-        handed_out = hand_out(limit)
+        handed_out = take(limit)
         for group in handed_out:
             assert group.ticket_id not in groups, "twice"
             groups[group.ticket_id] = group
@@ -232,7 +232,7 @@ def spy_on(w: World) -> dict[str, Group]:
                 assert len({r.reward for r in group.rollouts}) > 1
         return handed_out
 
-    w.stream.intake.hand_out = look
+    w.stream.intake.take = look
     return groups
 
 

@@ -10,10 +10,10 @@ from bridge.rollout_types import Ticket
 from bridge.store.open import SqliteStore
 from bridge.store.protocol import FencedError
 from configs import schema, sections
-from learner.schedule.rollout_stream import Stream
+from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.sample_tickets import SampleTickets
 from learner.schedule.ticket_ledger import training_sampling
-from learner.schedule.window_planner import AsyncWindow
+from learner.schedule.window_planner import WindowPlanner
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
@@ -38,14 +38,14 @@ def config_of(*, window=False, updates=2, max_lag_steps=None):
 class Learner:
     """A stream, and one actor that hands in all it can claim whenever the learner waits, or does what a test says."""
 
-    def __init__(self, store, config, *, step=0, while_waiting=None, prompts=None):
+    def __init__(self, store, config, *, step=0, on_wait=None, prompts=None):
         self.store = store
         self.marks: Any = Marks()
-        self.incarnation = store.lead("here", lease_s=60)
+        self.incarnation = store.acquire_leadership("here", lease_s=60)
         store.record_restore(self.incarnation, step)
         self.prompts = prompts or Problems(2)
         self.num_waits = 0
-        self.stream = Stream(
+        self.stream = RolloutStream(
             config,
             store=store,
             prompts=self.prompts,
@@ -54,7 +54,7 @@ class Learner:
             incarnation=self.incarnation,
             vocab_size=1000,
             step=step,
-            while_waiting=while_waiting or self.serve,
+            on_wait=on_wait or self.serve,
         )
         self.trained: list[str] = []
 
@@ -141,13 +141,13 @@ def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_fo
     learner.stream.resume(None)
     batches = learner.train(1)
     # Two groups of K responses that no verifier was asked about.
-    assert learner.stream.take_rewards()["verdicts/unjudged"] == 2 * K
+    assert learner.stream.take_rewards()["verdicts/unscored"] == 2 * K
     next(batches)
     learner.stream.drop_update()
     next(batches)
     learner.stream.end_update()
-    assert learner.stream.take_rewards()["verdicts/unjudged"] == 2 * K
-    assert learner.stream.take_rewards()["verdicts/unjudged"] == 0
+    assert learner.stream.take_rewards()["verdicts/unscored"] == 2 * K
+    assert learner.stream.take_rewards()["verdicts/unscored"] == 0
 
 
 def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
@@ -171,12 +171,12 @@ def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
         if not served:
             (ticket, *_) = store.claim("actor", limit=1, lease_s=1000)
             served.append(ticket)
-            store.give_up(ticket.id, "no verdict", max_attempts=1)
+            store.fail_ticket(ticket.id, "no verdict", max_attempts=1)
             assert store.failed() == {ticket.id: "no verdict"}
         else:
             learner.serve()
 
-    learner = Learner(store, config_of(), while_waiting=fail_once)
+    learner = Learner(store, config_of(), on_wait=fail_once)
     learner.stream.resume(None)
     learner.train(2)
     assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.intake.dropped == {"failed": 1}
@@ -226,7 +226,7 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
 
 
 def test_dispatch_is_told_from_the_one_that_fills_its_update(store):
-    learner = Learner(store, config_of(), while_waiting=lambda: learner.serve(count=1))
+    learner = Learner(store, config_of(), on_wait=lambda: learner.serve(count=1))
     learner.stream.resume(None)
     fills = []
     learner.stream.clock.dispatched = lambda now_s, *, fills_update: fills.append(fills_update)
@@ -308,9 +308,9 @@ def test_groups_forgotten_at_an_ess_stop_no_longer_count_as_waiting(store):
     learner.train(1)
     learner.serve()
     learner.stream.poll()
-    learner.stream.intake.keep_fresh(learner.stream.step)
+    learner.stream.intake.drop_older_than(learner.stream.step)
     planner = learner.stream.planner
-    assert isinstance(planner, AsyncWindow) and not planner._arrived
+    assert isinstance(planner, WindowPlanner) and not planner._arrived
 
 
 @pytest.mark.parametrize("window", [False, True])

@@ -202,7 +202,7 @@ def test_put_back_opens_the_last_update_again():
     for ticket in tickets:
         planner.arrive(ticket.id)
         planner.consume(ticket.id)
-    assert planner.put_back() == tickets and planner.put_back() == []
+    assert planner.reopen_update() == tickets and planner.reopen_update() == []
     assert len(planner.open_tickets) == 2 and planner.num_left_in_update == 2 and planner.issue(step=0) == []
 
 
@@ -210,7 +210,7 @@ def test_a_group_that_departs_does_not_count_towards_its_race():
     planner = planner_of(config_of(2, eta_prompts=2.0))
     tickets = planner.issue(step=0)
     planner.arrive(tickets[0].id)
-    planner.depart(tickets[0].id)
+    planner.forget_arrival(tickets[0].id)
     assert planner.arrive(tickets[1].id) == []
     assert [t.order for t in planner.arrive(tickets[0].id)] == [2, 3]
 
@@ -218,7 +218,7 @@ def test_a_group_that_departs_does_not_count_towards_its_race():
 def test_renew_asks_for_newer_weights_but_for_those_kept():
     planner = planner_of(config_of(2, eta_prompts=1.0))
     a, b = planner.issue(step=0)
-    (renewed,) = planner.renew(step=5, keep=[a.id])
+    (renewed,) = planner.reissue_open(step=5, keep=[a.id])
     assert (renewed.id, renewed.min_version.step) == (b.id, 5)
     assert [t.min_version.step for t in planner.open_tickets] == [0, 5]
 

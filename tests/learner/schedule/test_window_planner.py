@@ -8,25 +8,25 @@ from hypothesis import strategies as st
 
 from configs import schema, sections
 from learner.schedule.ticket_ledger import training_sampling
-from learner.schedule.window_planner import AsyncWindow
+from learner.schedule.window_planner import WindowPlanner
 from tests.learner.schedule.fakes import Problems
 
 
-def window_of(*, U=2, incarnation=0, every_n_steps=1, max_lag_steps=None, **admission) -> AsyncWindow:
+def window_of(*, U=2, incarnation=0, every_n_steps=1, max_lag_steps=None, **admission) -> WindowPlanner:
     config = schema.Config(
         preset="test",
         rounds=sections.RoundsConfig(groups_per_round=U, groups_per_update=U, max_lag_steps=max_lag_steps),
         admission=sections.AdmissionConfig(policy="window", **admission),
         publish=sections.PublishConfig(when="every", every_n_steps=every_n_steps),
     )
-    return AsyncWindow(config, training_sampling(config, ()), Problems(), incarnation=incarnation)
+    return WindowPlanner(config, training_sampling(config, ()), Problems(), incarnation=incarnation)
 
 
-def issue(window: AsyncWindow, *, step=0, num_unclaimed=0) -> int:
+def issue(window: WindowPlanner, *, step=0, num_unclaimed=0) -> int:
     return len(window.issue(step=step, num_unclaimed=lambda: num_unclaimed))
 
 
-def trained_to(window: AsyncWindow, num_updates: int) -> AsyncWindow:
+def trained_to(window: WindowPlanner, num_updates: int) -> WindowPlanner:
     """Consumes so many updates' groups, each as soon as it is issued."""
     for step in range(num_updates):
         for ticket in window.issue_up_to(2 * step + 1, step=step):
@@ -66,7 +66,7 @@ def test_backlog_of_an_updates_groups_is_kept_however_many_are_in_progress():
     assert issue(window, num_unclaimed=1) == 2  # two were claimed
     for _ in range(10):
         assert issue(window) == 3
-    assert len(window.open_tickets) == 35 and not window.num_held_back
+    assert len(window.open_tickets) == 35 and not window.num_blocked
 
 
 def test_full_queue_of_complete_groups_holds_tickets_back_and_is_counted_once_each_time():
@@ -76,12 +76,12 @@ def test_full_queue_of_complete_groups_holds_tickets_back_and_is_counted_once_ea
     for order in range(3):
         window.arrive(f"{order:09d}")
     assert issue(window) == issue(window, num_unclaimed=1) == 0
-    assert window.num_held_back == {"queue": 1}
+    assert window.num_blocked == {"queue": 1}
     assert issue(window, num_unclaimed=2) == 0  # nothing is lacking, so nothing is held back
-    assert issue(window) == 0 and window.num_held_back == {"queue": 2}
+    assert issue(window) == 0 and window.num_blocked == {"queue": 2}
     assert len(window.open_tickets) == 4
     window.consume(f"{0:09d}")
-    assert issue(window) == 2 and window.num_held_back == {"queue": 2}
+    assert issue(window) == 2 and window.num_blocked == {"queue": 2}
 
 
 def test_full_queue_has_one_issued_for_one_that_is_trained_so_that_the_learner_never_starves():
@@ -119,13 +119,13 @@ def test_dropping_the_oldest_holds_nothing_back():
     issue(window)
     for order in range(4):
         window.arrive(f"{order:09d}")
-    assert issue(window) == 2 and not window.num_held_back
+    assert issue(window) == 2 and not window.num_blocked
 
 
 def test_lag_bound_holds_tickets_back_and_is_counted():
     window = window_of(U=2, max_lag_steps=1)
     assert [issue(window), issue(window), issue(window)] == [2, 2, 0]
-    assert window.num_held_back == {"lag": 1}
+    assert window.num_blocked == {"lag": 1}
     assert issue(window, step=1) == 2
 
 
@@ -134,7 +134,7 @@ def test_tickets_are_of_the_learners_incarnation_also_when_asked_for_anew():
     window = trained_to(window_of(async_ratio=0.0, incarnation=3), 5)
     (first, _) = window.issue(step=5, num_unclaimed=lambda: 0)
     assert str(first.min_version) == "3:5"
-    (again, _) = window.renew(step=6)
+    (again, _) = window.reissue_open(step=6)
     assert str(again.min_version) == "3:6"
 
 

@@ -2,8 +2,8 @@ import jax
 import numpy as np
 import pytest
 
-from learner.update.anchors import Anchors
-from learner.update.frozen_policies import AnchorLogprobs
+from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenLogprobs
 from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
 
 
@@ -19,7 +19,7 @@ def test_anchors_keep_the_reference_and_the_published_policy_while_the_learner_m
     steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
     reference = jax.tree.map(lambda x: x * 0.9, fresh_params())
     state = steps.init(fresh_params())
-    anchors = Anchors(steps, config, load_reference=lambda: reference, params=state.params)
+    anchors = FrozenPolicies(steps, config, load_reference=lambda: reference, params=state.params)
     want_reference = np.asarray(steps.score(reference, micro.batch))
     want_round = np.asarray(steps.score(fresh_params(), micro.batch))
     assert np.abs(want_reference - want_round).max() > 0.01
@@ -50,8 +50,8 @@ def test_anchors_keep_no_copy_where_the_policy_itself_is_the_proximal_one(settin
 
     config = config_of(**setting)
     steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
-    anchors = Anchors(steps, config, load_reference=load, params=fresh_params())
-    assert anchors.score(micro.batch) == AnchorLogprobs()
+    anchors = FrozenPolicies(steps, config, load_reference=load, params=fresh_params())
+    assert anchors.score(micro.batch) == FrozenLogprobs()
     _, metrics = trained(steps, steps.init(fresh_params()), anchors, micro)
     assert np.isfinite(metrics["loss"]) and int(metrics["skipped_updates"]) == 0
 

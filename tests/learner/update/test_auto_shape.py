@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.sections import MeshConfig, PackingConfig
-from learner.update.auto_shape import MIN_UPDATES, NUM_SEEN, RowShape, propose
+from learner.update.auto_shape import MIN_UPDATES, NUM_SEEN, AutoShape, propose
 from learner.update.packing import pack_groups
 from tests.learner.streams import config_of, fresh_params, random_groups, steps_of
 
@@ -142,7 +142,7 @@ def train(shape, rng, how, updates):
     for groups in updates:
         packs, cost = arriving(rng, groups, how), 0
         for i, pack in enumerate(packs):
-            used = shape.take(pack, ends_update=i == len(packs) - 1)
+            used = shape.choose(pack, ends_update=i == len(packs) - 1)
             cost += slots_and_overhead(pack, used.rows, used.row_tokens)
             shapes.append((used.rows, used.row_tokens))
         costs.append(cost)
@@ -154,7 +154,7 @@ def train(shape, rng, how, updates):
 def test_settled_shape_is_within_a_twentieth_of_the_best_for_updates_it_has_not_seen(workload, how):
     num_groups, sigma = WORKLOADS[workload]
     rng, config = np.random.default_rng(1), mixed(num_groups)
-    shape = RowShape(config)
+    shape = AutoShape(config)
     train(shape, rng, how, [mixed_groups(rng, num_groups, sigma) for _ in range(4 * NUM_SEEN)])
     settled = (shape.packing.rows, shape.packing.row_tokens)
     unseen = [arriving(rng, mixed_groups(rng, num_groups, sigma), how) for _ in range(40)]
@@ -171,7 +171,7 @@ def test_whole_course_from_the_first_update_is_near_the_best_fixed_shape(workloa
     num_groups, sigma = WORKLOADS[workload]
     rng = np.random.default_rng(2)
     updates = [mixed_groups(rng, num_groups, sigma) for _ in range(60)]
-    costs, _ = train(RowShape(mixed(num_groups)), rng, "whole", updates)
+    costs, _ = train(AutoShape(mixed(num_groups)), rng, "whole", updates)
     fixed = [sum(slots_and_overhead(groups, *one) for groups in updates) for one in GRID]
     assert sum(costs) <= 1.08 * min(fixed)
 
@@ -180,7 +180,7 @@ def test_whole_course_from_the_first_update_is_near_the_best_fixed_shape(workloa
 def test_shape_follows_lengths_that_grow_with_few_changes(how):
     rng, num = np.random.default_rng(3), 200
     updates = [mixed_groups(rng, 8, 0.3, median=40.0 * 1.015**u) for u in range(num)]  # 40 to 790 tokens
-    costs, shapes = train(RowShape(mixed(8)), rng, how, updates)
+    costs, shapes = train(AutoShape(mixed(8)), rng, how, updates)
     late = [arriving(rng, mixed_groups(rng, 8, 0.3, median=40.0 * 1.015**u), how) for u in range(num - 40, num)]
     for rows, width in GRID:
         fixed = sum(slots_and_overhead(pack, rows, width) for packs in late for pack in packs)
@@ -190,11 +190,11 @@ def test_shape_follows_lengths_that_grow_with_few_changes(how):
 
 
 def test_shape_changes_at_most_once_in_so_many_updates_whatever_comes():
-    shape, changed = RowShape(auto(max_tokens=512)), []
-    before = shape.take(groups_of(71), ends_update=True)
+    shape, changed = AutoShape(auto(max_tokens=512)), []
+    before = shape.choose(groups_of(71), ends_update=True)
     for update in range(1, 300):
         length = (500, 40, 300, 71, 450, 20, 512)[update // 10 % 7]
-        now = shape.take(groups_of(length), ends_update=True)
+        now = shape.choose(groups_of(length), ends_update=True)
         if now != before:
             changed.append(update)
         before = now
@@ -203,18 +203,18 @@ def test_shape_changes_at_most_once_in_so_many_updates_whatever_comes():
 
 
 def test_shape_stays_while_lengths_do():
-    shape = RowShape(auto(max_tokens=512))
-    first = shape.take(groups_of(71), ends_update=True)
-    assert all(shape.take(groups_of(71), ends_update=True) == first for _ in range(3 * NUM_SEEN))
+    shape = AutoShape(auto(max_tokens=512))
+    first = shape.choose(groups_of(71), ends_update=True)
+    assert all(shape.choose(groups_of(71), ends_update=True) == first for _ in range(3 * NUM_SEEN))
 
 
 @pytest.mark.parametrize("num_before", [1, 5, 11, 30])
 def test_restart_goes_on_with_the_same_shapes(num_before):
     config, rng = mixed(4, max_tokens=1152), np.random.default_rng(4)
-    shape = RowShape(config)
+    shape = AutoShape(config)
     updates = [mixed_groups(rng, 4, 0.4, median=60.0 if u < 35 else 650.0) for u in range(80)]
     train(shape, rng, "whole", updates[:num_before])
-    restarted = RowShape(config)
+    restarted = AutoShape(config)
     restarted.set_state(json.loads(json.dumps(shape.get_state())))
     assert restarted.packing == shape.packing and restarted.get_state() == shape.get_state()
     rest = [train(s, rng, "whole", updates[num_before:]) for s in (shape, restarted)]
@@ -222,17 +222,17 @@ def test_restart_goes_on_with_the_same_shapes(num_before):
 
 
 def test_restart_with_less_room_forgets_a_shape_that_is_too_large():
-    shape = RowShape(auto())
-    shape.take(groups_of(71), ends_update=True)
-    smaller = RowShape(auto(rows=2))
+    shape = AutoShape(auto())
+    shape.choose(groups_of(71), ends_update=True)
+    smaller = AutoShape(auto(rows=2))
     smaller.set_state(shape.get_state())
-    assert smaller.take(groups_of(71), ends_update=True).rows * smaller.packing.row_tokens <= 1024
+    assert smaller.choose(groups_of(71), ends_update=True).rows * smaller.packing.row_tokens <= 1024
 
 
 def test_without_auto_the_configured_shape_is_used_and_nothing_is_looked_at():
     config = config_of()
-    shape = RowShape(config)
-    assert shape.take([], ends_update=True) == config.packing == shape.packing
+    shape = AutoShape(config)
+    assert shape.choose([], ends_update=True) == config.packing == shape.packing
     shape.set_state({"shape": [1, 64], "num_held": 0, "num_seen": 0, "packs": []})
     assert shape.packing == config.packing
 

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from configs import schema, sections
-from learner.distributed.channel import OneHost
+from learner.distributed.channel import SingleProcess
 from learner.distributed.sharding import make_mesh
 from learner.metrics import flops
 from learner.model import hf_save
 from learner.model.architecture import Architecture
-from learner.restore import Weights, load_base, trainer_of
+from learner.restore import WeightLoader, load_base, trainer_of
 from learner.update import auto_remat
-from learner.update.auto_remat import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
-from learner.update.train_step import build_steps
+from learner.update.auto_remat import CHOICES, POLICIES, DeviceShare, kept_per_token, micro_batch_bytes
+from learner.update.train_step import build_train_step
 from tests.learner import several_hosts, streams
 from tests.learner.publish.thread_hosts import ThreadHosts
 
 MODEL = Architecture(
-    family="qwen3",
+    model_type="qwen3",
     vocab_size=512,
     hidden_size=64,
     intermediate_size=256,
@@ -69,11 +69,11 @@ def test_kept_per_token_by_hand():
 def test_estimates_are_near_and_in_the_order_of_xlas_analysis():
     measured, estimated = {}, {}
     for policy in CHOICES:
-        steps = build_steps(MODEL, config_of(policy), mesh_of())
+        steps = build_train_step(MODEL, config_of(policy), mesh_of())
         analysis: Any = steps.lower()["accumulate"].compile().memory_analysis()
         measured[policy] = analysis.temp_size_in_bytes
         num_params = sum(x.size for x in jax.tree.leaves(steps.abstract_state().params))
-        share = Share(num_tokens=8 * 512, activation_bytes=4)
+        share = DeviceShare(num_tokens=8 * 512, activation_bytes=4)
         estimated[policy] = micro_batch_bytes(MODEL, policy, share, num_params=num_params)
     for policy in CHOICES:
         assert 0.5 < estimated[policy] / measured[policy] < 2, (policy, estimated, measured)
@@ -89,8 +89,8 @@ def test_auto_takes_what_computes_least_of_what_fits(usable, want):
 
 def test_auto_between_two_needs_takes_the_smaller():
     needs = {}
-    share = Share(num_tokens=8 * 512, activation_bytes=4)
-    shapes = build_steps(MODEL, config_of("dots"), mesh_of()).abstract_state().params
+    share = DeviceShare(num_tokens=8 * 512, activation_bytes=4)
+    shapes = build_train_step(MODEL, config_of("dots"), mesh_of()).abstract_state().params
     num_params = sum(x.size for x in jax.tree.leaves(shapes))
     for policy in POLICIES:
         needs[policy] = 16 * num_params + micro_batch_bytes(MODEL, policy, share, num_params=num_params)
@@ -112,7 +112,7 @@ OPTIMIZERS = (
 def test_state_is_what_the_learner_really_keeps(monkeypatch, param_dtype, optimizer, rank):
     """Measured from arrays that the steps make; auto's threshold moves with them by as much."""
     config = config_of("dots", param_dtype=param_dtype, lora=sections.LoraConfig(rank=rank), **optimizer)
-    steps = build_steps(MODEL, config, mesh_of())
+    steps = build_train_step(MODEL, config, mesh_of())
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), steps.abstract_state().params)
     state = steps.init(params)
     kept = state.params, state.opt_state, state.accumulator.grads
@@ -141,7 +141,7 @@ def test_adapters_alone_have_moments_and_their_base_is_frozen():
     assert auto_remat.state_bytes(adapters, config) == 8 * 64 * 16 + 8
     whole, lora = (needed_bytes(config_of("dots", lora=sections.LoraConfig(rank=r))) for r in (0, 8))
     num_all = sum(
-        x.size for x in jax.tree.leaves(build_steps(MODEL, config_of("dots"), mesh_of()).abstract_state().params)
+        x.size for x in jax.tree.leaves(build_train_step(MODEL, config_of("dots"), mesh_of()).abstract_state().params)
     )
     num_adapters = flops.adapter_params(MODEL, config.lora)
     # Of the model's 16 bytes a parameter and its gradient's 4 a frozen base keeps 4; each adapter's number has all 20.
@@ -172,7 +172,7 @@ def test_frozen_copies_are_counted_as_the_learner_holds_them(monkeypatch, tmp_pa
     config = streams.config_of(epochs=setting["epochs"], **loss)
     model = dataclasses.replace(config.model, compute_dtype=compute_dtype, served_dtype=compute_dtype)
     config = dataclasses.replace(config, lora=sections.LoraConfig(rank=setting["rank"]), model=model)
-    steps, weights = build_steps(streams.MODEL, config, mesh_of()), Weights(config, streams.MODEL)
+    steps, weights = build_train_step(streams.MODEL, config, mesh_of()), WeightLoader(config, streams.MODEL)
     base = load_base(weights, folder)
     state = steps.init(steps.init_adapters() if base else weights.load(folder, "float32"))
     parts: Any = dict(publisher=None, checkpoints=None)
@@ -202,19 +202,19 @@ def needed_bytes(config):
 
 def test_auto_without_a_stated_memory_is_attention_and_steps_say_so(monkeypatch):
     monkeypatch.setattr(auto_remat, "usable_bytes", lambda mesh, hosts, wait_s: None)
-    assert build_steps(MODEL, config_of("auto"), mesh_of()).remat == "attention"
+    assert build_train_step(MODEL, config_of("auto"), mesh_of()).remat == "attention"
 
 
 @pytest.mark.parametrize(("hidden", "want"), [(256, "attention"), (576, "dots")])
 def test_auto_on_a_cpu_keeps_projections_only_of_wide_models(monkeypatch, hidden, want):
     monkeypatch.setattr(auto_remat, "usable_bytes", lambda mesh, hosts, wait_s: 1e12)
     model = dataclasses.replace(MODEL, hidden_size=hidden)
-    assert auto_remat.choose_remat(model, config_of("auto"), mesh_of(), OneHost(), logit_chunk=128) == want
+    assert auto_remat.choose_remat(model, config_of("auto"), mesh_of(), SingleProcess(), logit_chunk=128) == want
 
 
 def test_a_named_policy_is_taken_whatever_memory_there_is(monkeypatch):
     monkeypatch.setattr(auto_remat, "usable_bytes", lambda mesh, hosts, wait_s: 0.0)
-    assert build_steps(MODEL, config_of("none"), mesh_of()).remat == "none"
+    assert build_train_step(MODEL, config_of("none"), mesh_of()).remat == "none"
 
 
 def test_host_bytes_is_the_containers_where_that_is_less(tmp_path):
@@ -228,7 +228,7 @@ def test_host_bytes_is_the_containers_where_that_is_less(tmp_path):
 
 def test_usable_bytes_of_a_cpu_is_a_share_for_each_of_its_devices(monkeypatch):
     monkeypatch.setattr(auto_remat, "host_bytes", lambda: 1000)
-    assert auto_remat.usable_bytes(mesh_of(), OneHost(), wait_s=1) == pytest.approx(1000 * auto_remat.HOST_SHARE)
+    assert auto_remat.usable_bytes(mesh_of(), SingleProcess(), wait_s=1) == pytest.approx(1000 * auto_remat.HOST_SHARE)
 
 
 class Chip:
@@ -295,7 +295,7 @@ def test_usable_bytes_of_chips_that_are_only_compiled_for_is_their_kinds():
 
     mesh = mesh_like(*(Compiled(i // 4, None) for i in range(16)))  # in one process, which has none of them
     want = flops.TPU_CHIPS["v5e"].hbm_bytes * auto_remat.DEVICE_SHARE
-    assert auto_remat.usable_bytes(mesh, OneHost(), wait_s=1) == want
+    assert auto_remat.usable_bytes(mesh, SingleProcess(), wait_s=1) == want
 
 
 AGREE = (
@@ -304,15 +304,15 @@ AGREE = (
 import dataclasses
 from learner.distributed.sharding import make_mesh
 from learner.update import auto_remat
-from learner.update.train_step import build_steps
+from learner.update.train_step import build_train_step
 from tests.learner.update.test_choose_remat import MODEL, config_of
 
 # A large machine, and one that is too small for anything.
 auto_remat.host_bytes = lambda: 2**40 if hosts.is_leader else 0
 model = dataclasses.replace(MODEL, hidden_size=512)
-print(build_steps(model, config_of("auto"), make_mesh(fsdp=4), hosts).remat)
+print(build_train_step(model, config_of("auto"), make_mesh(fsdp=4), hosts).remat)
 try:
-    build_steps(model, config_of("auto"), make_mesh(fsdp=4))
+    build_train_step(model, config_of("auto"), make_mesh(fsdp=4))
 except ValueError as e:
     print(e)
 """

@@ -66,11 +66,11 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         "ratio/p01": 0.5,
         "ratio/p50": 1,
         "ratio/p99": 4,
-        "lag/share_0": 2 / 5,
-        "lag/share_1": 0,
-        "lag/share_2-3": 3 / 5,
-        "lag/share_4-7": 0,
-        "lag/share_8_up": 0,
+        "lag/fraction_0": 2 / 5,
+        "lag/fraction_1": 0,
+        "lag/fraction_2-3": 3 / 5,
+        "lag/fraction_4-7": 0,
+        "lag/fraction_8_up": 0,
         "lag/ess_0": 1.5**2 / (2 * 1.25),
         "lag/ess_1": np.nan,
         "lag/ess_2-3": 6**2 / (3 * 18),
@@ -102,7 +102,7 @@ def test_lag_buckets_each_lag_counts_in_its_own():
     lags = [0, 1, 2, 3, 4, 7, 8, 40]
     (micro,) = pack(config_of(), [group("a", rollout([1] * 8, sorted(50 - n for n in lags), 0.0))])
     got = finalize(measured(micro.batch, step=50))
-    counts = {name: round(8 * float(got[f"lag/share_{name}"])) for name in LAG_BUCKETS}
+    counts = {name: round(8 * float(got[f"lag/fraction_{name}"])) for name in LAG_BUCKETS}
     assert counts == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8_up": 2}
 
 

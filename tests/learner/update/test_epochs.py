@@ -17,9 +17,9 @@ import pytest
 from bridge.param_names import flatten, unflatten
 from learner import train as learner_train
 from learner.model.decoder import make_apply
-from learner.policy_trainer import KeptBatch, Trainer
-from learner.step_books import StepBooks
-from learner.update.anchors import Anchors
+from learner.policy_trainer import EpochCache, PolicyTrainer
+from learner.step_books import StepMetrics
+from learner.update.anchors import FrozenPolicies
 from tests.learner.streams import (
     MODEL,
     TEMPERATURE,
@@ -88,14 +88,14 @@ def run_of(config, *, steps=None, spans=None) -> Any:
     def end_update():
         run.step = run.stream.step = run.step + 1
 
-    publisher: Any = SimpleNamespace(metrics=lambda: {}, serves=lambda step: True)
+    publisher: Any = SimpleNamespace(metrics=lambda: {}, is_published=lambda step: True)
     checkpoints: Any = SimpleNamespace(num_failed=0)
-    trainer = Trainer(
+    trainer = PolicyTrainer(
         config=config,
         architecture=MODEL,
         steps=steps,
-        anchors=Anchors(steps, config, load_reference=fresh_params, params=state.params),
-        kept=KeptBatch(steps, epochs=config.rounds.epochs),
+        anchors=FrozenPolicies(steps, config, load_reference=fresh_params, params=state.params),
+        kept=EpochCache(steps, epochs=config.rounds.epochs),
         state=state,
         publisher=publisher,
         checkpoints=checkpoints,
@@ -109,7 +109,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
             step=0,
             wait_s=0.0,
             num_dropped_updates=0,
-            num_held_back={},
+            num_blocked={},
             dropped=collections.Counter(),
             trained=lambda *a: None,
             take_rewards=lambda: {},
@@ -122,7 +122,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
         samples=SimpleNamespace(trained=lambda step, samples: None),
         rows=[],
         timeline=SimpleNamespace(took=span),
-        heart=SimpleNamespace(check=lambda: None, worked=lambda: None, updated=lambda: None),
+        heartbeat=SimpleNamespace(check=lambda: None, report_progress=lambda: None, updated=lambda: None),
         publisher=publisher,
         checkpoints=checkpoints,
     )
@@ -130,9 +130,9 @@ def run_of(config, *, steps=None, spans=None) -> Any:
     return run
 
 
-def books_of(run) -> StepBooks:
-    store: Any = SimpleNamespace(num_set_aside=0, num_reissued=lambda: 0, heartbeats=lambda: [], now_s=lambda: 0.0)
-    return StepBooks(run.config.optimizer, MODEL, stream=run.stream, store=store, num_skipped=0)
+def books_of(run) -> StepMetrics:
+    store: Any = SimpleNamespace(num_unreadable=0, num_reissued=lambda: 0, heartbeats=lambda: [], now_s=lambda: 0.0)
+    return StepMetrics(run.config.optimizer, MODEL, stream=run.stream, store=store, num_skipped=0)
 
 
 def train(run, books, groups) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_every_pass_has_the_gradient_of_the_books(loss, setting):
             flat = flatten(grads)
             norm = np.sqrt(sum((np.float64(g) ** 2).sum() for g in flat.values()))
             if epoch in (0, epochs - 1):
-                of = "last_pass/{}" if epoch else "{}"
+                of = "last_epoch/{}" if epoch else "{}"
                 np.testing.assert_allclose(row[of.format("loss")], value, rtol=2e-5, atol=2e-6)
                 np.testing.assert_allclose(row[of.format("grad_norm")], norm, rtol=2e-5)
             rate = config.optimizer.learning_rate * min(1, (num_steps + 1) / config.optimizer.warmup_steps)
@@ -215,8 +215,8 @@ def test_decoupled_losses_are_truncated_is_in_the_first_pass_alone(loss):
     groups = random_groups(0, 5)
     got, other = train(decoupled, books_of(decoupled), groups), train(truncated, books_of(truncated), groups)
     np.testing.assert_allclose(got["grad_norm"], other["grad_norm"], rtol=1e-6)
-    assert abs(got["last_pass/grad_norm"] / other["last_pass/grad_norm"] - 1) > 1e-3
-    assert got["last_pass/clip_fraction"] > got["clip_fraction"]
+    assert abs(got["last_epoch/grad_norm"] / other["last_epoch/grad_norm"] - 1) > 1e-3
+    assert got["last_epoch/clip_fraction"] > got["clip_fraction"]
     differences = relative_differences(flatten(decoupled.trainer.state.params), flatten(truncated.trainer.state.params))
     assert max(differences.values()) > 1e-4
 
@@ -269,7 +269,7 @@ def test_drop_forgets_the_batch_that_was_kept():
     row = train(run, books, groups)
     fresh = run_in("decoupled_ppo", "two passes")
     want = train(fresh, books_of(fresh), groups)
-    assert row["last_pass/grad_norm"] == want["last_pass/grad_norm"]
+    assert row["last_epoch/grad_norm"] == want["last_epoch/grad_norm"]
 
 
 def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():

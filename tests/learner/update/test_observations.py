@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.parity import max_abs_dlogprob
-from learner.update.anchors import Anchors
+from learner.update.anchors import FrozenPolicies
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_group, steps_of
 
 LOSSES = {
@@ -71,7 +71,7 @@ def junk_where_masked(batch, rng):
 
 def gradient_and_metrics(config, steps, batches):
     state = dataclasses.replace(steps.init(fresh_params()), step=jax.device_put(np.int32(3)))
-    anchors = Anchors(steps, config, load_reference=fresh_params, params=state.params)
+    anchors = FrozenPolicies(steps, config, load_reference=fresh_params, params=state.params)
     for batch in batches:
         state = steps.accumulate(state, batch, anchors.score(batch))
     grads = jax.tree.map(np.array, state.accumulator.grads)

@@ -14,8 +14,8 @@ from learner.distributed.sharding import AXES, make_mesh, param_spec
 from learner.model import hf_load as hf_io
 from learner.model import hf_save
 from learner.model.decoder import init_params
-from learner.update.frozen_policies import AnchorLogprobs
-from learner.update.train_step import build_steps
+from learner.update.frozen_policies import FrozenLogprobs
+from learner.update.train_step import build_train_step
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, model_of, random_groups, stream
 
@@ -81,7 +81,7 @@ def train(model, folder, axes, *, shares):
     config = dataclasses.replace(config, packing=dataclasses.replace(config.packing, share_prompts=shares))
     size = int(np.prod(list(axes.values())))
     mesh = make_mesh(**axes, devices=jax.devices()[:size] if size < 8 else None)
-    steps = build_steps(model, config, mesh)
+    steps = build_train_step(model, config, mesh)
 
     def load():
         return hf_io.load(folder, sharding_fn=lambda p, s: jax.NamedSharding(mesh, param_spec(p, s, mesh)))[1]
@@ -91,7 +91,7 @@ def train(model, folder, axes, *, shares):
     for _ in range(2):
         for micro in stream(config, groups):
             scores = steps.score(reference, micro.batch) if steps.needs.reference else None
-            state = steps.accumulate(state, micro.batch, AnchorLogprobs(reference=scores))
+            state = steps.accumulate(state, micro.batch, FrozenLogprobs(reference=scores))
         state, metrics = steps.apply(state)
         rows.append(jax.device_get(metrics))
     assert steps.num_compilations == 2

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from learner.distributed.sharding import make_mesh
 from learner.parity import max_abs_dlogprob
-from learner.update.anchors import Anchors
-from learner.update.auto_shape import RowShape
+from learner.update.anchors import FrozenPolicies
+from learner.update.auto_shape import AutoShape
 from learner.update.packing import decode_batch, empty_batch, encode_batch, parts
-from learner.update.train_step import build_steps
+from learner.update.train_step import build_train_step
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_group, steps_of
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def update_of(config, groups, steps=None):
     """An update's gradient and metrics."""
     steps = steps or steps_of(config)
     state = dataclasses.replace(steps.init(fresh_params()), step=jax.device_put(np.int32(4)))
-    anchors = Anchors(
+    anchors = FrozenPolicies(
         steps, config, load_reference=lambda: jax.tree.map(lambda x: x * 1.1, fresh_params()), params=state.params
     )
     for micro in pack(config, groups):
@@ -159,7 +159,7 @@ def test_packing_auto_counts_a_prompt_once():
     groups = groups_of(5, max_prompt=9)
     config = config_with(rows=8, row_tokens=64)
     config = dataclasses.replace(config, packing=dataclasses.replace(config.packing, auto=True))
-    shape = RowShape(config).take(groups, ends_update=True)
+    shape = AutoShape(config).choose(groups, ends_update=True)
     tokens = sum(part.size for group in groups for part in parts(group, config.packing))
     assert tokens <= shape.rows * shape.row_tokens <= 8 * 64
     micros = pack(dataclasses.replace(config, packing=shape), groups)
@@ -175,6 +175,6 @@ def test_told_batch_of_shared_prompts_is_refused_by_a_process_that_shares_none()
 
 
 def test_build_steps_refuses_shared_prompts_of_a_model_with_windows():
-    windowed = dataclasses.replace(MODEL, family="mistral", sliding_window=4, windowed_layers=(True, True))
+    windowed = dataclasses.replace(MODEL, model_type="mistral", sliding_window=4, windowed_layers=(True, True))
     with pytest.raises(ValueError, match="packing.share_prompts: attention counts a window's tokens"):
-        build_steps(windowed, config_with(), make_mesh())
+        build_train_step(windowed, config_with(), make_mesh())

@@ -14,7 +14,7 @@ from learner.metrics.metric_names import METRICS
 from learner.model.decoder import make_apply
 from learner.model.hf_load import load
 from learner.update.packing import empty_batch
-from learner.update.train_step import build_steps
+from learner.update.train_step import build_train_step
 from tests.learner.model.tiny import save_reference
 from tests.learner.streams import (
     MODEL,
@@ -188,20 +188,20 @@ def test_abstract_state_describes_the_real_one(steps):
 def test_build_steps_mesh_that_does_not_divide_is_refused(axes, message):
     mesh: Any = SimpleNamespace(shape=dict.fromkeys(AXES, 1) | axes)
     with pytest.raises(ValueError, match=message):
-        build_steps(MODEL, config_of(rows=3), mesh)
+        build_train_step(MODEL, config_of(rows=3), mesh)
 
 
 def test_accumulate_never_holds_the_logits_of_all_tokens():
     rows, row_tokens, words = 4, 256, 32768
     config = config_of(rows=rows, row_tokens=row_tokens)
-    steps = build_steps(dataclasses.replace(MODEL, vocab_size=words), config, make_mesh(devices=jax.devices()[:1]))
+    steps = build_train_step(dataclasses.replace(MODEL, vocab_size=words), config, make_mesh(devices=jax.devices()[:1]))
     memory = steps.lower()["accumulate"].compile().memory_analysis()
     assert memory is not None
     all_logits = rows * row_tokens * words * 4
     # The head's gradient and a chunk's logits, exponentials and their gradient are there; one buffer of all is not.
     assert memory.temp_size_in_bytes < 0.8 * all_logits
     whole = dataclasses.replace(config, model=dataclasses.replace(config.model, logit_chunk_tokens=rows * row_tokens))
-    steps = build_steps(dataclasses.replace(MODEL, vocab_size=words), whole, make_mesh(devices=jax.devices()[:1]))
+    steps = build_train_step(dataclasses.replace(MODEL, vocab_size=words), whole, make_mesh(devices=jax.devices()[:1]))
     memory = steps.lower()["accumulate"].compile().memory_analysis()
     assert memory is not None and memory.temp_size_in_bytes > all_logits  # the measure sees it where it is
 
@@ -224,7 +224,7 @@ def test_score_of_a_model_with_soft_caps_is_transformers_own(tmp_path):
     reference = save_reference("gemma3-untied", tmp_path)
     model, params = load(tmp_path)
     assert model.logit_soft_cap is not None
-    steps = build_steps(model, config_of(), make_mesh(devices=jax.devices()[:1]))
+    steps = build_train_step(model, config_of(), make_mesh(devices=jax.devices()[:1]))
     batch = stream(config_of(), random_groups(0, 4))[0].batch
     scores, num_scored = np.asarray(steps.score(params, batch)), 0
     for row, segment in {(r, s) for r, ids in enumerate(batch.segment_ids) for s in ids if s}:

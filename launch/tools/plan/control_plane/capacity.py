@@ -13,7 +13,7 @@ from configs.schema import Config
 from launch.tools.plan.control_plane.loads import (
     BYTES,
     GROUPS,
-    Part,
+    Resource,
     Workload,
     control_calls,
     group_bytes,
@@ -23,14 +23,14 @@ from launch.tools.plan.control_plane.loads import (
 from launch.tools.plan.control_plane.transfers import Transfers, publishes_per_s
 from launch.tools.plan.profile import Profile, StoreProfile
 from launch.tools.plan.sim.chips import Cost
-from launch.tools.plan.sim.event_queue import Calendar
+from launch.tools.plan.sim.event_queue import EventQueue
 
 _LOWEST, _NUM_PACES, _HALVINGS = 1e-4, 80, 30
 """Of the paces that are tried: the lowest over the highest, how many, and how often what lies between two is halved."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ClusterModel:
     """A run's config and hardware, with what follows from them worked out once."""
 
     config: Config
@@ -45,7 +45,7 @@ class Cluster:
     """However slow the learner is: groups give way to newer ones. Else engines without tickets ask for them."""
 
     @classmethod
-    def of(cls, config: Config, profile: Profile) -> "Cluster":
+    def of(cls, config: Config, profile: Profile) -> "ClusterModel":
         """Of a run."""
         work = Workload.of(config, profile)
         train, generate = train_groups_per_s(config, profile, work), generate_groups_per_s(config, profile, work)
@@ -58,7 +58,7 @@ class Cluster:
         store, num_puts = self.config.store, self.workload.puts_per_group
         return bool(store.bucket) and self.workload.group_bytes / num_puts > store.inline_bytes
 
-    def parts(self, groups_per_s: float) -> list[Part]:
+    def parts(self, groups_per_s: float) -> list[Resource]:
         """All, at that pace."""
         made = self._compute_parts(groups_per_s)
         if (store := self.profile.store) is not None:
@@ -85,18 +85,18 @@ class Cluster:
     def _stored_bytes_per_s(self, groups_per_s: float) -> float:
         return 0.0 if self.groups_go_to_bucket else groups_per_s * self.workload.group_bytes
 
-    def _compute_parts(self, groups_per_s: float) -> list[Part]:
+    def _compute_parts(self, groups_per_s: float) -> list[Resource]:
         work = self.workload
         generated, trained = work.num_requests * work.response_tokens, work.group_tokens
         made = [
-            Part(
+            Resource(
                 name="generation",
                 load=groups_per_s * generated,
                 capacity=self.generate_groups_per_s * generated,
                 unit="tokens/s",
                 remedy=self._generation_remedy(),
             ),
-            Part(
+            Resource(
                 name="learner compute",
                 load=groups_per_s * trained,
                 capacity=self.train_groups_per_s * trained,
@@ -106,7 +106,7 @@ class Cluster:
         ]
         if self.profile.network is not None and self.profile.network.learner_bytes_per_s:
             made.append(
-                Part(
+                Resource(
                     name="leading host's link",  # it alone reads the groups, wherever they lie
                     load=groups_per_s * work.group_bytes,
                     capacity=self.profile.network.learner_bytes_per_s,
@@ -163,16 +163,16 @@ def responses_in_service(config: Config) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limit:
+class Bottleneck:
     """The first part to give out as a run's pace rises."""
 
     groups_per_s: float
     """Up to which nothing gives out; 0 if something does whatever the pace."""
-    part: Part
+    part: Resource
     """At that pace."""
 
 
-def first_to_give_out(cluster: Cluster, *, but: Collection[str] = ()) -> Limit:
+def bottleneck(cluster: ClusterModel, *, but: Collection[str] = ()) -> Bottleneck:
     """The pace at which a first part's share reaches 1, and which one that is.
 
     Shares need not rise with the pace throughout (actors whose engines are full ask for fewer tickets), so paces are
@@ -183,7 +183,7 @@ def first_to_give_out(cluster: Cluster, *, but: Collection[str] = ()) -> Limit:
       but: names of parts that are taken to be mended; learner and engines bound the paces all the same.
     """
 
-    def worst(pace: float) -> Part:
+    def worst(pace: float) -> Resource:
         return max((p for p in cluster.parts(pace) if p.name not in but), key=lambda part: part.share)
 
     highest = min(cluster.train_groups_per_s, cluster.generate_groups_per_s)
@@ -198,27 +198,27 @@ def first_to_give_out(cluster: Cluster, *, but: Collection[str] = ()) -> Limit:
             above = middle
         else:
             below = middle
-    return Limit(groups_per_s=above, part=worst(above))
+    return Bottleneck(groups_per_s=above, part=worst(above))
 
 
 _MOST_CONTROL = 0.95
 """Part of the store's time that control calls get at most: their callers wait for one before they make the next."""
 
 
-class StoreLine:
+class StoreQueue:
     """First come, first served."""
 
-    def __init__(self, config: Config, profile: Profile, store: StoreProfile, calendar: Calendar) -> None:
+    def __init__(self, config: Config, profile: Profile, store: StoreProfile, calendar: EventQueue) -> None:
         """Nobody is in line."""
         self._calendar, self._store = calendar, store
         self._free_at_s = 0.0
         self.num_groups = 0
         self.spent_s = 0.0
         """From being handed in to being there for the learner, summed over groups."""
-        cluster = Cluster.of(config, profile)
+        cluster = ClusterModel.of(config, profile)
         self._goes_to_bucket, self._num_puts = cluster.groups_go_to_bucket, cluster.workload.puts_per_group
         # At the pace at which something gives out; if that is the store, groups take just what control calls leave.
-        seconds = cluster.store_seconds(store, first_to_give_out(cluster).groups_per_s)
+        seconds = cluster.store_seconds(store, bottleneck(cluster).groups_per_s)
         control = sum(s for name, s in seconds.items() if name not in (GROUPS, BYTES))
         self._stretch = 1 / (1 - min(control, _MOST_CONTROL))
         """A group takes so many times its own seconds, control calls being served in between."""

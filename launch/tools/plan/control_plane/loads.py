@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from actor.background import CHANGES_GAP_S, LEASED_S, LOOK_S
-from actor.loop import CLAIM_S, Limits
+from actor.loop import CLAIM_S, ActorLimits
 from actor.weight_updates import ANNOUNCED_S
 from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.shard_fetch import num_connections
 from bridge.store.protocol import COUNTED_S
 from configs.schema import Config
@@ -26,7 +26,7 @@ from launch.tools.plan.profile import Profile, StoreProfile, lowest
 from launch.tools.plan.workload import LengthProfile, Lengths
 
 RENEWALS_PER_LEASE = 3
-"""`actor/background.py:keep_leases`."""
+"""`actor/background.py:renew_leases`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share
     offers = groups_per_s if config.publish.when == "every" else rounds_per_s
     publishes = publishes_per_s(config, groups_per_s)
     wakes = min(offers, 1 / CHANGES_GAP_S)
-    beats = num_actors / Limits(lease_s=config.actor.lease_s).heartbeat_s
+    beats = num_actors / ActorLimits(lease_s=config.actor.lease_s).heartbeat_s
     # Each put lets its actor claim the next; who has room asks when it is told, or as often as CLAIM_S says.
     claims = puts + num_actors * share_with_room * max(wakes, 1 / CLAIM_S)
     looks = max(wakes, 1 / LEASED_S) + max(publishes, 1 / ANNOUNCED_S) + 1 / LOOK_S
@@ -82,7 +82,7 @@ def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class Resource:
     """At some pace of the run."""
 
     name: str
@@ -125,7 +125,7 @@ _REMEDIES = {
 
 def store_parts(
     store: StoreProfile, *, seconds: Mapping[str, float], stored_bytes_per_s: float, num_actors: int
-) -> list[Part]:
+) -> list[Resource]:
     """Of one store.
 
     Args:
@@ -136,7 +136,7 @@ def store_parts(
     """
     most = max(seconds, key=lambda name: seconds[name])
     made = [
-        Part(
+        Resource(
             name="store",
             load=sum(seconds.values()),
             capacity=1.0,
@@ -147,7 +147,7 @@ def store_parts(
     ]
     if store.link_bytes_per_s:
         made.append(
-            Part(
+            Resource(
                 name="store's link",  # what comes in goes out to the learner, the link's other way
                 load=stored_bytes_per_s,
                 capacity=store.link_bytes_per_s,
@@ -158,7 +158,7 @@ def store_parts(
     if store.max_connections:
         needed = connections_of(store, num_actors=num_actors)
         made.append(
-            Part(
+            Resource(
                 name="store's connections",
                 load=needed,
                 capacity=store.max_connections,
@@ -177,7 +177,7 @@ def connections_of(store: StoreProfile, *, num_actors: int) -> int:
 _LESS = "deltas (publish.full_every), fewer versions (publish.every_n_steps)"
 
 
-def weight_parts(transfers: Transfers, publishes_per_s: float) -> list[Part]:
+def weight_parts(transfers: Transfers, publishes_per_s: float) -> list[Resource]:
     """Of publishing so often; a part whose profile has no bound is left out."""
     made = [
         _writing(transfers, publishes_per_s),
@@ -190,8 +190,8 @@ def weight_parts(transfers: Transfers, publishes_per_s: float) -> list[Part]:
     return [part for part in made if part.capacity < math.inf]
 
 
-def _writing(transfers: Transfers, publishes_per_s: float) -> Part:
-    return Part(
+def _writing(transfers: Transfers, publishes_per_s: float) -> Resource:
+    return Resource(
         name="learner hosts' writing",
         load=publishes_per_s * transfers.network.weights_bytes / transfers.num_learner_hosts,
         capacity=lowest(transfers.network.write_bytes_per_s),
@@ -200,11 +200,11 @@ def _writing(transfers: Transfers, publishes_per_s: float) -> Part:
     )
 
 
-def _learner_links(transfers: Transfers, publishes_per_s: float) -> Part:
+def _learner_links(transfers: Transfers, publishes_per_s: float) -> Resource:
     uploads = publishes_per_s * transfers.mean_upload_bytes / transfers.num_learner_hosts
     if transfers.way == "bucket":
         # An upload is no work of the snapshot server.
-        return Part(
+        return Resource(
             name="learner hosts' links",
             load=uploads,
             capacity=lowest(transfers.network.learner_bytes_per_s),
@@ -212,7 +212,7 @@ def _learner_links(transfers: Transfers, publishes_per_s: float) -> Part:
             remedy="more learner hosts, fewer versions (publish.every_n_steps)",
         )
     downloads = publishes_per_s * transfers.mean_bytes * transfers.num_actor_hosts / transfers.num_learner_hosts
-    return Part(
+    return Resource(
         name="learner hosts' links",
         load=downloads + uploads,
         capacity=transfers.send_bytes_per_s,
@@ -223,8 +223,8 @@ def _learner_links(transfers: Transfers, publishes_per_s: float) -> Part:
     )
 
 
-def _actor_links(transfers: Transfers, publishes_per_s: float) -> Part:
-    return Part(
+def _actor_links(transfers: Transfers, publishes_per_s: float) -> Resource:
+    return Resource(
         name="actor hosts' links",
         load=publishes_per_s * transfers.mean_bytes,
         capacity=transfers.receive_bytes_per_s,
@@ -233,10 +233,10 @@ def _actor_links(transfers: Transfers, publishes_per_s: float) -> Part:
     )
 
 
-def _bucket(transfers: Transfers, publishes_per_s: float) -> Part:
+def _bucket(transfers: Transfers, publishes_per_s: float) -> Resource:
     num_readers = transfers.num_actor_hosts if transfers.way == "bucket" else 0
     a_version = transfers.mean_upload_bytes + transfers.mean_bytes * num_readers
-    return Part(
+    return Resource(
         name="weights' bucket",
         load=publishes_per_s * a_version,
         capacity=lowest(transfers.network.bucket_bytes_per_s) if transfers.has_bucket else math.inf,
@@ -245,11 +245,11 @@ def _bucket(transfers: Transfers, publishes_per_s: float) -> Part:
     )
 
 
-def _server_connections(transfers: Transfers) -> Part:
+def _server_connections(transfers: Transfers) -> Resource:
     # Each range that is read at once is a connection; those of one reader are spread over the learner's hosts.
-    return Part(
+    return Resource(
         name="snapshot servers' connections",
-        load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, Patience()),
+        load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, RetryPolicy()),
         capacity=MAX_CONNECTIONS * transfers.num_learner_hosts,
         unit="connections",
         remedy="a higher publish.max_connections, more engines a host, or a bucket in place of the links "

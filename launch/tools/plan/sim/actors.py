@@ -11,14 +11,14 @@ from configs.schema import Config
 from launch.tools.plan.profile import Profile
 from launch.tools.plan.sim.chips import SHARE, ScaleDown, would_fit
 from launch.tools.plan.sim.episodes import SimEpisodes
-from launch.tools.plan.sim.event_queue import Calendar
-from launch.tools.plan.sim.fleet import Fleet, Group, ServedGroup, SimActor, Totals, served
-from launch.tools.plan.sim.sim_engine import Finished
+from launch.tools.plan.sim.event_queue import EventQueue
+from launch.tools.plan.sim.fleet import Fleet, ServedGroup, SimActor, SimGroup, Totals, served
+from launch.tools.plan.sim.sim_engine import FinishedRequest
 from launch.tools.plan.sim.tickets import TicketPool, group_id
 from launch.tools.plan.workload import Lengths
 
 
-class Hunger:
+class LeastLoadedQueue:
     """Actors that have room for more tickets than they last found or asked for, by those they hold."""
 
     def __init__(self, pool: TicketPool) -> None:
@@ -60,7 +60,7 @@ class SimActors:
         config: Config,
         profile: Profile,
         lengths: Lengths,
-        calendar: Calendar,
+        calendar: EventQueue,
         on_group: Callable[[ServedGroup], None],
         *,
         on_claim: Callable[[], None] = lambda: None,
@@ -87,7 +87,7 @@ class SimActors:
         self._scale_down = ScaleDown()
         self._recent_lengths: collections.deque[tuple[int, int]] = collections.deque(maxlen=NUM_RECENT)
         """Prompt and response tokens of the last requests that ended."""
-        self._lag_bound = config.lag_bound if config.publish.when == "every" else None
+        self._lag_bound = config.max_lag_steps if config.publish.when == "every" else None
         by_sample = config.admission.unit == "sample"
         policy = config.admission.policy
         self._pool = TicketPool(
@@ -101,12 +101,12 @@ class SimActors:
         self._episodes = profile.episodes and SimEpisodes(
             config, profile.episodes, lengths, calendar, self._fleet, self._settle, seed=seed
         )
-        self._hunger = Hunger(self._pool)
+        self._hunger = LeastLoadedQueue(self._pool)
         for actor in self._fleet.actors:
             self._hunger.note(actor)
-        self._groups: dict[str, Group] = {}
-        self._by_request: dict[str, Group] = {}
-        self._complete: dict[str, Group] = {}
+        self._groups: dict[str, SimGroup] = {}
+        self._by_request: dict[str, SimGroup] = {}
+        self._complete: dict[str, SimGroup] = {}
         """Groups that the learner has and has not trained."""
         self._num_coming = 0
         """Tickets that are offered, and not yet in the pool."""
@@ -124,7 +124,7 @@ class SimActors:
         for ticket in tickets:
             problem = int(ticket.task.answer)
             lengths = self._lengths.responses(problem, ticket.num_requests, attempt=attempt)
-            groups.append(Group(ticket, self._lengths.prompt(problem), lengths, attempt))
+            groups.append(SimGroup(ticket, self._lengths.prompt(problem), lengths, attempt))
         self._offer(groups)
 
     def offer_again(self, ticket: Ticket, *, attempt: int, older_than: int | None) -> None:
@@ -136,7 +136,7 @@ class SimActors:
             self.offer([ticket], attempt=attempt)
             return
         lengths = self._lengths.responses(int(ticket.task.answer), ticket.num_samples - len(kept), attempt=attempt)
-        self._offer([Group(ticket, group.prompt_tokens, lengths, attempt, finished=kept, engines=group.engines)])
+        self._offer([SimGroup(ticket, group.prompt_tokens, lengths, attempt, finished=kept, engines=group.engines)])
 
     def acknowledge(self, ticket_id: str) -> None:
         """The learner has trained this group."""
@@ -148,7 +148,7 @@ class SimActors:
         per_group = self._config.rounds.requests_per_group if self._config.admission.unit == "sample" else 1
         return self._num_coming + -(-self._pool.num_open // per_group)
 
-    def _offer(self, groups: list[Group]) -> None:
+    def _offer(self, groups: list[SimGroup]) -> None:
         self._groups |= {g.ticket.id: g for g in groups}
         self._num_coming += len(groups)
         self._calendar.at(self._calendar.now_s + self._profile.claim_s, self._put, groups)
@@ -205,7 +205,7 @@ class SimActors:
                     group.attempt += 1
                     self._add(actor, group, request)
 
-    def _put(self, groups: list[Group]) -> None:
+    def _put(self, groups: list[SimGroup]) -> None:
         self._num_coming -= len(groups)
         for group in groups:
             if self._groups.get(group.ticket.id) is group:
@@ -232,17 +232,17 @@ class SimActors:
         if actor.engine.is_draining:
             return  # as in actor/weight_updates.py: nothing is claimed or starts before the new weights serve
         admission = actor.admission
-        is_hungry = False
+        wants_more = False
         if (limit := admission.num_to_claim()) and not actor.is_given_up:
-            tickets = self._pool.claim(actor.index, limit, admission.group_part)
+            tickets = self._pool.claim(actor.index, limit, admission.samples_per_engine)
             admission.offer(tickets)
-            is_hungry = len(tickets) < limit or admission.num_to_claim() > 0
+            wants_more = len(tickets) < limit or admission.num_to_claim() > 0
             if tickets and not self._claim_is_told:
                 self._claim_is_told = True
                 self._calendar.at(self._calendar.now_s, self._tell_claim)
         for ticket in admission.admit(Version(incarnation=0, step=actor.engine.step)):
             self._start(actor, ticket)
-        if is_hungry:
+        if wants_more:
             self._hunger.note(actor)
 
     def _tell_claim(self) -> None:
@@ -263,7 +263,7 @@ class SimActors:
             self._by_request[request] = group
             self._add(actor, group, request, response_tokens=group.lengths[index])
 
-    def _add(self, actor: SimActor, group: Group, request: str, *, response_tokens: int | None = None) -> None:
+    def _add(self, actor: SimActor, group: SimGroup, request: str, *, response_tokens: int | None = None) -> None:
         """Has an engine sample a response; of no given length, one of the group's next attempt."""
         is_cached = self._config.actor.prefix_caching and actor.index in group.engines
         group.start_steps[request] = actor.engine.step
@@ -288,7 +288,7 @@ class SimActors:
         else:
             self._fleet.abort(actor, request)
 
-    def _end_request(self, actor: SimActor, finished: Finished) -> None:
+    def _end_request(self, actor: SimActor, finished: FinishedRequest) -> None:
         if self._episodes is not None and "/" in finished.id:
             self._episodes.turn_ended(finished)
             return
@@ -312,7 +312,7 @@ class SimActors:
         if ticket_id != group.ticket.id:  # a single request's
             self._pool.end(ticket_id)
 
-    def _end_group(self, group: Group) -> None:
+    def _end_group(self, group: SimGroup) -> None:
         """Aborts what still runs of it, and takes back what nobody claimed."""
         for request, (actor, _) in group.running.items():
             self._fleet.advance([actor])

@@ -15,7 +15,7 @@ from jaxtyping import Int32
 
 from actor.elastic import HEADROOM, num_fitting
 from launch.tools.plan.profile import LearnerProfile
-from launch.tools.plan.sim.event_queue import Calendar
+from launch.tools.plan.sim.event_queue import EventQueue
 
 FIRST, LAST, EVERY = 0.2, 0.5, 0.05
 """Complete responses over the round's, at which scaling down is tried; and how many more before the next try."""
@@ -52,7 +52,7 @@ class _Pass:
 class Compute:
     """At most one pass under way; chips that come meanwhile take their part of what is left of it."""
 
-    def __init__(self, cost: Cost, calendar: Calendar, *, epochs: int = 1) -> None:
+    def __init__(self, cost: Cost, calendar: EventQueue, *, epochs: int = 1) -> None:
         """Idle; a full batch is trained `epochs` times."""
         self._cost, self._calendar, self._epochs = cost, calendar, epochs
         self._batch: list[int] = []

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 
 from configs.schema import Config
-from launch.tools.plan.sim.event_queue import Calendar
-from launch.tools.plan.sim.fleet import Fleet, Group, SimActor
-from launch.tools.plan.sim.sim_engine import Finished
+from launch.tools.plan.sim.event_queue import EventQueue
+from launch.tools.plan.sim.fleet import Fleet, SimActor, SimGroup
+from launch.tools.plan.sim.sim_engine import FinishedRequest
 from launch.tools.plan.workload import EpisodeProfile, LatencyProfile, Lengths
 
 _NORMAL = statistics.NormalDist()
@@ -29,7 +29,7 @@ class _Episode:
 
     id: str
     actor: SimActor
-    group: Group
+    group: SimGroup
     turn_tokens: list[int]
     """Sampled in each turn."""
     latencies_s: list[float]
@@ -55,7 +55,7 @@ class SimEpisodes:
         config: Config,
         profile: EpisodeProfile,
         lengths: Lengths,
-        calendar: Calendar,
+        calendar: EventQueue,
         fleet: Fleet,
         on_event: Callable[[], None],
         *,
@@ -71,7 +71,7 @@ class SimEpisodes:
         self._at_barrier: dict[_Episode, Callable[[_Episode], None]] = {}
         """In lock-step: who waits for the others, and what comes then."""
 
-    def begin(self, actor: SimActor, group: Group, request: str, *, is_cached: bool) -> None:
+    def begin(self, actor: SimActor, group: SimGroup, request: str, *, is_cached: bool) -> None:
         """Plays a request of a group from its start; `is_cached` if the engine has its prompt."""
         index, problem = int(request.rpartition(".")[2]), int(group.ticket.task.answer)
         (num_turns,) = self._turns.turns(problem, index, 1, attempt=group.attempt)
@@ -99,7 +99,7 @@ class SimEpisodes:
             self._at_barrier.pop(episode, None)
             self._pass_barrier()
 
-    def turn_ended(self, finished: Finished) -> None:
+    def turn_ended(self, finished: FinishedRequest) -> None:
         """A turn that an engine has sampled; the environment steps."""
         episode = self._played.get(finished.id.rpartition("/")[0])
         if episode is None or episode.request != finished.id:
@@ -153,7 +153,7 @@ class SimEpisodes:
         else:
             del self._played[episode.id]
             episode.group.observed_tokens += self._profile.observation_tokens * (episode.turn - 1)
-            self._fleet.ended.append((episode.actor, Finished(episode.id, self._calendar.now_s, episode.spans)))
+            self._fleet.ended.append((episode.actor, FinishedRequest(episode.id, self._calendar.now_s, episode.spans)))
             self._pass_barrier()
         self._on_event()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-class Calendar:
+class EventQueue:
     """Events in order of time; those of one time in order of entry."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Lag:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SimResult:
     """Over the steps that count: those after the warm-up."""
 
     seconds: float
@@ -96,7 +96,7 @@ class Outcome:
         return float(np.mean(values)) if values else float("nan")
 
 
-class Recorder:
+class SimRecorder:
     """Collects while the simulation runs."""
 
     def __init__(self) -> None:

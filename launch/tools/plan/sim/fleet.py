@@ -11,8 +11,8 @@ from actor.admission import Admission
 from bridge.rollout_types import Ticket
 from configs.schema import Config
 from launch.tools.plan.profile import Profile
-from launch.tools.plan.sim.event_queue import Calendar
-from launch.tools.plan.sim.sim_engine import NEVER, Finished, SimEngine
+from launch.tools.plan.sim.event_queue import EventQueue
+from launch.tools.plan.sim.sim_engine import NEVER, FinishedRequest, SimEngine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class SimActor:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Group:
+class SimGroup:
     """In progress, or complete and not trained yet."""
 
     ticket: Ticket
@@ -96,13 +96,13 @@ class Group:
     """By request: where, and under which ticket."""
     observed_tokens: int = 0
     """What environments said in episodes that ended."""
-    finished: list[Finished] = dataclasses.field(default_factory=list)
+    finished: list[FinishedRequest] = dataclasses.field(default_factory=list)
     engines: set[int] = dataclasses.field(default_factory=set)
     start_steps: dict[str, int] = dataclasses.field(default_factory=dict)
     """By request: the weights served when it was made."""
 
 
-def served(group: Group) -> ServedGroup:
+def served(group: SimGroup) -> ServedGroup:
     """A group as the store has it, all its responses sampled."""
     by_step: dict[int, float] = {}
     for finished in group.finished:
@@ -127,17 +127,17 @@ class Totals:
 class Fleet:
     """The engines, and what of them waits to be looked at."""
 
-    def __init__(self, config: Config, profile: Profile, calendar: Calendar, on_event: Callable[[], None]) -> None:
+    def __init__(self, config: Config, profile: Profile, calendar: EventQueue, on_event: Callable[[], None]) -> None:
         """Idle engines; `on_event` is called when the calendar came to an engine's next event."""
         self._config, self._profile, self._calendar, self._on_event = config, profile, calendar, on_event
 
         def actor(index: int) -> SimActor:
             admission = Admission.of(config, max_sequences=profile.engine.max_num_seqs)
-            admission.share_among({profile.engine.max_num_seqs: profile.num_engines})
+            admission.rebalance({profile.engine.max_num_seqs: profile.num_engines})
             return SimActor(index, SimEngine(profile.engine), admission)
 
         self.actors = [actor(i) for i in range(profile.num_engines)]
-        self.ended: collections.deque[tuple[SimActor, Finished]] = collections.deque()
+        self.ended: collections.deque[tuple[SimActor, FinishedRequest]] = collections.deque()
         """Responses that ended, not booked yet."""
         self.changed: dict[SimActor, None] = {}
         """Engines that may have room since they were last looked at."""

@@ -27,7 +27,7 @@ NEVER = math.inf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRequest:
     """A response that ended."""
 
     id: str
@@ -37,7 +37,7 @@ class Finished:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Request:
+class _SimRequest:
     id: str
     priority: int
     prompt_tokens: int
@@ -73,7 +73,7 @@ class SimEngine:
         self._speeds = profile.speeds()
         self._is_bounded = profile.kv_capacity_tokens > 0
         self._kept_free = profile.kv_watermark * profile.kv_capacity_tokens
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _SimRequest] = {}
         self._num_entries = 0
         self._counter = 0.0
         self._stalled_until = 0.0
@@ -81,10 +81,10 @@ class SimEngine:
         self._num_starting = 0
         self._kv_offset = 0.0  # tokens in the cache are this plus counter x running
         # Heaps of (rank, entry, request).
-        self._waiting: list[tuple[int, int, _Request]] = []
-        self._starting: list[tuple[float, int, _Request]] = []
-        self._marks: list[tuple[float, int, _Request]] = []
-        self._by_priority: list[tuple[int, int, _Request]] = []
+        self._waiting: list[tuple[int, int, _SimRequest]] = []
+        self._starting: list[tuple[float, int, _SimRequest]] = []
+        self._marks: list[tuple[float, int, _SimRequest]] = []
+        self._by_priority: list[tuple[int, int, _SimRequest]] = []
         self._version_counters = [0.0]
         self._version_steps = [step]
         self._draining: tuple[int, float] | None = None
@@ -133,7 +133,7 @@ class SimEngine:
                 f"engine.kv_capacity_tokens={capacity}; raise it or shorten the responses"
             )
         self._move(now_s)
-        request = _Request(id, priority, prompt_tokens, response_tokens, float(prompt_tokens - cached_tokens))
+        request = _SimRequest(id, priority, prompt_tokens, response_tokens, float(prompt_tokens - cached_tokens))
         self._requests[id] = request
         self._wait(request)
         self._fill()
@@ -196,7 +196,7 @@ class SimEngine:
             engine._fill()
         return hosts
 
-    def _taken_out(self, request: _Request) -> _Request:
+    def _taken_out(self, request: _SimRequest) -> _SimRequest:
         """A copy to go on elsewhere: the entries of the one that was here stay void."""
         if request.place in ("running", "starting"):
             request.to_prefill = request.prompt_tokens + self._leave(request)
@@ -209,9 +209,9 @@ class SimEngine:
         """When something next happens by itself; infinity if nothing will."""
         return self._next()[0]
 
-    def advance(self, now_s: float) -> list[Finished]:
+    def advance(self, now_s: float) -> list[FinishedRequest]:
         """Moves to `now_s`; returns the responses that ended on the way, in order."""
-        finished: list[Finished] = []
+        finished: list[FinishedRequest] = []
         while (event := self._next())[0] <= now_s:
             at_s, what, counter = event
             self._move_to(at_s)
@@ -227,7 +227,7 @@ class SimEngine:
         self._move_to(now_s)
         return finished
 
-    def _end_marked(self, at_s: float, finished: list[Finished]) -> None:
+    def _end_marked(self, at_s: float, finished: list[FinishedRequest]) -> None:
         """Ends all whose mark is reached, before anything else may start."""
         while self._marks and self._marks[0][0] <= self._counter:
             _, entry, request = heapq.heappop(self._marks)
@@ -235,7 +235,7 @@ class SimEngine:
                 self._leave(request)
                 request.place = "gone"
                 del self._requests[request.id]
-                finished.append(Finished(request.id, at_s, request.spans))
+                finished.append(FinishedRequest(request.id, at_s, request.spans))
 
     def _next(self) -> tuple[float, str, float]:
         """(time, what, counter then)."""
@@ -274,11 +274,11 @@ class SimEngine:
             self.sequence_s += took * places
         self.now_s = now_s
 
-    def _wait(self, request: _Request) -> None:
+    def _wait(self, request: _SimRequest) -> None:
         request.place = "waiting"
         heapq.heappush(self._waiting, (request.priority, self._enter(request), request))
 
-    def _enter(self, request: _Request) -> int:
+    def _enter(self, request: _SimRequest) -> int:
         self._num_entries += 1
         request.entry = self._num_entries
         return request.entry
@@ -312,7 +312,7 @@ class SimEngine:
             heapq.heappop(self._waiting)
             self._start(request, size)
 
-    def _start(self, request: _Request, size: float) -> None:
+    def _start(self, request: _SimRequest, size: float) -> None:
         took = request.to_prefill * self.profile.prefill_s_per_token
         if not request.is_taken_in:
             request.is_taken_in = True
@@ -330,7 +330,7 @@ class SimEngine:
         else:
             self._run(request)
 
-    def _run(self, request: _Request) -> None:
+    def _run(self, request: _SimRequest) -> None:
         self._num_starting -= 1
         self._num_running += 1
         request.place = "running"
@@ -339,7 +339,7 @@ class SimEngine:
         self._kv_offset -= self._counter
         heapq.heappush(self._marks, (mark, self._enter(request), request))
 
-    def _leave(self, request: _Request) -> float:
+    def _leave(self, request: _SimRequest) -> float:
         """Takes a request out of its place; returns the tokens it has made."""
         if request.place == "running":
             assert request.began is not None
@@ -356,7 +356,7 @@ class SimEngine:
             self._kv_offset = 0.0  # rounding must not add up over a run
         return request.made
 
-    def _put_back(self, request: _Request) -> None:
+    def _put_back(self, request: _SimRequest) -> None:
         """Its cache is dropped; it waits to be computed again from where it is."""
         made = self._leave(request)
         request.to_prefill = request.prompt_tokens + made
@@ -371,7 +371,7 @@ class SimEngine:
                 self._put_back(request)
                 self.num_preemptions += 1
 
-    def _note_spans(self, request: _Request) -> None:
+    def _note_spans(self, request: _SimRequest) -> None:
         """Adds what it made since it last started, by weights."""
         at = request.began
         assert at is not None

@@ -12,16 +12,16 @@ from launch.tools.plan.control_plane.transfers import Transfers
 from launch.tools.plan.profile import Profile
 from launch.tools.plan.sim.actors import SimActors
 from launch.tools.plan.sim.chips import Compute, Cost
-from launch.tools.plan.sim.event_queue import Calendar, Recorder
+from launch.tools.plan.sim.event_queue import EventQueue, SimRecorder
 from launch.tools.plan.sim.fleet import ServedGroup
 from learner.data.problem import Problem
-from learner.metrics.step_timer import RoundClock
-from learner.schedule.group_filter import Intake, TrainingOrder
+from learner.metrics.step_timer import WaitingRatios
+from learner.schedule.group_filter import GroupFilter, TrainingOrder
 from learner.schedule.round_planner import planner_of
-from learner.schedule.ticket_ledger import TicketBooks, training_sampling
+from learner.schedule.ticket_ledger import TicketLedger, training_sampling
 
 
-class Publish(NamedTuple):
+class SimPublish(NamedTuple):
     """A version that went out."""
 
     step: int
@@ -31,14 +31,14 @@ class Publish(NamedTuple):
     """When the learner had exported it."""
 
 
-class Updates:
+class SimUpdates:
     """One version is fetched at a time; of those that come meanwhile the newest is next."""
 
-    def __init__(self, config: Config, profile: Profile, calendar: Calendar, take: Callable[[int], None]) -> None:
+    def __init__(self, config: Config, profile: Profile, calendar: EventQueue, take: Callable[[int], None]) -> None:
         """The engines hold the weights of step 0; `take` has them take those of a step."""
         self._profile, self._calendar, self._take = profile, calendar, take
         self._transfers = Transfers.of(config, profile)
-        self._newest = self._held = Publish(0, 0, 0.0)
+        self._newest = self._held = SimPublish(0, 0, 0.0)
         self._is_fetching = False
         self._num_taken, self._spent_s = 0, 0.0
 
@@ -49,11 +49,11 @@ class Updates:
 
     def publish(self, step: int) -> None:
         """The learner has exported the weights of `step`."""
-        self._newest = Publish(step, self._newest.number + 1, self._calendar.now_s)
+        self._newest = SimPublish(step, self._newest.number + 1, self._calendar.now_s)
         if not self._is_fetching:
             self._fetch(self._newest)
 
-    def _fetch(self, version: Publish) -> None:
+    def _fetch(self, version: SimPublish) -> None:
         self._is_fetching = True
         now_s, fetch_s = self._calendar.now_s, self._profile.publish.prefetch_s
         if self._transfers is not None:
@@ -63,7 +63,7 @@ class Updates:
             fetch_s += self._transfers.download_s(num_bytes)
         self._calendar.at(now_s + fetch_s, self._fetched, version)
 
-    def _fetched(self, version: Publish) -> None:
+    def _fetched(self, version: SimPublish) -> None:
         self._is_fetching = False
         self._held = version
         self._num_taken += 1
@@ -73,7 +73,7 @@ class Updates:
             self._fetch(self._newest)
 
 
-class Problems:
+class SimProblems:
     """Problem n, for its number's sake."""
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ class Problems:
         return Problem(number, np.array([0], np.int32), Task.judged_by("exact", answer=number))
 
 
-class SimDesk:
+class SimTicketStore:
     """What the arrival policy asks of a store, asked of the simulated engines."""
 
-    def __init__(self, rollout: SimActors, planner: TicketBooks) -> None:
+    def __init__(self, rollout: SimActors, planner: TicketLedger) -> None:
         """Nothing was asked for twice yet."""
         self._rollout, self._planner = rollout, planner
         self._attempts: dict[str, int] = {}
@@ -123,8 +123,8 @@ class SimLearner:
         self,
         config: Config,
         profile: Profile,
-        calendar: Calendar,
-        recorder: Recorder,
+        calendar: EventQueue,
+        recorder: SimRecorder,
         *,
         on_step: Callable[[int], None],
         last_step: int,
@@ -133,18 +133,18 @@ class SimLearner:
         """Before its first turn. `on_step` is told each step made; the run ends with `last_step`."""
         self._config, self._profile, self._calendar, self._recorder = config, profile, calendar, recorder
         self._on_step, self._last_step = on_step, last_step
-        self._planner = planner_of(config, training_sampling(config, ()), Problems(), incarnation=0)
-        self._clock = RoundClock()
+        self._planner = planner_of(config, training_sampling(config, ()), SimProblems(), incarnation=0)
+        self._clock = WaitingRatios()
         micro_batch_tokens = profile.learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens
         self._compute = Compute(Cost(profile.learner, micro_batch_tokens), calendar, epochs=config.rounds.epochs)
         self._rng = np.random.default_rng((seed, 7))
         self._rollout: SimActors
-        self._desk: SimDesk
-        self._intake: Intake[ServedGroup]
+        self._desk: SimTicketStore
+        self._intake: GroupFilter[ServedGroup]
         self._order: TrainingOrder[ServedGroup]
         self._round_is_counted = False
         self._is_waiting = False
-        self.updates = Updates(config, profile, calendar, lambda step: self._rollout.update(step))
+        self.updates = SimUpdates(config, profile, calendar, lambda step: self._rollout.update(step))
         """Versions on their way to the engines."""
         self.is_done = False
         """The last step was made, and what it was to publish is published."""
@@ -161,9 +161,9 @@ class SimLearner:
 
     def start(self, rollout: SimActors) -> None:
         """The first turn."""
-        self._rollout, self._desk = rollout, SimDesk(rollout, self._planner)
-        self._intake = Intake(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)
-        self._order = TrainingOrder(self._config, self._planner, self._intake.hand_out)
+        self._rollout, self._desk = rollout, SimTicketStore(rollout, self._planner)
+        self._intake = GroupFilter(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)
+        self._order = TrainingOrder(self._config, self._planner, self._intake.take)
         self._turn()
 
     def on_claim(self) -> None:
@@ -173,8 +173,8 @@ class SimLearner:
 
     def on_group(self, group: ServedGroup) -> None:
         """A group is in the store; the learner takes it in at once, also while it computes."""
-        self._intake.take_in(group)
-        self._intake.give_way()
+        self._intake.receive(group)
+        self._intake.drop_oldest()
         if self._is_waiting:
             self._go_on()
 
@@ -243,7 +243,7 @@ class SimLearner:
         self._on_step(self.step)
         if ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0:
             at_s = self._calendar.now_s + self._profile.publish.export_s
-            self._clock.set_aside(self._profile.publish.export_s)
+            self._clock.exclude(self._profile.publish.export_s)
             self._calendar.at(at_s, self._published, ends_round)
         else:
             self._end_step(ends_round)

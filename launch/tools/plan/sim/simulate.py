@@ -3,16 +3,18 @@
 import functools
 
 from configs.schema import Config
-from launch.tools.plan.control_plane.capacity import StoreLine
+from launch.tools.plan.control_plane.capacity import StoreQueue
 from launch.tools.plan.profile import Profile
 from launch.tools.plan.sim.actors import SimActors
-from launch.tools.plan.sim.event_queue import Calendar, Lag, Outcome, Recorder
+from launch.tools.plan.sim.event_queue import EventQueue, Lag, SimRecorder, SimResult
 from launch.tools.plan.sim.fleet import ServedGroup, Totals
 from launch.tools.plan.sim.sim_learner import SimLearner
 from launch.tools.plan.workload import Lengths
 
 
-def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0) -> Outcome:
+def simulate(
+    config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0
+) -> SimResult:
     """Runs `warmup_updates + num_updates` updates, of rounds.epochs passes each; the last `num_updates` count.
 
     Not modelled: evaluations and probes, failures, rounds.ess_floor (which needs real gradients), elastic engines.
@@ -28,7 +30,7 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
             "num_learner_chips=0 (the learner trains on the engines' chips) needs publish.when=round_end: in a window "
             "no rollout ends whose chips it could take"
         )
-    calendar, recorder = Calendar(), Recorder()
+    calendar, recorder = EventQueue(), SimRecorder()
     last = warmup_updates + num_updates
     marks: list[tuple[float, Totals]] = []
 
@@ -41,7 +43,7 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
             marks.append((calendar.now_s, rollout.totals()))
 
     learner = SimLearner(config, profile, calendar, recorder, on_step=on_step, last_step=last, seed=seed)
-    store = None if profile.store is None else StoreLine(config, profile, profile.store, calendar)
+    store = None if profile.store is None else StoreQueue(config, profile, profile.store, calendar)
     lengths = Lengths(profile.response_tokens, profile.prompt_tokens, seed=seed)
     rollout = SimActors(
         config,
@@ -65,7 +67,7 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
     return _outcome(profile, recorder, learner, store, *marks)
 
 
-def _hand_in(store: StoreLine, learner: SimLearner, group: ServedGroup) -> None:
+def _hand_in(store: StoreQueue, learner: SimLearner, group: ServedGroup) -> None:
     num_samples = group.ticket.num_samples
     store.put(
         num_samples=num_samples,
@@ -85,18 +87,18 @@ def default_warmup(config: Config) -> int:
 
 def _outcome(
     profile: Profile,
-    recorder: Recorder,
+    recorder: SimRecorder,
     learner: SimLearner,
-    store: StoreLine | None,
+    store: StoreQueue | None,
     start: tuple[float, Totals],
     end: tuple[float, Totals],
-) -> Outcome:
+) -> SimResult:
     (start_s, before), (end_s, after) = start, end
     seconds = end_s - start_s
     if seconds <= 0:
         raise ValueError("the steps that count took no time: the profile has no costs")
     engine_s = seconds * profile.num_engines
-    return Outcome(
+    return SimResult(
         seconds=seconds,
         num_steps=recorder.num_steps,
         num_samples=recorder.num_samples,

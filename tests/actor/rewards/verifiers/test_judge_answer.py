@@ -71,7 +71,7 @@ def test_raw_score_is_the_one_that_is_stated(config, text, score):
     ],
 )
 def test_raw_score_of_what_states_none_is_an_error_of_its_kind(config, text, kind):
-    with pytest.raises(judge_answer.UnreadableError) as e:
+    with pytest.raises(judge_answer.JudgeParseError) as e:
         judge_answer.raw_score(text, config)
     assert e.value.kind == kind
 

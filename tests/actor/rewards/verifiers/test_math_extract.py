@@ -1,6 +1,6 @@
 import pytest
 
-from actor.rewards.verifiers.math_extract import conclusion
+from actor.rewards.verifiers.math_extract import extract_answer
 
 FRACTION = r"\frac{\sqrt{3}}{2}"
 
@@ -55,4 +55,4 @@ FRACTION = r"\frac{\sqrt{3}}{2}"
     ],
 )
 def test_conclusion_is_what_the_text_states_as_its_answer(text, stated):
-    assert conclusion(text) == stated
+    assert extract_answer(text) == stated

@@ -121,7 +121,7 @@ def asked(text: str, task: Task) -> Score | str:
     """What a worker says of a text, or what went wrong."""
     response = Response(text=text, finish="stop", num_tokens=1)
     answer = verifier_worker._answer(
-        registry.load, verifier_worker.Question(verifier="reasoning_gym", task=task, response=response)
+        registry.load, verifier_worker.ScoreRequest(verifier="reasoning_gym", task=task, response=response)
     )
     return answer.score or answer.error
 

@@ -6,7 +6,7 @@ import pytest
 
 from actor.rewards.types import Context, Response
 from actor.rewards.verifiers import cpu_time, math, math_equality, math_expression, math_normalize, text_match
-from actor.rewards.verifiers.math_extract import conclusion
+from actor.rewards.verifiers.math_extract import extract_answer
 from bridge.rollout_types import Task
 from configs.sections import RewardsConfig
 
@@ -20,8 +20,8 @@ def judged(text, gold="5", answer_in="conclusion"):
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_run_of_white_space_counts_once(space, count):
     run = space * count
-    assert conclusion(f"We add. The answer is 5{run}apples") == "5"
-    assert conclusion(f"We add. The answer is{run}5") == conclusion(f"\\boxed{{{run}5{run}}}") == "5"
+    assert extract_answer(f"We add. The answer is 5{run}apples") == "5"
+    assert extract_answer(f"We add. The answer is{run}5") == extract_answer(f"\\boxed{{{run}5{run}}}") == "5"
     assert judged(f"The answer is 5{run}apples") == judged(f"\\boxed{{5{run}\\text{{apples}}}}") == 1.0
 
 
@@ -39,7 +39,9 @@ def test_long_run_before_a_right_answer_does_not_keep_it_from_being_read(unit, a
     "text", ["7" * 50_000, "+1" * 30_000, "{" * 50_000, "word " * 9_000, "1," * 40_000, "\\frac" * 9_000]
 )
 def test_answer_longer_than_answers_are_reaches_no_rule_and_no_parser(text, monkeypatch):
-    monkeypatch.setattr(math_normalize, "plain", lambda text, **_: text if text == "5" else pytest.fail("was read"))
+    monkeypatch.setattr(
+        math_normalize, "normalize_latex", lambda text, **_: text if text == "5" else pytest.fail("was read")
+    )
     monkeypatch.setattr(math_equality, "are_equal", lambda *_: pytest.fail("was compared"))
     math._gold.cache_clear()
     assert judged(f"\\boxed{{{text}}}") == 0.0

@@ -8,14 +8,14 @@ import os
 import psutil
 import pytest
 
-from actor.rewards.adaptive_timeout import Anchors, task_key
-from actor.rewards.registry import own_answer
-from actor.rewards.scorer import Rewards
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts, task_key
+from actor.rewards.registry import gold_response
+from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Context, Response, Score
 from actor.rewards.verifier_pool import VerifierError, VerifierPool
 from actor.rewards.verifier_worker import MAX_MEMORY_BYTES
 from actor.rewards.verifiers import code
-from actor.sandbox.pool import Box
+from actor.sandbox.pool import SandboxHandle
 from actor.sandbox.program import Case, LanguageError, Outcome, SandboxUnavailableError
 from bridge.rollout_types import Task
 from configs.sections import RewardsConfig
@@ -99,15 +99,15 @@ def test_program_that_runs_out_of_its_cases_or_the_answers_time_is_a_timeout(tim
 
 def test_case_may_run_no_longer_than_runs_before_it_left_of_the_answers_time(monkeypatch):
     given, took_s = [], []
-    run_case = Box.run
+    run_case = SandboxHandle.run
 
-    def run(box: Box, case: Case, **more) -> Outcome:
+    def run(box: SandboxHandle, case: Case, **more) -> Outcome:
         given.append(case.timeout_s)
         outcome = run_case(box, case, **more)
         took_s.append(outcome.seconds)
         return outcome
 
-    monkeypatch.setattr(Box, "run", run)
+    monkeypatch.setattr(SandboxHandle, "run", run)
     assert judged(ADD, task(**SUMS), timeouts_s=(3.0, 90.0, 90.0), max_answer_s=60.0).verdict == "ok"
     # Not what passed between them: a new sandbox is no fault of the answer's.
     first_s, second_s, _ = took_s[-3:]  # before them, the sandbox may have been tested
@@ -295,14 +295,14 @@ def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_no
 
     async def body():
         store = Store()
-        anchors = Anchors(store, factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
-        rewards = Rewards(pool(), anchors=anchors)
+        anchors = AdaptiveTimeouts(store, factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
+        rewards = RewardScorer(pool(), anchors=anchors)
         of = task(**SUMS)
         hanging = response("import time; time.sleep(1000)")
-        assert (await rewards.judge(response(ADD), of)).reward == 1.0
+        assert (await rewards.score(response(ADD), of)).reward == 1.0
         known = anchors.timeouts_s(task_key(of))
         assert len(known) == 3 and max(known) < 20.0
-        judged = await rewards.judge(hanging, of)
+        judged = await rewards.score(hanging, of)
         assert [s.verdict for s in judged.scores] == ["timeout"] and judged.reward == 0.0
         await rewards.close()
         assert set(store.known) == {task_key(of)} and len(store.known[task_key(of)]) == 3
@@ -322,12 +322,12 @@ def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblin
 
     async def body():
         settings = RewardsConfig(sandbox_warm=1, max_timeout_s=10_000.0, max_answer_s=10_000.0)
-        anchors = Anchors(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
-        rewards = Rewards(pool(num_workers=2, settings=settings), anchors=anchors)
+        anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
+        rewards = RewardScorer(pool(num_workers=2, settings=settings), anchors=anchors)
         of = task(**SUMS)
-        hanging = asyncio.create_task(rewards.judge(response("while True: pass"), of))
+        hanging = asyncio.create_task(rewards.score(response("while True: pass"), of))
         await asyncio.to_thread(wait_until, lambda: any(map(programs_of, workers())), "it runs", deadline_s=60)
-        assert (await rewards.judge(response(ADD), of)).reward == 1.0
+        assert (await rewards.score(response(ADD), of)).reward == 1.0
         assert [s.verdict for s in (await hanging).scores] == ["timeout"]
         await rewards.close()
 
@@ -360,11 +360,11 @@ def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first
             pass
 
     async def body():
-        anchors = Anchors(Store(), factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
+        anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
         one, asked = pool(), []
         ask = one.score
         one.score = lambda *given, **more: asked.append(given) or ask(*given, **more)  # pyright: ignore[reportAttributeAccessIssue]
-        rewards = Rewards(one, anchors=anchors)
+        rewards = RewardScorer(one, anchors=anchors)
         own, none = task(**SUMS, solution=ADD), task(**SUMS, solution="print(0)")
         for of in (own, none, task(**SUMS), own):
             rewards.begin(of)
@@ -383,10 +383,10 @@ def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first
 def test_own_answer_of_a_row_is_its_solution_where_the_program_is_looked_for(code_in):
     of = task(**SUMS, solution=ADD)
     settings = RewardsConfig(sandbox_warm=1, code_in=code_in)
-    text = own_answer("code", of, settings)
+    text = gold_response("code", of, settings)
     got = code.score(Response(text=text, finish="stop", num_tokens=1), of, Context(settings=settings))
     assert got.verdict == "ok"
-    assert own_answer("code", task(**SUMS), settings) == ""
+    assert gold_response("code", task(**SUMS), settings) == ""
 
 
 def workers() -> list[psutil.Process]:

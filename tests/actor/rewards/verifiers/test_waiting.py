@@ -33,8 +33,8 @@ def test_endpoint_that_takes_no_connection_is_waited_for_as_long_as_a_start_take
         async with endpoint.serving(endpoint.score(7)) as served:
             gone = served
         time = Time()
-        one = judge(gone, time, retries=0, away_s=100.0)
-        with pytest.raises(VerifierError, match=r"no connection: .*\(asked for 100 s, judge.away_s\)"):
+        one = judge(gone, time, retries=0, outage_timeout_s=100.0)
+        with pytest.raises(VerifierError, match=r"no connection: .*\(asked for 100 s, judge.outage_timeout_s\)"):
             await one.score(response(), TASK)
         assert 200.0 <= time.now_s <= 200.0 + CONFIG.max_backoff_s  # the clock began at 100
         assert one.counts.problems == {"no_connection": one.counts.num_requests}
@@ -53,7 +53,7 @@ def test_judge_that_was_given_up_is_waited_for_no_longer_and_each_error_says_so(
             await time.sleep(seconds)
             said[0] = "it died 3 times in a row" if time.now_s > 105.0 else ""
 
-        config = dataclasses.replace(CONFIG, url=gone.url, away_s=1000.0)
+        config = dataclasses.replace(CONFIG, url=gone.url, outage_timeout_s=1000.0)
         one = Judge(config, sleep=sleep, clock=lambda: time.now_s, draw=lambda low, high: high, failure=lambda: said[0])
         assert one.failure == ""
         for _ in range(2):
@@ -77,7 +77,7 @@ def test_endpoint_that_is_back_within_its_time_has_used_up_no_retry():
                     one._endpoint._url = f"{url}/chat/completions"
 
             one = Judge(
-                dataclasses.replace(CONFIG, url=served.url, retries=1, away_s=120.0),
+                dataclasses.replace(CONFIG, url=served.url, retries=1, outage_timeout_s=120.0),
                 sleep=sleep,
                 clock=lambda: time.now_s,
                 draw=lambda low, high: high,
@@ -97,7 +97,7 @@ def test_retry_after_holds_up_all_requests_of_this_judge():
             one = judge(served, time)
             assert (await one.score(response(), TASK)).value == 0.7
             assert time.now_s == 107.0  # a second of backoff is among them
-            one._leave_alone(5.0)
+            one._pause_until(5.0)
             await one.score(response(), TASK)
             assert time.now_s == 112.0
             await one.close()
@@ -112,11 +112,11 @@ def test_retry_after_that_was_extended_meanwhile_is_kept():
 
             async def sleep(seconds: float) -> None:
                 if not time.slept_s:
-                    one._leave_alone(9.0)  # another request was told so
+                    one._pause_until(9.0)  # another request was told so
                 await time.sleep(seconds)
 
             one = Judge(dataclasses.replace(CONFIG, url=served.url), sleep=sleep, clock=lambda: time.now_s)
-            one._leave_alone(5.0)
+            one._pause_until(5.0)
             assert (await one.score(response(), TASK)).value == 0.7
             assert time.slept_s == [5.0, 4.0]
             await one.close()
@@ -135,7 +135,7 @@ def test_retry_after_is_waited_out_without_a_place():
 
             config = dataclasses.replace(CONFIG, url=served.url, concurrency=1)
             one = Judge(config, sleep=sleep, clock=lambda: time.now_s)
-            one._leave_alone(5.0)
+            one._pause_until(5.0)
             first = asyncio.create_task(one.score(response(), TASK))
             await waits.wait()
             time.now_s += 5.0  # it is over, and the first one sleeps on

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from bridge.snapshots.remote.connection_guard import FailedTokens, FrontDoor
+from bridge.snapshots.remote.connection_guard import ConnectionGuard, FailedTokens
 from tests.bridge.snapshots.served import Clock
 
 
@@ -37,7 +37,7 @@ def test_failed_tokens_of_many_addresses_take_bounded_memory_and_one_ipv6_host_i
 
 
 class Echo(asyncio.Protocol):
-    def __init__(self, door: list[FrontDoor]) -> None:
+    def __init__(self, door: list[ConnectionGuard]) -> None:
         self.door = door
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,8 +70,8 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 def with_door(body, **kwargs) -> None:
     async def run() -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        door: list[FrontDoor] = []
-        door.append(FrontDoor(listener, lambda: Echo(door), tls=None, **kwargs))
+        door: list[ConnectionGuard] = []
+        door.append(ConnectionGuard(listener, lambda: Echo(door), tls=None, **kwargs))
         task = asyncio.create_task(door[0].run())
         try:
             async with asyncio.timeout(30):
@@ -85,7 +85,7 @@ def with_door(body, **kwargs) -> None:
 
 
 def test_connections_beyond_the_bound_push_out_the_oldest_that_showed_nothing():
-    async def body(address, door: FrontDoor) -> None:
+    async def body(address, door: ConnectionGuard) -> None:
         known = await connect(address)
         assert await say(known, b"token") == b"token"
         idle = []
@@ -102,7 +102,7 @@ def test_connections_beyond_the_bound_push_out_the_oldest_that_showed_nothing():
 
 
 def test_connection_that_shows_no_token_in_time_is_closed_and_one_that_did_stays():
-    async def body(address, door: FrontDoor) -> None:
+    async def body(address, door: ConnectionGuard) -> None:
         known, idle = await connect(address), await connect(address)
         assert await say(known, b"token") == b"token"
         assert await is_closed(idle[0])
@@ -112,7 +112,7 @@ def test_connection_that_shows_no_token_in_time_is_closed_and_one_that_did_stays
 
 
 def test_full_of_known_connections_the_next_is_refused_until_one_leaves():
-    async def body(address, door: FrontDoor) -> None:
+    async def body(address, door: ConnectionGuard) -> None:
         known = [await connect(address) for _ in range(3)]
         for pair in known:
             assert await say(pair, b"token") == b"token"
@@ -133,7 +133,7 @@ def test_full_of_known_connections_the_next_is_refused_until_one_leaves():
 
 @pytest.mark.parametrize("num", [1000])
 def test_a_thousand_idle_connections_leave_a_known_one_and_a_new_one_served(num):
-    async def body(address, door: FrontDoor) -> None:
+    async def body(address, door: ConnectionGuard) -> None:
         known = await connect(address)
         assert await say(known, b"token") == b"token"
         idle = [socket.create_connection(address) for _ in range(num)]

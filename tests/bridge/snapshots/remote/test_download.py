@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridge.snapshots.remote import fetcher as fetching
-from bridge.snapshots.remote.download import Chunks, Patience, StoppedError, Tally, download
+from bridge.snapshots.remote.download import Chunks, DownloadStats, DownloadStoppedError, RetryPolicy, download
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, UnreachableError, hashed, unhashed
 from bridge.weight_types import FileEntry
 from tests.bridge.snapshots.served import OTHER_TOKEN, TOKEN, Request, ScriptedServer, send_range
@@ -15,7 +15,7 @@ from tests.bridge.snapshots.written import flat
 CHUNK = 1000
 DATA = np.random.default_rng(0).integers(0, 256, 20 * CHUNK + 7, np.uint8)
 FILE = hashed(unhashed("slot-0", DATA.size, smallest=CHUNK), DATA)
-QUICK = Patience(
+QUICK = RetryPolicy(
     num_ranges=3, range_bytes=4 * CHUNK, silence_s=0.3, give_up_s=1.0, first_backoff_s=0.01, last_backoff_s=0.02
 )
 CLOSED = "http://127.0.0.1:1"
@@ -40,15 +40,15 @@ def fetch(
     into: np.ndarray | None = None,
     chunks=None,
     file: FileEntry = FILE,
-    patience: Patience = QUICK,
+    patience: RetryPolicy = QUICK,
     stop: threading.Event | None = None,
     token=TOKEN,
-) -> tuple[np.ndarray, Tally]:
+) -> tuple[np.ndarray, DownloadStats]:
     target = np.zeros(file.num_bytes, np.uint8) if into is None else into
-    tally = Tally()
+    tally = DownloadStats()
     download(
         Chunks.of(file, flat(file.num_bytes), target),
-        [(url, lambda url=url: fetching.place_at(url + "/v1", token=token)) for url in urls],
+        [(url, lambda url=url: fetching.source_at(url + "/v1", token=token)) for url in urls],
         wanted=range(file.num_chunks) if chunks is None else chunks,
         stop=stop or threading.Event(),
         patience=patience,
@@ -193,7 +193,7 @@ def status(code: str):
 def test_version_that_no_place_has_is_superseded_at_once(served, code):
     first, second = served(status(code)), served(status("410 Gone"))
     with pytest.raises(SupersededError, match="no place has it any more"):
-        fetch(first.url, second.url, patience=Patience(give_up_s=1e6, silence_s=1e6))
+        fetch(first.url, second.url, patience=RetryPolicy(give_up_s=1e6, silence_s=1e6))
 
 
 def test_version_superseded_in_the_middle_keeps_what_arrived(served):
@@ -209,7 +209,7 @@ def test_version_superseded_in_the_middle_keeps_what_arrived(served):
 def test_token_that_is_refused_is_not_tried_again_and_not_told(served, code):
     server = served(status(code))
     with pytest.raises(SnapshotError, match="refused the token or the credentials") as caught:
-        fetch(server.url, token=OTHER_TOKEN, patience=Patience(num_ranges=1))
+        fetch(server.url, token=OTHER_TOKEN, patience=RetryPolicy(num_ranges=1))
     assert not isinstance(caught.value, SupersededError)
     assert "fedcba" not in str(caught.value) and "\n" not in str(caught.value)
     assert len(server.requests) == 1
@@ -255,13 +255,13 @@ def test_stop_ends_a_download_that_waits_for_a_silent_place(served):
 
     server = served(silent)
     threading.Thread(target=lambda: (entered.wait(), stop.set())).start()
-    with pytest.raises(StoppedError):
-        fetch(server.url, stop=stop, patience=Patience(silence_s=1e6, give_up_s=1e6))
+    with pytest.raises(DownloadStoppedError):
+        fetch(server.url, stop=stop, patience=RetryPolicy(silence_s=1e6, give_up_s=1e6))
 
 
 def test_slow_place_makes_progress_though_no_range_would_arrive_in_time(served):
     """On a bad day ranges shrink to one chunk, which is what can arrive before the silence is too long."""
-    small = Patience(num_ranges=4, range_bytes=16 * CHUNK, silence_s=0.25, give_up_s=20.0, first_backoff_s=0.01)
+    small = RetryPolicy(num_ranges=4, range_bytes=16 * CHUNK, silence_s=0.25, give_up_s=20.0, first_backoff_s=0.01)
 
     def slow(request: Request, connection: socket.socket) -> bytes | None:
         if request.end - request.start > CHUNK:  # more than the link carries in that time

@@ -12,18 +12,18 @@ from bridge import codec
 from bridge.credentials import Tls, Token
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
-from bridge.snapshots.remote.download import Patience, StoppedError
+from bridge.snapshots.remote.download import DownloadStoppedError, RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
-from bridge.snapshots.remote.shared_download import SharedCopy
-from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, manifest_path, place_of, sign
+from bridge.snapshots.remote.shared_download import SharedDownload
+from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, manifest_path, sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import map_tensors, mirrored
+from bridge.snapshots.verified_copy import is_verified, map_tensors
 from bridge.weight_types import Announcement
 from tests.bridge.factories import with_piece
 
 RUN = "run-1"
-PATIENCE = Patience(first_backoff_s=0.0, last_backoff_s=0.0, give_up_s=0.0)
+PATIENCE = RetryPolicy(first_backoff_s=0.0, last_backoff_s=0.0, give_up_s=0.0)
 TOKEN = Token("t" * 40)
 
 
@@ -77,7 +77,7 @@ def make_fetcher(**options):
 
 def fetch(fetcher, announcement, into, base=None, stop=None):
     tally = fetcher.fetch(announcement, into, stop=stop or threading.Event(), base=base)
-    assert mirrored(into) == announcement.manifest
+    assert is_verified(into) == announcement.manifest
     return tally
 
 
@@ -91,18 +91,18 @@ def test_reader_that_holds_the_base_fetches_the_delta_alone(learner, fetcher, tm
     a, b = tmp_path / "copy-0", tmp_path / "copy-1"
     first = learner.publish(1)
     full = fetch(fetcher, first, a, base=b)
-    assert full.num_bytes == first.manifest.pieces[0].file.num_bytes and full.num_by_delta == 0
+    assert full.num_bytes == first.manifest.shards[0].file.num_bytes and full.num_by_delta == 0
     second = learner.publish(2)
-    assert second.manifest.pieces[0].delta is not None
-    learner.file(2, second.manifest.pieces[0].file.name).unlink()  # nobody needs it
+    assert second.manifest.shards[0].delta is not None
+    learner.file(2, second.manifest.shards[0].file.name).unlink()  # nobody needs it
     tally = fetch(fetcher, second, b, base=a)
     assert_holds(b, second.manifest, 2)
-    assert tally.num_bytes == second.manifest.pieces[0].delta.num_bytes < second.manifest.pieces[0].file.num_bytes / 20
-    assert tally.num_by_delta == second.manifest.pieces[0].file.num_chunks and tally.num_failed_deltas == 0
+    assert tally.num_bytes == second.manifest.shards[0].delta.num_bytes < second.manifest.shards[0].file.num_bytes / 20
+    assert tally.num_by_delta == second.manifest.shards[0].file.num_chunks and tally.num_failed_deltas == 0
     third = learner.publish(3)
     tally = fetch(fetcher, third, a, base=b)
     assert_holds(a, third.manifest, 3)
-    assert tally.num_failed_deltas == 0 and tally.num_bytes < third.manifest.pieces[0].file.num_bytes / 20
+    assert tally.num_failed_deltas == 0 and tally.num_bytes < third.manifest.shards[0].file.num_bytes / 20
 
 
 def test_reader_that_lacks_the_base_fetches_the_full_file(learner, fetcher, tmp_path):
@@ -113,7 +113,7 @@ def test_reader_that_lacks_the_base_fetches_the_full_file(learner, fetcher, tmp_
     tally = fetch(fetcher, third, b, base=a)
     assert_holds(b, third.manifest, 3)
     assert (tally.num_by_delta, tally.num_failed_deltas) == (0, 0)
-    assert tally.num_bytes == third.manifest.pieces[0].file.num_bytes
+    assert tally.num_bytes == third.manifest.shards[0].file.num_bytes
 
 
 @pytest.mark.parametrize("place", [5_000, 150_000])  # in a chunk that changed, and in one that didn't
@@ -126,9 +126,9 @@ def test_base_that_is_not_what_its_manifest_says_is_not_believed(learner, fetche
     second = learner.publish(2)
     tally = fetch(fetcher, second, b, base=a)
     assert_holds(b, second.manifest, 2)
-    num = second.manifest.pieces[0].file.num_chunks
+    num = second.manifest.shards[0].file.num_chunks
     assert tally.num_failed_deltas == 1 and tally.num_by_delta < num
-    start, end = second.manifest.pieces[0].file.chunk(0)
+    start, end = second.manifest.shards[0].file.chunk(0)
     assert tally.num_bytes >= end - start  # the chunk that could not be made was fetched
 
 
@@ -137,8 +137,8 @@ def test_delta_that_fails_is_counted_and_the_full_file_is_fetched(learner, fetch
     a, b = tmp_path / "copy-0", tmp_path / "copy-1"
     fetch(fetcher, learner.publish(1), a, base=b)
     second = learner.publish(2)
-    assert second.manifest.pieces[0].delta is not None
-    path = learner.file(2, second.manifest.pieces[0].delta.name)
+    assert second.manifest.shards[0].delta is not None
+    path = learner.file(2, second.manifest.shards[0].delta.name)
     data = path.read_bytes()
     if damage == "flip":
         path.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
@@ -149,7 +149,7 @@ def test_delta_that_fails_is_counted_and_the_full_file_is_fetched(learner, fetch
     elif damage == "other":
         path.write_bytes(np.random.default_rng(0).bytes(len(data)))
     else:
-        delta = dataclasses.replace(second.manifest.pieces[0].delta, codec="lzma")
+        delta = dataclasses.replace(second.manifest.shards[0].delta, codec="lzma")
         manifest = sign(with_piece(second.manifest, delta=delta), TOKEN)
         second = sign(dataclasses.replace(second, manifest=manifest), TOKEN)
     tally = fetch(fetcher, second, b, base=a)
@@ -162,12 +162,12 @@ def test_bad_delta_and_no_full_file_leave_the_older_version_whole(learner, fetch
     first = learner.publish(1)
     fetch(fetcher, first, a, base=b)
     second = learner.publish(2)
-    assert second.manifest.pieces[0].delta is not None
-    for name in (second.manifest.pieces[0].delta.name, second.manifest.pieces[0].file.name):
+    assert second.manifest.shards[0].delta is not None
+    for name in (second.manifest.shards[0].delta.name, second.manifest.shards[0].file.name):
         learner.file(2, name).unlink()
     with pytest.raises(SupersededError):
         fetch(fetcher, second, b, base=a)
-    assert mirrored(b) is None and mirrored(a) == first.manifest
+    assert is_verified(b) is None and is_verified(a) == first.manifest
     assert_holds(a, first.manifest, 1)
 
 
@@ -197,7 +197,7 @@ def test_base_of_another_layout_is_left_out(learner, fetcher, tmp_path):
     a, b = tmp_path / "copy-0", tmp_path / "copy-1"
     fetch(fetcher, learner.publish(1, size=50_000), a, base=b)
     second = learner.publish(2)
-    assert second.manifest.pieces[0].delta is None
+    assert second.manifest.shards[0].delta is None
     fetch(fetcher, second, b, base=a)
     assert_holds(b, second.manifest, 2)
 
@@ -207,18 +207,18 @@ def test_stop_in_the_middle_of_a_delta_stops_the_download(learner, fetcher, tmp_
     fetch(fetcher, learner.publish(1), a, base=b)
     stop = threading.Event()
     stop.set()
-    with pytest.raises(StoppedError):
+    with pytest.raises(DownloadStoppedError):
         fetch(fetcher, learner.publish(2), b, base=a, stop=stop)
-    assert mirrored(b) is None
+    assert is_verified(b) is None
 
 
 def test_two_copies_of_a_host_take_turns_and_follow_by_deltas_alone(learner, tmp_path):
-    shared = SharedCopy(tmp_path / "shm", run=RUN, fetcher=make_fetcher())
+    shared = SharedDownload(tmp_path / "shm", run=RUN, fetcher=make_fetcher())
     stop = threading.Event()
     shared.fetch(learner.publish(1), stop=stop)
     for step in range(2, 7):
         announcement = learner.publish(step)
-        learner.file(step, announcement.manifest.pieces[0].file.name).unlink()
+        learner.file(step, announcement.manifest.shards[0].file.name).unlink()
         path = shared.fetch(announcement, stop=stop)
         assert_holds(path, announcement.manifest, step)
     shared.close()
@@ -237,7 +237,7 @@ def test_reader_whose_version_was_deleted_meanwhile_takes_the_next_one(learner, 
 @pytest.mark.integration
 def test_delta_comes_from_the_server_as_from_a_bucket(learner, fetcher, tmp_path):
     listener, tls = listen("127.0.0.1:0", scheme="http", token=TOKEN, tls=Tls())
-    server = SnapshotServer(learner.folder, listener, token=TOKEN, tls=tls, reader_wait_s=1.0)
+    server = SnapshotServer(learner.folder, listener, token=TOKEN, tls=tls, reader_grace_s=1.0)
     loop = asyncio.new_event_loop()
     running = loop.create_task(server.run())
     thread = threading.Thread(target=loop.run_until_complete, args=(asyncio.wait([running]),))
@@ -247,13 +247,13 @@ def test_delta_comes_from_the_server_as_from_a_bucket(learner, fetcher, tmp_path
         a, b = tmp_path / "copy-0", tmp_path / "copy-1"
         for step, into, before in ((1, a, b), (2, b, a), (3, a, b)):
             manifest = learner.writer.write(at(step), weights(step), dtype="bfloat16")
-            source = place_of(base, RUN, manifest.version)
+            source = version_url(base, RUN, manifest.version)
             announcement = sign(Announcement(manifest=manifest, sources=(source,)), TOKEN)
             tally = fetch(fetcher, announcement, into, base=before)
             assert_holds(into, manifest, step)
             if step > 1:
-                assert manifest.pieces[0].delta is not None
-                assert tally.num_bytes == manifest.pieces[0].delta.num_bytes and tally.num_failed_deltas == 0
+                assert manifest.shards[0].delta is not None
+                assert tally.num_bytes == manifest.shards[0].delta.num_bytes and tally.num_failed_deltas == 0
     finally:
         loop.call_soon_threadsafe(running.cancel)
         thread.join()

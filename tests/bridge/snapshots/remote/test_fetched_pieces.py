@@ -6,18 +6,18 @@ import threading
 
 import pytest
 
-from bridge.object_store import open_place
+from bridge.object_store import open_source
 from bridge.snapshots.bucket import SnapshotBucket, place_of_run, stored_versions
-from bridge.snapshots.remote.download import Patience, StoppedError
+from bridge.snapshots.remote.download import DownloadStoppedError, RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.snapshot_format import SnapshotError, UnreachableError, part_path, place_of, sign
-from bridge.snapshots.verified_copy import mirrored
+from bridge.snapshots.snapshot_format import SnapshotError, UnreachableError, part_path, sign, version_url
+from bridge.snapshots.verified_copy import is_verified
 from bridge.weight_types import Announcement
 from tests.bridge.snapshots.hosts import ENTRIES, HostWriters, alone
 from tests.bridge.snapshots.served import CHUNK_BYTES, OTHER_TOKEN, RUN, TOKEN, TOKENIZER, ScriptedServer, serving
 
 TABLE = {name: (dtype, shape) for name, dtype, shape in ENTRIES}
-PATIENCE = Patience(
+PATIENCE = RetryPolicy(
     num_ranges=4, range_bytes=2 * CHUNK_BYTES, silence_s=0.3, give_up_s=0.6, first_backoff_s=0.01, last_backoff_s=0.05
 )
 CLOSED = "http://127.0.0.1:1"
@@ -46,7 +46,7 @@ def fetcher():
 
 
 def announced(manifest, urls, *, sources=()):
-    places = tuple((place_of(url, RUN, manifest.version),) for url in urls)
+    places = tuple((version_url(url, RUN, manifest.version),) for url in urls)
     return sign(Announcement(manifest=manifest, sources=sources, host_sources=places), TOKEN)
 
 
@@ -56,7 +56,7 @@ def fetch(fetcher, announcement, into, *, base=None, stop=None):
 
 def holds(path, manifest, tmp_path):
     step = manifest.version.step
-    return mirrored(path) == manifest and path.read_bytes()[: manifest.num_bytes] == alone(
+    return is_verified(path) == manifest and path.read_bytes()[: manifest.num_bytes] == alone(
         tmp_path / f"alone-{path.name}-{step}", step
     )
 
@@ -73,19 +73,19 @@ def test_pieces_of_four_servers_make_up_what_one_host_writes(hosts, urls, fetche
         manifest = hosts.publish(step)
         tally = fetch(fetcher, announced(manifest, urls), tmp_path / "weights")
         assert holds(tmp_path / "weights", manifest, tmp_path)
-    assert tally.num_bytes < sum(piece.file.num_bytes for piece in manifest.pieces)  # like chunks were there already
+    assert tally.num_bytes < sum(piece.file.num_bytes for piece in manifest.shards)  # like chunks were there already
 
 
 def test_deltas_come_piece_by_piece_and_one_that_fails_is_fetched_in_full(hosts, urls, fetcher, tmp_path):
     a, b = tmp_path / "copy-0", tmp_path / "copy-1"
     fetch(fetcher, announced(hosts.publish(1), urls), a)
     second = hosts.publish(2)
-    assert all(piece.delta is not None for piece in second.pieces)
+    assert all(piece.delta is not None for piece in second.shards)
     tally = fetch(fetcher, announced(second, urls), b, base=a)
     assert holds(b, second, tmp_path) and tally.num_failed_deltas == 0
-    assert tally.num_bytes == sum(piece.delta.num_bytes for piece in second.pieces if piece.delta)
+    assert tally.num_bytes == sum(piece.delta.num_bytes for piece in second.shards if piece.delta)
     third = hosts.publish(3)
-    flip(tmp_path / "machine-2" / third.pieces[2].delta.name, 60)
+    flip(tmp_path / "machine-2" / third.shards[2].delta.name, 60)
     tally = fetch(fetcher, announced(third, urls), a, base=b)
     assert holds(a, third, tmp_path) and tally.num_failed_deltas == 1
     assert tally.num_by_delta > 0
@@ -95,9 +95,9 @@ def test_host_that_is_out_of_reach_ends_the_fetch_and_what_arrived_stays(hosts, 
     manifest, into = hosts.publish(1), tmp_path / "weights"
     with pytest.raises(UnreachableError, match="version 0:1: piece of host 2: .*for 1 s, 0 of "):
         fetch(fetcher, announced(manifest, [*urls[:2], CLOSED, urls[3]]), into)
-    assert mirrored(into) is None and part_path(into).exists()
+    assert is_verified(into) is None and part_path(into).exists()
     tally = fetch(fetcher, announced(manifest, urls), into)  # it is back: only its piece is read
-    assert tally.num_bytes == manifest.pieces[2].file.num_bytes and holds(into, manifest, tmp_path)
+    assert tally.num_bytes == manifest.shards[2].file.num_bytes and holds(into, manifest, tmp_path)
 
 
 def test_piece_of_a_lost_host_comes_out_of_the_bucket(hosts, urls, fetcher, tmp_path):
@@ -105,7 +105,7 @@ def test_piece_of_a_lost_host_comes_out_of_the_bucket(hosts, urls, fetcher, tmp_
         SnapshotBucket((tmp_path / "bucket").as_uri(), folder, run=RUN, keep=2, host=i)
         for i, folder in enumerate(hosts.folders)
     ]
-    place = open_place(place_of_run((tmp_path / "bucket").as_uri(), RUN), is_written=True)
+    place = open_source(place_of_run((tmp_path / "bucket").as_uri(), RUN), is_written=True)
     for step in (1, 2, 3, 4):
         manifest = hosts.publish(step)
         for bucket in buckets[::-1]:
@@ -128,7 +128,7 @@ def test_piece_of_a_lost_host_comes_out_of_the_bucket(hosts, urls, fetcher, tmp_
 
 def test_bad_chunk_of_one_host_is_fetched_again_and_given_up_in_the_end(hosts, urls, fetcher, tmp_path):
     manifest, into = hosts.publish(1), tmp_path / "weights"
-    data = (tmp_path / "machine-1" / manifest.pieces[1].file.name).read_bytes()
+    data = (tmp_path / "machine-1" / manifest.shards[1].file.name).read_bytes()
     told = []
 
     def once(request, connection):
@@ -138,14 +138,14 @@ def test_bad_chunk_of_one_host_is_fetched_again_and_given_up_in_the_end(hosts, u
             body[7] ^= 1
         return bytes(body)
 
-    bad = ScriptedServer(data[: manifest.pieces[1].file.num_bytes], once)
+    bad = ScriptedServer(data[: manifest.shards[1].file.num_bytes], once)
     tally = fetch(fetcher, announced(manifest, [urls[0], bad.url, *urls[2:]]), into)
     assert tally.num_bad == 1 and holds(into, manifest, tmp_path)
     bad.close()
-    flip(tmp_path / "machine-1" / manifest.pieces[1].file.name, 4100)
+    flip(tmp_path / "machine-1" / manifest.shards[1].file.name, 4100)
     with pytest.raises(SnapshotError, match="piece of host 1: .*chunk 1 does not match its hash"):
         fetch(fetcher, announced(manifest, urls), tmp_path / "other")
-    assert mirrored(tmp_path / "other") is None
+    assert is_verified(tmp_path / "other") is None
 
 
 def test_sources_of_hosts_that_the_token_has_not_signed_are_not_asked(hosts, urls, fetcher, tmp_path):
@@ -168,6 +168,6 @@ def test_sources_of_hosts_that_the_token_has_not_signed_are_not_asked(hosts, url
 def test_stop_ends_the_fetch_of_every_piece(hosts, urls, fetcher, tmp_path):
     stop = threading.Event()
     stop.set()
-    with pytest.raises(StoppedError):
+    with pytest.raises(DownloadStoppedError):
         fetch(fetcher, announced(hosts.publish(1), urls), tmp_path / "weights", stop=stop)
-    assert mirrored(tmp_path / "weights") is None
+    assert is_verified(tmp_path / "weights") is None

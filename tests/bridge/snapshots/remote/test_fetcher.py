@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bridge.credentials import Tls, Token
-from bridge.snapshots.remote.download import Patience, Tally
+from bridge.snapshots.remote.download import DownloadStats, RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.snapshot_format import (
     SnapshotBusyError,
@@ -21,7 +21,7 @@ from bridge.snapshots.snapshot_format import (
     part_path,
     sign,
 )
-from bridge.snapshots.verified_copy import map_tensors, mirrored
+from bridge.snapshots.verified_copy import is_verified, map_tensors
 from bridge.weight_types import Announcement, WeightManifest
 from tests.bridge.factories import with_file
 from tests.bridge.snapshots.served import (
@@ -42,7 +42,7 @@ from tests.bridge.snapshots.served import (
 )
 
 TABLE = {"w": ("float32", (NUM_VALUES,))}
-QUICK = Patience(num_ranges=2, silence_s=2.0, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
+QUICK = RetryPolicy(num_ranges=2, silence_s=2.0, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def fetcher(**kwargs) -> SnapshotFetcher:
     return SnapshotFetcher(**given)
 
 
-def fetch(announcement: Announcement, into: Path, **kwargs) -> Tally:
+def fetch(announcement: Announcement, into: Path, **kwargs) -> DownloadStats:
     with contextlib.closing(fetcher(**kwargs)) as made:
         return made.fetch(announcement, into, stop=threading.Event())
 
 
 def assert_holds(into: Path, manifest: WeightManifest, step: int) -> None:
-    assert mirrored(into) == manifest and not part_path(into).exists()
+    assert is_verified(into) == manifest and not part_path(into).exists()
     np.testing.assert_array_equal(map_tensors(into, manifest)["w"], values(step))
 
 
@@ -92,7 +92,7 @@ def test_versions_fetched_one_after_another_are_those_published(folder, writer, 
         for step in (1, 2, 3):
             manifest = publish(writer, step)
             tally = made.fetch(announced(manifest, running.url), local, stop=threading.Event())
-            assert tally.num_bytes == manifest.pieces[0].file.num_bytes
+            assert tally.num_bytes == manifest.shards[0].file.num_bytes
             assert_holds(local, manifest, step)
 
 
@@ -102,7 +102,7 @@ def forged(manifest: WeightManifest, *, token: Token | None = TOKEN, **fields) -
 
 
 def larger(manifest: WeightManifest, num_bytes: int) -> dict:
-    file = manifest.pieces[0].file
+    file = manifest.shards[0].file
     num_chunks = -(-num_bytes // file.chunk_bytes)
     return {"num_bytes": num_bytes, "chunk_hashes": bytes(32 * num_chunks)}
 
@@ -144,7 +144,7 @@ def test_without_a_token_an_unsigned_manifest_is_taken(tmp_path, local):
 
 def test_bit_flipped_at_rest_is_refused_and_nothing_is_mapped(folder, writer, local):
     manifest = publish(writer, 1)
-    with open(folder / manifest.pieces[0].file.name, "r+b") as f:
+    with open(folder / manifest.shards[0].file.name, "r+b") as f:
         f.seek(3 * CHUNK_BYTES)
         byte = f.read(1)[0]
         f.seek(3 * CHUNK_BYTES)
@@ -153,7 +153,7 @@ def test_bit_flipped_at_rest_is_refused_and_nothing_is_mapped(folder, writer, lo
         with serving(folder, token=TOKEN) as running:
             with pytest.raises(SnapshotError, match="version 0:1: .*19 of 20 chunks are there: .*chunk 3 does not"):
                 fetch(announced(manifest, running.url), local)
-            assert mirrored(local) is None
+            assert is_verified(local) is None
             with pytest.raises(SnapshotError, match="no whole version"):
                 map_tensors(local, manifest)
             f.seek(3 * CHUNK_BYTES)
@@ -190,7 +190,7 @@ def test_download_that_broke_off_goes_on_where_it_stopped(writer, local):
     broken, whole = ScriptedServer(data, dies), ScriptedServer(data)
     with pytest.raises(SnapshotError, match="8 of 20 chunks are there"):
         fetch(announced(manifest, broken.url), local, patience=one_by_one)
-    assert mirrored(local) is None and part_path(local).exists()
+    assert is_verified(local) is None and part_path(local).exists()
     fetch(announced(manifest, whole.url), local)
     assert min(whole.ranges())[0] == 8 * CHUNK_BYTES
     assert sum(end - start for start, end in whole.ranges()) == len(data) - 8 * CHUNK_BYTES
@@ -243,8 +243,8 @@ def test_second_source_is_read_when_the_first_is_down(folder, writer, local, tmp
     bucket = tmp_path / "bucket"
     place = bucket / "v1" / "run%201" / "0:1"
     place.mkdir(parents=True)
-    shutil.copy(folder / manifest.pieces[0].file.name, place)
-    os.truncate(place / manifest.pieces[0].file.name, manifest.pieces[0].file.num_bytes)
+    shutil.copy(folder / manifest.shards[0].file.name, place)
+    os.truncate(place / manifest.shards[0].file.name, manifest.shards[0].file.num_bytes)
     source = Announcement(manifest=manifest, sources=("https://127.0.0.1:1/v1/run%201/0:1", place.as_uri()))
     fetch(sign(source, TOKEN), local)
     assert_holds(local, manifest, 1)
@@ -298,7 +298,7 @@ def test_no_room_is_an_error_that_says_how_much(folder, writer, local, monkeypat
     real = os.statvfs(folder)
     full = type("Full", (), {"f_bavail": 1, "f_frsize": real.f_frsize})
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    with pytest.raises(SnapshotError, match=f"needs {manifest.pieces[0].file.num_bytes} bytes more"):
+    with pytest.raises(SnapshotError, match=f"needs {manifest.shards[0].file.num_bytes} bytes more"):
         fetch(announced(manifest, "http://127.0.0.1:1"), local)
     assert not manifest_path(local).exists()
 

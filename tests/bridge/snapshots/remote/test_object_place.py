@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from bridge.object_store import open_place
-from bridge.snapshots.remote.download import ObjectPlace
+from bridge.object_store import open_source
+from bridge.snapshots.remote.download import ObjectSource
 from tests.bridge.snapshots.served import Request, ScriptedServer
 
 DATA = bytes(range(256)) * 2**12
@@ -35,7 +35,7 @@ def test_what_comes_slowly_is_seen_to_come(halting):
 
     async def body() -> None:
         into = bytearray(len(DATA))
-        steps = ObjectPlace(open_place(server.url, max_retries=0)).read("slot-0", 0, memoryview(into))
+        steps = ObjectSource(open_source(server.url, max_retries=0)).read("slot-0", 0, memoryview(into))
         assert await anext(steps) == 0
         async with asyncio.timeout(5):
             there = await anext(steps)

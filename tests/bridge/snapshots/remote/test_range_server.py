@@ -133,7 +133,7 @@ def test_reader_that_stops_reading_is_cut_off_and_the_writer_goes_on(tmp_path, s
     folder = tmp_path / "w"
     writer = open_writer(folder, lock_timeout_s=20.0)
     manifest = writer.write(at(2), {"w": np.zeros(16 * 2**20, np.float32)}, dtype="float32")
-    with serving(folder, tls=scheme[0], reader_wait_s=0.3) as running:
+    with serving(folder, tls=scheme[0], reader_grace_s=0.3) as running:
         host, port = running.url.split("//")[1].split(":")
         stuck = socket.create_connection((host, int(port)))
         if scheme[1] is not None:

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.shard_fetch import num_connections, rotated
 
 
@@ -36,4 +36,4 @@ def test_no_pieces_have_no_order():
     [(1, 4), (2, 4), (3, 3), (4, 4), (5, 5), (16, 16), (17, 16), (256, 16)],  # by docs of publish.max_connections
 )
 def test_connections_of_a_reader_are_its_ranges_over_the_pieces_that_it_reads_at_once(num_pieces, want):
-    assert num_connections(num_pieces, Patience()) == want
+    assert num_connections(num_pieces, RetryPolicy()) == want

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.snapshots.remote.download import Patience, StoppedError
+from bridge.snapshots.remote.download import DownloadStoppedError, RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
-from bridge.snapshots.remote.shared_download import SharedCopy
+from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError, SupersededError
 from bridge.snapshots.verified_copy import map_tensors
 from tests.bridge.snapshots.served import (
@@ -24,12 +24,12 @@ from tests.bridge.snapshots.served import (
     values,
 )
 
-QUICK = Patience(num_ranges=1, silence_s=30.0, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
+QUICK = RetryPolicy(num_ranges=1, silence_s=30.0, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
 
 
-def join(root: Path, *, wait_s: float = 20.0, token=TOKEN, run: str = RUN) -> SharedCopy:
+def join(root: Path, *, wait_s: float = 20.0, token=TOKEN, run: str = RUN) -> SharedDownload:
     made = SnapshotFetcher(run=run, tokenizer_hash=TOKENIZER, token=token, patience=QUICK, lock_timeout_s=0.05)
-    return SharedCopy(root, run=run, fetcher=made, wait_s=wait_s)
+    return SharedDownload(root, run=run, fetcher=made, wait_s=wait_s)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def folders(root: Path) -> list[str]:
     return [p.name for p in root.iterdir()]
 
 
-def fetch(shared: SharedCopy, announcement, stop: threading.Event | None = None) -> Path:
+def fetch(shared: SharedDownload, announcement, stop: threading.Event | None = None) -> Path:
     return shared.fetch(announcement, stop=stop or threading.Event())
 
 
@@ -74,7 +74,7 @@ def test_two_that_race_download_once_and_both_get_it(root, writer):
     got: list[Path] = []
     together = threading.Barrier(len(sharing))
 
-    def race(shared: SharedCopy) -> None:
+    def race(shared: SharedDownload) -> None:
         together.wait()
         got.append(fetch(shared, announced(manifest, server.url)))
 
@@ -110,7 +110,7 @@ def test_who_waits_for_a_download_is_bounded_and_can_be_stopped(root, writer):
             fetch(two, announcement)
         stopped = threading.Event()
         stopped.set()
-        with pytest.raises(StoppedError):
+        with pytest.raises(DownloadStoppedError):
             fetch(two, announcement, stopped)
         go_on.set()
         thread.join()

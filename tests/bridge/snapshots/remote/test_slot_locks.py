@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from bridge.snapshots.remote.slot_locks import GoneError, HeldSlots, NoSuchFileError
+from bridge.snapshots.remote.slot_locks import GoneError, NoSuchFileError, SlotLocks
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
 from tests.bridge.snapshots.served import RUN, Clock, at, open_writer, publish, values
 
@@ -15,7 +15,7 @@ def clock():
 
 @pytest.fixture
 def slots(folder, clock):
-    made = HeldSlots(folder, reader_wait_s=10.0, clock=clock)
+    made = SlotLocks(folder, reader_grace_s=10.0, clock=clock)
     yield made
     made.close()
 
@@ -24,7 +24,7 @@ def never() -> None:
     raise AssertionError("aborted")
 
 
-def read(slots: HeldSlots, step: int, name: str = "slot-0", *, run: str = RUN) -> bytes:
+def read(slots: SlotLocks, step: int, name: str = "slot-0", *, run: str = RUN) -> bytes:
     with slots.reading(run, at(step), name, abort=never) as file:
         return os.pread(file.fd, file.num_bytes, 0)
 
@@ -145,13 +145,13 @@ def patient(tmp_path, clock, monkeypatch):
     """(slots that keep one version for slow readers for 100 s, their writer)"""
     monkeypatch.setattr("bridge.snapshots.snapshot_writer._SPARE_AFTER_S", 0.0)
     writer = open_writer(tmp_path / "p", has_spare=True)
-    made = HeldSlots(tmp_path / "p", reader_wait_s=10.0, slow_reader_s=100.0, clock=clock)
+    made = SlotLocks(tmp_path / "p", reader_grace_s=10.0, slow_reader_grace_s=100.0, clock=clock)
     yield made, writer
     made.close()
     writer.close()
 
 
-def passes(slots: HeldSlots, clock: Clock, seconds: float) -> None:
+def passes(slots: SlotLocks, clock: Clock, seconds: float) -> None:
     slots.sweep()
     clock.now_s += seconds
     slots.sweep()
@@ -170,7 +170,7 @@ def test_slow_reader_keeps_its_version_however_many_come_and_the_writer_does_not
     passes(slots, clock, 10.0)
     with pytest.raises(GoneError):
         read(slots, 1)
-    assert {publish(writer, step).pieces[0].file.name for step in (9, 10, 11)} >= {"slot-0"}
+    assert {publish(writer, step).shards[0].file.name for step in (9, 10, 11)} >= {"slot-0"}
 
 
 def test_one_version_is_kept_at_a_time_and_when_its_readers_are_done_the_next(patient, clock):

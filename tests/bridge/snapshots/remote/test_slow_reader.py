@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bridge.snapshots.remote import download
-from bridge.snapshots.remote.download import Patience
+from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.snapshot_format import SupersededError, is_chunk
 from bridge.snapshots.snapshot_writer import SnapshotWriter
@@ -18,7 +18,7 @@ from tests.integration.support.processes import wait_until
 
 CHUNK_BYTES, NUM_CHUNKS = 2**20, 40
 """In one range, several times what the kernel buffers: while a chunk is looked at, the server is still sending."""
-ONE_RANGE = Patience(num_ranges=1, range_bytes=2**30, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
+ONE_RANGE = RetryPolicy(num_ranges=1, range_bytes=2**30, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
 NEWER_AT = (1, 4, 7)
 """Chunks."""
 
@@ -27,8 +27,8 @@ def values(step: int) -> np.ndarray:
     return np.full(NUM_CHUNKS * CHUNK_BYTES // 4, step, np.float32)
 
 
-@pytest.mark.parametrize("slow_reader_s", [0.0, 1000.0])
-def test_reader_slower_than_versions_come_gets_whole_ones_where_one_is_kept(tmp_path, monkeypatch, slow_reader_s):
+@pytest.mark.parametrize("slow_reader_grace_s", [0.0, 1000.0])
+def test_reader_slower_than_versions_come_gets_whole_ones_where_one_is_kept(tmp_path, monkeypatch, slow_reader_grace_s):
     monkeypatch.setattr("bridge.snapshots.snapshot_writer._SPARE_AFTER_S", 0.0)
     clock, into, got, seen = Clock(), tmp_path / "copy", [], []
     with contextlib.ExitStack() as open_:
@@ -38,13 +38,15 @@ def test_reader_slower_than_versions_come_gets_whole_ones_where_one_is_kept(tmp_
             tokenizer_hash=TOKENIZER,
             token=TOKEN,
             lock_timeout_s=20.0,
-            has_spare=slow_reader_s > 0,
+            has_spare=slow_reader_grace_s > 0,
             chunk_bytes=CHUNK_BYTES,
         )
         open_.callback(writer.close)
         fetcher = SnapshotFetcher(run=RUN, tokenizer_hash=TOKENIZER, token=TOKEN, patience=ONE_RANGE)
         open_.callback(fetcher.close)
-        running = open_.enter_context(serving(tmp_path / "w", token=TOKEN, clock=clock, slow_reader_s=slow_reader_s))
+        running = open_.enter_context(
+            serving(tmp_path / "w", token=TOKEN, clock=clock, slow_reader_grace_s=slow_reader_grace_s)
+        )
         slots = running.server.slots
         sweep = slots.sweep
         monkeypatch.setattr(slots, "sweep", lambda: (sweep(), seen.append(1)))
@@ -76,4 +78,4 @@ def test_reader_slower_than_versions_come_gets_whole_ones_where_one_is_kept(tmp_
             clock.now_s += 10.0
             look()
     # What it read, and what was announced by the time it had it.
-    assert got == ([(1, 4), (4, 7)] if slow_reader_s else [])
+    assert got == ([(1, 4), (4, 7)] if slow_reader_grace_s else [])

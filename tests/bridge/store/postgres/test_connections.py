@@ -187,7 +187,7 @@ def test_find_run_passes_over_those_that_are_finished(place):
 
     create_run(learner_url, run=old, name=name, actor_role=ACTOR)
     with open_(old) as store:
-        store.lead("here", lease_s=30)
+        store.acquire_leadership("here", lease_s=30)
         store.finish(7)
     for wanted in (name, old):
         with pytest.raises(FinishedRunError, match=f"run {wanted} is finished, at step 7"):
@@ -196,7 +196,7 @@ def test_find_run_passes_over_those_that_are_finished(place):
     assert find_run(actor_url, name) == new
     assert namesakes(learner_url, name, run=new) == []
     with open_(old) as store:
-        store.lead("here", lease_s=30)  # its learner takes it up again
+        store.acquire_leadership("here", lease_s=30)  # its learner takes it up again
     assert namesakes(learner_url, name, run=new) == [old] and find_run(actor_url, old) == old
     with pytest.raises(ValueError, match="2 runs are called"):
         find_run(actor_url, name)

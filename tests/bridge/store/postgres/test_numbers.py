@@ -8,7 +8,7 @@ import pytest
 
 from bridge.store.postgres import postgres_database
 from bridge.store.postgres.postgres_database import PostgresDatabase
-from bridge.store.sql.database import Script, Step
+from bridge.store.sql.database import Statement, Transaction
 from bridge.store.sql.sql_store import SqlStore
 from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import wait_until
@@ -29,7 +29,7 @@ class Held(PostgresDatabase):
                 postgres_database._execute(db, step)
             if script.locks:
                 postgres_database._execute(
-                    db, Step(postgres_database._LOCK.sql, {"run": run, "incarnation": None, "at_most": "60s"})
+                    db, Statement(postgres_database._LOCK.sql, {"run": run, "incarnation": None, "at_most": "60s"})
                 )
             cursors = [postgres_database._execute(db, step) for step in script.steps]
             rows = [c.fetchall() if c.description else [] for c in cursors]
@@ -39,14 +39,14 @@ class Held(PostgresDatabase):
         return rows
 
 
-def numbered_by_a_sequence(script: Script) -> Script:
+def numbered_by_a_sequence(script: Transaction) -> Transaction:
     """What one would write first: no lock, and numbers as PostgreSQL's sequences give them."""
     steps = [
-        Step(s.sql.replace("SELECT run, last_seq,", "SELECT run, nextval('public.naive'),"), s.params)
+        Statement(s.sql.replace("SELECT run, last_seq,", "SELECT run, nextval('public.naive'),"), s.params)
         for s in script.steps
         if "last_seq + 1" not in s.sql
     ]
-    return Script(steps=steps, before_lock=script.before_lock, locks=False)
+    return Transaction(steps=steps, before_lock=script.before_lock, locks=False)
 
 
 def read_while_the_first_commits_last(url, run, learner, *, alter):

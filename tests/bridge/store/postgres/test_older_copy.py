@@ -81,11 +81,11 @@ class Waiting:
     def __init__(self) -> None:
         self.ids: list[str] = []
 
-    def take_in(self, group: Any) -> list[Any]:
+    def receive(self, group: Any) -> list[Any]:
         self.ids.append(group.ticket_id)
         return []
 
-    def give_way(self) -> None:
+    def drop_oldest(self) -> None:
         pass
 
 
@@ -108,13 +108,13 @@ def test_learner_reads_the_groups_and_offers_the_tickets_that_an_older_copy_lack
     monkeypatch.setattr(group_queue, "TrainingOrder", lambda *_: None)
     learner, waiting = sides.learner, Waiting()
     planner = Planner(waiting)
-    learner.lead("here", lease_s=600)
+    learner.acquire_leadership("here", lease_s=600)
     planner.tickets = tickets = {f"t{i}": make_ticket(f"t{i}", order=i) for i in range(5)}
     learner.put_tickets([tickets[f"t{i}"] for i in range(4)])
     sides.put("t0")
     sides.take_copy()
     given: Any = SimpleNamespace(
-        config=None, planner=planner, store=learner, intake=waiting, timeline=None, while_waiting=None
+        config=None, planner=planner, store=learner, intake=waiting, timeline=None, on_wait=None
     )
     queue = group_queue.GroupQueueIterator(given)
     learner.put_tickets([tickets["t4"]])
@@ -136,7 +136,7 @@ def test_learner_reads_the_groups_and_offers_the_tickets_that_an_older_copy_lack
 @pytest.mark.parametrize("num_lost", [1, 3])
 def test_reader_gets_each_group_of_the_copy_whatever_number_it_had_read(sides, num_lost):
     learner = sides.learner
-    learner.lead("here", lease_s=600)
+    learner.acquire_leadership("here", lease_s=600)
     learner.put_tickets([make_ticket(f"t{i}", order=i) for i in range(8)])
     sides.put("t0", "t1")
     sides.take_copy()
@@ -153,7 +153,7 @@ def test_reader_gets_each_group_of_the_copy_whatever_number_it_had_read(sides, n
 
 def test_announcement_that_the_copy_lacks_is_made_again(sides):
     learner = sides.learner
-    learner.lead("here", lease_s=600)
+    learner.acquire_leadership("here", lease_s=600)
     sides.take_copy()
     learner.announce(announcement := make_announcement())
     assert sides.actor.announced() == announcement
@@ -164,20 +164,20 @@ def test_announcement_that_the_copy_lacks_is_made_again(sides):
 
 
 def test_learner_that_the_copy_does_not_know_is_told_to_start_again_and_not_that_another_leads(sides):
-    sides.learner.lead("here", lease_s=600)
+    sides.learner.acquire_leadership("here", lease_s=600)
     sides.take_copy()
-    assert sides.learner.lead("here", lease_s=600) == 1
+    assert sides.learner.acquire_leadership("here", lease_s=600) == 1
     sides.fail_over()
     with pytest.raises(StoreWentBackError, match="it knows incarnation 0 of the learner, this one is 1; start again"):
         sides.learner.put_tickets([make_ticket("t0")])
     with contextlib.closing(PostgresStore(sides.urls[0], run=sides.run)) as again:
-        assert again.lead("here", lease_s=600) == 1
+        assert again.acquire_leadership("here", lease_s=600) == 1
         assert again.put_tickets([make_ticket("t0")]) == 1
 
 
 def test_restart_without_loss_gives_all_groups_again_and_none_is_lost(sides, caplog):
     learner = sides.learner
-    learner.lead("here", lease_s=600)
+    learner.acquire_leadership("here", lease_s=600)
     learner.put_tickets([make_ticket(f"t{i}", order=i) for i in range(3)])
     sides.put("t0", "t1")
     last = learner.read_groups(after_seq=0, limit=9)[-1].seq
@@ -190,7 +190,7 @@ def test_restart_without_loss_gives_all_groups_again_and_none_is_lost(sides, cap
 
 def test_full_queue_of_notifications_stops_no_write_of_any_run(sides):
     learner, actor = sides.learner, sides.actor
-    learner.lead("here", lease_s=600)
+    learner.acquire_leadership("here", lease_s=600)
     learner.put_tickets([make_ticket(f"t{i}", order=i) for i in range(3)])
     with (
         psycopg.connect(sides.urls[1], autocommit=True) as holds,
@@ -220,4 +220,4 @@ def test_run_is_made_while_another_role_holds_the_makers_lock(sides):
         holds.execute("SELECT pg_advisory_lock(%s)", (tables_and_roles._MAKER_LOCK,))
         make_run(sides.urls[0], run="another", name="n", actor_role=ACTOR, retry_s=0.1)
         with contextlib.closing(PostgresStore(sides.urls[0], run="another")) as store:
-            assert store.lead("here", lease_s=60) == 0
+            assert store.acquire_leadership("here", lease_s=60) == 0

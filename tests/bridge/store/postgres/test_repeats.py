@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from bridge.store.postgres import postgres_database
-from tests.bridge.factories import make_announcement, make_card, make_group, make_rollout, make_ticket
+from tests.bridge.factories import make_announcement, make_group, make_rollout, make_run_card, make_ticket
 from tests.bridge.store.engines import EachInItsRole, rows
 
 TICKETS = {i: make_ticket(i, order=n) for n, i in enumerate(("open", "claimed", "done", "acknowledged", "spare"))}
@@ -16,21 +16,21 @@ CALLS = {
     "claim": lambda s: [t.id for t in s.claim("y", limit=1, lease_s=60)],
     "renew": lambda s: s.renew("x", ["claimed", "open"], lease_s=60),
     "release": lambda s: s.release("x", ["claimed"]),
-    "give_up": lambda s: s.give_up("claimed", "why", max_attempts=2),
+    "fail_ticket": lambda s: s.fail_ticket("claimed", "why", max_attempts=2),
     "put_group": lambda s: s.put_group(make_group(TICKETS["claimed"], actor="x")),
     "put_group again": lambda s: s.put_group(make_group(TICKETS["done"], actor="x")),
     "acknowledge": lambda s: s.acknowledge(["done"]),
     "reissue": lambda s: s.reissue(["done", "acknowledged", "unknown"]),
     "withdraw": lambda s: s.withdraw(["done", "open"]),
     "withdraw_pinned": lambda s: s.withdraw_pinned(),
-    "rewind": lambda s: s.rewind(["acknowledged"], next_order=4, step=0),
+    "roll_back": lambda s: s.roll_back(["acknowledged"], next_order=4, step=0),
     "fence": lambda s: s.fence("x", "why"),
     "unfence": lambda s: s.unfence("f"),
-    "lead": lambda s: s.lead("here", lease_s=60),
-    "keep_lead": lambda s: s.keep_lead(lease_s=60),
-    "resign": lambda s: s.resign(),
+    "acquire_leadership": lambda s: s.acquire_leadership("here", lease_s=60),
+    "renew_leadership": lambda s: s.renew_leadership(lease_s=60),
+    "release_leadership": lambda s: s.release_leadership(),
     "announce": lambda s: s.announce(make_announcement(step=3)),
-    "put_card": lambda s: s.put_card(make_card(), {}),
+    "put_run_card": lambda s: s.put_run_card(make_run_card(), {}),
     "record_restore": lambda s: s.record_restore(1, 2),
     "raise_anchors": lambda s: s.raise_anchors({"known": [0.5, 2.0], "new": [1.0]}),
     "put_anchors": lambda s: s.put_anchors({"known": [0.5, 2.0], "new": [1.0]}),
@@ -113,7 +113,7 @@ def test_call_that_is_made_again_does_and_answers_what_it_did_once(place, store,
     want = CALLS[call](once)
     wire.losses, wire.num_sent = list(losses), 0
     assert CALLS[call](store) == want
-    assert wire.num_sent == (len(losses) + 1 if call != "resign" else 0)
+    assert wire.num_sent == (len(losses) + 1 if call != "release_leadership" else 0)
     assert contents(store) == contents(once)
     once.close()
 
@@ -145,7 +145,7 @@ def test_group_put_again_is_not_there_twice_though_it_was_dropped_since(store, w
 def test_give_up_made_again_leaves_alone_who_claimed_since(store, wire):
     wire.losses = ["after"]
     wire.meanwhile = lambda: store.claim("z", limit=9, lease_s=60)
-    store.give_up("claimed", "why", max_attempts=9)
+    store.fail_ticket("claimed", "why", max_attempts=9)
     assert "claimed" in store.leased("z")
     assert rows(store, "SELECT attempts FROM tickets WHERE run = :run AND id = 'claimed'") == [(1,)]
 
@@ -170,7 +170,7 @@ def test_answer_that_comes_late_from_a_lost_connection_changes_nothing(store, wi
         patch.setattr(postgres_database, "_run_script", remember)
         assert store.put_group(make_group(TICKETS["claimed"], actor="x")) is True
         claimed = store.claim("y", limit=1, lease_s=60)
-        store.give_up("open", "why", max_attempts=9)
+        store.fail_ticket("open", "why", max_attempts=9)
     store.reissue(["claimed"])
     before = contents(store)
     for script in sent:

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.store.open import PostgresStore, find_runs, make_run
 from bridge.store.postgres.tables_and_roles import FoundRun
-from tests.bridge.factories import make_announcement, make_card, make_group, make_ticket
+from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 
 FORBIDDEN = {
@@ -102,7 +102,7 @@ def run(place, learner):
     learner.claim("y", limit=1, lease_s=60)
     learner.fence("f", "why")
     learner.announce(make_announcement())
-    learner.put_card(make_card(), {})
+    learner.put_run_card(make_run_card(), {})
     learner.put_anchors({"task": [0.01, 3.0]})
     return place.run
 
@@ -133,7 +133,7 @@ def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_acto
         foreign.put_tickets([make_ticket("secret")])
         foreign.announce(make_announcement())
         foreign.fence("x", "why")
-        foreign.put_card(make_card(), {})
+        foreign.put_run_card(make_run_card(), {})
         foreign.put_anchors({"secret": [1.0]})
         for table in ("runs", "tickets", "fences", "announcements", "cards", "anchors"):
             assert as_actor.execute(f"SELECT run FROM {table} WHERE run = 'foreign'").fetchall() == []
@@ -191,12 +191,12 @@ def test_superuser_whom_no_rule_holds_touches_one_run_only(place, run, tmp_path)
         store.acknowledge(["done"])
         store.reissue(["open", "done"])
         store.fence("a", "why")
-        store.rewind([], next_order=0, step=0)
+        store.roll_back([], next_order=0, step=0)
         store.withdraw(["open", "done", "e"])
         store.withdraw_pinned()
         store.put_anchors({"task": [9.0]})
         store.raise_anchors({"task": [9.5]})
-        assert store.lead("here", lease_s=9) == 0
+        assert store.acquire_leadership("here", lease_s=9) == 0
     assert dump(place, other.run) == before
 
 

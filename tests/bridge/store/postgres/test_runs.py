@@ -8,8 +8,8 @@ import pytest
 from bridge.rollout_types import Heartbeat
 from bridge.store.admin import ON_PROBATION, open_runs
 from bridge.store.open import FinishedRunError, PostgresStore, find_run, make_run
-from bridge.store.protocol import FOR_GOOD, LearnerLivesError, StoreLostError, SupersededLearnerError
-from tests.bridge.factories import make_announcement, make_card, make_group, make_ticket
+from bridge.store.protocol import PERMANENT, LearnerLivesError, StoreLostError, SupersededLearnerError
+from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 
 TABLES = (
@@ -44,14 +44,14 @@ def others_stay(place, url):
 def fill(store, bucket=None) -> None:
     """A row in every table."""
     tickets = [make_ticket(f"t{i}", order=i) for i in range(3)]
-    store.lead("here", lease_s=30)
+    store.acquire_leadership("here", lease_s=30)
     store.put_tickets(tickets)
     for ticket in tickets[:2]:
         store.put_group(make_group(ticket))
     store.acknowledge(["t0"])
-    store.fence("bad", f"{FOR_GOOD}off by 2")
+    store.fence("bad", f"{PERMANENT}off by 2")
     store.announce(make_announcement(step=5))
-    store.put_card(make_card(), {"af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262": b""})
+    store.put_run_card(make_run_card(), {"af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262": b""})
     store.record_restore(0, 0)
     store.put_anchors({"task": [1.0, 2.5]})
     store.heartbeat(Heartbeat(process="learner", role="learner", pid=1, time_s=0.0))
@@ -88,7 +88,7 @@ def test_list_tells_what_there_is(place, learner, actor, runs):
 
 def test_drop_leaves_no_row_of_the_run(place, learner, runs):
     fill(learner)
-    learner.resign()
+    learner.release_leadership()
     assert min(rows(place, place.run).values()) > 0
     assert runs.drop(place.run).run == place.run
     assert set(rows(place, place.run).values()) == {0}
@@ -103,16 +103,16 @@ def test_drop_of_a_run_that_is_led_or_served_is_refused_unless_forced_and_then_i
     before = rows(place, place.run)
     with pytest.raises(ValueError, match="has a learner, at here: stop it, or give --force"):
         runs.drop(place.run)
-    learner.resign()
+    learner.release_leadership()
     actor.heartbeat(Heartbeat(process="far-1", role="actor", pid=1, time_s=0.0))
     with pytest.raises(ValueError, match="is served by far-1"):
         runs.drop(place.run)
     assert rows(place, place.run) == before | {"heartbeats": 2} and actor.finished() is None
-    learner.lead("here", lease_s=30)
+    learner.acquire_leadership("here", lease_s=30)
     runs._take_away(place.run, force=True)  # as far as a drop goes that is cut off
     assert actor.finished() is not None
     with pytest.raises(SupersededLearnerError):
-        learner.keep_lead(lease_s=30)
+        learner.renew_leadership(lease_s=30)
     with pytest.raises(FinishedRunError):
         find_run(place.engine.url_of(ACTOR), place.run)
     runs.drop(place.run, force=True)
@@ -123,7 +123,7 @@ def test_run_whose_drop_was_cut_off_is_led_by_nobody_until_it_is_dropped_to_its_
     place, learner, runs, url, monkeypatch
 ):
     fill(learner)
-    learner.resign()
+    learner.release_leadership()
     write = runs._write
 
     def cut_off(run, *steps, **options):
@@ -141,7 +141,7 @@ def test_run_whose_drop_was_cut_off_is_led_by_nobody_until_it_is_dropped_to_its_
         contextlib.closing(PostgresStore(url, run=place.run)) as another,
         pytest.raises(LearnerLivesError, match="led by whoever drops it, .* drop it again"),
     ):
-        another.lead("here", lease_s=30)
+        another.acquire_leadership("here", lease_s=30)
     runs.drop(place.run)
     assert set(rows(place, place.run).values()) == {0}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.store.postgres.connections import Connections, way_of
+from bridge.store.postgres.connections import Connections, libpq_target_of
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def environment(monkeypatch, tmp_path):
 def test_hosts_and_sslmode_are_those_that_libpq_takes(url, environ, hosts, sslmode, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    way = way_of(url)
+    way = libpq_target_of(url)
     assert (way.hosts, way.sslmode) == (hosts, sslmode)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from actor.vllm.engine import VllmEngine
 from actor.vllm.engine_setup import set_environment
-from actor.vllm.updates import Updates
-from actor.vllm.worker_channel import Control
+from actor.vllm.updates import WeightUpdates
+from actor.vllm.worker_channel import WorkerChannel
 from actor.weights.source import RemoteSource
 from bridge.snapshots import snapshot_format
 from bridge.snapshots.remote import download
@@ -61,7 +61,7 @@ def watch_source() -> None:
 def watch_engine() -> None:
     """The phases of an update in the engine; and what is done to its weights after one."""
     start = VllmEngine.start.__func__  # pyright: ignore[reportFunctionMemberAccess]
-    prepare, load, swap = Updates._prepare, Updates._load, VllmEngine.swap_weights
+    prepare, load, swap = WeightUpdates._prepare, WeightUpdates._load, VllmEngine.swap_weights
     num_swaps = 0
 
     def started(
@@ -75,11 +75,13 @@ def watch_engine() -> None:
         doom.engine = start(cls, path, config, expected=expected, base=base)
         return doom.engine
 
-    async def prepared(self: Updates, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
+    async def prepared(
+        self: WeightUpdates, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest
+    ) -> None:
         await prepare(self, control, path, manifest)
         die_at("checked", 1 + num_swaps, manifest.version)
 
-    async def loaded(self: Updates, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
+    async def loaded(self: WeightUpdates, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
         begin = self._llm.start_weight_update
 
         async def paused() -> None:
@@ -104,7 +106,7 @@ def watch_engine() -> None:
         return timings
 
     VllmEngine.start = classmethod(started)  # pyright: ignore[reportAttributeAccessIssue]
-    Updates._prepare, Updates._load, VllmEngine.swap_weights = prepared, loaded, swapped
+    WeightUpdates._prepare, WeightUpdates._load, VllmEngine.swap_weights = prepared, loaded, swapped
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from configs.schema import Config
 from launch import cli, learner
 from learner.run import Run
 from learner.schedule import rollout_stream
-from learner.schedule.rollout_stream import Stream
-from learner.step_books import StepBooks
+from learner.schedule.rollout_stream import RolloutStream
+from learner.step_books import StepMetrics
 from learner.update.packing import MicroBatch
 
 TRACE = "REAL_TRACE"
@@ -34,7 +34,7 @@ def watch() -> None:
     from learner import train
 
     consume, accumulate = rollout_stream.consume, train.accumulate
-    fence, unfence = Stream.fence, Stream.unfence
+    fence, unfence = RolloutStream.fence, RolloutStream.unfence
     made_by: dict[str, list[Any]] = {}
 
     def consumed(
@@ -44,22 +44,22 @@ def watch() -> None:
             made_by[group.ticket_id] = [group.ticket_id, sorted(group.actors), group.min_step, group.max_step]
         yield from consume(config, planner, tally, shape, list(groups), pick)
 
-    def accumulated(run: Run, micro: MicroBatch, books: StepBooks) -> None:
+    def accumulated(run: Run, micro: MicroBatch, books: StepMetrics) -> None:
         note("accumulate", step=run.step, groups=[made_by[id_] for id_ in micro.ticket_ids])
         accumulate(run, micro, books)
 
     @functools.wraps(fence)
-    def fenced(self: Stream, actor: str, reason: str, off_nats: float | None = None) -> None:
+    def fenced(self: RolloutStream, actor: str, reason: str, off_nats: float | None = None) -> None:
         fence(self, actor, reason, off_nats)
         note("fence", actor=actor, step=self.step, reason=reason, off=off_nats)
 
     @functools.wraps(unfence)
-    def unfenced(self: Stream, actor: str) -> None:
+    def unfenced(self: RolloutStream, actor: str) -> None:
         unfence(self, actor)
         note("unfence", actor=actor, step=self.step)
 
     rollout_stream.consume, train.accumulate = consumed, accumulated
-    Stream.fence, Stream.unfence = fenced, unfenced
+    RolloutStream.fence, RolloutStream.unfence = fenced, unfenced
 
 
 def main() -> int:

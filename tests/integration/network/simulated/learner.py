@@ -103,7 +103,9 @@ class Learner:
 
     def _train(self, groups: list[StoredGroup]) -> None:
         if any(stored.group.incarnation > self._incarnation for stored in groups):
-            self._store.keep_lead(lease_s=self._told.lead_s)  # refused: another learner leads, and these are its own
+            self._store.renew_leadership(
+                lease_s=self._told.leader_lease_s
+            )  # refused: another learner leads, and these are its own
         for stored in groups:
             if stored.group.ticket_id in self._read:
                 raise RuntimeError(f"DOUBLE: {stored.group.ticket_id} came twice")
@@ -127,16 +129,16 @@ def serve(told: Setting, stop: threading.Event, close: threading.Event) -> None:
     with contextlib.closing(open_store(where, run=told.run, retry_s=told.retry_s)) as store:
         incarnation = _lead(store, told, stop)
         logging.info("learner leads run=%s incarnation=%d", told.run, incarnation)
-        with keeping_lead(store, told.lead_s, stop), publishing(told, store) as out:
+        with keeping_lead(store, told.leader_lease_s, stop), publishing(told, store) as out:
             Learner(told, store, out, incarnation).run(stop, close)
-        store.resign()
+        store.release_leadership()
 
 
 def _lead(store: LearnerStore, told: Setting, stop: threading.Event) -> int:
     """Becomes the run's learner, as soon as one elsewhere no longer is."""
     while True:
         try:
-            return store.lead(told.folder, lease_s=told.lead_s)
+            return store.acquire_leadership(told.folder, lease_s=told.leader_lease_s)
         except LearnerLivesError as e:
             if stop.wait(WAIT_S):
                 raise
@@ -152,7 +154,7 @@ def keeping_lead(store: LearnerStore, lease_s: float, stop: threading.Event) -> 
     def keep() -> None:
         try:
             while not ended.wait(lease_s / 3):
-                store.keep_lead(lease_s=lease_s)
+                store.renew_leadership(lease_s=lease_s)
         except BaseException as e:
             errors.append(e)
             stop.set()

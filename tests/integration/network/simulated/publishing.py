@@ -10,7 +10,7 @@ from bridge import weight_types
 from bridge.credentials import read_token
 from bridge.rollout_types import Version
 from bridge.snapshots.shard_map import lay_out
-from bridge.snapshots.snapshot_format import place_of, sign
+from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.protocol import LearnerStore
 from bridge.weight_types import Announcement, CardFile, RunCard
@@ -31,7 +31,7 @@ class Publishing:
     def publish(self, version: Version) -> None:
         """Returns when the actors are told."""
         manifest = self._writer.write(version, self._told.weights(version), dtype=model.DTYPE)
-        sources = (place_of(self._base, self._told.run, version),) if self._base is not None else ()
+        sources = (version_url(self._base, self._told.run, version),) if self._base is not None else ()
         announcement, token = Announcement(manifest=manifest, sources=sources), read_token()
         self._store.announce(sign(announcement, token) if token is not None else announcement)
 
@@ -40,7 +40,7 @@ class Publishing:
 def publishing(told: Setting, store: LearnerStore) -> Generator[Publishing]:
     """Puts the run's card, serves the snapshots, and closes all that when the block ends."""
     folder = snapshot_folder(told.config)
-    store.put_card(*make_card(told))
+    store.put_run_card(*make_run_card(told))
     writer = SnapshotWriter(
         folder,
         run=told.run,
@@ -67,8 +67,8 @@ def _serving(told: Setting, folder: pathlib.Path) -> Generator[str | None]:
         folder,
         listen=publish.listen,
         scheme=publish.serve,
-        reader_wait_s=publish.reader_wait_s,
-        slow_reader_s=publish.slow_reader_s,
+        reader_grace_s=publish.reader_grace_s,
+        slow_reader_grace_s=publish.slow_reader_grace_s,
         log=told.path / "snapshot_server.log",
     )
     try:
@@ -77,7 +77,7 @@ def _serving(told: Setting, folder: pathlib.Path) -> Generator[str | None]:
         server.close()
 
 
-def make_card(told: Setting) -> tuple[RunCard, dict[str, bytes]]:
+def make_run_card(told: Setting) -> tuple[RunCard, dict[str, bytes]]:
     """The run's card and its files by their hashes; any vLLM will do, since none is loaded."""
     data = {name: (told.model / name).read_bytes() for name in _FILES}
     tensors, _ = lay_out((name, dtype, shape) for name, (dtype, shape) in told.tensors.items())

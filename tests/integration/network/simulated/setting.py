@@ -57,10 +57,10 @@ class Setting:
     """Responses are up to so many tokens longer, each group's in its own way."""
     num_tensors: int = 8
     model_bytes: int = 2**20
-    lead_s: float = 3.0
+    leader_lease_s: float = 3.0
     lease_s: float = 3.0
     retry_s: float = 300.0
-    reader_wait_s: float = 10.0
+    reader_grace_s: float = 10.0
     token_s: float = 0.01
     is_real: bool = False
     """Whether actors have real engines: then the model is a small transformer, and all groups are kept."""
@@ -141,12 +141,12 @@ class Setting:
             admission=AdmissionConfig(policy="window", sequences=self.window * self.samples_per_group),
             rounds=RoundsConfig(samples_per_group=self.samples_per_group),
             sampling=SamplingConfig(max_response_tokens=self.response_tokens),
-            store=StoreConfig(url=self.store_url, lead_s=self.lead_s, retry_s=self.retry_s),
+            store=StoreConfig(url=self.store_url, leader_lease_s=self.leader_lease_s, outage_timeout_s=self.retry_s),
             publish=PublishConfig(
                 when="every",
                 at_publish=self.at_publish,  # pyright: ignore[reportArgumentType]
                 snapshot_dir=self.snapshot_dir,
-                reader_wait_s=self.reader_wait_s,
+                reader_grace_s=self.reader_grace_s,
                 serve="https" if self.listen else "none",
                 listen=self.listen or "127.0.0.1:0",
                 advertise=self.advertise,
@@ -154,7 +154,7 @@ class Setting:
             actor=ActorConfig(
                 max_num_seqs=4 * self.samples_per_group, lease_s=self.lease_s, enforce_eager=self.is_real
             ),
-            supervision=SupervisionConfig(heartbeat_s=10.0),
+            supervision=SupervisionConfig(heartbeat_timeout_s=10.0),
         )
 
     def write(self) -> pathlib.Path:

@@ -10,7 +10,7 @@ import pytest
 from actor.engine_protocol import EngineDeadError, Sample, WeightLoadError
 from bridge.rollout_types import Sampling, Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import SnapshotMirror
+from bridge.snapshots.verified_copy import VerifiedCopy
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.network.simulated import ledger, model
 from tests.integration.network.simulated.engine import MIXTURE, SimulatedEngine
@@ -25,7 +25,7 @@ class Published:
     def __init__(self, root: Path) -> None:
         self.file = root / "copy" / "weights"
         self._writer = SnapshotWriter(root / "snapshots", **KEYS)
-        self._mirror = SnapshotMirror(root / "snapshots", self.file, **KEYS)
+        self._mirror = VerifiedCopy(root / "snapshots", self.file, **KEYS)
 
     def write(self, step: int, **changed: np.ndarray):
         version = Version(incarnation=1, step=step)

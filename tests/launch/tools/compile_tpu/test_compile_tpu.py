@@ -15,7 +15,7 @@ from configs.schema import Config
 from launch.tools.compile_tpu import cli as compile_tpu
 from launch.tools.compile_tpu import compile_worker, tpu_tables
 from launch.tools.compile_tpu.compile_worker import count_collectives
-from launch.tools.compile_tpu.estimate import UTILIZATION, Estimate, estimate, num_micro_batches
+from launch.tools.compile_tpu.estimate import UTILIZATION, StepEstimate, estimate, num_micro_batches
 from learner.model.architecture import Architecture
 from tests.launch.commands import call
 
@@ -127,7 +127,7 @@ def answer() -> dict[str, Any]:
     }
 
 
-def small_estimate(remat: str = "attention", *, scored: bool = False, **fields: str) -> Estimate:
+def small_estimate(remat: str = "attention", *, scored: bool = False, **fields: str) -> StepEstimate:
     found: dict[str, Any] = answer() | {"remat": remat}
     if scored:
         found["programs"]["score"] = found["programs"]["accumulate"]
@@ -241,7 +241,7 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     assert summary["aims"][f"fits/{key}"] == {"value": False, "aim": True, "met": False}
 
 
-def compiled(job: compile_tpu.Job, python: pathlib.Path, dump: str | None) -> compile_tpu.Compiled:
+def compiled(job: compile_tpu.CompileJob, python: pathlib.Path, dump: str | None) -> compile_tpu.Compiled:
     found = estimate(answer(), job.config, Architecture.from_hf(job.model), job.family)
     return compile_tpu.Compiled(job=job, estimate=found, answer=answer())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from configs import overrides
 from configs.schema import Config
-from launch.tools.deploy.deploy_settings import Settings
+from launch.tools.deploy.deploy_settings import DeploySettings
 from launch.tools.deploy.deployment import Deployment, deploy
 
 STORE = "postgresql://learner@db.example/sluice?sslmode=verify-full"
@@ -30,9 +30,9 @@ SLURM: dict[str, Any] = {
 }
 
 
-def settings(base: dict[str, Any], **more: Any) -> Settings:
+def settings(base: dict[str, Any], **more: Any) -> DeploySettings:
     """The settings of `KUBERNETES` or `SLURM` with others over them."""
-    return Settings(**{**base, **more})
+    return DeploySettings(**{**base, **more})
 
 
 def config(preset: str = "tpu_v5p_64", **fields: Any) -> Config:

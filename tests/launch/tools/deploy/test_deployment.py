@@ -111,22 +111,22 @@ def test_deployment_fills_in_what_the_cluster_decides_and_leaves_the_rest():
     for section in ("rounds", "admission", "loss", "optimizer", "packing", "mesh", "actor", "store", "checkpoint"):
         assert getattr(found.config, section) == getattr(given, section)
     # As long as the cluster waits for it.
-    assert found.config.supervision == dataclasses.replace(given.supervision, stop_s=600.0)
+    assert found.config.supervision == dataclasses.replace(given.supervision, shutdown_grace_s=600.0)
 
 
 def test_deployment_bounds_and_graces_are_the_configs():
     found = v5p_and_h100(grace_s=900.0)
-    assert found.learner_grace_s == found.config.supervision.stop_s == 900
+    assert found.learner_grace_s == found.config.supervision.shutdown_grace_s == 900
     assert found.config.checkpoint.on_stop
-    assert found.actor_grace_s > found.config.actor.leave_s
-    assert found.learner_bounds.work_s == found.config.supervision.work_s
-    assert found.actor_bounds.start_s > found.config.actor.start_timeout_s
+    assert found.actor_grace_s > found.config.actor.shutdown_grace_s
+    assert found.learner_bounds.progress_timeout_s == found.config.supervision.progress_timeout_s
+    assert found.actor_bounds.start_timeout_s > found.config.actor.start_timeout_s
 
 
 def test_node_outlives_what_launch_local_gives_its_learner_and_then_its_actors():
     found = one_node(grace_s=900.0)
-    assert found.config.supervision.stop_s == 900
-    assert found.learner_grace_s > found.config.supervision.stop_s + ENDING_S
+    assert found.config.supervision.shutdown_grace_s == 900
+    assert found.learner_grace_s > found.config.supervision.shutdown_grace_s + ENDING_S
 
 
 def test_deployment_of_one_node_needs_no_store_and_counts_all_gpus():

@@ -98,7 +98,7 @@ def test_documented_learner_starts_in_the_memory_it_was_rendered(tmp_path, monke
         (70e9, {"actor__tensor_parallel_size": 4}, 4.5 / 16, 2),
         (235e9, {"actor__tensor_parallel_size": 8}, 4.5 / 16, 2),
         (70e9, {"actor__tensor_parallel_size": 4, "publish__full_every": 1}, 3 / 16, 2),
-        (70e9, {"actor__tensor_parallel_size": 4, "publish__slow_reader_s": 0}, 3 / 16, 2),
+        (70e9, {"actor__tensor_parallel_size": 4, "publish__slow_reader_grace_s": 0}, 3 / 16, 2),
         (70e9, {"actor__tensor_parallel_size": 4, "mesh__fsdp": 128, "packing__rows": 128}, 4.5 / 32, 2),
     ],
 )

@@ -10,11 +10,13 @@ import pytest
 from tests.integration.support.processes import REPO
 
 WATCHED = REPO / "launch/tools/deploy/watched.sh"
-BOUNDS = ["--first_beat_s=30", "--beat_s=1", "--start_s=30", "--work_s=1"]
-HEALTHY = "pulse.start(); [(pulse.work(Doing.WORKING), time.sleep(0.05)) for _ in range(30)]; sys.exit(7)"
-STUCK = "pulse.start(); pulse.work(Doing.WORKING); time.sleep(100)"
-STOPPED = "pulse.start(); pulse.work(Doing.WORKING); os.kill(os.getpid(), signal.SIGSTOP)"
-HEAD = "import os, signal, sys, time; from bridge.liveness import Doing, Pulse; pulse = Pulse.of_this_process(); "
+BOUNDS = ["--first_heartbeat_timeout_s=30", "--heartbeat_timeout_s=1", "--start_timeout_s=30", "--progress_timeout_s=1"]
+HEALTHY = "pulse.start(); [(pulse.report(Activity.WORKING), time.sleep(0.05)) for _ in range(30)]; sys.exit(7)"
+STUCK = "pulse.start(); pulse.report(Activity.WORKING); time.sleep(100)"
+STOPPED = "pulse.start(); pulse.report(Activity.WORKING); os.kill(os.getpid(), signal.SIGSTOP)"
+HEAD = (
+    "import os, signal, sys, time; from bridge.liveness import Activity, Liveness; pulse = Liveness.of_this_process(); "
+)
 
 
 def watch(does: str, *options: str) -> "subprocess.CompletedProcess[str]":

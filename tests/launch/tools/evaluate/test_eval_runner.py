@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from actor.engine_protocol import EngineDeadError, Sample
-from actor.rewards.scorer import Judgement
+from actor.rewards.scorer import RewardResult
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
 from bridge.rollout_types import RewardScore, Task, Version
 from configs.run_folder import RunFolder
 from configs.sections import EvaluationSet
-from launch.tools.evaluate.eval_runner import LINE_S, Problems, Progress, Runner, leaves, tickets_of
+from launch.tools.evaluate.eval_runner import LINE_S, EvalProblems, Progress, Runner, leaves, tickets_of
 from launch.tools.evaluate.results import keep_beside, print_table, results_of, write
 from learner.data.problem import Problem
 from learner.evaluation.eval_sets import ProblemSet
@@ -26,7 +26,7 @@ def problem_set(count, name="a", **fields):
     problems = tuple(
         Problem(f"q{n}", np.array([n], np.int32), Task.judged_by("exact", answer="1")) for n in range(count)
     )
-    return ProblemSet(name=name, how=HOW, problems=problems, **fields)
+    return ProblemSet(name=name, config=HOW, problems=problems, **fields)
 
 
 class Engine:
@@ -59,13 +59,13 @@ class Rewards:
     def __init__(self, failures: dict[str, int] | None = None) -> None:
         self.failures = dict(failures or {})
 
-    async def judge(self, response, task):
+    async def score(self, response, task):
         if self.failures.get(response.text, 0) > 0:
             self.failures[response.text] -= 1
             raise VerifierError("broken")
         reward = float(int(response.text) % 2 == 0)
         score = RewardScore(name="exact", value=reward, verdict="ok" if reward else "wrong", answer=response.text)
-        return Judgement(reward=reward, scores=(score,))
+        return RewardResult(reward=reward, scores=(score,))
 
 
 def read_first(ticket, sample) -> Response:
@@ -76,7 +76,7 @@ def run(count, *, places=3, failures=None, dies=False, attempts=3):
     engine: Any = Engine(dies=dies)
     rewards: Any = Rewards(failures)
     timeline: Any = None
-    sampler = Sampler(engine, timeline=timeline, lag_bound=None)
+    sampler = Sampler(engine, timeline=timeline, max_lag_steps=None)
     runner = Runner(sampler, rewards, read=read_first, places=places, max_attempts=attempts)
     tickets = tickets_of(problem_set(count), version=Engine.version, stop_token_ids=(9,), place=0)
     ended: list[tuple[str, bool]] = []
@@ -109,7 +109,7 @@ def test_engine_that_dies_ends_it():
 
 def results(count, **failures):
     _, _, groups, _ = run(count, **failures)
-    problems: Any = Problems([problem_set(count), problem_set(2, name="b")], None)  # pyright: ignore[reportArgumentType]
+    problems: Any = EvalProblems([problem_set(count), problem_set(2, name="b")], None)  # pyright: ignore[reportArgumentType]
     return results_of(problems, {"a": groups}, decode=str, show=2, head={"model": "/m/tiny", "step": 7})
 
 

@@ -5,7 +5,14 @@ import pytest
 
 from configs import overrides
 from configs.sections import EvaluationSet, LoraConfig, PublishConfig
-from launch.tools.evaluate.settings import Asked, context_length, default_base, prompt_set, settle, vocab_size
+from launch.tools.evaluate.settings import (
+    EvalRequest,
+    context_length,
+    default_base,
+    prompt_set,
+    resolve_config,
+    vocab_size,
+)
 
 
 @pytest.fixture
@@ -18,7 +25,7 @@ def model(tmp_path):
 
 
 def settled(model, *prompts, given=None, base=None, **asked):
-    return settle(base or default_base(model), Asked(prompts=prompts, **asked), given or {}, model)
+    return resolve_config(base or default_base(model), EvalRequest(prompts=prompts, **asked), given or {}, model)
 
 
 @pytest.mark.parametrize(

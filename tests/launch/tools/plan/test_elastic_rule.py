@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from actor.elastic import Bounds, ElasticShare, StepStats
+from actor.elastic import ElasticBounds, ElasticPolicy, StepStats
 from actor.engine_protocol import EngineSize
 from launch.tools.plan.profile import EngineProfile
 from launch.tools.plan.sim.sim_engine import NEVER, SimEngine
@@ -32,9 +32,9 @@ class Ours:
     """The planner's own code; an engine of another size begins with the config's sequences."""
 
     def __init__(self) -> None:
-        bounds = Bounds(min_sequences=10, max_sequences=PLACES, max_tensor_parallel_size=MAX_SIZE)
+        bounds = ElasticBounds(min_sequences=10, max_sequences=PLACES, max_tensor_parallel_size=MAX_SIZE)
         size = EngineSize(max_num_seqs=PLACES, tensor_parallel_size=1, kv_tokens=1, weights_kv_tokens=WEIGHTS)
-        self.share = ElasticShare(size=size, bounds=bounds, max_sequences=PLACES, tensor_parallel_size=1)
+        self.share = ElasticPolicy(size=size, bounds=bounds, max_sequences=PLACES, tensor_parallel_size=1)
 
     def observe(self, num_preempted, lengths, kv_tokens):
         share, before = self.share, self.share.tensor_parallel_size

@@ -9,7 +9,7 @@ import pytest
 
 from launch.tools.profile_machine import measure_engine as profile_engine
 from launch.tools.profile_machine.measure_learner import full_micro_batch, profile_learner
-from learner.update.anchors import Anchors
+from learner.update.anchors import FrozenPolicies
 from tests.launch.commands import call_each
 from tests.launch.test_cli import PROJECT, TINY
 from tests.learner.streams import config_of, fresh_params, steps_of
@@ -86,7 +86,7 @@ def test_profile_learner_times_full_micro_batches():
     assert (full_micro_batch(config).batch.segment_ids > 0).all()
     steps = steps_of(config)
     state = steps.init(fresh_params())
-    anchors = Anchors(steps, config, load_reference=fresh_params, params=state.params)
+    anchors = FrozenPolicies(steps, config, load_reference=fresh_params, params=state.params)
     got, state = profile_learner(config, steps, anchors, state)
     assert got["micro_batch_tokens"] == 72
     assert min(got.values()) > 0

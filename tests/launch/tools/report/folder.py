@@ -180,7 +180,7 @@ def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool, hangs: 
         line = f"actor-0 was killed by signal 9: {last}; starting it again (1)"
         for name in ("learner", *names):
             supervisor.instant("start", time_s=START_S - 30, process=name)
-        supervisor.instant("told", time_s=died_s + 0.2, line=line)
+        supervisor.instant("message", time_s=died_s + 0.2, line=line)
         supervisor.instant("start", time_s=died_s + 0.25, process="actor-0-r1")
         supervisor.close()
     for step in range(1, steps + 1):

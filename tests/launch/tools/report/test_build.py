@@ -143,7 +143,7 @@ def test_named_evaluation_sets_have_a_figure_each_with_their_own_errors(tmp_path
             "eval/aime/avg@4": 0.25,
             "eval/aime/avg@4_stderr": 0.1,
             "eval/aime/pass@4": 0.5,
-            "eval/aime/left_out": 0.0,
+            "eval/aime/unscored_problems": 0.0,
         }
         file.write(json.dumps({"kind": "eval/aime", "step": 2} | values) + "\n")
     sections, _ = draw([read_run(folder)])
@@ -182,7 +182,7 @@ def test_report_of_damaged_files_is_made(tmp_path):
     with open(folder / "samples.jsonl", "a") as file:
         line = {"format": 1, "kind": "train", "step": 9, "responses": [{"reward": float("inf"), "lag": float("nan")}]}
         file.write(json.dumps(line) + "\n")
-    told = {"name": "told", "ph": "i", "ts": 1.7e15, "args": {"line": 5}}
+    told = {"name": "message", "ph": "i", "ts": 1.7e15, "args": {"line": 5}}
     with open(folder / "events" / "supervisor.jsonl", "a") as file:
         file.writelines(json.dumps(told | {"args": args}) + "\n" for args in ({"line": 5}, {}))
     for config in ({"run": 5}, {"rounds": {"groups_per_round": "a"}, "publish": []}, {"run": {"name": ["x"]}}):

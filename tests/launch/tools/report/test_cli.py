@@ -8,8 +8,8 @@ from rich.console import Console
 
 from configs.presets import tiny
 from launch.console import finalize
-from launch.startup.prepare_run import Prepared
-from launch.supervision.supervisor import Ending
+from launch.startup.prepare_run import PreparedRun
+from launch.supervision.supervisor import RunOutcome
 from launch.tools.evaluate.results import write
 from launch.tools.report.build import check_library
 from tests.launch.commands import call_each
@@ -112,8 +112,8 @@ def test_damaged_event_leaves_a_run_without_summary_and_not_without_its_ending(t
     folder = make_folder(tmp_path / "run")
     events = folder / "events" / "learner.jsonl"
     events.write_text('{"name": "torn\n{"name": "train", "ph": "i", "ts": 1, "tid": 0, "args": {}}\n')
-    prepared = Prepared(tiny.tiny(), folder, tmp_path / "model")
-    finalize.conclude(prepared, Ending.DONE)
+    prepared = PreparedRun(tiny.tiny(), folder, tmp_path / "model")
+    finalize.finalize_run(prepared, RunOutcome.DONE)
     said = capsys.readouterr()
     assert "error: the run's summary was not written: " in said.err and "not a JSON event" in said.err
     assert str(folder / "report.html") in said.out.replace("\n", "")

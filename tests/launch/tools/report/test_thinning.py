@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.tools.report.run_data import binned, bins, running_mean, spread_out
+from launch.tools.report.run_data import bins, downsample, running_mean, spread_out
 
 VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(float("nan"))), min_size=1, max_size=200)
 
@@ -16,8 +16,8 @@ def test_bins_hold_every_row_once_and_are_at_most_so_many(values, most):
     with np.errstate(all="ignore"):
         mean = [np.nanmean(c) if np.isfinite(c).any() else np.nan for c in chunks]
         largest = [np.nanmax(c) if np.isfinite(c).any() else np.nan for c in chunks]
-    np.testing.assert_allclose(binned(array, starts), np.array(mean), rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(binned(array, starts, largest=True), largest)
+    np.testing.assert_allclose(downsample(array, starts), np.array(mean), rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(downsample(array, starts, largest=True), largest)
 
 
 @given(VALUES, st.integers(1, 30))

@@ -5,9 +5,16 @@ import pytest
 
 from launch.tools.report.page import json_for_script
 from launch.tools.report.run_data import read_run
-from launch.tools.report.timeline_events import Event, Lifetime, known_of, processes, read_process, retold
+from launch.tools.report.timeline_events import (
+    Event,
+    ProcessLifetime,
+    known_of,
+    processes,
+    read_process,
+    supervisor_message,
+)
 from launch.tools.report.timeline_rounds import choose_rounds, find_faults, find_rounds, open_round
-from launch.tools.report.timeline_spans import KINDS, MAX_OF_TRACK, Timeline, read_rounds
+from launch.tools.report.timeline_spans import KINDS, MAX_OF_TRACK, RoundTimeline, read_rounds
 from tests.launch.tools.report.folder import START_S, STEP_S, make_folder
 
 
@@ -77,7 +84,7 @@ def rounds_of(folder):
 
 def read(folder, rounds):
     supervisor = read_process(folder, "supervisor")
-    timeline = Timeline(rounds, run_end_s=START_S + 30, known=known_of(supervisor))
+    timeline = RoundTimeline(rounds, run_end_s=START_S + 30, known=known_of(supervisor))
     return timeline, {name: timeline.add(name, read_process(folder, name)) for name in processes(folder)}
 
 
@@ -117,7 +124,7 @@ def test_a_killed_actors_track_ends_where_it_died_and_says_so(killed):
 
 def test_a_round_of_very_many_spans_keeps_the_longest_and_says_how_many_are_left_out():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    timeline = Timeline([one], run_end_s=10)
+    timeline = RoundTimeline([one], run_end_s=10)
     spans = [span("rollout", i * 1e-3, i * 1e-3 + (1 if i == 7 else 1e-4)) for i in range(MAX_OF_TRACK + 100)]
     timeline.add("actor-0", spans)
     got = timeline.drawn(0)
@@ -127,7 +134,7 @@ def test_a_round_of_very_many_spans_keeps_the_longest_and_says_how_many_are_left
 
 def test_overlapping_requests_have_lanes_of_their_own_and_evaluations_another_kind():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    timeline = Timeline([one], run_end_s=10)
+    timeline = RoundTimeline([one], run_end_s=10)
     timeline.add(
         "actor-0", [span("rollout", 1, 5, tid=4), span("rollout", 2, 6, tid=9, kind="eval"), span("prefetch", 2, 3)]
     )
@@ -139,7 +146,7 @@ def test_overlapping_requests_have_lanes_of_their_own_and_evaluations_another_ki
 
 def test_learner_that_saves_or_probes_is_not_drawn_as_waiting_for_groups():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    timeline = Timeline([one], run_end_s=10)
+    timeline = RoundTimeline([one], run_end_s=10)
     did = [
         instant("restored", 0),
         span("train", 2, 4, compiled=True),
@@ -155,8 +162,8 @@ def test_learner_that_saves_or_probes_is_not_drawn_as_waiting_for_groups():
 
 def test_learner_that_is_dead_is_not_drawn_as_one_without_work():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(4, 20)], updates_per_round=2, by_rounds=True)
-    told = [instant("start", 0, process="learner"), instant("told", 6, line="learner was killed by signal 9")]
-    timeline = Timeline([one], run_end_s=20, known=known_of([*told, instant("start", 12, process="learner")]))
+    told = [instant("start", 0, process="learner"), instant("message", 6, line="learner was killed by signal 9")]
+    timeline = RoundTimeline([one], run_end_s=20, known=known_of([*told, instant("start", 12, process="learner")]))
     timeline.add("learner", updates(4, 20))
     assert [k[1:] for k in kinds(timeline.drawn(0), "learner") if k[0] == "idle"] == [(0, 3.9), (4, 6), (12, 19.9)]
 
@@ -253,16 +260,16 @@ def test_a_run_that_is_done_has_no_open_round(tmp_path, killed):
 BEGUN = [
     instant("begin", 1, lane=1, ticket="a", kind="train"), instant("begin", 2, lane=2, ticket="b", kind="train"),
     instant("begin", 3, lane=3, ticket="c", kind="eval"), span("rollout", 1, 4, tid=1, ticket="a"),
-    instant("begin", 4.5, lane=1, ticket="d", kind="train"), instant("cut off", 5, lane=2, ticket="b"),
+    instant("begin", 4.5, lane=1, ticket="d", kind="train"), instant("aborted", 5, lane=2, ticket="b"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("died_s", [None, 7.0])
 def test_what_was_begun_lasts_until_it_is_cut_off_or_its_process_ends(died_s):
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    line = instant("told", died_s or 0, line="actor-0 ended with code 3: x; the run goes on without it")
+    line = instant("message", died_s or 0, line="actor-0 ended with code 3: x; the run goes on without it")
     known = known_of([instant("start", 0.5, process="actor-0"), *([line] if died_s else [])])
-    timeline = Timeline([one], run_end_s=10, known=known)
+    timeline = RoundTimeline([one], run_end_s=10, known=known)
     assert timeline.add("actor-0", BEGUN) == []
     got = sorted(kinds(timeline.drawn(0), "actor-0"))
     end_s = died_s or 10
@@ -272,7 +279,7 @@ def test_what_was_begun_lasts_until_it_is_cut_off_or_its_process_ends(died_s):
 
 def test_a_process_that_says_nothing_has_a_track_from_its_start_on():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    got = Timeline([one], run_end_s=10, known=known_of([instant("start", 2, process="actor-0")])).drawn(0)
+    got = RoundTimeline([one], run_end_s=10, known=known_of([instant("start", 2, process="actor-0")])).drawn(0)
     assert [(t["name"], t["alive"]) for t in got["tracks"]] == [("actor-0", [[2, 10]])]
 
 
@@ -281,12 +288,16 @@ START = instant("start", 0, process="actor-0")
 KILLED = "actor-0 was killed by signal 9: it printed nothing; the run goes on without it"
 LIVES = {
     "supervised, silent since": (SPAN, [START], [(0, 100)]),
-    "killed, not started again": (SPAN, [START, instant("told", 6, line=KILLED)], [(0, 6)]),
-    "hung": (SPAN, [START, instant("told", 60, line="actor-0 hung (no heartbeat for 4 s) and was killed")], [(0, 60)]),
+    "killed, not started again": (SPAN, [START, instant("message", 6, line=KILLED)], [(0, 6)]),
+    "hung": (
+        SPAN,
+        [START, instant("message", 60, line="actor-0 hung (no heartbeat for 4 s) and was killed")],
+        [(0, 60)],
+    ),
     "ended with the supervisor": (SPAN, [START, instant("end", 50)], [(0, 50)]),
-    "left": ([*SPAN, span("leave", 6, 7)], [START], [(0, 7)]),
+    "left": ([*SPAN, span("shutdown", 6, 7)], [START], [(0, 7)]),
     "left, started again under its name": (
-        [*SPAN, span("leave", 6, 7), span("start engine", 9, 20)],
+        [*SPAN, span("shutdown", 6, 7), span("start engine", 9, 20)],
         [START, instant("start", 8, process="actor-0")],
         [(0, 7), (8, 100)],
     ),
@@ -295,17 +306,17 @@ LIVES = {
         [START, instant("start", 0, process="learner"), instant("start", 50, process="learner")],
         [(0, 5)],
     ),
-    "another's death": (SPAN, [START, instant("told", 6, line=KILLED.replace("actor-0", "actor-1"))], [(0, 100)]),
+    "another's death": (SPAN, [START, instant("message", 6, line=KILLED.replace("actor-0", "actor-1"))], [(0, 100)]),
     "far, silent since": (SPAN, [], [(1, 5)]),
     "far, in the last round": ([*SPAN, span("rollout", 85, 92)], [], [(1, 100)]),
-    "far, left in the last round": ([*SPAN, span("leave", 91, 92)], [], [(1, 92)]),
+    "far, left in the last round": ([*SPAN, span("shutdown", 91, 92)], [], [(1, 92)]),
 }
 
 
 @pytest.mark.parametrize("case", LIVES)
 def test_a_process_lived_as_long_as_its_supervisor_or_its_events_say(case):
     events, supervisor, lives = LIVES[case]
-    lifetime = Lifetime(known_of(supervisor).get("actor-0"))
+    lifetime = ProcessLifetime(known_of(supervisor).get("actor-0"))
     for event in events:
         lifetime.add(event)
     assert lifetime.lives(recent_s=90, run_end_s=100) == lives
@@ -329,7 +340,7 @@ TOLD = {
 
 @pytest.mark.parametrize("line", TOLD)
 def test_of_a_signal_the_last_line_is_no_reason(line):
-    assert retold(line) == TOLD[line]
+    assert supervisor_message(line) == TOLD[line]
 
 
 def test_rounds_are_within_their_bytes_and_the_open_one_and_the_ends_are_among_them(tmp_path):
@@ -354,7 +365,7 @@ def test_events_that_are_none_of_ours_are_left_out(tmp_path):
         {"name": "apply", **about, "args": {"step": "x"}}, {"name": "apply", **about, "args": {"step": 10**15}},
         {"name": "publish", **about, "args": {"step": None}}, {"name": "issue", **about, "args": {}},
         {"name": "apply", **about, "ts": 1e18, "args": {"step": 2}}, {"name": "apply", **about, "args": [2]},
-        {"name": "begin", **about, "ph": "i", "args": {"lane": [1]}}, {"name": "cut off", **about, "args": {}},
+        {"name": "begin", **about, "ph": "i", "args": {"lane": [1]}}, {"name": "aborted", **about, "args": {}},
         {"name": "restored", **about, "ph": "i", "args": {"incarnation": "many"}},
     ]  # fmt: skip
     with open(folder / "events" / "learner.jsonl", "ab") as file:

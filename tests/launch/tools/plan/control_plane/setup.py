@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from configs.schema import Config
-from launch.tools.plan.control_plane.capacity import Cluster
-from launch.tools.plan.control_plane.loads import Part
+from launch.tools.plan.control_plane.capacity import ClusterModel
+from launch.tools.plan.control_plane.loads import Resource
 from launch.tools.plan.profile import NetworkProfile, StoreProfile
 from tests.launch.tools.plan.setup import by_window, profile_of
 
@@ -27,10 +27,10 @@ def served(config: Config | None = None, **publish) -> Config:
     return dataclasses.replace(config, publish=dataclasses.replace(config.publish, **fields))
 
 
-def cluster_of(config: Config | None = None, **fields) -> Cluster:
-    return Cluster.of(config or served(), profile_of(**fields))
+def cluster_of(config: Config | None = None, **fields) -> ClusterModel:
+    return ClusterModel.of(config or served(), profile_of(**fields))
 
 
-def part_of(cluster: Cluster, name: str, *, groups_per_s: float) -> Part:
+def part_of(cluster: ClusterModel, name: str, *, groups_per_s: float) -> Resource:
     (part,) = [p for p in cluster.parts(groups_per_s) if p.name == name]
     return part

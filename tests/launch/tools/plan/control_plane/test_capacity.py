@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.tools.plan.control_plane.capacity import first_to_give_out, generate_groups_per_s, train_groups_per_s
+from launch.tools.plan.control_plane.capacity import bottleneck, generate_groups_per_s, train_groups_per_s
 from launch.tools.plan.control_plane.loads import Workload
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from tests.launch.tools.plan.control_plane.setup import cluster_of, network, part_of, served, store
@@ -106,16 +106,16 @@ def test_weights_load_links_by_hosts_and_versions():
 
 def test_first_to_give_out_is_learner_or_generation_without_store_and_network():
     slow_learner = cluster_of(learner=LearnerProfile(seconds_per_token=1.0))
-    limit = first_to_give_out(slow_learner)
+    limit = bottleneck(slow_learner)
     assert limit.part.name == "learner compute" and limit.groups_per_s == pytest.approx(1 / 202)
-    limit = first_to_give_out(cluster_of(learner=LearnerProfile(seconds_per_token=1e-9)))
+    limit = bottleneck(cluster_of(learner=LearnerProfile(seconds_per_token=1e-9)))
     assert limit.part.name == "generation" and limit.groups_per_s == pytest.approx(3.2)
 
 
 def test_first_to_give_out_is_the_store_at_the_pace_that_its_time_allows():
-    limit = first_to_give_out(cluster_of(learner=LearnerProfile(seconds_per_token=1e-9), store=store(group_s=0.5)))
+    limit = bottleneck(cluster_of(learner=LearnerProfile(seconds_per_token=1e-9), store=store(group_s=0.5)))
     assert limit.part.full_name == "store: groups" and limit.groups_per_s == pytest.approx(2)
-    mended = first_to_give_out(
+    mended = bottleneck(
         cluster_of(learner=LearnerProfile(seconds_per_token=1e-9), store=store(group_s=0.5)), but={"store"}
     )
     assert mended.part.name == "generation"
@@ -124,12 +124,12 @@ def test_first_to_give_out_is_the_store_at_the_pace_that_its_time_allows():
 def test_first_to_give_out_is_a_link_at_the_pace_at_which_versions_outrun_it():
     # Each update of 2 groups sends 1,000 bytes over 1,500 bytes/s.
     cluster = cluster_of(learner=LearnerProfile(seconds_per_token=1e-9), network=network(actor_bytes_per_s=1500))
-    limit = first_to_give_out(cluster)
+    limit = bottleneck(cluster)
     assert limit.part.name == "actor hosts' links" and limit.groups_per_s == pytest.approx(3)
 
 
 def test_too_few_connections_give_out_at_any_pace():
-    limit = first_to_give_out(cluster_of(store=store(max_connections=3)))
+    limit = bottleneck(cluster_of(store=store(max_connections=3)))
     assert limit.part.name == "store's connections" and limit.groups_per_s == 0
 
 
@@ -163,7 +163,7 @@ def test_nothing_gives_out_below_the_limit_and_something_does_at_it(engines, chi
         store=store(group_s=group_s, claim_call_s=claim_s),
         network=network(actor_bytes_per_s=link),
     )
-    limit = first_to_give_out(cluster)
+    limit = bottleneck(cluster)
     assert limit.part.share == pytest.approx(1, rel=1e-3) or (limit.groups_per_s == 0 and limit.part.share > 1)
     if limit.groups_per_s:
         assert all(p.share <= 1 + 1e-6 for i in range(10) for p in cluster.parts(limit.groups_per_s * i / 10))

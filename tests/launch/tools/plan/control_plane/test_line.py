@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from launch.tools.plan.control_plane.capacity import Cluster, StoreLine, first_to_give_out
+from launch.tools.plan.control_plane.capacity import ClusterModel, StoreQueue, bottleneck
 from launch.tools.plan.profile import LearnerProfile
-from launch.tools.plan.sim.event_queue import Calendar
+from launch.tools.plan.sim.event_queue import EventQueue
 from launch.tools.plan.sim.simulate import simulate
 from tests.launch.tools.plan.control_plane.setup import network, served, store
 from tests.launch.tools.plan.setup import by_window, profile_of, publishing
 
 
 def test_groups_go_through_the_line_one_after_the_other():
-    calendar, done = Calendar(), []
+    calendar, done = EventQueue(), []
     profile = profile_of(store=store(group_s=2.0))
-    line = StoreLine(served(), profile, store(group_s=2.0), calendar)
+    line = StoreQueue(served(), profile, store(group_s=2.0), calendar)
     for i in range(3):
         line.put(num_samples=2, prompt_tokens=1, response_tokens=200, then=lambda i=i: done.append((i, calendar.now_s)))
     while calendar.step():
@@ -26,10 +26,10 @@ def test_groups_go_through_the_line_one_after_the_other():
 
 def test_control_calls_stretch_what_a_group_takes():
     # An actor looks 5.6 times a second at 0.1 s each, whatever the pace: 0.44 of the store's time is left for groups.
-    calendar, done = Calendar(), []
+    calendar, done = EventQueue(), []
     config = served(by_window(U=2, K=2, admission=dict(sequences=2, when_full="drop_oldest")))
     slow = store(group_s=1.0, read_s=0.1)
-    line = StoreLine(config, profile_of(store=slow), slow, calendar)
+    line = StoreQueue(config, profile_of(store=slow), slow, calendar)
     line.put(num_samples=2, prompt_tokens=1, response_tokens=200, then=lambda: done.append(calendar.now_s))
     while calendar.step():
         pass
@@ -40,7 +40,7 @@ def test_a_slow_store_sets_the_pace_that_the_limit_says():
     config = served(by_window(U=4, K=2, admission=dict(sequences=128)))
     profile = profile_of(learner=LearnerProfile(seconds_per_token=1e-6), store=store(group_s=1.0, byte_s=1e-5))
     outcome = simulate(config, profile, num_updates=20, warmup_updates=20)
-    limit = first_to_give_out(Cluster.of(config, profile))
+    limit = bottleneck(ClusterModel.of(config, profile))
     assert limit.part.full_name == "store: groups"
     assert limit.groups_per_s == pytest.approx(1 / (1 + 3069e-5))
     assert outcome.samples_per_s / 2 == pytest.approx(limit.groups_per_s, rel=0.02)

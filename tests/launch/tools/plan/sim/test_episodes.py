@@ -13,7 +13,7 @@ from configs.schema import Config
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from launch.tools.plan.sim.episodes import draw_latencies_s
-from launch.tools.plan.sim.event_queue import Outcome
+from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import EpisodeProfile, LatencyProfile, LengthProfile
 from tests.launch.tools.plan.setup import by_rounds, by_window, lengths, profile_of
@@ -26,7 +26,7 @@ def turns(*numbers: int) -> LengthProfile:
     return LengthProfile(kind="groups", groups=tuple((n,) for n in numbers))
 
 
-def play(config: Config, *, num_updates: int = 4, engine: EngineProfile | None = None, **episodes) -> Outcome:
+def play(config: Config, *, num_updates: int = 4, engine: EngineProfile | None = None, **episodes) -> SimResult:
     fields: dict[str, Any] = dict(num_turns=turns(3), step_s=LatencyProfile(mean_s=5.0)) | episodes
     given = {} if engine is None else {"engine": engine}
     profile = profile_of(episodes=EpisodeProfile(**fields), learner=LearnerProfile(seconds_per_token=1e-12), **given)
@@ -37,7 +37,7 @@ def serial(**fields) -> Config:
     return by_rounds(rounds=dict(train_start="round_complete"), **fields)
 
 
-def first_group_s(outcome: Outcome) -> list[float]:
+def first_group_s(outcome: SimResult) -> list[float]:
     return [r["round/first_group_s"] for r in outcome.rounds]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridge.rollout_types import Task
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from launch.tools.plan.sim.actors import SimActors
-from launch.tools.plan.sim.event_queue import Calendar, Lag
+from launch.tools.plan.sim.event_queue import EventQueue, Lag
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile, Lengths
 from tests.bridge.factories import make_ticket
@@ -196,7 +196,7 @@ def test_drain_ends_what_an_actor_admitted_by_the_old_weights_and_claims_nothing
     # Three places, K = 2, 10 s a response: groups 0 and 1 are admitted, and the last request of 1 waits in the engine.
     engine = EngineProfile(running=(64.0,), tokens_per_s=(640.0,), max_num_seqs=3)
     profile = profile_of(engine=engine, publish=publishing(pause_s=1.0))
-    calendar, served = Calendar(), {}
+    calendar, served = EventQueue(), {}
 
     def on_group(group):
         served[group.ticket.id] = (calendar.now_s, group.tokens_by_step)
@@ -336,7 +336,7 @@ def test_no_sample_is_trained_that_began_more_than_alpha_updates_ago():
 
 
 def test_stale_sample_alone_is_asked_for_anew():
-    calendar, done = Calendar(), []
+    calendar, done = EventQueue(), []
     config = by_window(U=1, K=3, admission=dict(async_ratio=4.0, unit="sample"))
     profile = profile_of(response_tokens=LengthProfile(kind="groups", groups=((10, 20, 30),)))
     drawn = Lengths(profile.response_tokens, profile.prompt_tokens, seed=0)
