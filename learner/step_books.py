@@ -15,7 +15,7 @@ from learner.schedule import group_validation
 from learner.schedule.rollout_stream import RolloutStream
 from learner.update.packing import MicroBatch
 
-_SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_validation.REASONS)
+_SHOWN_REASONS = ("stale", "below_min_version", "zero_variance", "overflow", *group_validation.REASONS)
 """Why groups were kept out, of those that have a metric of their own."""
 
 

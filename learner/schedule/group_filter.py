@@ -140,8 +140,8 @@ class GroupFilter(Generic[G]):
         self.fenced_actors = set(fenced_actors)
         """Names of actors whose groups are refused; may grow."""
         self.dropped: collections.Counter[str] = collections.Counter()
-        """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, off_policy, stale, overflow,
-        other_prompt, zero_variance, failed, and what `check` says."""
+        """Groups kept out since the start, by reason: abandoned, unwanted, below_min_version, fenced, off_policy,
+        stale, overflow, other_prompt, zero_variance, failed, and what `check` says."""
 
     def receive(self, group: G) -> list[Ticket]:
         """Decides about a group that arrives; returns the tickets that lost their round's race with it.
@@ -254,7 +254,7 @@ class GroupFilter(Generic[G]):
         if not self._planner.is_open(group.ticket_id):
             return "unwanted"
         if group.min_step < self._planner.ticket(group.ticket_id).min_version.step:
-            return "early"
+            return "below_min_version"
         if not self.fenced_actors.isdisjoint(group.actors):
             return "fenced"
         if self.fresh_from is not None and group.min_step < self.fresh_from:

@@ -61,9 +61,9 @@ def test_learner_that_waits_for_samples_hears_that_their_weights_could_not_be_pu
             next(run.stream.micro_batches())
         if waits_for == "evaluation":
             run.evaluations.start(version=version, round=0)
-            run.evaluations.settle()
+            run.evaluations.wait()
         run.probe.start([(run.held_out[0], 1)], sampling, version=version, round=0)
-        run.probe.settle()
+        run.probe.wait()
 
 
 @pytest.mark.parametrize("preset", ["serial", "pipelinerl"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.rollout_types import Heartbeat
-from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH
+from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH, meaning
 from learner.step_books import NotFiniteError, StepMetrics
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
@@ -39,6 +39,10 @@ def update(books: StepMetrics, skipped: int) -> dict[str, Any]:
     row, _ = books.row(1.0)
     books.check_skipped()
     return row
+
+
+def test_every_number_of_a_step_has_a_name_and_a_unit():
+    assert [name for name in update(books_of(), 0) if meaning(name) is None] == []
 
 
 def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():

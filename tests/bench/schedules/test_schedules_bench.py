@@ -40,7 +40,9 @@ def test_world_sees_groups_over_the_lag_bound(monkeypatch: pytest.MonkeyPatch):
         TicketLedger, "num_sequences", lambda self, min_step, *, step, max_lag_steps: self.num_left_in_update
     )
     monkeypatch.setattr(
-        GroupFilter, "_objection", lambda self, group: None if self._planner.is_open(group.ticket_id) else "unwanted"
+        GroupFilter,
+        "_reason_to_drop",
+        lambda self, group: None if self._planner.is_open(group.ticket_id) else "unwanted",
     )
     found, _ = fuzz(range(8))
     assert found.over_lag_bound > 0

@@ -256,7 +256,7 @@ def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: 
         assert len(everything) + state["num_deferred"] == state["num_issued"]
         assert len(set(everything)) == len(everything)
         # No actor began before the weights that its ticket asks for were there.
-        assert world.stream.intake.dropped["early"] == 0
+        assert world.stream.intake.dropped["below_min_version"] == 0
         # No prompt is in two places, and by rounds without a filter none was drawn in vain.
         prompts = [int(g.prompt_tokens[0]) for g in world.groups.values()]
         prompts += [int(t.prompt_tokens[0]) for t in planner.open_tickets + planner.long_queue]
