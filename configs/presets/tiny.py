@@ -44,8 +44,7 @@ def tiny_calculator() -> Config:
 def tiny_code() -> Config:
     """`tiny` on code: short functions, judged by test cases in the sandbox, on two CPU cores.
 
-    Write its problems first: `python -m launch.tools.write_code_tasks code_tasks.jsonl`, or name another file
-    (`prompts.path`).
+    Write its problems first: `python -m launch.tools.write_tasks code`, or name another file (`prompts.path`).
     """
     config = tiny()
     return dataclasses.replace(
@@ -53,7 +52,7 @@ def tiny_code() -> Config:
         preset="tiny_code",
         run=dataclasses.replace(config.run, name="tiny-code", num_updates=60),
         model=ModelConfig(max_tokens=80),
-        prompts=PromptsConfig(path="code_tasks.jsonl", verifier="code"),
+        prompts=PromptsConfig(path="data/code/train.jsonl", verifier="code"),
         # Functions of microseconds: what takes a second will not end.
         rewards=RewardsConfig(code_in="text", min_timeout_s=0.5, max_timeout_s=2.0, sandbox_memory_mib=256),
         sampling=SamplingConfig(max_response_tokens=44),

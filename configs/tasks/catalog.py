@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.tasks import arithmetic, calculator, guess, textarena, word_problems
+from configs.tasks import arithmetic, calculator, code_functions, guess, textarena, word_problems
 from configs.tasks.rows import Args, EpisodeRow, Turn
 
 ROWS: dict[str, Callable[[int, Args], Callable[[int], EpisodeRow]]] = {
@@ -59,6 +59,7 @@ TASKS: Mapping[str, Mapping[str, File]] = {
         "train": File(arithmetic.train_row, 20_000),
         "held_out": File(arithmetic.held_out_row, 256, is_held_out=True),
     },
+    "code": {"train": File(code_functions.row, 20_000)},
     "word_problems": {
         **{
             name: File(functools.partial(word_problems.train_row, num_steps=steps), 20_000)

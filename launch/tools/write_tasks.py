@@ -1,7 +1,7 @@
 """Writes a task's rows as files of prompts: `python -m launch.tools.write_tasks arithmetic --out=data/arithmetic`.
 
-Tasks are arithmetic (sums and differences below a hundred) and word_problems (of one to three steps), as
-configs/recipes trains them; `configs/tasks/` has what their rows are. The same task and seed give the same bytes.
+Tasks are arithmetic (sums and differences below a hundred), word_problems (of one to three steps) and code (small
+functions with test cases); `configs/tasks/` has what their rows are. The same task and seed give the same bytes.
 """
 
 import pathlib

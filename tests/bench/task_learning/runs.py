@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from bridge.rollout_types import Verdict
 from configs.run_folder import RunFolder
-from launch.tools import write_code_tasks
+from launch.tools import task_files
 from learner.metrics.metrics_writer import read_rows
 from tests.bench.job import run_job
 from tests.bench.rig import report
@@ -66,10 +66,9 @@ def play(task: str, seed: int, root: pathlib.Path) -> Run:
 
 
 def _functions(root: pathlib.Path) -> pathlib.Path:
-    file = root / "write_code_tasks.jsonl"
+    file = root / "train.jsonl"
     if not file.is_file():
-        root.mkdir(parents=True, exist_ok=True)
-        write_code_tasks.write(file, num=20_000, seed=0)
+        task_files.write("code", root, seed=0)
     return file
 
 

@@ -17,7 +17,7 @@ from tests.launch.commands import call_each
 def test_files_have_each_prompt_once_and_rows_that_can_be_asked(task, tmp_path):
     for folder, seed in (("one", 0), ("two", 0), ("other", 1)):
         write(task, tmp_path / folder, seed=seed)
-    prompts = PromptsConfig(path="rows.jsonl", verifier="math")
+    prompts = PromptsConfig(path="rows.jsonl", verifier="code" if task == "code" else "math")
     form = RowFormat.of(prompts, prompts.sources[""])
     asked: dict[bool, set[str]] = {False: set(), True: set()}
     for name, file in TASKS[task].items():
@@ -34,7 +34,7 @@ def test_files_have_each_prompt_once_and_rows_that_can_be_asked(task, tmp_path):
 
 
 BAD = {
-    (): "give a task, one of arithmetic, word_problems, got 'none'",
+    (): "give a task, one of arithmetic, code, word_problems, got 'none'",
     ("nosuch",): "got 'nosuch'",
     ("arithmetic", "--seed=-1"): "seed",
     ("arithmetic", "--out=/proc/nosuch"): "/proc/nosuch",
