@@ -20,15 +20,15 @@ from learner.objective.losses import LOSSES
 from tests.integration.support.processes import REPO
 
 LAUNCH = pathlib.Path(REPO) / "launch"
-NO_FLAGS = {"services.judge_server", "tools.gguf", "uv_settings"}
-"""What takes another program's arguments, and shows that one's help; what a script starts, which takes none."""
+NO_FLAGS = {"services.judge_server", "tools.gguf", "uv_settings", "__main__"}
+"""What takes another program's arguments, and shows that one's help; what a script starts; what names the others."""
 
 
 def commands() -> list[str]:
     """What `python -m launch.NAME` starts."""
     folders = [LAUNCH, *(LAUNCH / room for room in ("services", "startup", "supervision", "tools"))]
     files = [f for folder in folders for f in folder.glob("*.py") if 'if __name__ == "__main__"' in f.read_text()]
-    rooms = [f.parent for f in LAUNCH.rglob("__main__.py")]
+    rooms = [f.parent for f in LAUNCH.rglob("*/__main__.py")]
     found = {".".join(f.relative_to(LAUNCH).with_suffix("").parts) for f in [*files, *rooms]}
     return sorted(found - NO_FLAGS)
 
@@ -98,7 +98,7 @@ def test_commands_that_start_runs_show_presets_recipes_and_common_fields():
 
 @pytest.mark.heavy
 def test_commands_without_a_run_know_no_config():
-    tools = ("runs", "make_certificates", "store_server", "write_code_tasks")
+    tools = ("runs", "make_certificates", "store_server", "write_tasks")
     for name in (*(f"tools.{tool}" for tool in tools), "supervision.kubernetes_probe"):
         assert not takes_config(name) and "rounds.groups_per_round" not in said()[name, "--help"].stdout
 

@@ -1,8 +1,6 @@
 """Where `launch.tools.report` may write, which is looked at before a report is made."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -34,10 +32,3 @@ def test_file_that_can_not_be_written_is_named_as_it_was_given(done, case):
     (line,) = got.err.splitlines()
     assert got.code == 2 and not got.out and line.startswith("error: ") and "part" not in line
     assert REFUSED[case][1].replace("HERE", str(here)) in line
-
-
-def test_installed_command_looks_there_too():
-    start = "import sys; sys.argv = ['sluice-report', '--run_dir=/a', '--out=/nope/x.html']\n"
-    code = start + "from launch.scripts import report; sys.exit(report())"
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=REPO, env=ENV, capture_output=True, text=True)
-    assert done.returncode == 2 and "--out=/nope/x.html: there is no folder /nope" in done.stderr
