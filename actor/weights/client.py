@@ -174,7 +174,7 @@ class WeightClient:
         if version != self._refused:
             self._refused, self._num_refusals = version, 0
         self._held = None  # the copy may have been at fault
-        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2**self._num_refusals)
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(self._num_refusals, 30))
         self._num_refusals += 1
         self._last_refusal = reason
         self.num_refused += 1

@@ -282,7 +282,7 @@ class RemoteSource:
         if isinstance(error, SupersededError):
             self._num_lost += 1
             self._missing = taken
-            self._retry_at_s = self._clock() + min(LAST_ASK_S, FIRST_ASK_S * 2 ** (self._num_lost - 1))
+            self._retry_at_s = self._clock() + min(LAST_ASK_S, FIRST_ASK_S * 2 ** min(self._num_lost - 1, 30))
         return await fetching
 
     async def _until_useless(self, announcement: Announcement, *, or_older: bool) -> None:

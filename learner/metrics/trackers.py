@@ -249,7 +249,7 @@ class TrackerFeed:
         self._note(sent=sent, num_unsure=self._num_in_memory, problem=problem)
         if not self._is_patient:
             raise TrackerRefusedError(f"{self._name} takes no metrics: {problem}") from error
-        pause_s = min(FIRST_PAUSE_S * 2.0**self._num_failures, MAX_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._num_failures, 30), MAX_PAUSE_S)
         self._num_failures += 1
         self._wait(pause_s)
 
