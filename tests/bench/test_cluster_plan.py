@@ -1,22 +1,12 @@
 """Many sizes, their table and figure, and variants."""
 
-import dataclasses
-
 import pytest
 
 from launch.tools.plan.control_plane.capacity import bottleneck
 from launch.tools.plan.profile import LearnerProfile
-from tests.bench.cluster_plan import COLOURS, counts_up_to, name_in_figure, plot_scale, scale, variant_of
-from tests.launch.tools.plan.control_plane.setup import cluster_of, network, served, store
+from tests.bench.cluster_plan import scale, variant_of
+from tests.launch.tools.plan.control_plane.setup import cluster_of, served, store
 from tests.launch.tools.plan.setup import by_window, profile_of
-
-
-def test_counts_go_up_in_even_steps_of_the_logarithm():
-    assert counts_up_to(8, per_octave=1) == [1, 2, 4, 8]
-    assert counts_up_to(6, per_octave=1) == [1, 2, 4, 6]
-    assert counts_up_to(1) == [1]
-    many = counts_up_to(4096)
-    assert many[0] == 1 and many[-1] == 4096 and {2**i for i in range(13)} <= set(many)
 
 
 def test_generation_gives_out_above_the_balance_and_the_learner_below_it():
@@ -28,24 +18,6 @@ def test_generation_gives_out_above_the_balance_and_the_learner_below_it():
     assert names == [["learner compute"] * 2] * 2 + [["generation", "learner compute"], ["generation"] * 2]
     assert cells[0][0].tokens_per_s == pytest.approx(160, rel=0.01)
     assert cells[3][1].tokens_per_s == pytest.approx(4 * 640, rel=0.01)
-
-
-def test_every_part_that_can_give_out_has_a_colour():
-    rates = dict(learner_bytes_per_s=1, actor_bytes_per_s=1, write_bytes_per_s=1, bucket_bytes_per_s=1)
-    shop = store(link_bytes_per_s=1, max_connections=1, byte_s=1, claim_call_s=1, write_s=1, read_s=1, listener_s=1)
-    for part in cluster_of(served(bucket="s3://b"), store=shop, network=network(**rates)).parts(1.0):
-        kinds = [(what, 1.0) for what, _ in part.made_of] or [("", 0.0)]
-        for kind in kinds:
-            assert name_in_figure(dataclasses.replace(part, made_of=(kind,) if kind[0] else ())) in COLOURS
-
-
-def test_figure_of_several_panels_is_written(tmp_path):
-    pytest.importorskip("matplotlib")
-    config = served()
-    profile = profile_of(store=store(max_connections=60), network=network(actor_bytes_per_s=200))
-    cells = scale(config, profile, engines=(1, 8, 64), learner_chips=(1, 8, 64))
-    plot_scale({"one": cells, "two": cells, "three": cells}, tmp_path / "scale.png")
-    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_variant_changes_config_and_profile():

@@ -13,31 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.environments.protocol import Step
 from bridge.rollout_types import Sampling, Version
 from launch.tools.plan.sim.episodes import draw_latencies_s
 from launch.tools.plan.sim.simulate import simulate
 from tests.actor.environments.chat import rendering
-from tests.actor.fakes import until
-from tests.bench.agentic.__main__ import values_of
-from tests.bench.agentic.measure import Costs, Row, _solve, profile_of, updates_s
+from tests.bench.agentic.measure import Costs, profile_of
 from tests.bench.agentic.setups import (
-    ALONE,
     BATCH,
     DEVIATIONS_S,
     NUM_TURNS,
-    REDUNDANT,
     SETUPS,
-    WINDOW,
     K,
     U,
     engine_profile,
 )
-from tests.bench.agentic.sleeping import NAME, Sleeping
+from tests.bench.agentic.sleeping import NAME
 from tests.bench.rig.episodes import EpisodeEngine, LockStep
 from tests.bench.rig.paced_engine import PacedEngine
-from tests.bench.rig.rig import Result
-from tests.bench.rig.session import Session
 from tests.bench.rig.work import Work
 
 PROMPT = np.array([1, 2, 3], np.int32)
@@ -59,21 +51,6 @@ def test_latencies_of_the_rig_are_distributed_as_the_planner_draws_them():
     for p in (0.1, 0.5, 0.9, 0.99):
         assert np.quantile(mine, p) == pytest.approx(np.quantile(theirs, p), abs=0.02)
     assert statistics.fmean(mine) == pytest.approx(0.1288, abs=0.005)  # a normal of 0.1 and 0.1 without its negatives
-
-
-def test_latencies_are_the_episodes_own_whatever_schedule_asks():
-    drawn = work(mean_s=0.1, deviation_s=0.05)
-    assert drawn.latencies_s(PROMPT, 2) == drawn.latencies_s(PROMPT, 2) != drawn.latencies_s(PROMPT, 3)
-    assert work(mean_s=0.1).latencies_s(PROMPT, 2) == [0.1] * 3
-
-
-def test_sleeping_environment_is_done_after_its_last_latency():
-    async def play() -> list[Step]:
-        environment = Sleeping()
-        assert environment.reset({"latencies_s": [0.0, 0.0]}) == []
-        return [await environment.step("x") for _ in range(2)]
-
-    assert [s.done for s in asyncio.run(play())] == [False, True]
 
 
 def test_lock_step_goes_on_when_all_that_have_not_left_are_there():
@@ -137,25 +114,6 @@ def test_batch_in_lock_step_asks_for_a_turn_of_all_before_the_next_of_any():
     assert [size for _, size in log] == [3] * 4 + [8] * 4 + [13] * 4
 
 
-def test_episode_that_lost_its_race_leaves_no_process():
-    async def run() -> None:
-        paced = PacedEngine(engine_profile(), version=Version(incarnation=0, step=0))
-        engine = EpisodeEngine(paced, work(mean_s=1000.0), rendering(""), max_context_tokens=1000)
-        await engine.load()
-        try:
-            asking = asyncio.create_task(
-                engine.sample(PROMPT, Sampling(max_tokens=100), request_id="000000000.0", priority=0)
-            )
-            await until(lambda: engine.pool.num_running == 1, "the episode")
-            asking.cancel()
-            await until(lambda: engine.pool.num_running == 0, "its end")
-            assert not engine.pool.failures
-        finally:
-            await engine.close()
-
-    asyncio.run(run())
-
-
 def costs() -> Costs:
     from launch.tools.plan.profile import LearnerProfile, PublishProfile
 
@@ -169,26 +127,12 @@ def costs() -> Costs:
     )
 
 
-def test_setups_have_as_many_environments_as_a_batch_has_episodes_but_for_the_redundant():
-    for setup in SETUPS:
-        config = setup.config(4)
-        assert config.rounds.groups_per_update * config.rounds.samples_per_group == U * K
-        if config.admission.policy == "window":
-            assert config.sequences == setup.num_environments
-    assert {s.num_environments for s in (BATCH, ALONE, WINDOW)} == {U * K} and REDUNDANT.num_environments == 10 * 10
-
-
 def test_planner_alone_says_that_each_schedule_is_faster_than_the_one_before():
     seconds = [
         simulate(s.config(8), profile_of(s, DEVIATIONS_S[-1], costs()), num_updates=12, warmup_updates=4).step_s
         for s in SETUPS
     ]
     assert seconds == sorted(seconds, reverse=True)
-
-
-def test_solve_finds_where_a_function_says_what_is_wanted():
-    assert _solve(lambda t: 3.0 + 100 * t, 3.25) == pytest.approx(0.0025, abs=1e-5)
-    assert _solve(lambda t: 3.0 + 100 * t, 1.0) < 1e-5  # less than nothing is nothing
 
 
 def test_turn_that_is_late_holds_up_nobody_else():
@@ -200,29 +144,6 @@ def test_turn_that_is_late_holds_up_nobody_else():
     ]
     assert step_s[1] - step_s[0] == pytest.approx(NUM_TURNS * 0.002, abs=1e-3)
     assert step_s[2] - step_s[0] == pytest.approx(U * K * NUM_TURNS * 0.002, abs=1e-2)
-
-
-def test_session_of_episodes_travels():
-    session = BATCH.session(2, 0.05)
-    assert Session.from_json(json.loads(json.dumps(session.to_json()))) == session
-
-
-def test_updates_are_from_step_to_step():
-    events = [{"name": "apply", "ts": at * 1e6, "dur": 0.5e6} for at in (3.0, 1.0, 7.0)]
-    fields = dict(rounds=[], steps=[], evals=[], num_passes=0, num_micro_batches=0, real_tokens=0)
-    result = Result(**fields, step_cpu_s=[], dropped={}, running=[], events=events)  # pyright: ignore[reportArgumentType]
-    assert updates_s(result) == [2.0, 4.0]
-
-
-def test_values_are_of_the_largest_deviation_and_the_error_of_all():
-    rows = [
-        Row(name=s.name, deviation_s=d, updates_s=[t], predicted_s=t * off, max_lag=0)
-        for d, off in ((0.01, 1.1), (0.1, 1.0))
-        for s, t in zip(SETUPS, (6.0, 4.0, 3.0, 2.0), strict=True)
-    ]
-    values = values_of(rows)
-    assert (values["speedup_by_rounds"], values["speedup"], values["speedup_redundant"]) == (1.5, 2.0, 3.0)
-    assert values["planner_error"] == pytest.approx(0.1) and values["deviation"] == pytest.approx(10)
 
 
 @pytest.mark.nightly

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from launch import actor
-from tests.bench.faults import campaign, table, watched_actor
+from tests.bench.faults import campaign, watched_actor
 from tests.bench.faults.audit import _abandoned, surviving
 from tests.bench.faults.decoder import Shape, log_softmax, next_logits
 from tests.bench.faults.evidence import Life, Update
@@ -147,21 +147,6 @@ def test_group_trained_by_a_learner_that_was_thrown_away_does_not_show_that_what
 def _write(file: pathlib.Path, events: list[dict]) -> None:
     with open(file, "a") as lines:
         lines.writelines(json.dumps(event) + "\n" for event in events)
-
-
-def test_table_counts_what_was_survived_of_what_was_injected_by_kind_and_phase():
-    faults = draw(1, num_learners=1, has_vllm=False)[:4]
-    ends = [(1.0, 2.0), (1.0, 9.0), (1.0, None), (None, None)]
-    outcomes = [
-        {"fault": {"kind": f.kind, "target": f.target, "phase": f.phase}, "injected_s": i, "recovery_s": r}
-        for f, (i, r) in zip([faults[0], faults[0], faults[0], faults[1]], ends, strict=True)
-    ]
-    (first, second) = (table.what(o) for o in (outcomes[0], outcomes[3]))
-    made = table.table(outcomes)
-    rows = {row[0]: dict(zip(made.columns, row, strict=True)) for row in made.rows}
-    assert rows[first][faults[0].phase] == "2/3" and rows[second][faults[1].phase] == "0/0"
-    assert rows[first]["recovery s"] == "6, 9"
-    assert table.least(outcomes) == 0 and table.least(outcomes[:3]) == 3
 
 
 @pytest.mark.heavy

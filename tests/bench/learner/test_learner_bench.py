@@ -8,7 +8,7 @@ import pytest
 from tests.bench.learner import ours as ours_learner
 from tests.bench.learner.aims import aims_of
 from tests.bench.learner.profile import Span, model_flop, read_module, shares
-from tests.bench.peers import models, race, workload
+from tests.bench.peers import models, workload
 
 
 def sequences_of(packed):
@@ -100,36 +100,6 @@ def test_padded_keeps_prompts_left_padded_and_responses_right_padded():
         assert padded.prompts[i].tolist() == [0] * (128 - prompt.size) + prompt.tolist()
         assert padded.responses[i].tolist() == response.tolist() + [0] * (384 - response.size)
         assert padded.behavior_logprobs[i, : response.size].tolist() == batch.behavior_logprobs[i].tolist()
-
-
-def time_of(seconds, foreign):
-    return {"s": seconds, "foreign": foreign, "load": 1.0, "clean": foreign <= race.MAX_FOREIGN}
-
-
-def test_summary_takes_clean_timings_and_marks_a_disturbed_median():
-    clean = [time_of(s, 0.0) for s in (3.0, 1.0, 2.0)]
-    dirty = [time_of(s, 0.9) for s in (90.0, 91.0, 92.0, 93.0)]
-    got = race.summary(clean + dirty)
-    assert (got["s"], got["disturbed"], got["clean_rounds"], got["rounds"]) == (2.0, False, 3, 7)
-    got = race.summary(clean[:2] + dirty)
-    assert got["disturbed"] and got["s"] == pytest.approx(90.5)
-
-
-def test_timings_repeat_a_disturbed_step_and_rotate_the_order():
-    asked = []
-
-    class Fake(race.Process):
-        def __init__(self, name, foreign):
-            self.name, self._foreign = name, iter(foreign)
-
-        def ask(self, command):
-            asked.append(self.name)
-            return {"s": 1.0, "foreign": next(self._foreign), "load": 0.0}
-
-    got = race.timings([Fake("a", [0.0] * 9), Fake("b", [0.9, 0.5, 0.4, 0.3, 0.5, 0.1])], rounds=2)
-    assert asked == ["a", "b", "b", "b", "b", "a", "a", "b", "b"]
-    assert [t["tries"] for t in got["a"]] == [1, 1] and [t["tries"] for t in got["b"]] == [3, 2]
-    assert [t["foreign"] for t in got["b"]] == [0.3, 0.1] and [t["clean"] for t in got["b"]] == [False, True]
 
 
 def test_aims_quote_the_fill_and_what_a_peer_gets_wrong():

@@ -11,11 +11,8 @@ import psutil
 import pytest
 
 from configs import overrides
-from tests.bench.real_model import runs as real_model
 from tests.bench.real_model import watched
 from tests.bench.real_model.runs import CASES, OVERRIDES, RECIPE
-
-SEEN = {"wall_s": 1200.0, "learner_peak_bytes": 3.0 * 2**30, "actor_peak_bytes": 2.0 * 2**30}
 
 
 def step(number: int, seconds: float) -> dict[str, Any]:
@@ -33,68 +30,8 @@ def step(number: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def evaluation(number: int, reward: float, last: int | None = None) -> dict[str, Any]:
-    return {"kind": "eval", "step": number, "eval/reward": reward, "eval/last_version": float(last or number)}
-
-
 def probe(number: int, worst: float) -> dict[str, Any]:
     return {"kind": "probe", "step": number, "parity/max_abs_dlogprob": worst}
-
-
-def made(preset: str, *rows: dict[str, Any], seed: int = 0) -> real_model.Run:
-    (case,) = [c for c in CASES if c.preset == preset]
-    return real_model.run_of(case, seed, list(rows), SEEN)
-
-
-def test_only_what_was_made_within_the_minutes_counts():
-    run = made(
-        "pipelinerl",
-        evaluation(0, 0.1),
-        step(1, 400.0),
-        probe(1, 1e-5),
-        step(2, 400.0),
-        evaluation(1, 0.8, last=2),
-        probe(2, 3e-5),
-        step(3, 200.0),
-        evaluation(2, 0.9, last=3),  # asked for in time, answered by later weights
-    )
-    assert run.held_out == [(0, 0.0, 0.1), (1, pytest.approx(800 / 60), 0.8)] and run.gain == pytest.approx(0.7)
-    assert (run.num_steps, run.num_samples, run.update_s) == (2, 64, 400.0)
-    assert (run.engine_tokens_per_s, run.learner_tokens_per_s) == (320 / 800, 3200 / 400)
-    assert run.max_abs_dlogprob == 3e-5 and run.num_probes == 2
-
-
-def test_run_without_an_evaluation_within_the_minutes_is_no_result():
-    with pytest.raises(RuntimeError, match="1 evaluations"):
-        made("pipelinerl", evaluation(0, 0.1), step(1, 10.0), probe(1, 0.0))
-
-
-def test_values_are_the_worst_of_the_seeds_and_aims_the_issues():
-    some = [
-        made("pipelinerl", evaluation(0, 0.1), step(1, 10.0), probe(1, 1e-5), evaluation(1, end), seed=seed)
-        for seed, end in enumerate((0.9, 0.85))
-    ]
-    some.append(made("rolloutpipe", evaluation(0, 0.1), step(1, 10.0), probe(1, 2e-4), evaluation(1, 0.65)))
-    values = real_model.values_of(some)
-    assert values == {
-        "gain_pipelinerl": pytest.approx(0.75),
-        "gain_rolloutpipe": pytest.approx(0.55),
-        "max_abs_dlogprob": 2e-4,
-        "wall_min": 20.0,
-    }
-    met = {name: (aim["aim"], aim["met"]) for name, aim in real_model.aims_of(values).items()}
-    assert met == {
-        "gain_pipelinerl": (0.7, True),
-        "gain_rolloutpipe": (0.6, False),
-        "max_abs_dlogprob": (1e-4, False),
-    }
-    assert {len(row) for row in real_model.table_of(some).rows} == {len(real_model.table_of(some).columns)}
-
-
-def test_part_of_the_presets_meets_no_aim_of_the_others():
-    run = made("pipelinerl", evaluation(0, 0.1), step(1, 10.0), probe(1, 1e-5), evaluation(1, 0.9))
-    aims = real_model.aims_of(real_model.values_of([run]))
-    assert aims["gain_rolloutpipe"] == {"value": None, "aim": 0.6, "met": False}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -167,8 +104,3 @@ def test_memory_is_the_kernels_peak_of_the_roles_processes(tmp_path):
         process.communicate("\n")
     ((role, _), size) = next(iter(peaks.items()))
     assert len(peaks) == 1 and role == "learner" and 300 * 2**20 < size < 400 * 2**20
-
-
-def test_stored_rows_are_json(job):
-    watched.run_for("a.py", {}, job, bound_s=60.0)
-    assert json.loads((job / "result.json").read_text())["asked"] == {"config": "a.py", "bound_s": 60.0}

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import statistics
 import subprocess
 import sys
 
@@ -10,24 +9,11 @@ import numpy as np
 import pytest
 
 from tests.actor.sandbox.conftest import isolated as isolated
-from tests.bench.rewards.__main__ import exposed_share, speedups, values_of
-from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, OWN, SYNCHRONOUS, Step
+from tests.bench.rewards.arms import ADAPTIVE, ARMS, OWN
 from tests.bench.rewards.workload import CASE_S, HANG_SHARE, SAMPLES, SMALL, WHOLE, Workload
 from tests.integration.support.processes import REPO
 
 WORK = Workload(size=WHOLE)
-
-
-def step(combined_s: float, *, epoch: int = 0, kind: str = "short", rollout_s: float = 1.0) -> Step:
-    return Step(
-        epoch=epoch,
-        round=0,
-        kind=kind,
-        rollout_s=rollout_s,
-        combined_s=combined_s,
-        verdicts={"ok": 1},
-        right_timed_out=0,
-    )
 
 
 def test_answers_hang_as_often_as_is_said_and_others_are_right_or_wrong():
@@ -55,26 +41,6 @@ def test_times_of_test_cases_are_the_tasks_own_divided_by_the_speed():
     times = [slow.case_s(0, prompt) for prompt in range(200)]
     assert CASE_S[0] / 2 <= min(times) and max(times) <= CASE_S[1] / 2
     assert slow.case_s(0, 3) * WHOLE.speed == pytest.approx(fast.case_s(0, 3) * SMALL.speed)
-
-
-def test_values_are_of_the_same_rounds_of_the_arms():
-    found = {
-        SYNCHRONOUS: [step(4.0), step(6.0, epoch=1, kind="long")],
-        FIXED: [step(2.0), step(3.0, epoch=1, kind="long")],
-        ADAPTIVE: [step(1.0), step(2.0, epoch=1, kind="long")],
-        OWN: [step(1.0), step(1.0, epoch=1, kind="long")],
-    }
-    assert speedups(found[FIXED], found[ADAPTIVE]) == [2.0, 1.5]
-    assert exposed_share(found[ADAPTIVE]) == pytest.approx(1 / 3)
-    values = values_of(found, 7.0)
-    assert values["adaptive_speedup"] == statistics.fmean([2.0, 1.5])
-    assert values["adaptive_speedup_of_sums"] == pytest.approx(5 / 3)
-    assert values["asynchronous_speedup"] == 2.0
-    assert (values["adaptive_speedup_short"], values["adaptive_speedup_long"]) == (2.0, 1.5)
-    assert (values["adaptive_speedup_epoch_0"], values["adaptive_speedup_epoch_1"]) == (2.0, 1.5)
-    assert values["exposed_share_of_step"] == pytest.approx(1 / (3 + 2 * 21 / 66))
-    assert values["own_solutions_speedup"] == 2.5 and values["own_solutions_exposed_share"] == 0.0
-    assert values["exposed_share_synchronous"] == pytest.approx(0.8) and values["sandbox_added_ms"] == 7.0
 
 
 @pytest.mark.integration

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import Sampling
-from tests.bench.rig.places import Places
 from tests.bench.rig.replay import ReplayEngine
 
 
@@ -79,23 +78,3 @@ def test_places_are_not_lost_with_a_request_that_is_cancelled(cancelled):
         return served.inside
 
     assert asyncio.run(scenario()) == []
-
-
-def test_places_whose_turn_came_as_it_was_cancelled_go_to_the_next():
-    async def scenario():
-        places, order = Places(1), []
-
-        async def use(name: str) -> None:
-            async with places.take(0):
-                order.append(name)
-
-        holding = places.take(0)
-        await holding.__aenter__()
-        first, second = asyncio.create_task(use("first")), asyncio.create_task(use("second"))
-        await settle()
-        await holding.__aexit__(None, None, None)  # it is the first one's turn, which has not run yet
-        first.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
-        return order
-
-    assert asyncio.run(scenario()) == ["second"]
