@@ -1,7 +1,6 @@
-"""`python -m tests.bench.planner`: the planner against two papers' numbers, and against the benches' measured runs.
+"""`python -m tests.bench.planner`: the planner against PipelineRL's numbers, and against the benches' measured runs.
 
-RolloutPipe's are met by an engine that was chosen with them in sight, and count as no aim that is met;
-`tests.bench.planner.papers` predicts that paper and RollPacker from what was named before.
+`tests.bench.planner.papers` predicts RolloutPipe and RollPacker.
 
 The runs it is compared with are those that `tests.bench.overlap`, `tail`, `inflight` and `async_ratio` have left in
 tests/bench/results/*.json, each with the profile measured beside that run. `max_rel_error_real` is of the first three,
@@ -14,16 +13,11 @@ import json
 import pathlib
 from typing import Any
 
-from absl import app, flags
+from absl import app
 
-from tests.bench.planner import cases, pipelinerl, rolloutpipe, table
+from tests.bench.planner import cases, pipelinerl, table
 from tests.bench.planner.cases import Error
-from tests.bench.planner.rolloutpipe import PAPER_S, RATIOS, SHAPES, spread
 from tests.bench.rig import report
-
-_SWEEP = flags.DEFINE_bool(
-    "sweep", True, "Also predict RolloutPipe with the other engines and ratios that fit its serial column."
-)
 
 REQUIRED = ("overlap", "tail", "inflight")
 """What `max_rel_error_real` is about: without one of them there is none."""
@@ -65,22 +59,12 @@ def near(value: float | None, aim: float, within: float) -> dict[str, Any]:
     return {"value": value, "aim": aim, "met": value is not None and abs(value - aim) <= within * aim}
 
 
-IN_SIGHT = "two parameters of its engine were chosen with this number in sight"
-
-
-def fitted(value: float, aim: float) -> dict[str, Any]:
-    """An aim that no value meets: what is predicted was known."""
-    return {"value": value, "aim": aim, "met": False, "why": IN_SIGHT}
-
-
 def aims_of(values: dict[str, float]) -> dict[str, dict[str, Any]]:
     """By key; a value that could not be computed is null and met is false."""
     return {
         "max_rel_error_real": at_most(values.get("max_rel_error_real"), AIM_REAL),
         "max_rel_error_async_ratio": at_most(values.get("max_rel_error_async_ratio"), AIM_REAL),
         "pipelinerl_speedup": near(values["pipelinerl_speedup"], pipelinerl.PAPER["speedup"], NEAR_PIPELINERL),
-        "cgp_s": fitted(values["cgp_s"], PAPER_S["cgp"]),
-        "cgp_fgd_s": fitted(values["cgp_fgd_s"], PAPER_S["cgp_fgd"]),
     }
 
 
@@ -90,38 +74,24 @@ def main(argv: list[str]) -> None:
     folder = pathlib.Path(report.RESULTS_DIR.value or report.RESULTS)
     real, missing = measured_runs(folder)
     closed, simulated = pipelinerl.closed(), pipelinerl.simulated()
-    central = rolloutpipe.predict()
-    assert central is not None  # its test says that it calibrates
-    swept = rolloutpipe.sweep() if _SWEEP.value else [central]
-    ranges = {name: spread(swept, name) for name in PAPER_S}
     values = {
         **{name: error for name, error in real_errors(real).items() if error is not None},
         **{f"pipelinerl_{name}": value for name, value in simulated.items()},
         **{f"pipelinerl_closed_{name}": value for name, value in closed.items()},
-        "cgp_s": central.total_s["cgp"],
-        "cgp_s_min": ranges["cgp"][0],
-        "cgp_s_max": ranges["cgp"][1],
-        "cgp_fgd_s": central.total_s["cgp_fgd"],
-        "cgp_fgd_s_min": ranges["cgp_fgd"][0],
-        "cgp_fgd_s_max": ranges["cgp_fgd"][1],
-        "rolloutpipe_sweep_possible": len(swept),
-        "rolloutpipe_sweep_tried": len(SHAPES) * len(RATIOS) if _SWEEP.value else 1,
         "benches_missing": len(missing),
         **report.conditions(),
     }
     aims = aims_of(values)
     data = {
         "missing": missing,
-        "rolloutpipe": dataclasses.asdict(central),
-        "rolloutpipe_sweep": [dataclasses.asdict(p) for p in swept],
         "real": {bench: [dataclasses.asdict(e) for e in errors] for bench, errors in real.items()},
     }
-    text = table.markdown(real, missing, closed, simulated, central, swept, aims)
+    text = table.markdown(real, missing, closed, simulated, aims)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "planner.md").write_text(text)
     whole = {"bench": "planner", "values": values, "aims": aims, **data}
     (folder / "planner.json").write_text(json.dumps(whole, indent=2) + "\n")
-    table.plot(real, simulated, central, swept, folder / "planner.png")
+    table.plot(real, simulated, folder / "planner.png")
     print(text)
     print(json.dumps({"bench": "planner", "values": values, "aims": aims}))
 

@@ -1,7 +1,7 @@
 """RolloutPipe at R = 32, 64 and 96 in virtual time, from `tests/bench/planner/inputs.py` and nothing else.
 
 An engine's step takes a + b h seconds; both follow from serial's rollouts at R = 32 and 96. Nothing of CGP or FGD is
-fitted, unlike in `tests/bench/planner/rolloutpipe.py`.
+fitted.
 """
 
 import dataclasses
@@ -9,12 +9,13 @@ import math
 
 import numpy as np
 
+from configs.presets import rolloutpipe
+from configs.schema import Config
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
 from tests.bench.planner import inputs
-from tests.bench.planner.rolloutpipe import config_of
 
 NAMES = ("serial", "cgp", "cgp_fgd")
 _RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, inputs.PLACES)
@@ -27,6 +28,13 @@ class Step:
 
     base_s: float
     sequence_s: float
+
+
+def config_of(name: str, R: int) -> Config:
+    """A preset at R groups a round."""
+    config = {"serial": rolloutpipe.serial, "cgp": rolloutpipe.cgp, "cgp_fgd": rolloutpipe.rolloutpipe}[name]("paper")
+    rounds = dataclasses.replace(config.rounds, groups_per_round=R, groups_per_update=2, samples_per_group=8)
+    return dataclasses.replace(config, rounds=rounds, run=dataclasses.replace(config.run, num_updates=R // 2))
 
 
 def profile_of(workload: str, R: int, step: Step, sigma: float) -> Profile:
