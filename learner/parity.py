@@ -270,3 +270,27 @@ class ParityFence:
         probe = self._out.pop(actor, None)
         if probe is not None:
             self._store.withdraw(probe.ids)
+
+
+MAX_LOST_IN_A_ROW = 8
+"""Groups of an actor that are missing in the bucket without one that is there between them."""
+
+
+class LostGroupsFence:
+    """Keeps out actors whose large groups never reach the bucket; their tickets go to others."""
+
+    def __init__(self, store: LearnerStore, *, bucket: str, keep_out: Callable[[str, str], None]) -> None:
+        """`keep_out` fences an actor for good, for a reason."""
+        self._store, self._bucket, self._keep_out = store, bucket, keep_out
+
+    def look(self) -> None:
+        """Called while the learner waits, and between two micro-batches."""
+        for actor, num in list(self._store.lost_in_a_row.items()):
+            if num >= MAX_LOST_IN_A_ROW:
+                del self._store.lost_in_a_row[actor]
+                self._keep_out(
+                    actor,
+                    f"none of its last {num} large groups is in {self._bucket or 'a bucket, and the run has none'}; "
+                    "give its machine and the learner's one store.bucket (s3://, gs://, a shared folder), and start it "
+                    "again under another name",
+                )

@@ -2,10 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,12 +17,10 @@ from bridge.codec import FORMAT
 from bridge.credentials import read_token
 from bridge.files import RunLock
 from bridge.liveness import Liveness, end_phase, report_phase
-from bridge.param_names import flatten
 from bridge.rollout_types import Group, Version
-from bridge.store.protocol import GroupStore, LearnerStore
+from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
-from configs.overrides import to_json
-from configs.run_folder import RunFolder, run_id
+from configs.run_folder import RunFolder
 from configs.schema import Config
 from learner.checkpoint import Checkpoints
 from learner.data.problem import Problem
@@ -40,18 +37,16 @@ from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
-from learner.model.decoder import Params
-from learner.model.lora import LoraBase
 from learner.objective import losses
-from learner.parity import ParityFence, max_abs_dlogprob
+from learner.parity import LostGroupsFence, ParityFence, max_abs_dlogprob
 from learner.policy_trainer import Command, PolicyTrainer, Save, Score
 from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
-from learner.publish.run_card import make_run_card
+from learner.publish.run_card import put_run_card
 from learner.replicate import Replicator
 from learner.restore import TimeoutAnchors, WeightLoader, load_base, restore, trainer_of
-from learner.run_context import Waiting, acquire_leadership, announcer, by_samples, open_run_store
+from learner.run_context import RunContext, announcer, open_context
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.train_step import TrainStep, build_train_step
@@ -138,58 +133,6 @@ class Run:
         self.lock.release()
 
 
-def put_run_card(
-    store: LearnerStore,
-    config: Config,
-    folder: pathlib.Path,
-    model_folder: pathlib.Path,
-    architecture: Architecture,
-    params: Params,
-    base: LoraBase | None = None,
-) -> None:
-    """Tells actors that share no folder with this learner what they need to know.
-
-    `params` are the learner's; where they are adapters, `base` is what they belong to.
-    """
-    is_merged = base is not None and not config.publishes_adapters
-    published = base.params if base is not None and is_merged else params
-    card, blobs = make_run_card(
-        run=run_id(folder),
-        name=config.run.name,
-        config=to_json(config),
-        model_folder=model_folder,
-        names=published_names(architecture, config),
-        shapes={path: tuple(leaf.shape) for path, leaf in flatten(published).items()},
-        dtype=config.model.served_dtype,
-        base=base.metadata["base"] if base is not None and config.publishes_adapters else "",
-    )
-    store.put_run_card(card, blobs)
-
-
-MAX_LOST_IN_A_ROW = 8
-"""Groups of an actor that are missing in the bucket without one that is there between them."""
-
-
-class LostGroupsFence:
-    """Keeps out actors whose large groups never reach the bucket; their tickets go to others."""
-
-    def __init__(self, store: LearnerStore, *, bucket: str, keep_out: Callable[[str, str], None]) -> None:
-        """`keep_out` fences an actor for good, for a reason."""
-        self._store, self._bucket, self._keep_out = store, bucket, keep_out
-
-    def look(self) -> None:
-        """Called while the learner waits, and between two micro-batches."""
-        for actor, num in list(self._store.lost_in_a_row.items()):
-            if num >= MAX_LOST_IN_A_ROW:
-                del self._store.lost_in_a_row[actor]
-                self._keep_out(
-                    actor,
-                    f"none of its last {num} large groups is in {self._bucket or 'a bucket, and the run has none'}; "
-                    "give its machine and the learner's one store.bucket (s3://, gs://, a shared folder), and start it "
-                    "again under another name",
-                )
-
-
 def readmission_of(run: Run, store: LearnerStore) -> ParityFence:
     """Probes by the published weights, scored by the learner's own as long as those are the same.
 
@@ -225,17 +168,10 @@ def open_run(
     outlets: Sequence[Destination] = (),
     lead: Replicator | None = None,
 ) -> Run:
-    """Builds a learner; resumes if the folder has a checkpoint.
+    """Builds a learner; resumes if the folder has a checkpoint. A follower's part is `learner.follower.join_run`.
 
-    Of several processes it is the first one's part, and `learner.follower.join_run` the others'.
-
-    Args:
-      config: the run's.
-      folder: the run's.
-      model_folder: a Hugging Face folder.
-      pulse: of this process, where its parent feels it.
-      outlets: where versions go besides this machine's memory and the bucket.
-      lead: of the learner's processes; this one alone if not given.
+    `pulse` is felt by this process's parent, `outlets` take versions besides this machine's memory and the bucket, and
+    `lead` tells the learner's other processes what to do (None: there are none).
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
@@ -247,65 +183,59 @@ def open_run(
     tokenizer = load_tokenizer(
         model_folder, vocab_size=architecture.vocab_size, template=config.prompts.template_settings
     )
-    prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
+    problems = _open_problems(config, folder, tokenizer)
     lead = lead or Replicator(SingleProcess())
     report_phase("setting up the devices")
     steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
 
-    lock = RunLock(RunFolder(folder).learner_lock, "learner")
-    whole_store = open_run_store(config, folder)
-    finished = whole_store.finished()  # leading takes the run up again
-    incarnation = acquire_leadership(whole_store, config, folder)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    heartbeat = LearnerHeartbeat(
-        whole_store,
-        stop,
-        pulse or Liveness.of_this_process(),
-        leader_lease_s=config.store.leader_lease_s,
-        hosts=lead.hosts,
-        say_alive=lead.keep_alive,
-    )
-    heartbeat.start()  # before a checkpoint is restored, which may take longer than the lead lasts
-    mine = config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out, sets
-    parts = _Parts(*mine, lock, heartbeat, lead, None if finished is None else finished.version.step)
+    context = open_context(config, folder, lead, pulse or Liveness.of_this_process())
     try:
-        return _build(parts, whole_store, incarnation, outlets)
+        restored = _restore(context, architecture, steps, model_folder)
+        publisher = _open_publisher(context, architecture, tokenizer, outlets)
+        run = _build(context, architecture, tokenizer, problems, restored, publisher)
     except BaseException:
-        heartbeat.stop()
+        context.heartbeat.stop()
         raise
+    parity = readmission_of(run, context.whole_store)
+    lost = LostGroupsFence(context.whole_store, bucket=config.store.bucket, keep_out=parity.ban)
+    context.wait_hooks += [parity.poll, lost.look, run.evaluations.look]
+    run.heartbeat.report_progress()
+    end_phase()
+    _say_ready(run, context.incarnation)
+    return run
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
-    """What a learner has before it restores."""
+class _Problems:
+    """What is trained on, and what is evaluated."""
 
-    config: Config
-    folder: pathlib.Path
-    model_folder: pathlib.Path
-    architecture: Architecture
-    tokenizer: Tokenizer
-    steps: TrainStep
     prompts: PromptStream
     held_out: list[Problem]
     sets: list[ProblemSet]
-    lock: RunLock
-    heartbeat: LearnerHeartbeat
-    lead: Replicator
-    finished_step: int | None
 
 
-def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Sequence[Destination]) -> Run:
-    """Restores, and puts the rest together around what was restored."""
-    config, folder, model_folder, heartbeat = parts.config, parts.folder, parts.model_folder, parts.heartbeat
-    architecture, tokenizer, steps = parts.architecture, parts.tokenizer, parts.steps
-    store = by_samples(whole_store, config)
+@dataclasses.dataclass(frozen=True)
+class _Restored:
+    """Where a learner goes on from."""
+
+    checkpoints: Checkpoints
+    step: int
+    books: dict[str, Any] | None
+    timeouts: TimeoutAnchors
+    trainer: Callable[..., PolicyTrainer]
+    """Called with `publisher`; every process of the learner makes its trainer at the same place."""
+
+
+def _restore(
+    context: RunContext, architecture: Architecture, steps: TrainStep, model_folder: pathlib.Path
+) -> _Restored:
+    """The last checkpoint, or the model's own weights; the store goes back with it, and actors are told of the run."""
+    config, folder, store = context.config, context.folder, context.store
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
         keep=config.checkpoint.keep,
         max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
-        hosts=parts.lead.hosts,
+        hosts=context.lead.hosts,
     )
     weights = WeightLoader(config, architecture)
     has_saves = any(RunFolder(folder).checkpoints.glob("[0-9]*"))
@@ -313,100 +243,106 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     start_s = time.monotonic()
     base = load_base(weights, model_folder)
     step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
-    restored_s = time.monotonic()
-    store.record_restore(incarnation, step)
+    context.timeline.took("restore" if has_saves else "read weights", start_s, time.monotonic())
+    context.timeline.instant("restored", incarnation=context.incarnation, step=step)
+    store.record_restore(context.incarnation, step)
     timeouts = TimeoutAnchors(store)
     timeouts.resume(books)
     put_run_card(store, config, folder, model_folder, architecture, state.params, base)
 
-    waiting = Waiting(heartbeat)
-    timeline = Timeline(RunFolder(folder).events, "learner")
-    timeline.took("restore" if has_saves else "read weights", start_s, restored_s)
-    timeline.instant("restored", incarnation=incarnation, step=step)
-    metrics = MetricsWriter(
-        folder, restored_step=step, incarnation=incarnation, view=_board(config, folder, step, incarnation)
+    trainer = functools.partial(
+        trainer_of, config, architecture, steps, state, weights, model_folder, checkpoints=checkpoints, base=base
     )
-    samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode_all, restored_step=step)
+    return _Restored(checkpoints, step, books, timeouts, trainer)
+
+
+def _open_publisher(
+    context: RunContext, architecture: Architecture, tokenizer: Tokenizer, outlets: Sequence[Destination]
+) -> Publisher:
+    config = context.config
     token = read_token() if config.publish.leaves_the_machine else None
     publisher = open_publisher(
         config,
-        folder,
+        context.folder,
         tokenizer_hash=tokenizer.fingerprint,
         names=published_names(architecture, config),
-        hosts=parts.lead.hosts,
+        hosts=context.lead.hosts,
         token=token,
         outlets=outlets,
-        incarnation=incarnation,
-        base_steps=store.restores(),
-        timeline=timeline,
-        on_wait=heartbeat.check,
-        announce=announcer(store, token),
+        incarnation=context.incarnation,
+        base_steps=context.store.restores(),
+        timeline=context.timeline,
+        on_wait=context.heartbeat.check,
+        announce=announcer(context.store, token),
     )
-    waiting.wait_hooks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
+    context.wait_hooks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
+    return publisher
+
+
+def _build(
+    context: RunContext,
+    architecture: Architecture,
+    tokenizer: Tokenizer,
+    problems: _Problems,
+    restored: _Restored,
+    publisher: Publisher,
+) -> Run:
+    """The parts that are made of what was restored."""
+    config, folder, step = context.config, context.folder, restored.step
+    metrics = MetricsWriter(
+        folder,
+        restored_step=step,
+        incarnation=context.incarnation,
+        view=_board(config, folder, step, context.incarnation),
+    )
+    samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode_all, restored_step=step)
     stream = RolloutStream(
         config,
-        store=store,
-        prompts=parts.prompts,
+        store=context.store,
+        prompts=problems.prompts,
         sampling=training_sampling(config, tokenizer.stop_token_ids),
-        timeline=timeline,
-        incarnation=incarnation,
+        timeline=context.timeline,
+        incarnation=context.incarnation,
         vocab_size=architecture.vocab_size,
         step=step,
-        on_wait=waiting.check,
-        between_batches=waiting.look,
+        on_wait=context.check,
+        between_batches=context.look,
     )
-    stream.resume(books)
-    trainer = trainer_of(
+    stream.resume(restored.books)
+    evaluations = open_evaluations(
         config,
-        architecture,
-        steps,
-        state,
-        weights,
-        model_folder,
-        publisher=publisher,
-        checkpoints=checkpoints,
-        base=base,
+        problems.sets,
+        context.store,
+        stop_token_ids=tokenizer.stop_token_ids,
+        metrics=metrics,
+        accept=stream.is_sound,
+        fenced_actors=lambda: stream.fenced_actors,
+        on_wait=context.check,
+        kept=samples.evaluated,
     )
-    run = Run(
+    return Run(
         config=config,
         folder=folder,
         architecture=architecture,
         tokenizer=tokenizer,
-        held_out=parts.held_out,
-        store=store,
-        timeouts=timeouts,
+        held_out=problems.held_out,
+        store=context.store,
+        timeouts=restored.timeouts,
         stream=stream,
-        trainer=trainer,
-        lead=parts.lead,
+        trainer=restored.trainer(publisher=publisher),
+        lead=context.lead,
         last_saved_step=step,
         publisher=publisher,
-        checkpoints=checkpoints,
-        evaluations=open_evaluations(
-            config,
-            parts.sets,
-            store,
-            stop_token_ids=tokenizer.stop_token_ids,
-            metrics=metrics,
-            accept=stream.is_sound,
-            fenced_actors=lambda: stream.fenced_actors,
-            on_wait=waiting.check,
-            kept=samples.evaluated,
-        ),
-        probe=PinnedRequests("probe", store, on_wait=waiting.check, fenced_actors=lambda: stream.fenced_actors),
+        checkpoints=restored.checkpoints,
+        evaluations=evaluations,
+        probe=PinnedRequests("probe", context.store, on_wait=context.check, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
         samples=samples,
-        timeline=timeline,
-        heartbeat=heartbeat,
-        lock=parts.lock,
-        finished_step=parts.finished_step,
+        timeline=context.timeline,
+        heartbeat=context.heartbeat,
+        lock=context.lock,
+        finished_step=context.finished_step,
     )
-    readmission = readmission_of(run, whole_store)
-    lost = LostGroupsFence(whole_store, bucket=config.store.bucket, keep_out=readmission.ban)
-    waiting.wait_hooks += [readmission.poll, lost.look, run.evaluations.look]
-    heartbeat.report_progress()
-    end_phase()
-    _say_ready(run, incarnation)
-    return run
 
 
 def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
@@ -418,10 +354,8 @@ def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) ->
     return TensorBoardSink(RunFolder(folder).tensorboard, restored_step=step, incarnation=incarnation, about=table())
 
 
-def _open_prompts(
-    config: Config, folder: pathlib.Path, tokenizer: Tokenizer
-) -> tuple[PromptStream, list[Problem], list[ProblemSet]]:
-    """The training prompts, the held-out problems, the evaluation sets; rows that are bad are set aside in a file."""
+def _open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> _Problems:
+    """Rows that are bad are set aside in a file."""
     gold_failures = read_gold_failures(RunFolder(folder).gold_failures)
     quarantine = Quarantine(RunFolder(folder).quarantine)
     own = open_own_sets(config, tokenizer)
@@ -434,7 +368,7 @@ def _open_prompts(
         digests={f"evaluation.sets.{name}": one.digest for name, one in own.items()},
     )
     quarantine.add(*bad, *bad_rows(own.values()))
-    return prompts, held_out, all_sets(config, own, held_out)
+    return _Problems(prompts, held_out, all_sets(config, own, held_out))
 
 
 def _say_ready(run: Run, incarnation: int) -> None:

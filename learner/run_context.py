@@ -1,20 +1,26 @@
-"""What parts of a run are given: store, leadership, wait hooks."""
+"""What parts of a run are given: store, leadership, heartbeats, wait hooks."""
 
+import dataclasses
 import pathlib
+import signal
+import threading
 import time
 from collections.abc import Callable
 
 from absl import logging
 
 from bridge.credentials import Token
-from bridge.files import lock_owner
+from bridge.files import RunLock, lock_owner
+from bridge.liveness import Liveness
 from bridge.snapshots.snapshot_format import sign
 from bridge.store.open import create_run, namesakes, open_store
 from bridge.store.protocol import GroupStore, LearnerLivesError, LearnerStore
+from bridge.timeline import Timeline
 from bridge.weight_types import Announcement
-from configs.run_folder import run_id, store_url
+from configs.run_folder import RunFolder, run_id, store_url
 from configs.schema import Config
 from learner.heartbeat import LearnerHeartbeat
+from learner.replicate import Replicator
 from learner.schedule.sample_tickets import SampleTickets
 
 POLL_INTERVAL_S = 1.0
@@ -85,25 +91,73 @@ def announcer(store: LearnerStore, token: Token | None) -> Callable[[Announcemen
     return announce
 
 
-class Waiting:
-    """Handed to whatever waits; what needs the whole run joins it once there is one."""
+@dataclasses.dataclass
+class RunContext:
+    """What most parts of a run are given."""
 
-    def __init__(self, heartbeat: LearnerHeartbeat) -> None:
-        """Nothing is looked after yet."""
-        self._heart = heartbeat
-        self.wait_hooks: list[Callable[[], None]] = []
-        """None of them waits itself."""
+    config: Config
+    folder: pathlib.Path
+    lead: Replicator
+    lock: RunLock
+    whole_store: GroupStore
+    """The store that actors use: a ticket a group, or a sample."""
+    store: LearnerStore
+    """The same with a ticket a group."""
+    incarnation: int
+    finished_step: int | None
+    """The step at which the run was finished, if it was, before this start took it up again."""
+    heartbeat: LearnerHeartbeat
+    timeline: Timeline
+    wait_hooks: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    """Called while the learner waits; none of them waits itself."""
 
     def check(self) -> None:
         """Called on every look that found nothing.
 
         Raises:
-          What `LearnerHeartbeat.check` does.
+          What `LearnerHeartbeat.check` and the hooks do.
         """
-        self._heart.check()
+        self.heartbeat.check()
         self.look()
 
     def look(self) -> None:
         """Called between two micro-batches."""
-        for look in self.wait_hooks:
-            look()
+        for hook in self.wait_hooks:
+            hook()
+
+
+def open_context(config: Config, folder: pathlib.Path, lead: Replicator, liveness: Liveness) -> RunContext:
+    """Opens the run's store, leads the run, and begins the heartbeats; SIGTERM and SIGINT stop the learner from now on.
+
+    Raises:
+      ValueError, TimeoutError: the store can't be used, or reached.
+      LearnerLivesError: a learner elsewhere lives.
+    """
+    lock = RunLock(RunFolder(folder).learner_lock, "learner")
+    store = open_run_store(config, folder)
+    finished = store.finished()  # leading takes the run up again
+    incarnation = acquire_leadership(store, config, folder)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    heartbeat = LearnerHeartbeat(
+        store,
+        stop,
+        liveness,
+        leader_lease_s=config.store.leader_lease_s,
+        hosts=lead.hosts,
+        say_alive=lead.keep_alive,
+    )
+    heartbeat.start()  # before a checkpoint is restored, which may take longer than the lead lasts
+    return RunContext(
+        config,
+        folder,
+        lead,
+        lock,
+        whole_store=store,
+        store=by_samples(store, config),
+        incarnation=incarnation,
+        finished_step=None if finished is None else finished.version.step,
+        heartbeat=heartbeat,
+        timeline=Timeline(RunFolder(folder).events, "learner"),
+    )

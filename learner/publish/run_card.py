@@ -8,10 +8,18 @@ from blake3 import blake3
 
 from bridge import weight_types
 from bridge.files import BASE_FILE
-from bridge.param_names import TensorNames
+from bridge.param_names import TensorNames, flatten
 from bridge.snapshots.shard_map import lay_out
+from bridge.store.protocol import LearnerStore
 from bridge.template_files import named_template_files
 from bridge.weight_types import CardFile, RunCard
+from configs.overrides import to_json
+from configs.run_folder import run_id
+from configs.schema import Config
+from learner.model.architecture import Architecture
+from learner.model.decoder import Params
+from learner.model.lora import LoraBase
+from learner.publish.open_publisher import published_names
 
 ENGINE_FILES = (
     "config.json",
@@ -82,3 +90,31 @@ def make_run_card(
         vllm=weight_types.VLLM,
     )
     return card, blobs
+
+
+def put_run_card(
+    store: LearnerStore,
+    config: Config,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    architecture: Architecture,
+    params: Params,
+    base: LoraBase | None = None,
+) -> None:
+    """Tells actors that share no folder with this learner what they need to know.
+
+    `params` are the learner's; where they are adapters, `base` is what they belong to.
+    """
+    is_merged = base is not None and not config.publishes_adapters
+    published = base.params if base is not None and is_merged else params
+    card, blobs = make_run_card(
+        run=run_id(folder),
+        name=config.run.name,
+        config=to_json(config),
+        model_folder=model_folder,
+        names=published_names(architecture, config),
+        shapes={path: tuple(leaf.shape) for path, leaf in flatten(published).items()},
+        dtype=config.model.served_dtype,
+        base=base.metadata["base"] if base is not None and config.publishes_adapters else "",
+    )
+    store.put_run_card(card, blobs)
