@@ -15,8 +15,9 @@ from absl import logging
 
 from actor.engine_protocol import EngineDeadError
 from actor.loop import Actor
+from bridge.heartbeat_types import ActorReport, Heartbeat
 from bridge.liveness import MAX_LOOK_S, WatchedTime
-from bridge.rollout_types import ActorReport, Heartbeat, Version
+from bridge.rollout_types import Version
 from bridge.store.protocol import Finished, Topic
 
 HEARD: tuple[Topic, ...] = ("tickets", "weights", "run")

@@ -13,7 +13,8 @@ from absl import logging
 
 from actor.notifier import Notifier
 from bridge.rollout_types import Group, Ticket
-from bridge.store.protocol import PERMANENT, ActorStore, FencedError
+from bridge.store.errors import PERMANENT, FencedError
+from bridge.store.protocol import ActorStore
 from bridge.timeline import Timeline
 
 

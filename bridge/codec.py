@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from bridge.rollout_types import Group, Heartbeat, Ticket
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Ticket
 from bridge.validation import is_array
 from bridge.weight_types import Announcement, RunCard, WeightManifest
 

@@ -126,9 +126,9 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", pulse: Liveness
     import jax
 
     from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
-    from bridge.store.protocol import SupersededLearnerError
+    from bridge.store.errors import SupersededLearnerError
     from launch.services.tracker_service import TrackerService
-    from learner.checkpoint import CheckpointError
+    from learner.checkpoint_hosts import CheckpointError
     from learner.heartbeat import Stopped
     from learner.metrics.trackers import KINDS
     from learner.run import open_run
@@ -175,7 +175,7 @@ def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", pulse: Livene
     report_phase("importing JAX")
     import jax
 
-    from learner.checkpoint import CheckpointError
+    from learner.checkpoint_hosts import CheckpointError
     from learner.distributed.initialize import disconnect
     from learner.follower import join_run
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from absl import logging
 
+from bridge.heartbeat_types import Heartbeat
 from bridge.liveness import Activity, Liveness
-from bridge.rollout_types import Heartbeat
 from bridge.store.protocol import LearnerStore
 from learner.distributed.channel import Processes, SingleProcess
 

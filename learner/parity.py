@@ -22,7 +22,8 @@ from absl import logging
 from jaxtyping import Float32
 
 from bridge.rollout_types import Group, Sampling, Ticket, Version
-from bridge.store.protocol import PERMANENT, LearnerStore
+from bridge.store.errors import PERMANENT
+from bridge.store.protocol import LearnerStore
 from configs.sections import LossConfig, PackingConfig
 from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests, pinned_tickets

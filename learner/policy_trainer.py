@@ -34,7 +34,8 @@ from learner.model.lora import LoraBase, merge
 from learner.update.anchors import FrozenPolicies
 from learner.update.frozen_policies import FrozenLogprobs
 from learner.update.optimizer import TrainState
-from learner.update.packing import MicroBatch, PackedBatch, decode_batch, decode_micro, encode_batch, encode_micro
+from learner.update.packed_codec import decode_batch, decode_micro, encode_batch, encode_micro
+from learner.update.packing import MicroBatch, PackedBatch
 from learner.update.train_step import TrainStep
 
 

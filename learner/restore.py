@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 from bridge import codec
 from bridge.store.protocol import LearnerStore
 from configs.schema import Config
-from learner.checkpoint import CheckpointError, Checkpoints
+from learner.checkpoint import Checkpoints
+from learner.checkpoint_hosts import CheckpointError
 from learner.distributed.sharding import make_mesh, param_shardings, param_spec, placed
 from learner.model import hf_load as hf_io
 from learner.model.architecture import Architecture

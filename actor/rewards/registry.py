@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actor.rewards.types import Context, Response, Score, Verifier
-from actor.rewards.verifiers.code import fenced
+from actor.rewards.verifiers.code_block import fenced
 from bridge import code_tests
 from bridge.rollout_types import Task
 from configs import custom_functions

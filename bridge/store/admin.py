@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from bridge import codec
+from bridge.store.errors import PERMANENT
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import sqlite_path
 from bridge.store.postgres import tables_and_roles
 from bridge.store.postgres.postgres_database import PostgresDatabase
-from bridge.store.protocol import PERMANENT
 from bridge.store.sql.base import new_request_id
 from bridge.store.sql.database import Database, Row, Statement, Transaction
 from bridge.store.sql.learner_side import DROPPER, NUM_TICKETS

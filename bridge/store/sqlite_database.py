@@ -23,7 +23,8 @@ from typing import Any
 from typing_extensions import override
 
 from bridge import codec
-from bridge.store.protocol import LIVE_S, TOPICS, Mark, SupersededLearnerError, Topic
+from bridge.store.errors import SupersededLearnerError
+from bridge.store.protocol import LIVE_S, TOPICS, Mark, Topic
 from bridge.store.sql.database import Database, Row, Statement, StoreClosedError, Transaction, list_names, translate
 from bridge.store.sql.sql_store import higher
 from bridge.store.sqlite_clock import SqliteClock

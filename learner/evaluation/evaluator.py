@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from absl import logging
 
-from bridge.rollout_types import Group, Heartbeat, Sampling, Task, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Sampling, Task, Version
 from bridge.store.protocol import LearnerStore
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT, EvaluationSet

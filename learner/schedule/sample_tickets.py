@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from typing_extensions import override
 
-from bridge.rollout_types import Group, Heartbeat, Ticket, Version, newest_of_each
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Ticket, Version, newest_of_each
 from bridge.store.protocol import Finished, LearnerStore, Mark, StoredGroup, Topic
 from bridge.weight_types import Announcement, RunCard
 

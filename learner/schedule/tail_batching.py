@@ -24,7 +24,8 @@ from typing import Any
 
 from absl import logging
 
-from bridge.rollout_types import Heartbeat, Ticket
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Ticket
 from bridge.store.protocol import LIVE_S, LearnerStore
 from configs.schema import Config, check_race_capacity, num_racing
 from configs.sections import RoundsConfig

@@ -19,7 +19,8 @@ from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
 from bridge import timeline
-from bridge.rollout_types import ActorReport, Ticket, Version
+from bridge.heartbeat_types import ActorReport
+from bridge.rollout_types import Ticket, Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.open import SqliteStore
 from bridge.timeline import Timeline

@@ -12,7 +12,8 @@ import pytest
 from actor import background
 from actor.engine_protocol import EngineDeadError
 from actor.environments.episode import Episodes
-from bridge.rollout_types import Heartbeat, Task, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
 from tests.bridge.factories import make_report

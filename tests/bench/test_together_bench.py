@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.rollout_types import ActorReport, Heartbeat
+from bridge.heartbeat_types import ActorReport, Heartbeat
 from tests.bench.together import Run, aims_of, values_of
 from tests.integration.support.jobs import Job
 

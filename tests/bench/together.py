@@ -34,7 +34,7 @@ from typing import Any
 
 from absl import app
 
-from bridge.rollout_types import Heartbeat
+from bridge.heartbeat_types import Heartbeat
 from configs.run_folder import run_id
 from tests.bench.rig import report
 from tests.integration.network.namespaces import network

@@ -7,7 +7,8 @@ from typing import Any
 import blake3
 import numpy as np
 
-from bridge.rollout_types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
+from bridge.heartbeat_types import ActorReport
+from bridge.rollout_types import Group, Rollout, Sampling, Task, Ticket, Version
 from bridge.snapshots.shard_map import full_blocks
 from bridge.weight_types import (
     Announcement,

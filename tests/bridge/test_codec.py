@@ -9,11 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis.extra import numpy as npst
 
 from bridge import codec
+from bridge.heartbeat_types import ActorReport, Heartbeat
 from bridge.rollout_types import (
     MAX_SAMPLES,
-    ActorReport,
     Group,
-    Heartbeat,
     RewardPart,
     RewardScore,
     Rollout,

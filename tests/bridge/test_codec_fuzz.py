@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.rollout_types import Group, Heartbeat, Ticket, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Ticket, Version
 from bridge.weight_types import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
 from tests.bridge.factories import as_plain, make_group, make_report, make_ticket, one_piece
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.rollout_types import MAX_SAMPLES, Heartbeat, RewardPart, Sampling, Task, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import MAX_SAMPLES, RewardPart, Sampling, Task, Version
 from bridge.validation import MAX_NAME_CHARS, MAX_TEXT_CHARS
 from bridge.weight_types import (
     Announcement,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actor.rewards.verifiers.judge import Endpoint
+from actor.rewards.verifiers.judge_endpoint import Endpoint
 from actor.sandbox.self_test import missing
 from actor.weights import check_run_card
 from bridge.credentials import Tls

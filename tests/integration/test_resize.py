@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.rollout_types import Heartbeat
+from bridge.heartbeat_types import Heartbeat
 from tests.integration.support import jobs
 from tests.integration.support.processes import wait_until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
-from bridge.store.protocol import StoreLostError, SupersededLearnerError
+from bridge.store.errors import StoreLostError, SupersededLearnerError
 from bridge.store.sqlite_database import StoreBusyError
 from configs.schema import Config
 from launch import cli, learner
@@ -17,7 +17,7 @@ from launch.startup import prepare_run
 from learner import follower as joining
 from learner import run as learner_run
 from learner import train as learner_train
-from learner.checkpoint import CheckpointError
+from learner.checkpoint_hosts import CheckpointError
 from learner.distributed import initialize as connecting
 from learner.distributed import initialize as identities
 from learner.distributed.channel import SingleProcess

@@ -9,8 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from learner import checkpoint
-from learner.checkpoint import CheckpointError, Checkpoints
+from learner import checkpoint_hosts
+from learner.checkpoint import Checkpoints
+from learner.checkpoint_hosts import CheckpointError
 
 
 def arrays(step):
@@ -228,7 +229,7 @@ class Disk:
         for name, (owner, function) in {
             "beginning": (ocp.CheckpointManager, "save"),
             "writing": (ocp.CheckpointManager, "wait_until_finished"),
-            "hashing": (checkpoint, "_hash_files"),
+            "hashing": (checkpoint_hosts, "hash_files"),
         }.items():
             if name == where:
                 monkeypatch.setattr(owner, function, self.failing(getattr(owner, function)))
@@ -332,7 +333,7 @@ def test_half_a_save_of_a_killed_learner_is_removed_by_the_next_one(tmp_path):
 
 def test_save_that_fails_is_an_error_by_default(tmp_path, monkeypatch):
     with opened(tmp_path) as checkpoints:
-        monkeypatch.setattr("learner.checkpoint._hash_files", lambda *_: 1 / 0)
+        monkeypatch.setattr("learner.checkpoint_hosts.hash_files", lambda *_: 1 / 0)
         checkpoints.save(1, arrays(1), host(1))
         with pytest.raises(CheckpointError, match="can't be saved to .*: division by zero$"):
             checkpoints.save(2, arrays(2), host(2))

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from bridge.heartbeat_types import Heartbeat
 from bridge.liveness import Activity, Liveness
-from bridge.rollout_types import Heartbeat
-from bridge.store.protocol import StoreLostError, SupersededLearnerError
+from bridge.store.errors import StoreLostError, SupersededLearnerError
 from learner import heartbeat as heart_module
 from learner.distributed.channel import SingleProcess
 from learner.heartbeat import LearnerHeartbeat, Stopped

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.checkpoint import CheckpointError, Checkpoints
+from learner.checkpoint import Checkpoints
+from learner.checkpoint_hosts import CheckpointError
 from learner.restore import check_same, check_same_shapes
 from tests.learner.streams import HF_CONFIG, MODEL
 

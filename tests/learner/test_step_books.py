@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.rollout_types import Heartbeat
+from bridge.heartbeat_types import Heartbeat
 from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH, meaning
 from learner.step_books import NotFiniteError, StepMetrics
 from tests.bridge.factories import make_report

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from bridge.rollout_types import Group, Heartbeat, Ticket
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Ticket
 from bridge.store.claim import CLAIM
-from bridge.store.protocol import COUNTED_S, ActorStore, FencedError, UnfitGroupError
+from bridge.store.errors import FencedError, UnfitGroupError
+from bridge.store.protocol import COUNTED_S, ActorStore
 from bridge.store.sql.base import FENCE, OPEN, check_lease, check_limit, describe_misfit, new_request_id, ticket_digest
 from bridge.store.sql.database import NO_LIMIT
 from bridge.store.sql.group_rows import BlobLocation, SqlObjects

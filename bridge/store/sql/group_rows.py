@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from bridge import codec
 from bridge.rollout_types import Group
+from bridge.store.errors import FencedError, StoreLostError, UnfitGroupError
 from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
-from bridge.store.protocol import FencedError, LearnerStore, StoredGroup, StoreLostError, UnfitGroupError
+from bridge.store.protocol import LearnerStore, StoredGroup
 from bridge.store.sql.base import SqlShared, check_limit, ticket_digest
 from bridge.store.sql.database import Database, StoreClosedError
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bridge.rollout_types import ActorReport, Group, Heartbeat, Rollout, Ticket, Version
+from bridge.heartbeat_types import ActorReport, Heartbeat
+from bridge.rollout_types import Group, Rollout, Ticket, Version
 from bridge.store.open import open_store
 from bridge.store.postgres.connections import Connection, Connections
 from bridge.store.postgres.postgres_database import channel_of

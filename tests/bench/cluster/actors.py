@@ -14,7 +14,7 @@ import time
 from actor.background import CHANGES_GAP_S, LEASED_S, LOOK_S
 from actor.loop import ActorLimits
 from actor.weight_updates import ANNOUNCED_S
-from bridge.rollout_types import Heartbeat
+from bridge.heartbeat_types import Heartbeat
 from bridge.store.open import open_store
 from bridge.store.sql.sql_store import SqlStore
 from tests.bridge.factories import make_group, make_report, make_rollout

@@ -18,8 +18,9 @@ from actor.rewards.scorer import RewardResult
 from actor.sampling import Sampler, _EngineRequest  # pyright: ignore[reportPrivateUsage]
 from actor.serving import GroupBuilder
 from actor.weight_updates import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
-from bridge.rollout_types import Heartbeat, Ticket, Version
-from bridge.store.protocol import FencedError, UnfitGroupError
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Ticket, Version
+from bridge.store.errors import FencedError, UnfitGroupError
 from tests.bridge.factories import make_report
 from tests.learner.schedule.fakes import Marks
 

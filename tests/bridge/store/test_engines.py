@@ -4,7 +4,8 @@ import contextlib
 
 import pytest
 
-from bridge.rollout_types import Heartbeat, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Version
 from bridge.store.protocol import COUNTED_S, LIVE_S
 from tests.bridge.factories import make_report
 

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from bridge.rollout_types import Heartbeat
-from bridge.store.protocol import LearnerLivesError, SupersededLearnerError
+from bridge.heartbeat_types import Heartbeat
+from bridge.store.errors import LearnerLivesError, SupersededLearnerError
 from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 
 

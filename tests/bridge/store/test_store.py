@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.rollout_types import Heartbeat, Sampling, Version
-from bridge.store.protocol import FencedError, GroupStore
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Sampling, Version
+from bridge.store.errors import FencedError
+from bridge.store.protocol import GroupStore
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bridge.rollout_types import Group, Heartbeat, Rollout, Ticket
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Rollout, Ticket
 from bridge.store.open import SqliteStore
 
 NAME = "recorded"

@@ -14,7 +14,8 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bridge.rollout_types import Heartbeat, Ticket, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Ticket, Version
 from bridge.weight_types import Announcement, RunCard, WeightManifest
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 

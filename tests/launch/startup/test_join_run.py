@@ -14,12 +14,14 @@ from blake3 import blake3
 from actor.weights.model_folder import describe
 from bridge import weight_types
 from bridge.credentials import Token
-from bridge.rollout_types import Heartbeat, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import sign
 from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.store.errors import NameTakenError
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import FinishedRunError, NoRunError, SqliteStore
-from bridge.store.protocol import NAME_LEASE_S, NameTakenError
+from bridge.store.protocol import NAME_LEASE_S
 from bridge.store.sqlite_clock import since_boot_s
 from bridge.weight_types import Announcement, CardFile, RunCard, TensorEntry
 from configs import overrides

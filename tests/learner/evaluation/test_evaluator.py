@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Heartbeat, Task, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Task, Version
 from bridge.store.open import SqliteStore
 from configs import schema, sections
 from configs.run_folder import RunFolder

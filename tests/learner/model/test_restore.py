@@ -11,7 +11,8 @@ import pytest
 from bridge import codec
 from bridge.files import weights_digest
 from configs.sections import LoraConfig
-from learner.checkpoint import CheckpointError, Checkpoints
+from learner.checkpoint import Checkpoints
+from learner.checkpoint_hosts import CheckpointError
 from learner.distributed.sharding import make_mesh
 from learner.model import hf_load as hf_io
 from learner.model import hf_save

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.rollout_types import Group, Heartbeat, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Group, Version
 from configs import schema, sections
 from learner.schedule.deadlines import num_sequences
 from learner.schedule.group_filter import GroupFilter

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from bridge.rollout_types import Heartbeat, Version
+from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Version
 from configs.schema import Config
 from configs.sections import ActorConfig, RoundsConfig
 from learner.schedule.tail_batching import RaceCapacity

@@ -14,7 +14,8 @@ from learner.distributed.sharding import make_mesh
 from learner.parity import max_abs_dlogprob
 from learner.update.anchors import FrozenPolicies
 from learner.update.auto_shape import AutoShape
-from learner.update.packing import decode_batch, empty_batch, encode_batch, parts
+from learner.update.packed_codec import decode_batch, encode_batch
+from learner.update.packing import empty_batch, parts
 from learner.update.train_step import build_train_step
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_group, steps_of
 

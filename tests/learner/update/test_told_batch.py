@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from configs.sections import PackingConfig
-from learner.update.packing import decode_batch, empty_batch, encode_batch
+from learner.update.packed_codec import decode_batch, encode_batch
+from learner.update.packing import empty_batch
 
 PACKING = PackingConfig(rows=4, row_tokens=128)
 OTHER = PackingConfig(rows=2, row_tokens=192)

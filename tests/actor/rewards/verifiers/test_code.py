@@ -1,6 +1,6 @@
 import pytest
 
-from actor.rewards.verifiers.code import fenced, program_text
+from actor.rewards.verifiers.code_block import fenced, program_text
 
 A, B, C = "print(1)\n", "print(2)\n", "int main() {}\n"
 

@@ -1,0 +1,88 @@
+"""Packed batches as bytes, for the learner's other processes."""
+
+import dataclasses
+import re
+
+import jax
+import msgspec
+
+from configs.sections import PackingConfig
+from learner.distributed.sharding import abstract
+from learner.update.packing import MicroBatch, PackedBatch, empty_batch
+
+
+class _Batch(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Each array's dtype and shape, in the order of the tree's leaves: to be the same everywhere."""
+
+    arrays: tuple[str, ...]
+
+
+class _Micro(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A `MicroBatch`."""
+
+    batch: _Batch
+    ticket_ids: tuple[str, ...]
+    sum_squared_lengths: float
+    ends_pack: bool
+    ends_update: bool
+    ends_round: bool
+
+
+def encode_batch(batch: PackedBatch) -> bytes:
+    """The shapes of a batch."""
+    return msgspec.msgpack.encode(_batch_of(batch))
+
+
+def decode_batch(data: bytes, packing: PackingConfig) -> PackedBatch:
+    """The batch, each array as a `jax.ShapeDtypeStruct`: what it holds is still at the leader.
+
+    Raises:
+      ValueError: it is none of this packing.
+    """
+    try:
+        told = msgspec.msgpack.decode(data, type=_Batch)
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"malformed batch: {e}") from None
+    return _shapes(told, packing)
+
+
+def encode_micro(micro: MicroBatch) -> bytes:
+    """The shapes of the batch and what the host must know about it."""
+    fields = {f.name: getattr(micro, f.name) for f in dataclasses.fields(micro) if f.name != "batch"}
+    return msgspec.msgpack.encode(_Micro(batch=_batch_of(micro.batch), **fields))
+
+
+def decode_micro(data: bytes, packing: PackingConfig) -> MicroBatch:
+    """The micro-batch that was encoded, its batch as of `decode_batch`.
+
+    Raises:
+      ValueError: it is none of this packing.
+    """
+    try:
+        micro = msgspec.msgpack.decode(data, type=_Micro)
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"malformed micro-batch: {e}") from None
+    fields = {name: getattr(micro, name) for name in _Micro.__struct_fields__ if name != "batch"}
+    return MicroBatch(batch=_shapes(micro.batch, packing), **fields)
+
+
+def _batch_of(batch: PackedBatch) -> _Batch:
+    return _Batch(tuple(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(batch)))
+
+
+def _rows(array: str) -> tuple[int, int] | None:
+    """Rows and tokens of the batch whose first array was told so."""
+    found = re.fullmatch(r"\w+\[(\d+), (\d+)\]", array)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _shapes(told: _Batch, packing: PackingConfig) -> PackedBatch:
+    shapes = jax.tree.map(abstract, empty_batch(packing))
+    here = _batch_of(shapes)
+    if packing.auto and len(told.arrays) == len(here.arrays) and (rows := _rows(told.arrays[0])) is not None:
+        return _shapes(told, dataclasses.replace(packing, auto=False, rows=rows[0], row_tokens=rows[1]))
+    if told != here:
+        raise ValueError(
+            f"a packed batch is {here.arrays[:1]} and so on here, got {told.arrays[:1]}: the processes' configs differ"
+        )
+    return shapes
