@@ -23,6 +23,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root" || exit 1
 export PYTHONNOUSERSITE=1 PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYTHONPATH PYTHONHOME
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes import the same modules: the first one compiles them for all
 
 bin=.venv/bin
 on_all_cores=(-n "$(($(nproc) + 2))" --maxprocesses=8 --dist=worksteal)

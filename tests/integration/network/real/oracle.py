@@ -42,21 +42,21 @@ class Oracle:
         """Largest |log pi - log mu| over a group's tokens, in nats."""
         return max(float(np.abs(self.logprobs(group, r) - r.behavior_logprobs).max()) for r in group.rollouts)
 
-    @torch.no_grad()
     def logprobs(self, group: Group, rollout: Rollout) -> np.ndarray:
         """Of a rollout's tokens, each by the weights of its stamp."""
         num_prompt = group.prompt_tokens.size
         tokens = torch.from_numpy(np.concatenate([group.prompt_tokens, rollout.tokens]).astype(np.int64))
         cache: Any = None
         found: list[torch.Tensor] = []
-        for step, start, end in spans(rollout.token_versions):
-            # The token before the first one was sampled, and not read yet, when these weights came.
-            first = num_prompt + start - 1 if cache is not None else 0
-            model = self._model(Version(incarnation=group.incarnation, step=step))
-            out = model(tokens[None, first : num_prompt + end - 1], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values if self._keeps_cache else None
-            logprobs = torch.log_softmax(out.logits[0, start - end :], -1)
-            found.append(logprobs.gather(1, tokens[num_prompt + start : num_prompt + end, None])[:, 0])
+        with torch.no_grad():
+            for step, start, end in spans(rollout.token_versions):
+                # The token before the first one was sampled, and not read yet, when these weights came.
+                first = num_prompt + start - 1 if cache is not None else 0
+                model = self._model(Version(incarnation=group.incarnation, step=step))
+                out = model(tokens[None, first : num_prompt + end - 1], past_key_values=cache, use_cache=True)
+                cache = out.past_key_values if self._keeps_cache else None
+                logprobs = torch.log_softmax(out.logits[0, start - end :], -1)
+                found.append(logprobs.gather(1, tokens[num_prompt + start : num_prompt + end, None])[:, 0])
         return torch.cat(found).numpy()
 
     def _load(self, version: Version) -> Any:
