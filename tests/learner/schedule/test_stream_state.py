@@ -275,10 +275,10 @@ def test_group_of_older_weights_than_its_ticket_asks_for_is_early_and_the_ticket
     early = make_one(store, step=1)
     assert early.min_version.step == 2
     learner.stream.poll()
-    assert learner.stream.intake.dropped == {"early": 1}
+    assert learner.stream.intake.dropped == {"below_min_version": 1}
     assert make_one(store, step=2).id == early.id
     learner.stream.poll()
-    assert learner.stream.intake.dropped == {"early": 1}
+    assert learner.stream.intake.dropped == {"below_min_version": 1}
 
 
 def test_group_with_one_stale_sample_is_asked_for_that_one_anew(store):
