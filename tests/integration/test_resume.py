@@ -19,7 +19,7 @@ from learner.metrics.metrics_writer import read_rows
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = pytest.mark.integration
-NUM_UPDATES = 16
+NUM_UPDATES = 8
 PUBLISHED = dict(loss__name="tis", loss__proximal="published", publish__every_n_steps=2)
 
 
@@ -86,7 +86,7 @@ def start_learner(
         "run.num_updates": NUM_UPDATES,
         "rounds.groups_per_round": 8,
         "rounds.groups_per_update": 4,
-        "checkpoint.every_n_steps": 4,
+        "checkpoint.every_n_steps": 2,
         "evaluation.num_problems": 20,
         "evaluation.every_n_steps": 0,
         "publish.probe_every_n_publishes": 0,  # nobody's logprobs are real here
@@ -175,7 +175,7 @@ def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
     tmp_path: Path, model: Path, config: str, rtol: float, overrides: dict[str, Any]
 ):
     wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None, **overrides)
-    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=7, **overrides)
+    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=5, **overrides)
     check_same(got, wanted, rtol)
 
 
@@ -201,7 +201,7 @@ def test_learner_killed_between_two_passes_begins_the_batch_anew(
     tmp_path: Path, model: Path, config: str, rtol: float, overrides: dict[str, Any]
 ):
     wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None, **overrides)
-    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=None, dies_at=(6, 1), **overrides)
+    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=None, dies_at=(5, 1), **overrides)
     check_same(got, wanted, rtol)
     moved = [abs(r["last_epoch/ratio/p99"] / r["ratio/p99"] - 1) for r in got]
     assert max(moved) > 0.01  # the passes in between made steps
