@@ -2,8 +2,8 @@
 # Linters, types, import rules and tests. Every step runs; the summary and the exit status tell.
 #
 #   bash launch/test.sh               sets up, then everything: the tests without an engine, then those with one
-#   bash launch/test.sh --fast        the daily loop: no set-up where .venv works, no engine, no test marked heavy;
-#                                     what follows goes to pytest, as in --fast -x tests/learner
+#   bash launch/test.sh --fast        the daily loop: no set-up where .venv works, no engine, no test marked heavy, types
+#                                     of changed files; what follows goes to pytest, as in --fast -x tests/learner
 #   bash launch/test.sh --ci          everything, and a test skipped for a reason that is not in .ci/skips.txt fails
 #   bash launch/test.sh --nightly     sets up, then the tests marked nightly, which the others leave out, and properties with
 #                                     many examples (hours)
@@ -99,11 +99,23 @@ tests() {
   step "$name" "${!compiled}" "$bin/python" -m pytest --durations=10 "${colour[@]}" "$@"
 }
 
+changed_files() {
+  git diff --name-only --diff-filter=d HEAD~1 -- '*.py'
+  git ls-files --others --exclude-standard -- '*.py'
+}
+
 lint() {
+  local files
   step "ruff check" "$bin/ruff" check .
   step "ruff format" "$bin/ruff" format --check .
   step "import rules" "$bin/lint-imports"
-  step "pyright" "$bin/pyright"
+  # The whole tree takes minutes of CPU: --fast looks at what the last commit and the working tree change.
+  if $is_fast && git rev-parse -q --verify HEAD~1 >/dev/null 2>&1; then
+    mapfile -t files < <(changed_files)
+    if [ "${#files[@]}" -gt 0 ]; then step "pyright, changed files" "$bin/pyright" "${files[@]}"; fi
+  else
+    step "pyright" "$bin/pyright"
+  fi
 }
 
 lint >"$folder/lint" 2>&1 &

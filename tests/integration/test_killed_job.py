@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.engine]
 NUM_ROUNDS = 3
 
 
+@pytest.mark.nightly  # daily: the actor that is killed in the test below, and whose engine is in test_many_engines.py
 def test_rolloutpipe_run_goes_on_when_its_actor_is_killed_inside_a_round(tmp_path: Path, model: Path):
     # Rounds of seconds, so that what looks at the run late still finds it inside the second one or the third.
     job = jobs.start_long_rounds(tmp_path / "run", model, updates_per_round=32)

@@ -64,7 +64,7 @@ def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are
     assert len(tickets) == len(set(tickets)) == 256
 
 
-@pytest.mark.parametrize("at_publish", ["drain", "abort_and_resume"])
+@pytest.mark.parametrize("at_publish", [pytest.param("drain", marks=pytest.mark.nightly), "abort_and_resume"])
 def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, model: Path, at_publish: str):
     job = jobs.start(
         tmp_path / "run",

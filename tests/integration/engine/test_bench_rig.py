@@ -13,7 +13,7 @@ from tests.bench.rig.rig import Rig
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config, tiny_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.engine]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]  # it shows benches, not the product
 LENGTHS = Lengths(kind="uniform", max_tokens=24)
 ROUNDS = RoundsConfig(groups_per_round=4, samples_per_group=4, groups_per_update=2)
 SIZE: dict[str, Any] = dict(max_response_tokens=24, max_num_seqs=8, packing=PackingConfig(rows=1, row_tokens=64))

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.engine]
 PLAYS: dict[str, Config] = {"tiny_guess": tiny.tiny_guess(), "tiny_calculator": tiny.tiny_calculator()}
 
 
-@pytest.fixture(scope="module", params=list(PLAYS))
+@pytest.fixture(scope="module", params=[pytest.param("tiny_guess", marks=pytest.mark.nightly), "tiny_calculator"])
 def preset(request: pytest.FixtureRequest) -> str:
     return request.param
 

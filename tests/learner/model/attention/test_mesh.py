@@ -16,16 +16,19 @@ from learner.model.attention.dispatch import attention
 from tests.learner.model.attention.attention_cases import example
 
 MESHES = [dict(tensor=2), dict(sequence=2), dict(data=2, fsdp=2, tensor=2), dict(expert=2)]
-CASES = [(path, None, axes) for path in ("xla", "splash") for axes in MESHES]
-# More tensor shards than key heads, and all at once with a window.
-CASES += [(path, 9, dict(fsdp=2, sequence=2, tensor=2)) for path in ("xla", "splash")]
-CASES += [("xla", None, dict(tensor=4)), ("pallas", None, MESHES[2])]
+ALL_AT_ONCE = dict(fsdp=2, sequence=2, tensor=2)
 # 259 tokens don't divide over anything; 600 are six blocks of 128, of which splash skips those that don't meet.
-CASES = [(*case, 259) for case in CASES]
-CASES += [("splash", 100, dict(fsdp=2, sequence=2, tensor=2), 600), ("splash", None, dict(sequence=2), 600)]
+if DAILY:
+    CASES = [("xla", 9, ALL_AT_ONCE, 259), ("xla", None, dict(expert=2), 259)]
+    CASES += [("pallas", None, MESHES[2], 259), ("splash", 100, ALL_AT_ONCE, 600)]
+else:
+    CASES = [(path, None, axes, 259) for path in ("xla", "splash") for axes in MESHES]
+    CASES += [("splash", 9, ALL_AT_ONCE, 259), ("splash", None, dict(sequence=2), 600)]
+# More tensor shards than key heads.
+CASES += [("xla", None, dict(tensor=4), 259)]
 BATCHES = {
     length: [np.concatenate(x) for x in zip(example(0, length=length), example(1, length=length))]
-    for length in (259, 600)
+    for length in {case[-1] for case in CASES}
 }
 
 def layers(q, k, v, segments, **options):
@@ -60,8 +63,12 @@ print(len(CASES), "cases")
 
 
 @pytest.mark.integration
-def test_attention_on_every_mesh_equals_one_device():
-    assert eight_devices.run(EIGHT_DEVICES).splitlines()[-1] == "14 cases"
+@pytest.mark.parametrize(
+    ("is_daily", "num_cases"), [(True, 5), pytest.param(False, 11, marks=pytest.mark.nightly)], ids=["daily", "nightly"]
+)
+def test_attention_on_every_mesh_equals_one_device(is_daily: bool, num_cases: int):
+    out = eight_devices.run(f"DAILY = {is_daily}\n{EIGHT_DEVICES}")
+    assert out.splitlines()[-1] == f"{num_cases} cases"
 
 
 # Stands for a mesh of which this process has no devices.
