@@ -86,6 +86,7 @@ def test_abandoned_future_is_sampled_again(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("base_steps", "newest"),
     [

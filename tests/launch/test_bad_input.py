@@ -99,6 +99,7 @@ def done(place) -> dict[str, Done]:
     return dict(zip(CASES, call_each("launch.local", lines), strict=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", list(CASES))
 def test_unusable_input_is_one_line_and_exit_code_two(done, place, case):
     got, said = done[case], CASES[case][1].format(place=place)
@@ -134,11 +135,13 @@ def check_refused(done: subprocess.CompletedProcess[str], said: str) -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.heavy
 def test_cache_that_can_not_be_made_is_refused(place):
     done = local(f"--config.run.dir={place}/new/run", SLUICE_CACHE=str(place / "file" / "cache"))
     check_refused(done, f"{place}/file/cache: Not a directory")
 
 
+@pytest.mark.heavy
 def test_disk_that_takes_no_byte_is_refused_before_anything_is_made(place):
     done = local(
         *usable(place, place / "new" / "run"),
@@ -148,6 +151,7 @@ def test_disk_that_takes_no_byte_is_refused_before_anything_is_made(place):
     assert not (place / "new").exists()
 
 
+@pytest.mark.heavy
 def test_lock_that_can_not_be_opened_is_refused(place, tmp_path):
     run = tmp_path / "run"
     config = overrides.apply(
@@ -170,6 +174,7 @@ def small_disk(tmp_path):
     libc.umount2(str(folder).encode(), 2)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("field", ["run.dir", "publish.snapshot_dir"])
 def test_full_disk_and_full_shared_memory_are_refused(place, tmp_path, small_disk, field):
     with open(small_disk / "full", "wb", buffering=0) as file, pytest.raises(OSError):
@@ -180,6 +185,7 @@ def test_full_disk_and_full_shared_memory_are_refused(place, tmp_path, small_dis
     check_refused(done, f"nothing can be written in {small_disk}: No space left on device; choose another")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("field", "said"),
     [("run.dir", "for the run's checkpoints, 3 more at once"), ("publish.snapshot_dir", "snapshots need about")],

@@ -41,6 +41,7 @@ def test_verifier_worker_is_ours():
     assert asyncio.run(score()) == 1.0
 
 
+@pytest.mark.heavy
 def test_objective_check_is_ours_and_finds_the_users_own():
     config = Config(preset="t", loss=LossConfig(advantage="mine:advantage"))
     assert preflight.check_functions(config, ("learner",)) == ["functions of your own: loss.advantage=mine:advantage"]
@@ -63,6 +64,7 @@ def test_piped_process_is_ours(tmp_path):
         child.close()
 
 
+@pytest.mark.heavy
 def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(overrides, "to_json", lambda config: "no config")  # it reads this after its imports

@@ -51,6 +51,7 @@ def takes_config(name: str) -> bool:
     return "--config=VALUE" in said()[name, "--help"].stdout
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["local", "tools.samples", "tools.evaluate"])
 def test_help_is_the_same_where_python_drops_docstrings(name):
     texts = []

@@ -58,6 +58,7 @@ def test_console_takes_the_width_that_the_environment_names(monkeypatch):
     assert make_console(file=io.StringIO()).width == 132
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")])
 def test_command_whose_reader_is_gone_continues_to_its_end(tmp_path, closed):
     with start(tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as one:
@@ -73,6 +74,7 @@ def test_command_whose_reader_is_gone_continues_to_its_end(tmp_path, closed):
     assert b"Traceback" not in said and b"rror" not in said
 
 
+@pytest.mark.heavy
 def test_command_whose_terminal_hung_up_continues_to_its_end(tmp_path):
     main, terminal = pty.openpty()
     with start(tmp_path, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal, start_new_session=True) as one:
@@ -84,6 +86,7 @@ def test_command_whose_terminal_hung_up_continues_to_its_end(tmp_path):
     assert one.returncode == 5 and (tmp_path / "done").read_text() == "done"
 
 
+@pytest.mark.heavy
 def test_command_that_is_started_with_closed_streams_continues_to_its_end(tmp_path):
     shell = f'exec "{sys.executable}" -c "$WRITER" --config="{tmp_path / "done"}" </dev/null >&- 2>&-'
     env = os.environ | {"PYTHONPATH": str(REPO), "WRITER": WRITER}

@@ -5,6 +5,7 @@ import pytest
 from tests.integration.support.processes import REPO
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("arguments", [["--fast", "--bogus"], ["--fast", "-n"], ["--bogus"]])
 def test_flag_that_nobody_knows_is_a_line_and_code_2(arguments):
     done = subprocess.run(["bash", "launch/test.sh", *arguments], cwd=REPO, capture_output=True, text=True)

@@ -69,6 +69,7 @@ def test_step_answers_of_an_episode_come_in_order():
     run(body)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("at", ["reset", "step"])
 @pytest.mark.parametrize(
     ("how", "kind", "said"),

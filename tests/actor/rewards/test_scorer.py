@@ -113,6 +113,7 @@ def test_episode_that_only_its_environment_rewards_is_not_asked_about(tmp_path):
     assert run(judged(RewardScorer(bad(tmp_path)), "0", Task(rewards=(), answer="", environment="guess"))) is NO_REWARD
 
 
+@pytest.mark.heavy
 def test_text_on_which_the_verifier_hangs_three_times_is_wrong_if_it_judges_the_own_answer(tmp_path):
     """The bad verifiers hang as often, by answer, as the text says; they judge the answer itself, 0, at once."""
 
@@ -126,6 +127,7 @@ def test_text_on_which_the_verifier_hangs_three_times_is_wrong_if_it_judges_the_
     run(body())
 
 
+@pytest.mark.heavy
 def test_verifier_that_works_again_after_three_hangs_judges_the_response(tmp_path):
     got = run(judged(RewardScorer(bad(tmp_path)), "3", Task.judged_by("hang", answer="0")))
     assert got == RewardResult(reward=0.5, scores=(RewardScore(name="hang", value=0.5, verdict="ok"),))
@@ -164,6 +166,7 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
     assert given == [(), (6.0,)]
 
 
+@pytest.mark.heavy
 def test_verifier_that_hangs_on_the_own_answer_too_is_broken_and_gives_no_reward(tmp_path):
     with pytest.raises(VerifierError, match=r"3 times\); and of the task's own answer: .*3 times"):
         run(judged(RewardScorer(bad(tmp_path)), "9", Task.judged_by("hang", answer="9")))

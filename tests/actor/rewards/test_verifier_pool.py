@@ -47,6 +47,7 @@ def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", BAD)
 def test_score_after_one_failure_is_the_second_attempts(tmp_path, how):
     async def body():
@@ -60,6 +61,7 @@ def test_score_after_one_failure_is_the_second_attempts(tmp_path, how):
     run(body())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", BAD)
 def test_score_that_keeps_failing_is_an_error_and_no_reward(tmp_path, how):
     async def body():
@@ -79,6 +81,7 @@ def test_score_that_keeps_failing_is_an_error_and_no_reward(tmp_path, how):
     run(body())
 
 
+@pytest.mark.heavy
 def test_attempts_are_further_and_further_apart_up_to_a_bound_and_the_worker_is_free_meanwhile(tmp_path):
     """What a machine lacks for a moment (memory, processes) drops no group."""
 
@@ -107,6 +110,7 @@ def test_attempts_are_further_and_further_apart_up_to_a_bound_and_the_worker_is_
     run(body())
 
 
+@pytest.mark.heavy
 def test_hung_worker_is_killed(tmp_path):
     async def body():
         pool = make_pool(tmp_path, retries=0)
@@ -470,6 +474,7 @@ def test_own_verifiers_whose_result_counts_as_a_number_are_taken(unfit, monkeypa
     assert check_own([f"unfit:{name}" for name in ("numpy_bool", "array", "float16", "called")]) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", REFUSED)
 def test_own_verifier_that_would_fail_at_each_response_is_refused_in_one_line_before_a_run(unfit, monkeypatch, name):
     monkeypatch.chdir(unfit)

@@ -45,6 +45,7 @@ def code_row(n, solution=ADD, **metadata):
     return {"prompt": f"add {n}", "metadata": {"tests": tests, "solution": solution} | metadata}
 
 
+@pytest.mark.heavy
 def test_row_whose_own_answer_does_not_pass_is_set_aside_with_its_number_and_reason(tmp_path):
     found = checked(math_rows(tmp_path))
     assert set(found.gold_failures) == {""} and sorted(found.gold_failures[""]) == LIARS
@@ -103,6 +104,7 @@ def test_rows_on_which_workers_break_are_kept_with_a_line_and_asked_again_by_the
     assert sorted(checked(math_rows(tmp_path)).gold_failures[""]) == LIARS
 
 
+@pytest.mark.heavy
 def test_cache_that_can_not_be_written_is_no_reason_not_to_start(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "file" / "cache"))
@@ -122,6 +124,7 @@ def test_no_answers_are_judged_where_none_are_to_be(tmp_path):
     assert checked(with_rewards(config_of(task="chain_sum"), tmp_path)).gold_failures == {}
 
 
+@pytest.mark.heavy
 def test_file_no_row_of_which_passes_is_refused_in_one_line(tmp_path):
     with pytest.raises(
         ValueError, match="no row's own answer passes its verifiers; row 1: .*rewards.check_gold_answers=0"

@@ -323,6 +323,7 @@ def own(folder, **names):
     )
 
 
+@pytest.mark.heavy
 def test_check_functions_of_ones_own_are_tried_and_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = own(tmp_path, name="mine:loss", verifier="judge:score")
@@ -332,6 +333,7 @@ def test_check_functions_of_ones_own_are_tried_and_named(tmp_path, monkeypatch):
     assert "mine" not in sys.modules and "judge" not in sys.modules
 
 
+@pytest.mark.heavy
 def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = own(tmp_path, name="nowhere:loss", verifier="judge:score")
@@ -341,6 +343,7 @@ def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path,
     assert preflight.check_functions(config_of(), ("learner", "actor")) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("names", "said"),
     [

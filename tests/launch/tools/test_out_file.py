@@ -75,6 +75,7 @@ COMMANDS = {
 """Commands that write a file when they have worked for long."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_tries_its_file_before_all_else(name):
     call = [sys.executable, "-P", "-m", f"launch.{name}", *COMMANDS[name]]

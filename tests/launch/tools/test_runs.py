@@ -67,6 +67,7 @@ def test_duration_is_in_the_largest_unit_of_which_there_are_two(seconds, said):
     assert duration(seconds) == said
 
 
+@pytest.mark.heavy
 def test_command_lists_the_run_of_a_file_and_drops_none(tmp_path):
     url = f"sqlite:///{tmp_path}/store.sqlite"
     code, lines = command(f"--store={url}")
@@ -82,6 +83,7 @@ def test_command_lists_the_run_of_a_file_and_drops_none(tmp_path):
     assert code == 2 and len(lines) == 1 and "remove the run's folder" in lines[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

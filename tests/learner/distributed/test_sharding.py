@@ -32,6 +32,7 @@ SCALE = jax.ShapeDtypeStruct((8,), "float32")
 FOUR_WAY = mesh_of(fsdp=2, tensor=2)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MODELS)
 def test_rules_cover_every_parameter_and_use_each_axis_once(name):
     for path, spec in flatten(abstract_params(config_of(name))).items():

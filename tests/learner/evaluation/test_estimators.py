@@ -59,6 +59,7 @@ def test_standard_error_is_clustered_by_problem():
     assert eight == one and one.stderr == pytest.approx(math.sqrt(1 / 3) / 2)
 
 
+@pytest.mark.heavy
 def test_standard_error_over_many_draws_is_the_spread_of_the_estimate():
     """A simulation: problems of any difficulty, four samples each; the spread of 4,000 evaluations is the oracle."""
     random = np.random.default_rng(0)

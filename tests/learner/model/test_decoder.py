@@ -63,6 +63,7 @@ def test_logits_against_transformers_agree(name):
     assert np.abs(want).max() > 1  # a scale at which 1e-4 means something
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name,path",
     [
@@ -123,6 +124,7 @@ def gradient(config, params, batch, targets, weights, **options):
     return compiled_gradient(config, **options)(params, batch, targets, weights)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name,remat",
     # Daily a family and a remat each, and the parts that few have: biases, windows, experts, caps.
@@ -173,6 +175,7 @@ def by_hf_name(arrays):
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["qwen3-tied", "moe"])
 def test_gradient_rows_of_padding_only_is_finite_and_zero(name):
     _, config, params = loaded(name)
@@ -196,6 +199,7 @@ def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens(name):
         np.testing.assert_array_equal(before[path], after[path], err_msg=path)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", ["qwen3-untied", "qwen2-untied", "moe", "llama-biased", "mistral-window", "gemma3-tied", "gemma2-tied"]
 )
@@ -218,6 +222,7 @@ def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name)
     assert 0 < error < 1.5 * torch_error < 0.2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["qwen3-biased", "qwen2-untied", "moe", "llama-biased", "gemma3-tied"])
 def test_init_params_matches_abstract_and_named_paths(name):
     config = config_of(name)

@@ -87,6 +87,7 @@ def trainer_with(adapters, lora, base_folder, run, *, held_as="float32"):
     )
 
 
+@pytest.mark.heavy
 def test_the_merged_model_is_what_the_learner_computes(saved):
     run, base, own = saved
     model = transformers.AutoModelForCausalLM.from_pretrained(run.model(7), attn_implementation="eager").float()
@@ -139,6 +140,7 @@ def tensors_of(folder):
     }
 
 
+@pytest.mark.heavy
 def test_base_held_in_bfloat16_is_merged_as_it_is_held(tmp_path, caplog):
     architecture, lora = config_of("qwen2-untied"), LORAS["some"]
     base, adapters = random_weights(architecture, lora)

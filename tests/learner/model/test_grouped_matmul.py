@@ -11,6 +11,7 @@ def interpreted(rows, kernels, sizes):
     return megablox(rows, kernels, sizes, tile=(16, 128, 128), interpret=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("multiply", [ragged, interpreted], ids=["ragged", "megablox"])
 @pytest.mark.parametrize("name", SIZES)
 def test_grouped_matmul_values_and_gradients_equal_a_loop_over_the_groups(name, multiply):

@@ -26,6 +26,7 @@ def file_bytes(folder):
     return {p.name: p.read_bytes() for p in folder.glob("*.safetensors")}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-biased", "moe", "moe-tied"])
 def test_save_fresh_params_loads_in_transformers_with_equal_logits(name, tmp_path):
     config = config_of(name)
@@ -40,6 +41,7 @@ def test_save_fresh_params_loads_in_transformers_with_equal_logits(name, tmp_pat
     np.testing.assert_allclose(hidden @ output_head(params).T, want, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name,dtype",
     [(name, "float32") for name in MODELS]

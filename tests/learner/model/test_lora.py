@@ -44,6 +44,7 @@ def added(base, adapters, lora):
     return unflatten({p: np.asarray(x, np.float32) for p, x in leaves.items()})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("lora", [LORA, ATTENTION], ids=["all", "rank_stabilized"])
 def test_adapters_applied_are_the_matrices_with_their_product_added(lora):
     base, adapters = fresh_params(), trained_adapters(lora)
@@ -65,6 +66,7 @@ def test_merge_keeps_the_arrays_of_what_has_no_adapter():
     assert all(merged[path].dtype == jnp.bfloat16 for path in adapted)
 
 
+@pytest.mark.heavy
 def test_fresh_adapters_change_nothing_and_begin_as_in_peft():
     adapters = init_adapters(MODEL, LORA, jax.random.key(0))
     config = with_lora(config_of())
@@ -104,6 +106,7 @@ def test_steps_train_adapters_alone_and_move_the_policy_as_the_whole_gradient_sa
         np.testing.assert_allclose(got[f"layers/{module}/lora_b"], want_b, atol=tolerance[1])
 
 
+@pytest.mark.heavy
 def test_accumulate_makes_no_gradient_of_the_base():
     """In the compiled program nothing but the base's own arguments has the shape of its matrices or its head."""
     model = dataclasses.replace(MODEL, vocab_size=23, intermediate_size=29)

@@ -44,6 +44,7 @@ def compiled(x, is_real, router, kernels, num_per_token, normalize):
     )
 
 
+@pytest.mark.heavy
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), k=st.sampled_from([1, 3, EXPERTS]), normalize=st.booleans(), fill=st.floats(0, 1))
 def test_moe_mlp_equals_float64_loops(seed, k, normalize, fill):
@@ -69,6 +70,7 @@ def test_route_weights_are_the_largest_probabilities_in_float32():
     assert half.dtype == jnp.float32
 
 
+@pytest.mark.heavy
 def test_experts_mlp_in_steps_equals_one_step_with_gradients():
     x, _, kernels = float32(example(5))
     rng = np.random.default_rng(6)

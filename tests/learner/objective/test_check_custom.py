@@ -134,6 +134,7 @@ def own(loss=None, advantage=None, **fields):
     return LossConfig(**{field: name for field, name in names.items() if name}, **fields)
 
 
+@pytest.mark.heavy
 def test_check_good_functions_and_names_of_ours_pass():
     check(own("truncated", "median"), group_size=1)
     check(own("truncated", kl_coef=0.1, entropy_coef=0.1, max_weight=3.0), group_size=4)

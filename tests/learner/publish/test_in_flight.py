@@ -100,6 +100,7 @@ def in_flight_group(model) -> tuple[Group, Oracle]:
     return group, Oracle(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rows", [4, 1], ids=["one-batch", "several-batches"])
 def test_group_over_three_versions_is_trained_with_each_tokens_own_lag_and_ratio(tmp_path, rows):
     config = config_of(

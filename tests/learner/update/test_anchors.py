@@ -11,6 +11,7 @@ def trained(steps, state, anchors, micro):
     return steps.apply(steps.accumulate(state, micro.batch, anchors.score(micro.batch)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "setting", [dict(proximal="round"), dict(proximal="published", publish_every=3)], ids=["round", "published"]
 )
@@ -35,6 +36,7 @@ def test_anchors_keep_the_reference_and_the_published_policy_while_the_learner_m
     np.testing.assert_array_equal(anchors.score(micro.batch).proximal, now)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "setting",
     [

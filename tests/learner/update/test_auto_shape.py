@@ -149,6 +149,7 @@ def train(shape, rng, how, updates):
     return costs, shapes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", ARRIVALS)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_settled_shape_is_within_a_twentieth_of_the_best_for_updates_it_has_not_seen(workload, how):
@@ -176,6 +177,7 @@ def test_whole_course_from_the_first_update_is_near_the_best_fixed_shape(workloa
     assert sum(costs) <= 1.08 * min(fixed)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", ARRIVALS)
 def test_shape_follows_lengths_that_grow_with_few_changes(how):
     rng, num = np.random.default_rng(3), 200
@@ -237,6 +239,7 @@ def test_without_auto_the_configured_shape_is_used_and_nothing_is_looked_at():
     assert shape.packing == config.packing
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("shape", [(8, 64), (1, 256)])
 def test_update_in_another_shape_has_the_same_gradient(shape):
     """The steps take a shape that they were not built with; it is one more compilation each."""

@@ -106,6 +106,7 @@ OPTIMIZERS = (
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(o.values()))
 @pytest.mark.parametrize("rank", [0, 8])
@@ -135,6 +136,7 @@ def test_state_by_hand_for_bfloat16_parameters_with_float32_moments():
     assert auto_remat.state_bytes(params, config) == 15 * 14 + 8
 
 
+@pytest.mark.heavy
 def test_adapters_alone_have_moments_and_their_base_is_frozen():
     adapters = {"a": jax.ShapeDtypeStruct((8, 64), "float32")}
     config = config_of("dots", lora=sections.LoraConfig(rank=8))
@@ -162,6 +164,7 @@ FROZEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("kept", "compute_dtype"), [*((kept, "bfloat16") for kept in FROZEN), ("all", "float32")])
 def test_frozen_copies_are_counted_as_the_learner_holds_them(monkeypatch, tmp_path, kept, compute_dtype):
     """Measured from the arrays that a trainer really has, each once; auto's threshold moves with them by as much."""

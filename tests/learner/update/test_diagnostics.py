@@ -49,6 +49,7 @@ SPANNING = rollout([4, 1, 1, 0.5], [3, 4, 4, 6], reward=1.0)
 FRESH = rollout([1], [6], reward=0.0)
 
 
+@pytest.mark.heavy
 def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
     batch = pack(config_of(), [group("a", SPANNING, FRESH)])[0].batch
     clipped = batch.behavior_logprobs < np.log(1 / 16)  # the token of weight 4
@@ -143,6 +144,7 @@ def test_finalize_of_nothing_is_undefined_where_a_number_would_mislead():
         assert np.isnan(got[name]), name
 
 
+@pytest.mark.heavy
 def test_measure_under_jit_gives_the_same_numbers():
     groups = [random_group(np.random.default_rng(i), f"t{i}") for i in range(3)]
     batch = pack(config_of(rows=16), groups)[0].batch

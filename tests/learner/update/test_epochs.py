@@ -207,6 +207,7 @@ def test_every_pass_has_the_gradient_of_the_books(loss, setting):
     assert num_clipped > 0.01, "the clip was never reached, so it was not tried"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("loss", ["decoupled_ppo", "tis"])
 def test_decoupled_losses_are_truncated_is_in_the_first_pass_alone(loss):
     decoupled = run_in(loss, "two passes")
@@ -272,6 +273,7 @@ def test_drop_forgets_the_batch_that_was_kept():
     assert row["last_epoch/grad_norm"] == want["last_epoch/grad_norm"]
 
 
+@pytest.mark.heavy
 def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():
     config = config_of(epochs=2, publish_every=2, name="tis", proximal="published", kl_coef=0.1)
     run = run_of(config)
@@ -292,6 +294,7 @@ def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():
     assert len(scored) == len(micros)
 
 
+@pytest.mark.heavy
 def test_kept_batch_of_a_single_pass_is_empty():
     run = run_of(config_of())
     for micro in stream(run.config, random_groups(0, 2)):

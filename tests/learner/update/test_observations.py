@@ -79,6 +79,7 @@ def gradient_and_metrics(config, steps, batches):
     return grads, jax.tree.map(np.array, metrics)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LOSSES)
 def test_observed_tokens_flipped_leave_gradient_and_every_metric_to_the_bit(name):
     config = config_of(**LOSSES[name])

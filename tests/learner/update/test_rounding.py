@@ -126,6 +126,7 @@ def test_adamw_in_bfloat16_moves_parameters_as_exact_arithmetic_does(learning_ra
         assert abs(of_size - 1) < 5 * deviation * np.sqrt(sizes.size / where.sum()) * 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_apply_update_in_bfloat16_moves_as_the_same_in_float32(optimizer):
     config = OptimizerConfig(name=optimizer, learning_rate=1e-5, weight_decay=0.1)
@@ -149,6 +150,7 @@ def test_apply_update_in_bfloat16_moves_as_the_same_in_float32(optimizer):
     assert abs(np.sum(exact * moved["bfloat16"]) / np.sum(exact**2) - 1) < 0.03
 
 
+@pytest.mark.heavy
 def test_thirty_updates_of_a_model_in_bfloat16_learn_as_in_float32_and_resume():
     start = jax.tree.map(lambda p: np.asarray(p, ml_dtypes.bfloat16), fresh_params())
     moved, gained = {}, {}
@@ -178,6 +180,7 @@ def test_thirty_updates_of_a_model_in_bfloat16_learn_as_in_float32_and_resume():
     assert gained["float32"] > 0 and abs(gained["bfloat16"] / gained["float32"] - 1) < 0.25
 
 
+@pytest.mark.heavy
 def test_rounding_is_the_same_on_every_mesh():
     code = """
 import jax, numpy as np, jax.numpy as jnp

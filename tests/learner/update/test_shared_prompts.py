@@ -102,6 +102,7 @@ def assert_same_update(got, want):
             np.testing.assert_allclose(got[1][name], value, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.heavy) if i else name for i, name in enumerate(LOSSES)]
 )

@@ -71,6 +71,7 @@ def check(loss, normalization, seed, arrivals):
         expected = jax.tree.map(np.asarray, state.params)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("loss", LOSSES)
 @settings(max_examples=8)

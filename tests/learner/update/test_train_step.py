@@ -50,6 +50,7 @@ def assert_same(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.heavy
 def test_apply_advances_step_and_empties_the_accumulator(steps):
     state, metrics = update(steps, steps.init(fresh_params()), random_groups(0, 4))
     assert int(state.step) == 1 and int(state.skipped_updates) == 0
@@ -141,6 +142,7 @@ def test_score_equals_plain_log_softmax_of_each_sequence_alone(steps):
     assert seen == 6
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_compile_once_each_over_ten_varied_batches(dtype):
     config = config_of(param_dtype=dtype)

@@ -45,6 +45,7 @@ def test_command_writes_files_and_says_what_is_next(tmp_path):
     assert f"kubectl apply -f {tmp_path}/out" in done.out
 
 
+@pytest.mark.heavy
 def test_command_that_lacks_something_is_one_line_code_2_and_nothing_written(tmp_path):
     out = f"--out={tmp_path}/out"
     lines = [
@@ -62,6 +63,7 @@ def test_command_that_lacks_something_is_one_line_code_2_and_nothing_written(tmp
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.heavy
 def test_commands_of_the_page_render_what_it_says(tmp_path):
     lines = [[re.sub("^--out=.*", f"--out={tmp_path}/{i}", a) for a in line] for i, line in enumerate(written())]
     assert [done.err for done in call_each("launch.tools.deploy.cli", lines) if done.code] == []

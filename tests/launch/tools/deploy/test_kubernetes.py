@@ -88,6 +88,7 @@ def test_schemas_refuse_a_jobset_with_a_wrong_field(breaking):
         check_jobset(found)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", ALL)
 def test_rendered_commands_are_ones_that_the_programs_take(case):
     for name, spec in pods(ALL[case]()).items():

@@ -66,6 +66,7 @@ def sparse_model(folder: pathlib.Path, num_bytes: float) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_documented_hosts_hold_their_own_rows_and_the_rendered_memory_has_room_for_them(written):
     assert written["whole"] == pytest.approx(2 * 7.62e9, rel=0.01)
     largest = max(written["shares"])

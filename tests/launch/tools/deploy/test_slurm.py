@@ -71,6 +71,7 @@ def test_options_of_the_user_stand_in_place_of_what_a_clouds_host_has(options, w
     assert asked == wanted and text.count("#SBATCH") == len(headers(text))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("case", "function"),
     [("gpus-alone", "learner_command"), ("gpus-alone", "actor_command"), ("one-node", "node_command")],

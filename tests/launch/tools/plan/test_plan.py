@@ -45,6 +45,7 @@ def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     assert len(numbers["rounds"]) == 4
 
 
+@pytest.mark.heavy
 def test_command_line_searches_prints_and_plots(tmp_path):
     done = plan(
         "--config=pipelinerl:tiny",
@@ -302,6 +303,7 @@ def any_is_in_the_frontier(width, waiting, held):
     return any(width is None or order(i) in serving or len(serving) < width for i in waiting)
 
 
+@pytest.mark.heavy
 def test_search_finds_the_split_that_balances_generation_and_training(tmp_path):
     # A token costs an engine 1/64 s and the learner 1/32 s: of 9 chips 3 generate, 6 train; then both are busy.
     engine = dataclasses.replace(profile_of().engine, running=(64.0,), tokens_per_s=(64.0,))

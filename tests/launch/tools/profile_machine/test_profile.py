@@ -81,6 +81,7 @@ def test_counts_are_powers_of_two_and_the_limit(limit, want):
     assert profile_engine.counts_up_to(limit) == want
 
 
+@pytest.mark.heavy
 def test_profile_learner_times_full_micro_batches():
     config = config_of(rows=3, row_tokens=24)
     assert (full_micro_batch(config).batch.segment_ids > 0).all()

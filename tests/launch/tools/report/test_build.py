@@ -25,6 +25,7 @@ def run(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("build") / "run", steps=30)
 
 
+@pytest.mark.heavy
 def test_report_is_one_file_of_a_bounded_size_that_names_no_other_place(run, tmp_path):
     size = write_report([run], tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -34,6 +35,7 @@ def test_report_is_one_file_of_a_bounded_size_that_names_no_other_place(run, tmp
     assert "connect-src 'none'" in html.unescape(page)
 
 
+@pytest.mark.heavy
 def test_report_has_all_samples_rounds_numbers_and_the_config(run):
     page = build([run])
     (told,) = data_of(page)["runs"]
@@ -49,6 +51,7 @@ def test_report_has_all_samples_rounds_numbers_and_the_config(run):
         assert word in page
 
 
+@pytest.mark.heavy
 def test_hostile_text_stays_text(tmp_path):
     folder = make_folder(tmp_path / "<img src=x onerror=1>", texts=HOSTILE)
     (folder / "config.json").write_text(json.dumps({"preset": HOSTILE[0], "run": {"name": HOSTILE[1]}}))
@@ -67,6 +70,7 @@ def test_json_in_a_script_ends_none_and_is_the_same_when_read():
     text.encode()
 
 
+@pytest.mark.heavy
 def test_too_many_samples_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "run", steps=40, groups=400)
     monkeypatch.setattr("launch.tools.report.page.BUDGET_BYTES", 200_000)
@@ -88,6 +92,7 @@ def test_evaluations_have_their_half_where_training_has_far_more(tmp_path):
     assert 20_000 < sizes["eval"] <= 30_000 and sizes["train"] > 20_000 and sum(sizes.values()) <= 60_000
 
 
+@pytest.mark.heavy
 def test_runs_side_by_side_have_a_colour_each_and_what_differs_is_told(run, tmp_path):
     other = make_folder(tmp_path / "other", name="other", steps=10, seed=1)
     page = build([run, other])
@@ -224,6 +229,7 @@ def test_rows_that_bear_a_time_are_where_their_clock_says(tmp_path):
     assert positions(run, "step", "time").tolist() == [5, 7, 10]
 
 
+@pytest.mark.heavy
 def test_curves_can_be_drawn_over_what_a_run_has(tmp_path):
     page = data_of(build([make_folder(tmp_path / "run", steps=8)]))
     assert [(a["name"], a["label"]) for a in page["axes"]] == [

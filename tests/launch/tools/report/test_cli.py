@@ -54,6 +54,7 @@ def done(runs):
     return call_each("launch.tools.report.cli", lines)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", REFUSED)
 def test_command_refuses_in_one_line_with_code_2(done, case):
     got = done[list(REFUSED).index(case)]
@@ -92,6 +93,7 @@ def shown(folder):
     return out.getvalue()
 
 
+@pytest.mark.heavy
 def test_end_of_a_run_shows_three_samples_and_names_the_report(tmp_path):
     folder = make_folder(tmp_path / "run")
     text = shown(folder)
@@ -99,6 +101,7 @@ def test_end_of_a_run_shows_three_samples_and_names_the_report(tmp_path):
     assert (folder / "report.html").is_file()
 
 
+@pytest.mark.heavy
 def test_end_of_a_run_is_no_error_where_there_is_nothing_to_show(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "run", groups=0)
     assert "reward" not in shown(folder) and (folder / "report.html").is_file()
@@ -108,6 +111,7 @@ def test_end_of_a_run_is_no_error_where_there_is_nothing_to_show(tmp_path, monke
     assert "not written: ZeroDivisionError" in shown(folder)
 
 
+@pytest.mark.heavy
 def test_damaged_event_leaves_a_run_without_summary_and_not_without_its_ending(tmp_path, capsys):
     folder = make_folder(tmp_path / "run")
     events = folder / "events" / "learner.jsonl"

@@ -45,6 +45,7 @@ def test_results_format_is_the_one_that_is_written():
     assert run_data.FORMAT == eval_summary.FORMAT
 
 
+@pytest.mark.heavy
 def test_results_beside_a_run_are_in_its_report_by_step(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
     assert 'id="evaluated"' not in build([folder])
@@ -62,6 +63,7 @@ def test_results_beside_a_run_are_in_its_report_by_step(tmp_path):
     assert len(of_run(folder)[0]) == 3
 
 
+@pytest.mark.heavy
 def test_results_of_other_models_are_shown_beside_a_run_or_without_one_and_none_twice(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
     results.write_beside(found(400), RunFolder(folder))
@@ -88,6 +90,7 @@ def test_results_that_are_none_are_refused_by_name(tmp_path):
         build([], results=[tmp_path / "r.json"])
 
 
+@pytest.mark.heavy
 def test_hostile_names_of_sets_stay_text(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
     for i, text in enumerate(HOSTILE):

@@ -25,6 +25,7 @@ def done(tmp_path_factory):
     return here, call_each("launch.tools.report.__main__", lines)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", REFUSED)
 def test_file_that_can_not_be_written_is_named_as_it_was_given(done, case):
     here, all_of_them = done

@@ -47,6 +47,7 @@ def test_server_listens_on_loopback_alone(run):
         assert server.server_address[0] == "127.0.0.1"
 
 
+@pytest.mark.heavy
 def test_page_names_its_version_and_a_run_that_goes_on_has_another(run, port):
     status, page = ask(port)
     version = ask(port, "/version")[1]
@@ -98,6 +99,7 @@ def test_server_only_shows(port):
     assert ask(port, "/", method="POST")[0] == 501
 
 
+@pytest.mark.heavy
 def test_run_that_vanished_is_said_and_the_server_lives(run, port):
     ask(port)
     (run / "config.json").unlink()

@@ -343,6 +343,7 @@ def test_of_a_signal_the_last_line_is_no_reason(line):
     assert supervisor_message(line) == TOLD[line]
 
 
+@pytest.mark.heavy
 def test_rounds_are_within_their_bytes_and_the_open_one_and_the_ends_are_among_them(tmp_path):
     folder = make_folder(tmp_path / "run", steps=60, actors=6, hangs=True)
     for file in folder.glob("events/actor-*.jsonl"):  # as many requests as a large engine serves

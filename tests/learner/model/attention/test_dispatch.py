@@ -21,6 +21,7 @@ from tests.learner.model.attention.attention_cases import (
 )
 
 
+@pytest.mark.heavy
 @every_path
 @pytest.mark.parametrize(
     "dtype,kv_heads,window",
@@ -37,6 +38,7 @@ def test_attention_values_and_gradients_equal_float64(run, dtype, kv_heads, wind
         assert_close(a, b, dtype, name)
 
 
+@pytest.mark.heavy
 @every_path
 @pytest.mark.parametrize("dtype,window", [(np.float32, None), (np.float32, 7), (BFLOAT16, None)])
 def test_attention_with_a_soft_cap_equals_float64_or_is_refused(run, dtype, window):
@@ -80,6 +82,7 @@ def test_attention_packed_row_equals_each_segment_alone(run):
             np.testing.assert_allclose(a, c, atol=2e-5 if run.float32 else 3e-2)
 
 
+@pytest.mark.heavy
 @every_path
 @given(seed=st.integers(0, 2**31), b=st.integers(0, 1), j=st.integers(0, 2**31))
 def test_attention_token_not_seen_moves_nothing(run, seed, b, j):
@@ -187,6 +190,7 @@ def test_attention_bad_argument_is_refused(change, message):
         attention(**(call | dict(scale=1.0) | change))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("run", [XLA, SPLASH], ids=lambda v: v.name)
 def test_attention_gradient_under_checkpoint_and_scan_equals_two_calls(run):
     q, k, v, segments, d_out = example(2)

@@ -36,6 +36,7 @@ def test_segment_layout_is_the_start_and_length_of_each_segment(lengths, M):
     assert (np.asarray(got_starts[1]) == -1).all() and (np.asarray(got_lengths[1]) == -1).all()
 
 
+@pytest.mark.heavy
 @settings(max_examples=10)
 @given(seed=st.integers(0, 999))
 def test_segment_layout_after_the_library_lists_every_row_in_one_buffer(seed):

@@ -72,6 +72,7 @@ def share(kernel, shard: int):
     return type(kernel).tree_unflatten(kwargs, [table and half(table) for table in tables])
 
 
+@pytest.mark.heavy
 @given(rows=ROWS, window=st.sampled_from(WINDOWS), shard=st.sampled_from([None, 0, 1]))
 def test_tables_run_exactly_the_pairs_of_blocks_with_a_query_that_sees_a_key(rows, window, shard):
     segments = packed(rows)
@@ -123,6 +124,7 @@ def test_nothing_runs_in_rows_of_padding_and_every_block_named_exists():
     assert got.tolist() == [[2, 2], [2, 2], [2, 2]]
 
 
+@pytest.mark.heavy
 def test_segments_of_a_block_each_run_one_pair_a_block_and_one_segment_runs_the_causal_half():
     kernel = splash_kernel(16384)
     for segments, count in ((np.repeat(np.arange(1, 17), 1024), 16), (np.ones(16384), 16 * 17 // 2)):
@@ -130,6 +132,7 @@ def test_segments_of_a_block_each_run_one_pair_a_block_and_one_segment_runs_the_
         assert [int(t.block_mask.sum()) for t in tables(kernel, row, row)] == [count] * 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rows,length", [(2, 700), (1, 500)], ids=["three-passes", "fused-backward"])
 @pytest.mark.parametrize("window", [None, 200])
 def test_blocks_that_do_not_meet_are_never_computed(rows, length, window):

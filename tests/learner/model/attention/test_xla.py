@@ -62,6 +62,7 @@ def with_prefixes(segments):
     return prefixes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("block", [16, 64])
 def test_segments_behind_a_prefix_equal_each_alone_behind_it(block):
     q, k, v, segments, d_out = example(4)
