@@ -49,6 +49,10 @@ def test_kills_of_server_and_clients_lose_nothing_and_train_nothing_twice(server
     check(over_postgres(server, tmp_path, num_groups=400, kills=4))
 
 
+def test_kills_of_clients_of_a_file_lose_nothing_and_train_nothing_twice(tmp_path):
+    check(over_sqlite(tmp_path, num_groups=300, kills=8))
+
+
 @pytest.mark.nightly
 def test_twenty_kills_over_five_thousand_groups_on_postgres(server, tmp_path):
     check(over_postgres(server, tmp_path, num_groups=5000, kills=20))
