@@ -1,8 +1,8 @@
 """Every command there is: its help, and what it says of a flag that it doesn't know. A new one is found by itself."""
 
 import ast
-import concurrent.futures
 import functools
+import json
 import os
 import pathlib
 import re
@@ -33,18 +33,49 @@ def commands() -> list[str]:
     return sorted(found - NO_FLAGS)
 
 
+FORKED = """
+import json, os, runpy, sys, tempfile, traceback
+import configs.field_docs, launch.cli, launch.cli_help  # once for all commands, most of which import no more
+
+for name, flag in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if not (pid := os.fork()):
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv[:] = ["", flag]
+            code = 0
+            try:
+                runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+            except SystemExit as e:
+                code = e.code or 0
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        texts = [os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, err)]
+    print(json.dumps([code, *texts]), flush=True)
+"""
+"""Runs each command of stdin as `python -m` does, in a child of its own; prints its code, stdout and stderr."""
+
+
 @functools.cache
 def said() -> dict[tuple[str, str], subprocess.CompletedProcess[str]]:
     """Every command with --help, and with a flag that none has."""
-    environment = os.environ | {"PYTHONPATH": str(REPO), "COLUMNS": "80"}
-
-    def start(line: tuple[str, str]) -> subprocess.CompletedProcess[str]:
-        call = [sys.executable, "-P", "-m", f"launch.{line[0]}", line[1]]
-        return subprocess.run(call, env=environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True)
-
     lines = [(name, flag) for name in commands() for flag in ("--help", "--no_such_flag=1")]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return dict(zip(lines, pool.map(start, lines), strict=True))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FORKED],
+        env=os.environ | {"PYTHONPATH": str(REPO), "COLUMNS": "80"},
+        cwd="/",
+        input=json.dumps(lines),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answers = map(json.loads, done.stdout.splitlines())
+    return {line: subprocess.CompletedProcess(line, *answer) for line, answer in zip(lines, answers, strict=True)}
 
 
 def takes_config(name: str) -> bool:
