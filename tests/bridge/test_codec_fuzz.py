@@ -252,6 +252,7 @@ def _survives(type_: type, data: bytes) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_decode_message_that_would_grow_refused_in_bounded_memory_and_time(bomb):
     """A message within the size limit that would become gigabytes, or take minutes | refused before it is unpacked"""

@@ -75,6 +75,7 @@ def test_learner_that_falls_back_to_an_older_checkpoint_gets_its_open_tickets_se
     assert store.put_group(make_group(ticket(3))) is True
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("num_samples", [1, 3])
 @pytest.mark.parametrize("next_order", [0, 5, 31, 36])
 def test_count_is_exact_after_a_rewind_past_forgotten_orders_and_on_the_way_back(store, num_samples, next_order):

@@ -193,6 +193,7 @@ def test_build_steps_mesh_that_does_not_divide_is_refused(axes, message):
         build_train_step(MODEL, config_of(rows=3), mesh)
 
 
+@pytest.mark.heavy
 def test_accumulate_never_holds_the_logits_of_all_tokens():
     rows, row_tokens, words = 4, 256, 32768
     config = config_of(rows=rows, row_tokens=row_tokens)
@@ -208,6 +209,7 @@ def test_accumulate_never_holds_the_logits_of_all_tokens():
     assert memory is not None and memory.temp_size_in_bytes > all_logits  # the measure sees it where it is
 
 
+@pytest.mark.heavy
 def test_steps_with_adafactor_train_and_keep_no_first_moment():
     config = config_of()
     config = dataclasses.replace(config, optimizer=OptimizerConfig(name="adafactor", learning_rate=1e-2))
@@ -241,6 +243,7 @@ def test_score_of_a_model_with_soft_caps_is_transformers_own(tmp_path):
     assert num_scored == batch.loss_mask.sum() > 10
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("own", "built_in", "fields"),
     [

@@ -34,6 +34,7 @@ def fused(config, params, sums, opt_state, *, share, is_good=True):
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", [1e-4, 30.0], ids=["not clipped", "clipped"])
 @pytest.mark.parametrize("mu_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])

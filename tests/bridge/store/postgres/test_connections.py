@@ -35,6 +35,7 @@ def cut_all(place):
     )
 
 
+@pytest.mark.heavy
 def test_calls_go_on_when_connections_are_cut(place, learner, actor):
     learner.put_tickets([make_ticket("a")])
     cut_all(place)
@@ -302,6 +303,7 @@ def crowded(place, postgres):
     allow(-1)
 
 
+@pytest.mark.heavy
 def test_server_without_a_connection_left_is_waited_for_and_says_what_to_raise(
     place, learner, as_actor, crowded, caplog
 ):
