@@ -11,9 +11,10 @@ from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from launch.services import snapshot_service
 from launch.services.snapshot_service import SnapshotService
-from launch.tools.deploy import kubernetes, slurm
+from launch.tools.deploy import slurm
 from launch.tools.deploy.deployment import Deployment
 from tests.launch.tools.deploy.cases import gpus_alone, trial_of_hosts, v5p_and_h100
+from tests.launch.tools.deploy.test_kubernetes import pods
 
 
 class FakeServer:
@@ -30,7 +31,7 @@ class FakeServer:
 
 def on_kubernetes(deployment: Deployment, index: int, _: pathlib.Path) -> list[str]:
     """A learner pod's arguments, as the node hands them on."""
-    (container,) = kubernetes.learner_pod(deployment)["spec"]["containers"]
+    (container,) = pods(deployment)["learner"]["containers"]
     return [argument.replace("$(SLUICE_PROCESS_ID)", str(index)) for argument in container["args"]]
 
 

@@ -104,6 +104,20 @@ def test_rendered_commands_are_ones_that_the_programs_take(case):
                 parse(arguments)
 
 
+def test_names_that_yaml_reads_as_something_else_stay_text():
+    wanted = config("tiny", model__path="", prompts__path="", run__name="true")
+    more = {"namespace": "123", "storage_claim": "1.5", "service_account": "null", "mount": "/a b #'\"\u00e9\U0001f600"}
+    on_cpus = settings(KUBERNETES, learner="cpu", actors="cpu", num_params=0.0, **more)
+    found = objects(deploy(wanted, on_cpus))
+    for one in found.values():
+        assert one["metadata"]["namespace"] == "123"
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "true"
+    spec = pod(found["JobSet/true"])
+    assert spec["serviceAccountName"] == "null"
+    assert {"name": "storage", "persistentVolumeClaim": {"claimName": "1.5"}} in spec["volumes"]
+    assert {"name": "storage", "mountPath": more["mount"]} in spec["containers"][0]["volumeMounts"]
+
+
 def test_slice_of_64_v5p_chips_is_16_hosts_that_start_and_fail_together():
     jobset = objects(v5p_and_h100())["JobSet/tpu-v5p-64"]
     (job,) = jobset["spec"]["replicatedJobs"]
