@@ -6,10 +6,12 @@ import math
 import pathlib
 from collections.abc import Sequence
 
+from bridge.store.url_login import files_of_a_login, users_of, with_user
 from configs.schema import Config
+from configs.sections.prompts import HUGGING_FACE
 from launch.startup.join_run import allowing
 from launch.startup.snapshot_room import SnapshotRoom, actor_bytes
-from launch.tools.deploy import deploy_settings
+from launch.tools.deploy import deploy_settings, kubernetes_names
 from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -73,16 +75,19 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
       ValueError: it can't be; one line says which field or flag.
     """
     if settings.target == "kubernetes":
-        deploy_settings.check_name(config)
+        kubernetes_names.check_name(config)
         deploy_settings.check_sandboxes(config, settings)
-    config = _with_grace(deploy_settings.on_storage(config, settings), settings)
+    config = _on_storage(config, settings)
+    # The learner has as long to stop as the cluster gives it.
+    supervision = dataclasses.replace(config.supervision, shutdown_grace_s=settings.grace_s)
+    config = dataclasses.replace(config, supervision=supervision)
     if settings.one_node:
         learner, actor, actor_store = _node(config, settings), deploy_settings.cpu_hosts(), ""
     else:
         deploy_settings.check_meeting_places(config)
-        config = deploy_settings.listening(config, settings)
+        config = _listening(config, settings)
         learner, actor = _learner(config, settings), _actor(config, settings)
-        actor_store = deploy_settings.store_of_actors(config, settings.actor_user)
+        actor_store = _store_of_actors(config, settings.actor_user)
         # One process per host; each host's own check of its room (`launch.startup.preflight`) reads the number here.
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
     limits = config.supervision
@@ -121,11 +126,71 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
     return deployment
 
 
-def _with_grace(config: Config, settings: DeploySettings) -> Config:
-    """The config whose learner has as long to stop as the cluster gives it."""
+def _on_storage(config: Config, settings: DeploySettings) -> Config:
+    """The config with its run folder on the storage that all hosts share.
+
+    Raises:
+      ValueError: something that is read or written is not on it.
+    """
+    root = pathlib.PurePosixPath(settings.mount if settings.target == "kubernetes" else "/")
+    where = f"below {root}, where the claim is" if settings.target == "kubernetes" else "absolute, on shared storage"
+    run_dir = config.run.dir or (str(root / "runs" / config.run.name) if settings.target == "kubernetes" else "")
+    if not run_dir:
+        raise ValueError("give --config.run.dir=/PATH, on storage that every node shares")
+    paths = {
+        "run.dir": run_dir,
+        "model.path": config.model.path,
+        **_prompt_paths(config),
+        "loss.reference_path": config.loss.reference_path,
+    }
+    for field, path in paths.items():
+        if path and (root not in pathlib.PurePosixPath(path).parents or ".." in path.split("/")):
+            raise ValueError(f"{field} must be {where}, got {path!r}: --config.{field}={root / 'PATH'}")
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=run_dir))
+
+
+def _prompt_paths(config: Config) -> dict[str, str]:
+    """Files that prompts are read from, by their field; not names of data sets."""
+    paths: dict[str, str] = {}
+    for where, source in config.asked_sources.items():
+        paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
+    names = {field: path for field, path in paths.items() if path.startswith(HUGGING_FACE)}
+    folders = {f: p.removeprefix(HUGGING_FACE) for f, p in names.items() if p.startswith(f"{HUGGING_FACE}/")}
+    return {field: path for field, path in paths.items() if field not in names} | folders
+
+
+def _listening(config: Config, settings: DeploySettings) -> Config:
+    """The config whose learner serves at all addresses of its host, unless it says at which.
+
+    The port is the same on every host; an actor is told each host's own address by the learner.
+    """
+    if config.publish.serve == "none":
+        return config
+    listen = config.publish.listen
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit() or (int(port) and int(port) != settings.port):
+        raise ValueError(f"publish.listen={listen} has another port than --port={settings.port}")
+    everywhere = "0.0.0.0" if host.strip("[]") in ("127.0.0.1", "localhost", "::1") else host
     return dataclasses.replace(
-        config, supervision=dataclasses.replace(config.supervision, shutdown_grace_s=settings.grace_s)
+        config, publish=dataclasses.replace(config.publish, listen=f"{everywhere}:{settings.port}")
     )
+
+
+def _store_of_actors(config: Config, user: str) -> str:
+    """Returns the store's URL with the actors' login in place of the learner's.
+
+    Raises:
+      ValueError: the URL names files of the learner's login, or the learner's login is to be the actors' too.
+    """
+    url = config.store.url
+    if files := files_of_a_login(url):
+        raise ValueError(
+            f"store.url names files of the learner's login ({', '.join(files)}), and actors have the same URL: leave "
+            "them out; pods and jobs get each role's password by PGPASSWORD or PGPASSFILE"
+        )
+    if user in users_of(url):
+        raise ValueError(f"--actor_user={user} is the learner's login in store.url: give the actors one of their own")
+    return with_user(url, user)
 
 
 def _learner(config: Config, settings: DeploySettings) -> Hosts:

@@ -3,6 +3,8 @@
 import itertools
 import re
 
+from configs.schema import Config
+
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL = re.compile(_LABEL)
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -84,3 +86,22 @@ def check_mount(flag: str, value: str, *, read_only: tuple[str, ...], scratch: t
     within = (one for one in read_only if value.startswith(f"{one}/"))
     if hidden := next(itertools.chain(hides, within), None):
         raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, where the pod has {hidden}")
+
+
+_MAX_NAME = 40
+"""A pod is named after the run, and its host name has 63 characters at most."""
+
+
+def check_name(config: Config) -> None:
+    """Refuses a run's name that Kubernetes has no objects of.
+
+    Raises:
+      ValueError: it does.
+    """
+    name = config.run.name
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _MAX_NAME:
+        fit = re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:_MAX_NAME].rstrip("-") or "run"
+        raise ValueError(
+            f"run.name={name} names Kubernetes objects, so it must be lower-case letters, digits and '-', "
+            f"{_MAX_NAME} at most, and begin with a letter: --config.run.name={fit}"
+        )
