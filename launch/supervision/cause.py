@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-LOG_HEAD = re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
+_LOG_HEAD = re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
 """Prefix of a line of absl's log: its level and day, the time, the thread, and the source line."""
 _ENGINE_HEAD = re.compile(r"^(?:\([\w-]+(?: pid=\d+)?\) )+")
 """Prefix that vLLM puts before each line of an engine's processes: `(EngineCore pid=7) `."""
@@ -53,7 +53,7 @@ def _lines(log: pathlib.Path, since: int) -> list[str]:
 
 
 def _bare(line: str) -> str:
-    return LOG_HEAD.sub("", _VLLM_HEAD.sub("", _ENGINE_HEAD.sub("", line)).strip())
+    return _LOG_HEAD.sub("", _VLLM_HEAD.sub("", _ENGINE_HEAD.sub("", line)).strip())
 
 
 def _is_exception(line: str) -> bool:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 import rich.live
 from rich.console import Console
@@ -90,6 +91,8 @@ class Supervisor:
         """Last cause by process of a failure at its start."""
         self._num_resizes: dict[Process, int] = {}
         self.last_error = ""
+        self._exit: dict[str, Any] = {}
+        """Of the process that `last_error` is about: the arguments of its event."""
 
     def run(self) -> RunOutcome:
         """Starts, watches and stops the processes."""
@@ -153,7 +156,7 @@ class Supervisor:
         if len(self._abandoned) + 1 == len(self._actors):
             return False
         self._abandoned.append(child)
-        self._event(f"{self.last_error}; the run goes on without it")
+        self._report_exit("; the run goes on without it")
         return True
 
     def _describe(self, child: Process) -> str:
@@ -167,22 +170,27 @@ class Supervisor:
         if code == cli.RESIZE:
             self._num_resizes[child] = self._num_resizes.get(child, 0) + 1
             count = f"({self._num_resizes[child]})"
-            self._event(f"{child.name} starts again with other engine limits {count}: {self._limits_of(child)}")
+            limits = self._limits_of(child)
+            self._event(f"{child.name} starts again with other engine limits {count}: {limits}", process=child.name)
             self._start(child)  # under its name: it left in order
             return True
         if child.hung:
-            self.last_error = f"{child.name} hung ({child.hung}) and was killed"
+            self._exit = {"process": child.name, "how": f"hung ({child.hung}) and was killed"}
+            self.last_error = f"{child.name} {self._exit['how']}"
         else:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             cause = child.last_error()
+            self._exit = {"process": child.name, "how": how, "signal": max(0, -code), "cause": cause}
             self.last_error = f"{child.name} {how}: {cause}"
             if self._fails_alike(child, cause):
-                self.last_error += " (twice alike in its start: it is not started again)"
+                note = self._exit["note"] = " (twice alike in its start: it is not started again)"
+                self.last_error += note
                 return False
         if code == cli.USAGE_ERROR or (child is self._learner and code > 0 and code not in RESTARTABLE_CODES):
             return False
         if child.num_restarts_in_a_row >= self._config.actor.max_restarts:
-            self.last_error += f" (after {child.num_restarts_in_a_row} restarts without a new step)"
+            note = self._exit["note"] = f" (after {child.num_restarts_in_a_row} restarts without a new step)"
+            self.last_error += note
             return False
         child.num_restarts += 1
         child.num_restarts_in_a_row += 1
@@ -190,7 +198,7 @@ class Supervisor:
         if code == cli.BUSY:
             pause_s = min(FIRST_PAUSE_S * 2 ** (child.num_restarts_in_a_row - 1), MAX_PAUSE_S)
         later = f" in {pause_s:g} s" if pause_s else ""
-        self._event(f"{self.last_error}; starting it again{later} ({child.num_restarts})")
+        self._report_exit(f"; starting it again{later} ({child.num_restarts})")
         self._restart_at_s[child] = time.monotonic() + pause_s
         self._waits_for_its_start(child)
         return True
@@ -245,9 +253,16 @@ class Supervisor:
             actors = "; ".join(told({a.name: self._describe(a) for a in self._actors}))
             self._event(f"no live actor: the learner waits; {actors}")
 
-    def _event(self, line: str) -> None:
+    def _event(self, line: str, **about: Any) -> None:
+        self._warn(line)
+        self._timeline.instant("message", line=line, **about)
+
+    def _report_exit(self, then: str) -> None:
+        self._warn(self.last_error + then)
+        self._timeline.instant("exit", **self._exit, then=then)
+
+    def _warn(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        self._timeline.instant("message", line=line)
 
     def _plain(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

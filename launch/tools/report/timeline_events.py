@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from configs.run_folder import RunFolder
-from launch.supervision.cause import LOG_HEAD
 from launch.tools.samples_view import visible
 
 SUPERVISOR = "supervisor"
@@ -101,30 +100,17 @@ def _events(lines: Iterable[bytes]) -> Iterator[Event]:
             yield event
 
 
-_DEATH = re.compile(r"(?P<who>\S+) (?:was killed by signal \d+|ended with code -?\d+|hung \()")
-_KILLED = re.compile(
-    r"(?P<how>\S+ was killed by signal \d+): (?P<last>.*?)"
-    r"(?P<then>(?: \(after \d+ restarts without a new step\))?(?:; starting it again.*|; the run goes on without it)?)",
-    re.DOTALL,
-)
-
-
-def process_exit(line: str) -> str:
-    """The process whose death a line of the supervisor tells; empty if it tells none."""
-    found = _DEATH.match(line)
-    return found["who"] if found else ""
-
-
-def supervisor_message(line: str) -> tuple[str, str]:
-    """What happened, and its detail, fit to be shown.
+def supervisor_message(event: Event) -> tuple[str, str]:
+    """What the supervisor tells by an event, and its detail, fit to be shown.
 
     Who is killed by a signal says nothing of it: the last line of its log is what it did before, and no reason.
     """
-    found = _KILLED.fullmatch(line)
-    if found is None:
-        return visible(line), ""
-    last = LOG_HEAD.sub("", found["last"].strip())
-    return visible(f"{found['how']}{found['then']}"), visible(f"its last line was: {last}") if last else ""
+    if event.name == "message":
+        return visible(str(event.args.get("line", ""))), ""
+    process, how, cause, *end = (str(event.args.get(n, "")) for n in ("process", "how", "cause", "note", "then"))
+    if event.number("signal"):
+        return visible(f"{process} {how}{''.join(end)}"), visible(f"its last line was: {cause}") if cause else ""
+    return visible(f"{process} {how}{f': {cause}' if cause else ''}{''.join(end)}"), ""
 
 
 Life = tuple[float, float]
@@ -159,7 +145,7 @@ def known_of(supervisor: Iterable[Event]) -> dict[str, ProcessRecord]:
                 known.bounds.append(event.start_s)
                 known.starts.add(event.start_s)
                 alive.add(name)
-            case "message" if (name := process_exit(str(event.args.get("line", "")))) in alive:
+            case "exit" if (name := str(event.args.get("process", ""))) in alive:
                 found[name].ends.append(event.start_s)
                 alive.remove(name)
             case "end":

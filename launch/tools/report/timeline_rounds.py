@@ -117,9 +117,9 @@ def _together(faults: Sequence[Fault]) -> list[Fault]:
 
 def _fault(process: str, event: Event) -> Fault | None:
     if process == SUPERVISOR:
-        if event.name != "message":
+        if event.name not in ("message", "exit"):
             return None
-        what, detail = supervisor_message(str(event.args.get("line", "")))
+        what, detail = supervisor_message(event)
         return Fault(time_s=event.start_s, process=process, what=what, detail=detail[:_MAX_DETAIL])
     if event.name not in _SAYS or (event.name == "restored" and not event.args.get("incarnation")):
         return None

@@ -173,8 +173,9 @@ class RoundTimeline:
                 marks += _marks(name, of.instants[:max_marks], about, at=top + height / 2)
             top += height + 0.25
         told = self._seen[index].get(SUPERVISOR, _ProcessTrack()).instants
+        told = [e for e in told if e.name != "start"]
         for track in tracks:
-            of_track = [e for e in told if _is_of(e, track["name"])]
+            of_track = [e for e in told if _role(str(e.args.get("process", ""))) == track["name"]]
             marks += _marks(SUPERVISOR, of_track[:max_marks], about, at=(track["y0"] + track["y1"]) / 2)
         return {
             "number": about.number,
@@ -215,17 +216,12 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
         [
             round(e.start_s - about.begin_s, 4),
             round(at, 4),
-            "; ".join(filter(None, supervisor_message(str(e.args.get("line", "")))))
-            if e.name == "message"
+            "; ".join(filter(None, supervisor_message(e)))
+            if process == SUPERVISOR
             else visible(f"{process}: {e.name}{_told(e.args)}"),
         ]
         for e in instants
     ]
-
-
-def _is_of(event: Event, role: str) -> bool:
-    """Whether the supervisor spoke of a role's process."""
-    return event.name == "message" and _role(str(event.args.get("line", "")).partition(" ")[0]) == role
 
 
 def _role(name: str) -> str:

@@ -176,11 +176,11 @@ def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool, hangs: 
         lines["actor-0-r1"] = Timeline(folder, "actor-0-r1")
         lines["actor-0-r1"].span("start engine", died_s + 0.3, died_s + 2.5, max_num_seqs=8)
         supervisor = Timeline(folder, "supervisor")
-        last = "I1123 17:28:05.732906 139656746322816 client.py:147] weights served"
-        line = f"actor-0 was killed by signal 9: {last}; starting it again (1)"
+        died = {"how": "was killed by signal 9", "signal": 9, "cause": "weights served"}
+        then = "; starting it again (1)"
         for name in ("learner", *names):
             supervisor.instant("start", time_s=START_S - 30, process=name)
-        supervisor.instant("message", time_s=died_s + 0.2, line=line)
+        supervisor.instant("exit", time_s=died_s + 0.2, process="actor-0", **died, then=then)
         supervisor.instant("start", time_s=died_s + 0.25, process="actor-0-r1")
         supervisor.close()
     for step in range(1, steps + 1):

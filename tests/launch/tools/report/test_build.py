@@ -188,9 +188,14 @@ def test_report_of_damaged_files_is_made(tmp_path):
     with open(folder / "samples.jsonl", "a") as file:
         line = {"format": 1, "kind": "train", "step": 9, "responses": [{"reward": float("inf"), "lag": float("nan")}]}
         file.write(json.dumps(line) + "\n")
-    told = {"name": "message", "ph": "i", "ts": 1.7e15, "args": {"line": 5}}
     with open(folder / "events" / "supervisor.jsonl", "a") as file:
-        file.writelines(json.dumps(told | {"args": args}) + "\n" for args in ({"line": 5}, {}))
+        for name, args in (
+            ("message", {"line": 5}),
+            ("message", {}),
+            ("exit", {"process": 5, "signal": "x"}),
+            ("exit", {}),
+        ):
+            file.write(json.dumps({"name": name, "ph": "i", "ts": 1.7e15, "args": args}) + "\n")
     for config in ({"run": 5}, {"rounds": {"groups_per_round": "a"}, "publish": []}, {"run": {"name": ["x"]}}):
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "summary.json").write_text('["done"]')

@@ -162,7 +162,10 @@ def test_learner_that_saves_or_probes_is_not_drawn_as_waiting_for_groups():
 
 def test_learner_that_is_dead_is_not_drawn_as_one_without_work():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(4, 20)], updates_per_round=2, by_rounds=True)
-    told = [instant("start", 0, process="learner"), instant("message", 6, line="learner was killed by signal 9")]
+    told = [
+        instant("start", 0, process="learner"),
+        instant("exit", 6, process="learner", how="was killed by signal 9", signal=9),
+    ]
     timeline = RoundTimeline([one], run_end_s=20, known=known_of([*told, instant("start", 12, process="learner")]))
     timeline.add("learner", updates(4, 20))
     assert [k[1:] for k in kinds(timeline.drawn(0), "learner") if k[0] == "idle"] == [(0, 3.9), (4, 6), (12, 19.9)]
@@ -267,7 +270,7 @@ BEGUN = [
 @pytest.mark.parametrize("died_s", [None, 7.0])
 def test_what_was_begun_lasts_until_it_is_cut_off_or_its_process_ends(died_s):
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    line = instant("message", died_s or 0, line="actor-0 ended with code 3: x; the run goes on without it")
+    line = instant("exit", died_s or 0, process="actor-0", how="ended with code 3", signal=0, cause="x")
     known = known_of([instant("start", 0.5, process="actor-0"), *([line] if died_s else [])])
     timeline = RoundTimeline([one], run_end_s=10, known=known)
     assert timeline.add("actor-0", BEGUN) == []
@@ -285,13 +288,13 @@ def test_a_process_that_says_nothing_has_a_track_from_its_start_on():
 
 SPAN = [span("rollout", 1, 5)]
 START = instant("start", 0, process="actor-0")
-KILLED = "actor-0 was killed by signal 9: it printed nothing; the run goes on without it"
+KILLED = {"how": "was killed by signal 9", "signal": 9, "cause": "it printed nothing"}
 LIVES = {
     "supervised, silent since": (SPAN, [START], [(0, 100)]),
-    "killed, not started again": (SPAN, [START, instant("message", 6, line=KILLED)], [(0, 6)]),
+    "killed, not started again": (SPAN, [START, instant("exit", 6, process="actor-0", **KILLED)], [(0, 6)]),
     "hung": (
         SPAN,
-        [START, instant("message", 60, line="actor-0 hung (no heartbeat for 4 s) and was killed")],
+        [START, instant("exit", 60, process="actor-0", how="hung (no heartbeat for 4 s) and was killed")],
         [(0, 60)],
     ),
     "ended with the supervisor": (SPAN, [START, instant("end", 50)], [(0, 50)]),
@@ -306,7 +309,7 @@ LIVES = {
         [START, instant("start", 0, process="learner"), instant("start", 50, process="learner")],
         [(0, 5)],
     ),
-    "another's death": (SPAN, [START, instant("message", 6, line=KILLED.replace("actor-0", "actor-1"))], [(0, 100)]),
+    "another's death": (SPAN, [START, instant("exit", 6, process="actor-1", **KILLED)], [(0, 100)]),
     "far, silent since": (SPAN, [], [(1, 5)]),
     "far, in the last round": ([*SPAN, span("rollout", 85, 92)], [], [(1, 100)]),
     "far, left in the last round": ([*SPAN, span("shutdown", 91, 92)], [], [(1, 92)]),
@@ -322,25 +325,40 @@ def test_a_process_lived_as_long_as_its_supervisor_or_its_events_say(case):
     assert lifetime.lives(recent_s=90, run_end_s=100) == lives
 
 
-TOLD = {
-    "actor-0 was killed by signal 9: I1123 17:28:05.73 1396 client.py:147] weights served v=1; starting it again (1)": (
+AGAIN = "; starting it again (1)"
+TOLD = [
+    (
+        {"how": "was killed by signal 9", "signal": 9, "cause": "weights served v=1", "then": AGAIN},
         "actor-0 was killed by signal 9; starting it again (1)",
         "its last line was: weights served v=1",
     ),
-    "actor-0 was killed by signal 11: it broke (after 3 restarts without a new step); the run goes on without it": (
-        "actor-0 was killed by signal 11 (after 3 restarts without a new step); the run goes on without it",
+    (
+        {
+            "how": "was killed by signal 11",
+            "signal": 11,
+            "cause": "it broke",
+            "note": " (after 3 restarts)",
+            "then": "!",
+        },
+        "actor-0 was killed by signal 11 (after 3 restarts)!",
         "its last line was: it broke",
     ),
-    "actor-0 ended with code 1: ValueError: x; starting it again (1)": (
+    (
+        {"how": "ended with code 1", "signal": 0, "cause": "ValueError: x", "then": AGAIN},
         "actor-0 ended with code 1: ValueError: x; starting it again (1)",
         "",
     ),
-}
+    (
+        {"how": "hung (no heartbeat for 4 s) and was killed", "then": AGAIN},
+        "actor-0 hung (no heartbeat for 4 s) and was killed; starting it again (1)",
+        "",
+    ),
+]
 
 
-@pytest.mark.parametrize("line", TOLD)
-def test_of_a_signal_the_last_line_is_no_reason(line):
-    assert supervisor_message(line) == TOLD[line]
+@pytest.mark.parametrize(("args", "what", "detail"), TOLD)
+def test_of_a_signal_the_last_line_is_no_reason(args, what, detail):
+    assert supervisor_message(instant("exit", 0, process="actor-0", **args)) == (what, detail)
 
 
 @pytest.mark.heavy
