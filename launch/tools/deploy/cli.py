@@ -19,7 +19,6 @@ from launch.startup import prepare_run
 from launch.tools.deploy import kubernetes, slurm
 from launch.tools.deploy.deploy_settings import DeploySettings
 from launch.tools.deploy.deployment import Deployment, deploy
-from launch.tools.deploy.writing import write
 
 _OUT = flags.DEFINE_string("out", None, "A folder for what is rendered; files of an earlier time are replaced.")
 _REPEATED = {"learner_options": "learner_option", "actor_options": "actor_option"}
@@ -56,7 +55,10 @@ def main() -> int:
         deployment = deploy(prepare_run.config(), DeploySettings(**given))
         render = kubernetes.render if given["target"] == "kubernetes" else slurm.render
         folder = pathlib.Path(_OUT.value)
-        write(folder, render(deployment))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in render(deployment).items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
     print(summary(deployment, folder))
     return 0
 

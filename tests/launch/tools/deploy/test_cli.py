@@ -7,8 +7,6 @@ import shlex
 import pytest
 import yaml
 
-from launch.tools.deploy.slurm import word
-from launch.tools.deploy.writing import write
 from tests.integration.support.processes import REPO
 from tests.launch.commands import call_each
 from tests.launch.tools.deploy.cases import STORE
@@ -64,7 +62,9 @@ def test_command_that_lacks_something_is_one_line_code_2_and_nothing_written(tmp
 
 
 @pytest.mark.heavy
-def test_commands_of_the_page_render_what_it_says(tmp_path):
+def test_commands_of_the_page_render_what_it_says_and_leave_other_files(tmp_path):
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "mine").write_text("kept")
     lines = [[re.sub("^--out=.*", f"--out={tmp_path}/{i}", a) for a in line] for i, line in enumerate(written())]
     assert [done.err for done in call_each("launch.tools.deploy.cli", lines) if done.code] == []
     kinds = [
@@ -73,14 +73,10 @@ def test_commands_of_the_page_render_what_it_says(tmp_path):
     ]
     assert "JobSet" in kinds[0] and "Deployment" in kinds[0]
     assert "Job" in kinds[1] and "JobSet" not in kinds[1]
-    assert (tmp_path / "2" / "submit.sh").exists() and len(lines) == 3
-
-
-def test_written_scripts_may_be_run_and_other_files_stay(tmp_path):
-    (tmp_path / "mine").write_text("kept")
-    write(tmp_path, {"a.sh": word("x"), "b.yaml": ""})
-    assert os.access(tmp_path / "a.sh", os.X_OK) and not os.access(tmp_path / "b.yaml", os.X_OK)
-    assert (tmp_path / "mine").read_text() == "kept"
+    assert len(lines) == 3
+    assert os.access(tmp_path / "2" / "submit.sh", os.X_OK)
+    assert (tmp_path / "0" / "run.yaml").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "2" / "mine").read_text() == "kept"
 
 
 @pytest.mark.parametrize("secret", ["postgresql://learner:hunter2hunter2@db.example/sluice?sslmode=verify-full"])
