@@ -21,11 +21,10 @@ from launch.terminal import make_console
 from launch.tools.out_file import check_out_file
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
-from launch.tools.plan.frontier_width import too_narrow
 from launch.tools.plan.plan_tables import as_json as cluster_json
 from launch.tools.plan.plan_tables import outcome_table, parts_table, plot_search, publish_lines, search_table, verdict
 from launch.tools.plan.profile import Profile
-from launch.tools.plan.search import Choice, Grid, search
+from launch.tools.plan.search import Choice, Grid, search, too_narrow
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 

@@ -9,9 +9,8 @@ from configs.schema import Config, may_be_too_narrow
 from configs.sections import ActorConfig, AdmissionConfig, RoundsConfig, RunConfig
 from launch.startup.preflight import check_engines
 from launch.supervision.placement import Machine
-from launch.tools.plan.frontier_width import narrowest_width, too_narrow
 from launch.tools.plan.profile import EngineProfile
-from launch.tools.plan.search import Grid
+from launch.tools.plan.search import Grid, narrowest_width, too_narrow
 from tests.launch.tools.plan.setup import profile_of
 
 # 100 tokens/s a sequence up to 24, where 2400 are 98% of the most: by groups of 8 it is reached with three.
