@@ -93,58 +93,22 @@ def _forward_parts(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuChip:
-    """What a TPU chip can do, as far as a roofline needs it."""
+    """What a TPU chip can do, and the shape of its slices."""
 
     flops_per_s: float
     """Dense bf16."""
     hbm_bytes: int
     """What a program may use: the published capacity less what the runtime keeps, as XLA's out-of-memory
     message states it."""
-    hbm_bytes_per_s: float
-    ici_bytes_per_s: float
-    """Out of a chip over all of its links together, one direction."""
     torus_dims: int
-    """Dims of the interconnect; a chip has two links in each."""
-    flops_per_cycle: int
-    """Multiply-adds of all matrix units x 2: turns XLA's cycle estimates into seconds at the peak's clock."""
-    kernel_efficiency: float
-    """Share of the peak at which splash attention with heads of 128 is taken to do the FLOPs of a causal mask; an
-    assumption, no measurement. For v5p libtpu schedules (bundles of a block of 1024 x 1024, its final code, no stall
-    counted) 79% forward, 89% for dq and 88% for dk and dv, and blocks on the diagonal are computed whole; 70% leaves
-    something for stalls. v6e's units are 256 wide, which heads of 128 fill half."""
+    """Dims of the interconnect."""
 
 
-# Sources: cloud.google.com/tpu/docs/v5e, /v5p, /v6e (bf16 peak, HBM and inter-chip bandwidth a chip). The links:
-# v5e 1600 Gbit/s over 4, v5p 1200 GB/s over 6 in both directions together, v6e 3584 Gbit/s over 4. Matrix units: v5e
-# 4 of 128 x 128; v5p 2 cores with 4 of them; v6e 4 of 256 x 256 (so many that its clock is v5p's).
+# Sources: cloud.google.com/tpu/docs/v5e, /v5p, /v6e (bf16 peak).
 TPU_CHIPS: dict[str, TpuChip] = {
-    "v5e": TpuChip(
-        flops_per_s=197e12,
-        hbm_bytes=int(15.75 * 2**30),
-        hbm_bytes_per_s=819e9,
-        ici_bytes_per_s=200e9,
-        torus_dims=2,
-        flops_per_cycle=2 * 4 * 128 * 128,
-        kernel_efficiency=0.7,
-    ),
-    "v5p": TpuChip(
-        flops_per_s=459e12,
-        hbm_bytes=int(95.74 * 2**30),
-        hbm_bytes_per_s=2765e9,
-        ici_bytes_per_s=600e9,
-        torus_dims=3,
-        flops_per_cycle=2 * 8 * 128 * 128,
-        kernel_efficiency=0.7,
-    ),
-    "v6e": TpuChip(
-        flops_per_s=918e12,
-        hbm_bytes=int(31.25 * 2**30),
-        hbm_bytes_per_s=1640e9,
-        ici_bytes_per_s=448e9,
-        torus_dims=2,
-        flops_per_cycle=2 * 4 * 256 * 256,
-        kernel_efficiency=0.35,
-    ),
+    "v5e": TpuChip(flops_per_s=197e12, hbm_bytes=int(15.75 * 2**30), torus_dims=2),
+    "v5p": TpuChip(flops_per_s=459e12, hbm_bytes=int(95.74 * 2**30), torus_dims=3),
+    "v6e": TpuChip(flops_per_s=918e12, hbm_bytes=int(31.25 * 2**30), torus_dims=2),
 }
 """By the name a topology starts with."""
 
