@@ -20,8 +20,8 @@ from actor.sampling import Sampler
 from actor.serving import TicketServer
 from actor.weights.client import WeightClient
 from bridge.rollout_types import Ticket
-from bridge.store.errors import FencedError, StoreLostError
 from bridge.store.protocol import TOPICS, ActorStore, Topic
+from bridge.store.store_errors import FencedError, StoreLostError
 from bridge.timeline import Timeline
 
 

@@ -267,7 +267,7 @@ class Discard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class ScoreBatch:
     """A batch of samples whose logprobs are compared with the current weights' own."""
 
     batch: PackedBatch
@@ -333,10 +333,10 @@ class End:
         del trainer
 
 
-Command = Accumulate | AccumulateAgain | Apply | Discard | Score | Publish | Save | SaveModel | Alive | End
+Command = Accumulate | AccumulateAgain | Apply | Discard | ScoreBatch | Publish | Save | SaveModel | Alive | End
 _KINDS: dict[str, type[Command]] = {
     kind.__name__: kind
-    for kind in (Accumulate, AccumulateAgain, Apply, Discard, Score, Publish, Save, SaveModel, Alive, End)
+    for kind in (Accumulate, AccumulateAgain, Apply, Discard, ScoreBatch, Publish, Save, SaveModel, Alive, End)
 }
 
 
@@ -349,7 +349,7 @@ def encode(command: Command) -> bytes:
     """As it is told: of the arrays of a batch their shapes, all that `TrainStep.spread` wants of the others."""
     if isinstance(command, Accumulate):
         fields: Any = encode_micro(command.micro)
-    elif isinstance(command, Score):
+    elif isinstance(command, ScoreBatch):
         fields = encode_batch(command.batch)
     elif isinstance(command, Save):
         fields = {"step": command.step}
@@ -371,8 +371,8 @@ def decode(data: bytes, packing: PackingConfig) -> Command:
             raise ValueError(f"no command: {message.kind[:50]!r}; do the processes run the same build?")
         if kind is Accumulate:
             return Accumulate(decode_micro(msgspec.msgpack.decode(message.fields, type=bytes), packing))
-        if kind is Score:
-            return Score(decode_batch(msgspec.msgpack.decode(message.fields, type=bytes), packing))
+        if kind is ScoreBatch:
+            return ScoreBatch(decode_batch(msgspec.msgpack.decode(message.fields, type=bytes), packing))
         return msgspec.msgpack.decode(message.fields, type=kind)
     except msgspec.MsgspecError as e:
         raise ValueError(f"malformed command: {e}; do the processes run the same build?") from None

@@ -39,7 +39,7 @@ from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
 from learner.objective import losses
 from learner.parity import LostGroupsFence, ParityFence, max_abs_dlogprob
-from learner.policy_trainer import Command, PolicyTrainer, Save, Score
+from learner.policy_trainer import Command, PolicyTrainer, Save, ScoreBatch
 from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
@@ -146,7 +146,7 @@ def readmission_of(run: Run, store: LearnerStore) -> ParityFence:
 
     def score(group: Group) -> float:
         run.heartbeat.report_progress()
-        return max_abs_dlogprob(lambda batch: run.do(Score(batch)), group, run.stream.packing)
+        return max_abs_dlogprob(lambda batch: run.do(ScoreBatch(batch)), group, run.stream.packing)
 
     return ParityFence(
         store,

@@ -13,9 +13,9 @@ from bridge.credentials import Token
 from bridge.files import RunLock, lock_owner
 from bridge.liveness import Liveness
 from bridge.snapshots.snapshot_format import sign
-from bridge.store.errors import LearnerLivesError
 from bridge.store.open import create_run, namesakes, open_store
 from bridge.store.protocol import GroupStore, LearnerStore
+from bridge.store.store_errors import LearnerLivesError
 from bridge.timeline import Timeline
 from bridge.weight_types import Announcement
 from configs.run_folder import RunFolder, run_id, store_url

@@ -17,7 +17,7 @@ from configs.run_folder import RunFolder
 from learner import parity
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
 from learner.heartbeat import Stopped
-from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, Score
+from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, ScoreBatch
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
 from learner.step_books import StepMetrics
@@ -234,7 +234,7 @@ def check_parity(run: Run) -> None:
         with run.stream.aside("probe"):
             worst = parity.settle(
                 run.probe,
-                score=lambda batch: run.do(Score(batch)),
+                score=lambda batch: run.do(ScoreBatch(batch)),
                 packing=run.stream.packing,
                 bound=run.config.parity_bound,
                 fence=run.stream.fence,

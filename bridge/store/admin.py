@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from bridge import codec
-from bridge.store.errors import PERMANENT
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import sqlite_path
 from bridge.store.postgres import tables_and_roles
@@ -18,6 +17,7 @@ from bridge.store.sql.base import new_request_id
 from bridge.store.sql.database import Database, Row, Statement, Transaction
 from bridge.store.sql.learner_side import DROPPER, NUM_TICKETS
 from bridge.store.sqlite_database import SqliteDatabase
+from bridge.store.store_errors import PERMANENT
 
 ALIVE_S = 10.0
 """A process whose last sign of life is younger is taken for alive."""

@@ -1,8 +1,7 @@
 """The store: where tickets, complete groups and heartbeats meet.
 
-Small, durable, transactional. Every call is one transaction; a process may be killed between any
-two of them, and each group is trained exactly once (docs/exactly_once.md). Implementations: `sqlite.SqliteStore` (one
-machine); `sample_tickets.SampleTickets` stands between a learner and any of them. What the calls do is said here, once.
+Every call is one transaction; a process may be killed between any two of them, and each group is trained exactly once
+(docs/exactly_once.md). `sample_tickets.SampleTickets` stands between a learner and any implementation.
 """
 
 import dataclasses
@@ -97,12 +96,8 @@ class LearnerStore(SharedStore, Protocol):
     def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
         """Becomes the run's one learner; returns its incarnation, one higher than the last; the first is 0.
 
-        A run that was finished goes on from here.
-
-        Args:
-          owner: where this learner lives (machine and run folder). One at the same place takes over at once, since the
-            run folder's lock says that its predecessor is dead; one elsewhere waits for the lease to end.
-          lease_s: how long, in seconds, this learner leads without another `renew_leadership`.
+        A run that was finished goes on from here. A learner at the same `owner` (machine and run folder) takes over at
+        once, since the run folder's lock says that its predecessor is dead; one elsewhere waits for the lease to end.
 
         Raises:
           LearnerLivesError: the lease of a learner elsewhere has not ended.
@@ -146,11 +141,10 @@ class LearnerStore(SharedStore, Protocol):
         ...
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`.
+        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`; none is missed.
 
-        A reader that goes on from the last seq it saw misses nothing. After a break (`num_breaks`) a leading learner's
-        next call gives all groups higher numbers, so that each reader gets them again: the server that answers now may
-        be an older copy, in which numbers that the reader has seen belong to other groups.
+        After a break (`num_breaks`) a leading learner's next call gives all groups higher numbers, so that each reader
+        gets them again: the server that answers now may be an older copy, in which their numbers belong to others.
 
         Raises:
           ValueError: a negative limit; or this learner's own bucket is not there any more, or refuses us.
@@ -185,21 +179,17 @@ class LearnerStore(SharedStore, Protocol):
         ...
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets these groups' data. The newest ids stay known (`KEPT_ORDERS`), so a late copy is refused.
+        """Forgets these groups' data; the newest ids stay known (`KEPT_ORDERS`), so a late copy is refused.
 
-        Older ones are forgotten, a few in each call, and only counted: a late copy of such a group is of no ticket.
+        Older ones are only counted: a late copy of such a group is of no ticket.
         """
         ...
 
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
         """Drops these tickets' groups, if any, and offers the tickets again. Returns how many.
 
-        Whatever state a ticket is in, acknowledged included; unknown ids are left out.
-
-        Args:
-          ticket_ids: whose groups are dropped.
-          older_than: a learner step. Where single samples are tickets of their own (`sample_tickets`), only those go
-            that began on weights before it, and their siblings stay; a ticket of a whole group goes as a whole.
+        Whatever state a ticket is in, acknowledged included; unknown ids are left out. Where single samples are tickets
+        (`sample_tickets`), only those go that began on weights before the learner step `older_than`.
         """
         ...
 
@@ -216,11 +206,7 @@ class LearnerStore(SharedStore, Protocol):
 
         Tickets issued after it are forgotten, since the learner issues the same ones anew when it gets there;
         but one whose group is here, made by weights of no later step, stays: it need not be generated again.
-
-        Args:
-          open_ids: training tickets that were open then.
-          next_order: the order that was to be issued next then.
-          step: the checkpoint's.
+        `open_ids` were open at the checkpoint's `step`, and `next_order` was to be issued next.
         """
         ...
 
@@ -254,14 +240,9 @@ class LearnerStore(SharedStore, Protocol):
     def all_anchors(
         self, *, after: str = "", limit: int, timeout_s: float | None = None
     ) -> dict[str, tuple[float, ...]]:
-        """What `ActorStore.anchors` gives, of all tasks in the order of their keys, page by page.
+        """A page of `limit` tasks of what `ActorStore.anchors` gives, by key, from the first behind `after`.
 
-        Who asks for all of them while actors raise some gets each as it was at some moment since; none is left out.
-
-        Args:
-          after: the last key of the page before.
-          limit: tasks a page; each has up to `MAX_CASES` numbers.
-          timeout_s: how long a store that can't be reached is tried; None: as long as it was told to.
+        None is left out while actors raise some. `timeout_s` bounds the wait for a store that is away.
 
         Raises:
           ValueError: a negative limit.
@@ -285,26 +266,19 @@ class ActorStore(SharedStore, Protocol):
     """What an actor asks of a store. Its role in the database may do this much and no more."""
 
     def engine_capacity(self, *, anew: bool = False) -> dict[int, int]:
-        """How many engines serve, by the sequences that each runs at once: an answer as long for a thousand as for two.
+        """How many engines serve, by the sequences that each runs at once.
 
         Those of actors that have weights, don't leave, and were heard in the last `LIVE_S`. The store counts them at
-        most once in `COUNTED_S`, whoever asks.
-
-        Args:
-          anew: counted now, so that whoever just said that it serves is among them.
+        most once in `COUNTED_S`, whoever asks, and now with `anew`.
         """
         ...
 
     def register_actor(self, beat: Heartbeat, *, location: str) -> None:
         """Says for the first time that an actor lives, and keeps its name for it as long as its heartbeats come.
 
-        From here on heartbeats of that name by another place are refused, and ours once another has taken it.
-
-        Args:
-          beat: the actor's first.
-          location: where it lives. One at the same place takes over at once, since a lock there says that its
-            predecessor is dead; one elsewhere when nothing was heard of that one for `NAME_LEASE_S`, or it closed its
-            store.
+        From here on heartbeats of that name by another place are refused, and ours once another has taken it. An actor
+        at the same `location` takes over at once, since a lock there says that its predecessor is dead; one elsewhere
+        when nothing was heard of that one for `NAME_LEASE_S`, or it closed its store.
 
         Raises:
           NameTakenError: another place's actor has the name.
@@ -393,13 +367,10 @@ class ActorStore(SharedStore, Protocol):
         ...
 
     def raise_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
-        """Takes correct runs into account: each number becomes the larger one of what is there and what is given.
+        """Raises anchors (seconds by test case, by the key of a task) to those given where these are larger.
 
         So it may be called again, in any order, and by all actors at once. Nobody can make an anchor smaller; who
         makes one too large lengthens that case's timeout, at most to T_max.
-
-        Args:
-          anchors: seconds by test case, by the key of a task; a list of another length than what is there is fine.
 
         Raises:
           ValueError: a key of more than `MAX_TASK_KEY_BYTES`, no test case or more than `MAX_CASES`, or a time that is

@@ -23,11 +23,11 @@ from typing import Any
 from typing_extensions import override
 
 from bridge import codec
-from bridge.store.errors import SupersededLearnerError
 from bridge.store.protocol import LIVE_S, TOPICS, Mark, Topic
 from bridge.store.sql.database import Database, Row, Statement, StoreClosedError, Transaction, list_names, translate
 from bridge.store.sql.sql_store import higher
 from bridge.store.sqlite_clock import SqliteClock
+from bridge.store.store_errors import SupersededLearnerError
 
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
 RUN = "local"

@@ -17,8 +17,9 @@ from actor.vllm.compiler import check_library, do_without_compiler
 from actor.weights.model_folder import tensor_table
 from bridge.param_names import adapter_table
 from configs import custom_functions
+from configs.race_capacity import check_race_capacity, may_be_too_narrow
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
-from configs.schema import Config, check_race_capacity, may_be_too_narrow
+from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.startup.check_sandbox import check_sandbox
 from launch.startup.gpu_memory import check_shared
@@ -209,7 +210,8 @@ def check_snapshot_room(
     Raises:
       ValueError: there is too little; OSError, if the run has begun.
     """
-    num_bytes = _num_published(config, model_folder) * _BYTES[config.model.served_dtype]
+    num_params = _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
+    num_bytes = num_params * _BYTES[config.model.served_dtype]
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
     is_local = "actor" in roles
@@ -365,12 +367,9 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p))
 
 
-def _num_file_bytes(model_folder: pathlib.Path) -> int:
-    return sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
-
-
 def _num_params(model_folder: pathlib.Path) -> int:
-    return _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
+    num_bytes = sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
+    return num_bytes // _BYTES[_file_dtype(model_folder)]
 
 
 def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
@@ -378,11 +377,6 @@ def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
     table = tensor_table(model_folder, dtype=config.model.served_dtype)
     adapters = adapter_table(table, modules=config.lora.modules, rank=config.lora.rank)
     return sum(math.prod(shape) for _, shape in adapters.values())
-
-
-def _num_published(config: Config, model_folder: pathlib.Path) -> int:
-    """Parameters that a version has."""
-    return _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
 
 
 def _num_bytes_below(folder: pathlib.Path) -> int:

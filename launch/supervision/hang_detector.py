@@ -64,6 +64,10 @@ class HangTimeouts:
     progress_timeout_s: float
     """Between two parts of the work after that."""
 
+    def flags(self) -> list[str]:
+        """Those of `launch.supervision.kubernetes_probe`."""
+        return [f"--{name}={value:g}" for name, value in dataclasses.asdict(self).items()]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HangDetectorState:

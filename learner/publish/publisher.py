@@ -18,13 +18,15 @@ from bridge.files import first_line
 from bridge.param_names import TensorNames
 from bridge.rollout_types import Version
 from bridge.snapshots.shared_memory import cast_all_into
+from bridge.snapshots.snapshot_draft import SnapshotDraft
 from bridge.snapshots.snapshot_format import SnapshotError
-from bridge.snapshots.snapshot_writer import SnapshotDraft, SnapshotWriter
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.weight_types import Announcement, WeightManifest
 from configs.sections import PublishConfig
 from learner.distributed.channel import Processes, SingleProcess
 from learner.model.decoder import Params
+from learner.publish.announcer import SourceAnnouncer
 from learner.publish.commit import WAIT_S, CommitOutcome, Next, VersionCommit
 from learner.publish.destinations import Destination, UploadQueue
 from learner.publish.weight_export import Export, ExportPlan
@@ -99,16 +101,9 @@ class Publisher:
         self._writer, self._names, self._config = writer, names, config
         self._incarnation, self._dtype = incarnation, dtype
         self._timeline, self._while_waiting = timeline, on_wait
-        self._outlets, self._put_announcement = [o for o in outlets if not o.is_slow], announce
+        self._outlets = [o for o in outlets if not o.is_slow]
+        self._announcer = SourceAnnouncer(announce)
         self._lanes = [UploadQueue(o, self._put_by_lane, self._upload_failed) for o in outlets if o.is_slow]
-        self._telling = threading.Lock()
-        self._told: Announcement | None = None
-        """The last one; of it and what comes after, only newer versions and more sources are told."""
-        self._host_sources: tuple[tuple[str, ...], ...] = ()
-        """Those of the version told last, for each host's piece."""
-        self._own_sources: tuple[str, ...] = ()
-        """Those of the version told last, and where slow outlets put a version last, be it that one or an older one."""
-        self._slow_sources: tuple[str, ...] = ()
         self.version: Version | None = None
         """The last one handed over: it is announced, or will be, or a later one in its place."""
         self.announced_version: Version | None = None
@@ -358,17 +353,17 @@ class Publisher:
             if new := self._put(outlet, manifest):
                 sources += new
                 if self._agreement.count == 1:
-                    self._announce(manifest, sources)
+                    self._announcer.announce(manifest, sources)
         if self._agreement.count > 1:
             of_hosts = self._agreement.there(sources)
             if any(of_hosts) or not self._lanes:
-                self._announce(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
+                self._announcer.announce(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
         elif not sources and not self._lanes:
-            self._announce(manifest, sources)
+            self._announcer.announce(manifest, sources)
 
     def _put_by_lane(self, manifest: WeightManifest, sources: Sequence[str]) -> None:
         try:
-            self._announce(manifest, sources, is_slow=True)
+            self._announcer.announce(manifest, sources, is_slow=True)
         except BaseException as e:
             self._upload_failed(e)
 
@@ -377,37 +372,6 @@ class Publisher:
             if not self._is_closing:
                 self._error = self._error or error
             self._changed.notify_all()
-
-    def _announce(
-        self,
-        manifest: WeightManifest,
-        sources: Sequence[str],
-        *,
-        host_sources: tuple[tuple[str, ...], ...] = (),
-        is_slow: bool = False,
-    ) -> None:
-        """Announces a version, or more sources of it; an older one than was announced only beside that one.
-
-        So a bucket whose uploads take longer than until the next version still gives something new to who reaches it
-        alone.
-        """
-        if self._put_announcement is None:
-            return
-        with self._telling:
-            told, own, of_hosts = self._told, tuple(sources), host_sources
-            if is_slow:
-                self._slow_sources = own
-            if told is not None and told.manifest.version > manifest.version:
-                if not is_slow:
-                    return
-                manifest, own, of_hosts = told.manifest, self._own_sources, self._host_sources
-            elif told is not None and told.manifest.version == manifest.version:
-                own, of_hosts = _joined(self._own_sources, own), of_hosts or self._host_sources
-            self._own_sources, self._host_sources = own, of_hosts
-            self._told = Announcement(
-                manifest=manifest, sources=_joined(own, self._slow_sources), host_sources=of_hosts
-            )
-            self._put_announcement(self._told)
 
     def _is_out(self, job: _Job) -> None:
         end_s = time.monotonic()
@@ -431,7 +395,3 @@ class Publisher:
             self._num_failures += 1
             logging.error("publish failed outlet=%s version=%s reason=%s", outlet.name, manifest.version, e)
             return ()
-
-
-def _joined(first: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
-    return (*first, *(s for s in more if s not in first))

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bridge.param_names import TensorNames, flatten
-from bridge.snapshots.snapshot_writer import SnapshotDraft
+from bridge.snapshots.snapshot_draft import SnapshotDraft
 from bridge.weight_types import Block
 from learner.model.decoder import Params
 

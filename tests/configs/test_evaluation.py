@@ -4,7 +4,7 @@ import pytest
 
 from configs import overrides
 from configs.sections import EvaluationConfig, EvaluationSet
-from launch.tools.deploy import deploy_settings
+from launch.tools.deploy import deployment
 
 PRESET = "tiny"
 
@@ -96,5 +96,5 @@ def test_what_sets_need_of_actors_counts_as_what_prompts_need():
     made = config(**sets)
     assert {"code", "my_module:score"} <= made.parts.keys() and made.environments_played == ("guess",)
     assert made.custom_verifiers == ("my_module:score",) and made.custom_environments == ()
-    paths = deploy_settings._prompt_paths(made)
+    paths = deployment._prompt_paths(made)
     assert {paths[f"evaluation.sets.{name}.path"] for name in "ac"} == {"/data/a.jsonl", "/data/c.jsonl"}

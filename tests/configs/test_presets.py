@@ -6,7 +6,8 @@ import pathlib
 import pytest
 
 from configs import overrides
-from configs.schema import Config, check_race_capacity
+from configs.race_capacity import check_race_capacity
+from configs.schema import Config
 from configs.sections import RoundsConfig
 
 FOLDER = pathlib.Path(overrides.__file__).parent

@@ -20,8 +20,9 @@ from bridge.files import RunLock
 from bridge.snapshots.remote.range_server import listen
 from bridge.store.admin import open_runs
 from configs import overrides
+from configs.race_capacity import check_race_capacity
 from configs.run_folder import RunFolder, set_up_run
-from configs.schema import Config, check_race_capacity
+from configs.schema import Config
 from configs.sections import RunConfig
 from launch.console.live_view import RunView
 from launch.console.plain_progress import PlainProgress

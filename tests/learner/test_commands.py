@@ -15,7 +15,7 @@ from learner.policy_trainer import (
     Publish,
     Save,
     SaveModel,
-    Score,
+    ScoreBatch,
     decode,
     encode,
 )
@@ -49,7 +49,7 @@ def test_micro_batch_is_told_as_its_shapes_with_what_the_host_knows_of_it():
 
 def test_scored_batch_is_told_as_its_shapes():
     (micro, *_) = stream(CONFIG, random_groups(1, 3))
-    assert decode(encode(Score(micro.batch)), CONFIG.packing) == Score(jax.tree.map(abstract, micro.batch))
+    assert decode(encode(ScoreBatch(micro.batch)), CONFIG.packing) == ScoreBatch(jax.tree.map(abstract, micro.batch))
 
 
 def test_what_is_told_of_a_batch_is_small_whatever_its_size():

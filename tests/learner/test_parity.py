@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import Group, Rollout, Sampling, Task, Version
-from bridge.store.errors import FencedError
 from bridge.store.open import SqliteStore
+from bridge.store.store_errors import FencedError
 from learner import parity
 from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests

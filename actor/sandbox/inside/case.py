@@ -126,7 +126,7 @@ _CHUNK = 65536
 _TMPFS = (workspace.SCRATCH, workspace.SHARED)
 
 
-class SandboxExhaustedError(Exception):
+class CaseNotRunError(Exception):
     """This sandbox can't begin another case; it did not run."""
 
 
@@ -137,7 +137,7 @@ def run(order, content, uid, limits, host):
     `host.fileno()` can be read.
 
     Raises:
-      SandboxExhaustedError: what earlier cases left can't be cleared away, or no process be made.
+      CaseNotRunError: what earlier cases left can't be cleared away, or no process be made.
     """
     stdin, call = order["blobs"]
     says, say = os.pipe()
@@ -152,7 +152,7 @@ def run(order, content, uid, limits, host):
     try:
         began, before_s, problem = _wait_for_exec(says)
         if problem.startswith(b"dirty"):
-            raise SandboxExhaustedError(problem.decode("utf-8", "replace"))
+            raise CaseNotRunError(problem.decode("utf-8", "replace"))
         host.began()
         feeds = {ours["in"]: stdin} | ({ours["call"]: call} if "call" in ours else {})
         bounds = {ours["out"]: limits["output_bytes"], ours["err"]: limits["stderr_bytes"]}

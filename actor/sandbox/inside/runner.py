@@ -55,7 +55,7 @@ def serve(channel):
             ended, *said = case.run(order, content, uid, limits, host)
             if order["keeps"] and ended["ended"] == "exited" and ended["code"] == 0:
                 content = _compiled(uid, limits)
-        except case.SandboxExhaustedError as e:
+        except case.CaseNotRunError as e:
             ended, said = {"ended": "used up", "problem": str(e)[:2000]}, []
         send(channel, ended, said)
 
@@ -87,7 +87,7 @@ def _compiled(uid, limits):
     """The working folder, read by a process with the program's own rights.
 
     Raises:
-      case.SandboxExhaustedError: it can't be read.
+      case.CaseNotRunError: it can't be read.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -106,7 +106,7 @@ def _compiled(uid, limits):
         rest = pipe.read()
     _, status = os.waitpid(pid, 0)
     if status:
-        raise case.SandboxExhaustedError("the compiler's output can't be read")
+        raise case.CaseNotRunError("the compiler's output can't be read")
     length, _ = frames.LENGTHS.unpack(sizes)
     head, blobs = frames.unpack(rest[:length], rest[length:])
     return [(name, mode, blob) for (name, mode), blob in zip(head["of"], blobs)]  # noqa: B905

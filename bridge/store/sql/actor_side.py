@@ -7,11 +7,11 @@ from typing_extensions import override
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Ticket
 from bridge.store.claim import CLAIM
-from bridge.store.errors import FencedError, UnfitGroupError
 from bridge.store.protocol import COUNTED_S, ActorStore
 from bridge.store.sql.base import FENCE, OPEN, check_lease, check_limit, describe_misfit, new_request_id, ticket_digest
 from bridge.store.sql.database import NO_LIMIT
 from bridge.store.sql.group_rows import BlobLocation, SqlObjects
+from bridge.store.store_errors import FencedError, UnfitGroupError
 
 _MAX_REASON_CHARS = 1000
 # A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.

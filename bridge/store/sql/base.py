@@ -13,9 +13,9 @@ from typing_extensions import override
 from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Ticket, Version
-from bridge.store.errors import NameTakenError
 from bridge.store.protocol import NAME_LEASE_S, Finished, GroupStore, Mark, SharedStore, Topic
 from bridge.store.sql.database import Database, Row, Statement, Transaction
+from bridge.store.store_errors import NameTakenError
 from bridge.weight_types import Announcement, RunCard
 
 

@@ -16,11 +16,11 @@ from typing_extensions import override
 
 from bridge import codec
 from bridge.rollout_types import Group
-from bridge.store.errors import FencedError, StoreLostError, UnfitGroupError
 from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
 from bridge.store.protocol import LearnerStore, StoredGroup
 from bridge.store.sql.base import SqlShared, check_limit, ticket_digest
 from bridge.store.sql.database import Database, StoreClosedError
+from bridge.store.store_errors import FencedError, StoreLostError, UnfitGroupError
 
 _AT_A_TIME = 256
 """Noted objects that are deleted between two looks at the database."""

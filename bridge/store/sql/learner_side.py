@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from bridge.rollout_types import Ticket
-from bridge.store.errors import LearnerLivesError
 from bridge.store.protocol import LearnerStore
 from bridge.store.sql.base import OPEN, SqlShared, check_lease, new_request_id, ticket_digest
 from bridge.store.sql.database import Statement
+from bridge.store.store_errors import LearnerLivesError
 from bridge.weight_types import Announcement
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from bridge.store.errors import StoreLostError
 from bridge.store.protocol import MAX_CASE_S, MAX_CASES, MAX_TASK_KEY_BYTES, GroupStore, StoredGroup
 from bridge.store.sql.actor_side import SqlActorSide
 from bridge.store.sql.base import SqlCards, SqlShared, check_limit
 from bridge.store.sql.database import Row, Statement
 from bridge.store.sql.group_rows import SqlGroups
 from bridge.store.sql.learner_side import SqlFences, SqlLeadership, SqlTickets
+from bridge.store.store_errors import StoreLostError
 from bridge.weight_types import RunCard
 
 

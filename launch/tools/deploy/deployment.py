@@ -11,6 +11,8 @@ from configs.schema import Config
 from configs.sections.prompts import HUGGING_FACE
 from launch.startup.join_run import allowing
 from launch.startup.snapshot_room import SnapshotRoom, actor_bytes
+from launch.supervision.backend import actor_bounds, learner_bounds
+from launch.supervision.hang_detector import HangTimeouts
 from launch.tools.deploy import deploy_settings, kubernetes_names
 from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
 
@@ -24,20 +26,6 @@ _LEAVE_S = 60.0
 """How long an actor may take to end after it has left: it gives back what it has, and its engine ends."""
 _LOCAL_STOP_S = 60.0
 """How long launch.local takes to end the rest once the learner has ended."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HangTimeouts:
-    """Seconds of silence after which a process hangs; the flags of `launch.supervision.kubernetes_probe`."""
-
-    first_heartbeat_timeout_s: float
-    heartbeat_timeout_s: float
-    start_timeout_s: float
-    progress_timeout_s: float
-
-    def flags(self) -> list[str]:
-        """For its command line."""
-        return [f"--{name}={value:g}" for name, value in dataclasses.asdict(self).items()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,10 +75,9 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         deploy_settings.check_meeting_places(config)
         config = _listening(config, settings)
         learner, actor = _learner(config, settings), _actor(config, settings)
-        actor_store = _store_of_actors(config, settings.actor_user)
+        actor_store = store_of_actors(config, settings.actor_user)
         # One process per host; each host's own check of its room (`launch.startup.preflight`) reads the number here.
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
-    limits = config.supervision
     served = _num_params(config, settings) * _BYTES[config.model.served_dtype]
     room = SnapshotRoom(
         served_bytes=served,
@@ -108,19 +95,8 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         actor_shm_gib=_shm_gib(actor_bytes(served)),
         learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
         actor_grace_s=math.ceil(config.actor.shutdown_grace_s + _LEAVE_S),
-        learner_bounds=HangTimeouts(
-            first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
-            heartbeat_timeout_s=limits.heartbeat_timeout_s,
-            start_timeout_s=limits.start_timeout_s,
-            progress_timeout_s=limits.progress_timeout_s,
-        ),
-        actor_bounds=HangTimeouts(
-            first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
-            heartbeat_timeout_s=limits.heartbeat_timeout_s,
-            # At its own deadline an actor ends itself, and says why.
-            start_timeout_s=config.actor.start_timeout_s + limits.heartbeat_timeout_s,
-            progress_timeout_s=limits.engine_timeout_s,
-        ),
+        learner_bounds=learner_bounds(config),
+        actor_bounds=actor_bounds(config),
     )
     _check_memory(deployment)
     return deployment
@@ -176,7 +152,7 @@ def _listening(config: Config, settings: DeploySettings) -> Config:
     )
 
 
-def _store_of_actors(config: Config, user: str) -> str:
+def store_of_actors(config: Config, user: str) -> str:
     """Returns the store's URL with the actors' login in place of the learner's.
 
     Raises:

@@ -14,7 +14,8 @@ import json
 from absl import flags
 from rich.console import Console
 
-from configs.schema import Config, check_race_capacity
+from configs.race_capacity import check_race_capacity
+from configs.schema import Config
 from launch import cli
 from launch.startup import prepare_run
 from launch.terminal import make_console

@@ -66,7 +66,7 @@ def watch_restore() -> None:
 
 def watch() -> None:
     """All phases of a learner, on its first host and on the others."""
-    from bridge.snapshots.snapshot_writer import SnapshotDraft
+    from bridge.snapshots.snapshot_draft import SnapshotDraft
     from learner.checkpoint import Checkpoints
     from learner.publish.publisher import Publisher
     from learner.update.train_step import TrainStep

@@ -5,7 +5,8 @@ import pathlib
 import numpy as np
 
 from bridge.snapshots.shard_map import matrix_shape
-from bridge.snapshots.snapshot_writer import SnapshotDraft, SnapshotWriter
+from bridge.snapshots.snapshot_draft import SnapshotDraft
+from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Block, WeightManifest
 from tests.bridge.snapshots.served import CHUNK_BYTES, RUN, TOKEN, TOKENIZER, at
 

@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from bridge.store.errors import SupersededLearnerError
 from bridge.store.protocol import MAX_CASE_S, MAX_CASES
+from bridge.store.store_errors import SupersededLearnerError
 from learner.schedule.sample_tickets import SampleTickets
 from tests.bridge.store.engines import opened
 

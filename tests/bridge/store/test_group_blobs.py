@@ -13,8 +13,8 @@ import obstore
 import pytest
 
 from bridge.object_store import open_source
-from bridge.store.errors import StoreLostError
 from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
+from bridge.store.store_errors import StoreLostError
 
 MAX_BYTES = 100_000
 

@@ -11,8 +11,8 @@ import pytest
 from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Sampling, Version
-from bridge.store.errors import FencedError
 from bridge.store.protocol import GroupStore
+from bridge.store.store_errors import FencedError
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
 

@@ -5,7 +5,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from bridge.store.url_login import secret_in, users_of, with_user
 from configs.sections.run import StoreConfig
-from launch.tools.deploy.deploy_settings import store_of_actors
+from launch.tools.deploy.deployment import store_of_actors
 from tests.launch.tools.deploy.cases import config
 
 SECRET = "hunter2"

@@ -18,11 +18,11 @@ from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import sign
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.store.errors import NameTakenError
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import FinishedRunError, NoRunError, SqliteStore
 from bridge.store.protocol import NAME_LEASE_S
 from bridge.store.sqlite_clock import since_boot_s
+from bridge.store.store_errors import NameTakenError
 from bridge.weight_types import Announcement, CardFile, RunCard, TensorEntry
 from configs import overrides
 from configs.run_folder import RunFolder, run_id, set_up_run

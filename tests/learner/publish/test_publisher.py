@@ -237,7 +237,9 @@ def test_export_of_the_served_dtype_is_a_buffer_of_its_own():
 _SHARDED = """
 import json, tempfile, jax, numpy as np
 from bridge.param_names import flatten
-from bridge.snapshots.snapshot_writer import SnapshotWriter, latest, fetch, map_tensors
+from bridge.snapshots.snapshot_format import latest
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from bridge.snapshots.verified_copy import fetch, map_tensors
 from configs.sections import MeshConfig, PublishConfig
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params, steps_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bridge.rollout_types import Ticket
-from bridge.store.errors import FencedError
 from bridge.store.open import SqliteStore
+from bridge.store.store_errors import FencedError
 from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.sample_tickets import SampleTickets

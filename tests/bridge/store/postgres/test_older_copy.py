@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from bridge.store.errors import StoreWentBackError
 from bridge.store.open import PostgresStore, make_run
 from bridge.store.postgres import tables_and_roles
+from bridge.store.store_errors import StoreWentBackError
 from learner.schedule import group_queue
 from tests.bridge.factories import make_announcement, make_group, make_ticket
 from tests.postgres import ACTOR, Server, start_server

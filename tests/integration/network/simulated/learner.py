@@ -20,9 +20,9 @@ from absl import logging
 from bridge import codec
 from bridge.files import replace_file
 from bridge.rollout_types import Sampling, Task, Ticket, Version
-from bridge.store.errors import LearnerLivesError
 from bridge.store.open import create_run, open_store
 from bridge.store.protocol import LearnerStore, StoredGroup
+from bridge.store.store_errors import LearnerLivesError
 from launch import cli
 from launch.supervision.process_tree import die_with_parent
 from tests.bridge.factories import make_ticket

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from configs.schema import Config, may_be_too_narrow
+from configs.race_capacity import may_be_too_narrow
+from configs.schema import Config
 from configs.sections import ActorConfig, AdmissionConfig, RoundsConfig, RunConfig
 from launch.startup.preflight import check_engines
 from launch.supervision.placement import Machine

@@ -1,0 +1,65 @@
+"""Whether all requests of a race can run at once, and whether a frontier fills its engines."""
+
+import math
+
+from configs.schema import Config
+
+
+def num_racing(config: Config) -> int | None:
+    """Requests that race and are in service at once, a short round's or a window's; None where none does.
+
+    Samples alone race within a group, whose requests begin together in a window.
+    """
+    rounds = config.rounds
+    if config.publish.when == "every":
+        return config.sequences if rounds.overprovision_prompts > 1 else None
+    if max(rounds.overprovision_prompts, rounds.overprovision_samples) == 1:
+        return None
+    return rounds.groups_issued * rounds.requests_per_group
+
+
+def check_race_capacity(
+    config: Config, *, num_engines: int, max_num_seqs: int, num_sequences: int | None = None
+) -> str | None:
+    """What to know if not all requests that race can run at once; None if they can, or none race.
+
+    A race finds who is slow only among those that began: of what waits for a place the last to start lose.
+
+    Args:
+      config: the run's.
+      num_engines: 0 where nobody knows yet: it is told how many a run wants.
+      max_num_seqs: what an engine runs at once.
+      num_sequences: the same of all together, where they differ.
+    """
+    num_requests = num_racing(config)
+    num_sequences = num_engines * max_num_seqs if num_sequences is None else num_sequences
+    if num_requests is None or num_requests <= num_sequences:
+        return None
+    what = "a round" if config.publish.when == "round_end" else "a window"
+    wanted = f"{math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} sequences"
+    if num_engines == 0:
+        return (
+            f"the {num_requests} requests of {what} race, so all must run at once: it wants {wanted} "
+            "(actor.max_num_seqs)"
+        )
+    engines = "one engine" if num_engines == 1 else f"{num_engines} engines"
+    return (
+        f"with {engines} the {num_requests} requests of {what} race for {num_sequences} places, and those that start "
+        f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
+    )
+
+
+def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
+    """Returns a message if the frontier leaves places of engines of unknown speed empty; None if it fills them."""
+    num_requests = config.admission_width * config.rounds.requests_per_group
+    num_sequences = max(num_engines, 1) * config.actor.max_num_seqs
+    groups = config.rounds.groups_issued
+    num_useful = min(num_sequences, groups * config.rounds.requests_per_group)
+    if config.admission.policy != "frontier" or num_requests >= num_useful:
+        return None
+    width = -(-num_useful // config.rounds.requests_per_group)
+    return (
+        f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
+        f"{num_sequences} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
+        f"faster than serial. Set admission.width to at most {width}: launch.tools.plan with a profile says which"
+    )
