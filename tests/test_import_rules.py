@@ -148,7 +148,7 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
         "actor/loop.py": "import bridge.rollout_types\ndef f():\n    from actor.vllm import engine\n",
         "launch/local.py": "import learner.update.train_step, actor.loop, configs.schema\n",
         "launch/tools/plan/search.py": "import launch.local\n",
-        "launch/scripts.py": "import launch.tools.plan.search, launch.tools.compile_tpu\n",
+        "launch/__main__.py": "import launch.tools.plan.search, launch.tools.compile_tpu\n",
     }
     make_tree(tmp_path, files)
     done = lint_imports(tmp_path)

@@ -108,8 +108,8 @@ def test_host_that_is_none_is_refused(tmp_path, host):
 def test_command_without_the_extra_says_what_to_install(tmp_path):
     program = (
         "import sys; sys.modules['trustme'] = None\n"
-        "from launch.scripts import make_certificates\n"
-        f"sys.argv = ['x', '--out={tmp_path}', '--host=a.example']; make_certificates()"
+        "from launch.__main__ import main\n"
+        f"sys.argv = ['x', 'make-certificates', '--out={tmp_path}', '--host=a.example']; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""

