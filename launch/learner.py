@@ -132,7 +132,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", pulse: Liveness
     from learner.heartbeat import Stopped
     from learner.metrics.trackers import KINDS
     from learner.run import open_run
-    from learner.step_books import NotFiniteError
+    from learner.step_metrics import NotFiniteError
     from learner.train import train
 
     parts = contextlib.ExitStack()

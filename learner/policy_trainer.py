@@ -31,8 +31,7 @@ from learner.model import hf_save, lora
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params
 from learner.model.lora import LoraBase, merge
-from learner.update.anchors import FrozenPolicies
-from learner.update.frozen_policies import FrozenLogprobs
+from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packed_codec import decode_batch, decode_micro, encode_batch, encode_micro
 from learner.update.packing import MicroBatch, PackedBatch

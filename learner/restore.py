@@ -26,8 +26,7 @@ from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.lora import LoraBase, abstract_adapters, lora_metadata
 from learner.policy_trainer import EpochCache, PolicyTrainer, Publishing, saved_part
-from learner.update.anchors import FrozenPolicies
-from learner.update.frozen_policies import loads_reference
+from learner.update.frozen_policies import FrozenPolicies, loads_reference
 from learner.update.optimizer import TrainState
 from learner.update.train_step import TrainStep
 

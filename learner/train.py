@@ -20,7 +20,7 @@ from learner.heartbeat import Stopped
 from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, ScoreBatch
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
-from learner.step_books import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.update.packing import MicroBatch
 
 

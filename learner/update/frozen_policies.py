@@ -1,8 +1,15 @@
-"""Reference and proximal policies: copies, scores, memory."""
+"""Frozen policies that a loss compares with: the KL reference, and the proximal policy; copies, scores, memory.
+
+Each is a copy of parameters, split over the mesh like the learner's own, kernels in the compute dtype, which is what
+the learner multiplies with too. A micro-batch is scored by them once, in the first pass over its batch. With adapters
+the reference is the base with the adapters off, of which there is no second copy, and the policy last published is a
+copy of the adapters.
+"""
 
 import dataclasses
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -12,6 +19,7 @@ from bridge.param_names import flatten, unflatten
 from configs.schema import Config
 from learner.model.decoder import Params
 from learner.objective import losses
+from learner.update.packing import PackedBatch
 
 ProximalPolicy = Literal["frozen", "first_pass", "current"]
 """Whose logprobs are pi_prox's: a frozen policy's; the policy's own in the first pass over a batch, there the current
@@ -44,7 +52,7 @@ def freeze(params: Params, config: Config) -> Params:
 def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
     """Bytes of all that a run keeps frozen: the base of adapters, the reference, the proximal policy.
 
-    As `learner.restore` loads the first two, and `learner.update.anchors` makes the last.
+    As `learner.restore` loads the first two, and `FrozenPolicies` makes the last.
 
     Args:
       params: the model's, arrays or their shapes.
@@ -83,3 +91,66 @@ class FrozenLogprobs:
 
 
 NO_FROZEN = FrozenLogprobs()
+
+
+class Scorer(Protocol):
+    """What of a train step frozen policies use."""
+
+    def score(self, params: Params, batch: PackedBatch, base: Params | None = None) -> Float32[Array, "B S"]:
+        """The batch's logprobs."""
+        ...
+
+    def score_base(self, base: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
+        """The same with adapters off."""
+        ...
+
+
+class FrozenPolicies:
+    """The frozen policies that the configured loss needs; none for most."""
+
+    def __init__(
+        self,
+        steps: Scorer,
+        config: Config,
+        *,
+        load_reference: Callable[[], Params],
+        params: Params,
+        base: Params | None = None,
+    ) -> None:
+        """Loads the reference and freezes the proximal policy, where the loss needs them.
+
+        Args:
+          steps: the train step.
+          config: the run's.
+          load_reference: reads the reference's parameters in the compute dtype, split like the learner's.
+          params: the learner's, which are published next.
+          base: what they belong to, if they are adapters; it may be the reference.
+        """
+        self._steps, self._base = steps, base
+        # Without donation nothing is taken over: the optimizer may step the learner's own from here on.
+        self._freeze = jax.jit(lambda tree: freeze(tree, config))
+        self._reference = load_reference() if losses.needs(config.loss).reference else None
+        self._keeps_proximal = proximal_policy(config) == "frozen"
+        self._proximal: Params | None = None
+        self.publish(params)
+
+    def publish(self, params: Params) -> None:
+        """Takes the learner's parameters, published just now, as the proximal policy, if the loss keeps one.
+
+        By rounds weights go out where a round begins, so these are the round's as well.
+        """
+        if self._keeps_proximal:
+            self._proximal = None  # first, so that no two copies are there at once
+            self._proximal = self._freeze(params)
+
+    def score(self, batch: PackedBatch) -> FrozenLogprobs:
+        """The batch's logprobs under each frozen policy, on the devices."""
+        reference, proximal = self._reference, self._proximal
+        return FrozenLogprobs(
+            reference=None if reference is None else self._score_reference(reference, batch),
+            proximal=None if proximal is None else self._steps.score(proximal, batch, self._base),
+        )
+
+    def _score_reference(self, reference: Params, batch: PackedBatch) -> jax.Array:
+        score = self._steps.score if self._base is None else self._steps.score_base
+        return score(reference, batch)

@@ -232,7 +232,7 @@ class TrainStep:
             raise ValueError(
                 f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
                 f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; "
-                "see learner.update.anchors"
+                "see learner.update.frozen_policies"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
         with self._compiling("accumulate", batch):

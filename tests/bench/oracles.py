@@ -31,8 +31,8 @@ from configs import overrides, sections
 from learner.distributed.sharding import make_mesh
 from learner.metrics.step_timer import WaitingRatios
 from learner.model.lora import merge
-from learner.update.anchors import FrozenPolicies
 from learner.update.auto_shape import AutoShape
+from learner.update.frozen_policies import FrozenPolicies
 from learner.update.packing import pack_groups
 from learner.update.train_step import build_train_step
 from tests.bridge.factories import as_plain, make_group, make_ticket

@@ -10,7 +10,7 @@ import numpy as np
 from bridge.rollout_types import Group, Rollout
 from configs.schema import Config
 from learner.model.decoder import Params
-from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, pack_groups
 from learner.update.train_step import TrainStep

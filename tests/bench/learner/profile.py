@@ -38,7 +38,7 @@ CONTROL_FLOW = ("while", "call", "conditional")
 PARTS = {
     "attention": "learner/model/attention",
     "head and loss": "learner/model/logprobs",
-    "diagnostics and loss": "learner/(objective/losses|update/diagnostics|update/loss_sum|update/anchors)",
+    "diagnostics and loss": "learner/(objective/losses|update/diagnostics|update/loss_fn|update/frozen_policies)",
     "layers": "learner/model/",
     "optimizer": "learner/update/optimizer|/optax/",
     "accumulation": "learner/update/step",

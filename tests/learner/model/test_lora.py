@@ -13,7 +13,7 @@ from configs.sections import LoraConfig
 from learner.distributed.sharding import make_mesh
 from learner.model.decoder import make_apply
 from learner.model.lora import abstract_adapters, check_lora, init_adapters, merge
-from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenPolicies
 from learner.update.train_step import build_train_step
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_groups, steps_of, stream
 

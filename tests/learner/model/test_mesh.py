@@ -9,7 +9,7 @@ import pytest
 from configs.sections import LoraConfig, MeshConfig
 from learner.model.decoder import init_params
 from learner.model.lora import init_adapters, merge
-from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenPolicies
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, random_groups, stream
 

@@ -18,8 +18,8 @@ from bridge.param_names import flatten, unflatten
 from learner import train as learner_train
 from learner.model.decoder import make_apply
 from learner.policy_trainer import EpochCache, PolicyTrainer
-from learner.step_books import StepMetrics
-from learner.update.anchors import FrozenPolicies
+from learner.step_metrics import StepMetrics
+from learner.update.frozen_policies import FrozenPolicies
 from tests.learner.streams import (
     MODEL,
     TEMPERATURE,

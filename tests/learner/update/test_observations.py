@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.parity import max_abs_dlogprob
-from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenPolicies
 from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_group, steps_of
 
 LOSSES = {

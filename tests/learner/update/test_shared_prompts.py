@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from learner.distributed.sharding import make_mesh
 from learner.parity import max_abs_dlogprob
-from learner.update.anchors import FrozenPolicies
 from learner.update.auto_shape import AutoShape
+from learner.update.frozen_policies import FrozenPolicies
 from learner.update.packed_codec import decode_batch, encode_batch
 from learner.update.packing import empty_batch, parts
 from learner.update.train_step import build_train_step

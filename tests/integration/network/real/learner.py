@@ -17,7 +17,7 @@ from launch import cli, learner
 from learner.run import Run
 from learner.schedule import rollout_stream
 from learner.schedule.rollout_stream import RolloutStream
-from learner.step_books import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.update.packing import MicroBatch
 
 TRACE = "REAL_TRACE"

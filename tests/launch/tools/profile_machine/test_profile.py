@@ -9,7 +9,7 @@ import pytest
 
 from launch.tools.profile_machine import measure_engine as profile_engine
 from launch.tools.profile_machine.measure_learner import full_micro_batch, profile_learner
-from learner.update.anchors import FrozenPolicies
+from learner.update.frozen_policies import FrozenPolicies
 from tests.launch.commands import call_each
 from tests.launch.test_cli import PROJECT, TINY
 from tests.learner.streams import config_of, fresh_params, steps_of

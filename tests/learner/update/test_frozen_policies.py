@@ -2,8 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from learner.update.anchors import FrozenPolicies
-from learner.update.frozen_policies import FrozenLogprobs
+from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
 
 
