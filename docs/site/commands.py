@@ -10,6 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _LAUNCH = ROOT / "launch"
 _NOT_FOR_HANDS = {
+    "__main__",
     "services.judge_server",
     "services.snapshot_server",
     "services.tracker_service",
