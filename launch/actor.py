@@ -107,8 +107,8 @@ _NUM_THREADS = 16
 def main() -> int:
     """Serves until it is told to stop (0) or fails: one line says why, the code of what kind it was."""
     die_with_parent()
-    pulse = Liveness.of_this_process()
-    pulse.start()
+    liveness = Liveness.of_this_process()
+    liveness.start()
     cli.log_to_stderr()
     for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
@@ -117,7 +117,7 @@ def main() -> int:
         with cli.start_errors():
             try:
                 # Who waits for a learner, for hours perhaps, gets on with its start.
-                joined = _join(lambda: pulse.report(Activity.STARTING))
+                joined = _join(lambda: liveness.report(Activity.STARTING))
             except FinishedRunError as e:
                 logging.info("actor ends, there is nothing to serve: %s", e)
                 return 0
@@ -136,14 +136,14 @@ def main() -> int:
             judge = None
             if joined.config.judge.is_on:
                 log = joined.work.log(f"{_NAME.value}-judge")
-                beats = functools.partial(pulse.report, Activity.STARTING)
+                beats = functools.partial(liveness.report, Activity.STARTING)
                 judge = parts.enter_context(open_judge(joined.config, log, beats=beats))
         stopped = end_stopped_processes(joined.config.supervision.heartbeat_timeout_s)
         limits_file = _limits_file(joined)
         try:
             joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
-            engine = _start_engine(joined, limits_file, pulse, timeline)
-            asyncio.run(_serve(joined, engine, timeline, limits_file, pulse, judge))
+            engine = _start_engine(joined, limits_file, liveness, timeline)
+            asyncio.run(_serve(joined, engine, timeline, limits_file, liveness, judge))
         except ResizeRequest as e:
             logging.info("actor ends to be resized: %s", e)
             return cli.RESIZE
@@ -215,7 +215,9 @@ def _bound_to_cores(config: Config) -> Config:
     return config
 
 
-def _start_engine(joined: JoinedRun, limits_file: EngineSizeFile, pulse: Liveness, timeline: Timeline) -> "VllmEngine":
+def _start_engine(
+    joined: JoinedRun, limits_file: EngineSizeFile, liveness: Liveness, timeline: Timeline
+) -> "VllmEngine":
     """The engine, which serves no weights yet.
 
     Raises:
@@ -227,7 +229,7 @@ def _start_engine(joined: JoinedRun, limits_file: EngineSizeFile, pulse: Livenes
     config = joined.config
     with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
         try:
-            with deadline(config.actor.start_timeout_s, limits_file, pulse), heartbeats(joined.store, _NAME.value):
+            with deadline(config.actor.start_timeout_s, limits_file, liveness), heartbeats(joined.store, _NAME.value):
                 model = joined.model
                 return VllmEngine.start(model.weights or model.path, config, expected=model.tensors, base=model.base)
         except Exception as e:
@@ -249,7 +251,7 @@ async def _serve(
     engine: "VllmEngine",
     timeline: Timeline,
     limits_file: EngineSizeFile,
-    pulse: Liveness,
+    liveness: Liveness,
     judge: Judge | None,
 ) -> None:
     """Serves with an engine that was started, and closes it."""
@@ -292,8 +294,8 @@ async def _serve(
     )
     share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
     resizing = functools.partial(elastic_control_loop, file=limits_file, share=share)
-    keep_pulse = functools.partial(report_liveness, pulse=pulse)
-    duties = (*BACKGROUND_TASKS, watch_run_end, resizing, keep_pulse)
+    keep_liveness = functools.partial(report_liveness, liveness=liveness)
+    duties = (*BACKGROUND_TASKS, watch_run_end, resizing, keep_liveness)
     if judge is not None:
         duties = (*duties, functools.partial(watch_judge, judge=judge))
     shutdown_grace_s = config.actor.shutdown_grace_s if _LEAVE_S.value is None else _LEAVE_S.value
@@ -307,10 +309,10 @@ async def _serve(
         joined.store.close()  # or a thread that waits for a store that is away would be waited for
 
 
-async def report_liveness(actor: Actor, *, pulse: Liveness) -> None:
+async def report_liveness(actor: Actor, *, liveness: Liveness) -> None:
     """Says that the actor's loop turns."""
     while True:
-        pulse.report(Activity.WORKING if actor.num_groups else Activity.WAITING)
+        liveness.report(Activity.WORKING if actor.num_groups else Activity.WAITING)
         await asyncio.sleep(BEAT_S)
 
 

@@ -37,15 +37,15 @@ _START = "start"
 def main() -> int:
     """Trains the run to its end; 0 then, else one line says why not."""
     die_with_parent()
-    pulse = Liveness.of_this_process()
-    pulse.start()
+    liveness = Liveness.of_this_process()
+    liveness.start()
     cli.log_to_stderr()
     report_phase("looking at the run")
     with cli.start_errors():
         prepared, hosts = _join()
     os.environ.update(reserve(prepared.config))  # before JAX is loaded
     if not hosts.is_leader:
-        return _follow(prepared, hosts, pulse)
+        return _follow(prepared, hosts, liveness)
     from learner.distributed.initialize import disconnect
     from learner.policy_trainer import End
     from learner.replicate import Replicator
@@ -53,7 +53,7 @@ def main() -> int:
     lead = Replicator(hosts)
     code = 1
     try:
-        code = _lead(prepared, lead, pulse)
+        code = _lead(prepared, lead, liveness)
     except SystemExit as e:  # of what can't be used: its line is said
         code = e.code if isinstance(e.code, int) else code
         raise
@@ -120,7 +120,7 @@ def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
     return prepared
 
 
-def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", pulse: Liveness) -> int:
+def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liveness) -> int:
     """The first process's part; the exit code that all are to have."""
     report_phase("importing JAX")
     import jax
@@ -132,15 +132,20 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", pulse: Liveness
     from learner.heartbeat import Stopped
     from learner.metrics.trackers import KINDS
     from learner.run import open_run
-    from learner.step_metrics import NotFiniteError
     from learner.train import train
+    from learner.update_metrics import NotFiniteError
 
     parts = contextlib.ExitStack()
     try:
         with cli.start_errors():
-            outlets = _outlets(prepared, parts, lead.hosts)
+            destinations = _destinations(prepared, parts, lead.hosts)
             run = open_run(
-                prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets, lead=lead
+                prepared.config,
+                prepared.folder,
+                prepared.model_folder,
+                liveness=liveness,
+                destinations=destinations,
+                lead=lead,
             )
             if any(name in KINDS for name in prepared.config.run.tracker_names):
                 # After the record is cut back to where it goes on from.
@@ -170,7 +175,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", pulse: Liveness
     return 0
 
 
-def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", pulse: Liveness) -> int:
+def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liveness) -> int:
     """The part of any other process; the exit code that the first one says."""
     report_phase("importing JAX")
     import jax
@@ -182,9 +187,14 @@ def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", pulse: Livene
     parts = contextlib.ExitStack()
     try:
         with cli.start_errors():
-            outlets = _outlets(prepared, parts, hosts)
+            destinations = _destinations(prepared, parts, hosts)
             follower = join_run(
-                prepared.config, prepared.folder, prepared.model_folder, hosts=hosts, pulse=pulse, outlets=outlets
+                prepared.config,
+                prepared.folder,
+                prepared.model_folder,
+                hosts=hosts,
+                liveness=liveness,
+                destinations=destinations,
             )
         with contextlib.closing(follower):
             code = follower.follow()
@@ -201,7 +211,9 @@ def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", pulse: Livene
         parts.close()
 
 
-def _outlets(prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, hosts: "Processes") -> "list[Destination]":
+def _destinations(
+    prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, hosts: "Processes"
+) -> "list[Destination]":
     """How this process's weights go to other machines from here; what serves them ends with `parts`."""
     if prepared.config.publish.serve == "none":
         return []
@@ -209,7 +221,7 @@ def _outlets(prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, hos
 
     service = SnapshotService(prepared.config, prepared.folder, host=hosts.index, num_hosts=hosts.count)
     parts.callback(service.close)
-    return [service.outlet]
+    return [service.destination]
 
 
 _GO_ON = "start again to go on from the last checkpoint"

@@ -32,7 +32,7 @@ class Follower:
     trainer: PolicyTrainer
     publisher: Publisher
     checkpoints: Checkpoints
-    pulse: Liveness
+    liveness: Liveness
     has_updated: bool = False
 
     def follow(self) -> int:
@@ -50,7 +50,7 @@ class Follower:
 
     def _did(self, command: Command) -> None:
         self.has_updated = self.has_updated or isinstance(command, Apply)
-        self.pulse.report(Activity.WAITING if self.has_updated else Activity.STARTING)
+        self.liveness.report(Activity.WAITING if self.has_updated else Activity.STARTING)
 
 
 def join_run(
@@ -59,13 +59,13 @@ def join_run(
     model_folder: pathlib.Path,
     *,
     hosts: Processes,
-    pulse: Liveness | None = None,
-    outlets: Sequence[Destination] = (),
+    liveness: Liveness | None = None,
+    destinations: Sequence[Destination] = (),
 ) -> Follower:
     """Builds a learner's process that does not lead; what the first one's `open_run` does with all, it does too.
 
-    Asked to end by a signal, it asks the leader, which ends all. `outlets` are where its rows of the weights go besides
-    this machine's memory and the bucket.
+    Asked to end by a signal, it asks the leader, which ends all. `destinations` are where its rows of the weights go
+    besides this machine's memory and the bucket.
 
     Raises:
       ValueError, FileNotFoundError: the model or the mesh are unusable (one line says why).
@@ -91,7 +91,7 @@ def join_run(
         names=published_names(architecture, config),
         hosts=hosts,
         token=read_token() if config.publish.leaves_the_machine else None,
-        outlets=outlets,
+        destinations=destinations,
     )
     trainer = trainer_of(
         config,
@@ -104,4 +104,4 @@ def join_run(
         checkpoints=checkpoints,
         base=base,
     )
-    return Follower(config, hosts, trainer, publisher, checkpoints, pulse or Liveness.of_this_process())
+    return Follower(config, hosts, trainer, publisher, checkpoints, liveness or Liveness.of_this_process())

@@ -33,7 +33,7 @@ class LearnerHeartbeat:
         self,
         store: LearnerStore,
         stop: threading.Event,
-        pulse: Liveness,
+        liveness: Liveness,
         *,
         leader_lease_s: float,
         hosts: Processes | None = None,
@@ -44,7 +44,7 @@ class LearnerHeartbeat:
         Args:
           store: where it beats.
           stop: set when this process is asked to end.
-          pulse: felt by who started this process.
+          liveness: felt by who started this process.
           leader_lease_s: `store.leader_lease_s`.
           hosts: the learner's processes, each of which may be asked to end; this one alone if not given.
           say_alive: called wherever the learner waits; tells the others.
@@ -52,7 +52,7 @@ class LearnerHeartbeat:
         self._hosts, self._say_alive = hosts or SingleProcess(), say_alive
         self._store = store
         self._stop = stop
-        self._pulse = pulse
+        self._liveness = liveness
         self._lead_s = leader_lease_s
         self._failure: Exception | None = None
         self._thread_stop = threading.Event()
@@ -90,14 +90,14 @@ class LearnerHeartbeat:
             raise self._failure
         self._say_alive()
         self._look_for_actors()
-        self._pulse.report(Activity.NO_ACTORS if self._has_no_actors else Activity.WAITING)
+        self._liveness.report(Activity.NO_ACTORS if self._has_no_actors else Activity.WAITING)
 
     def report_progress(self) -> None:
         """Called wherever a part of the learner's work is done, and wherever a wait is over before more work begins.
 
         Up to the first update the next part may have to compile, which takes longer than work does.
         """
-        self._pulse.report(Activity.WORKING if self._has_updated else Activity.STARTING)
+        self._liveness.report(Activity.WORKING if self._has_updated else Activity.STARTING)
 
     def updated(self) -> None:
         """Called after each update.

@@ -163,9 +163,9 @@ class PolicyTrainer:
         scale, dtype = self.config.lora.scale, self.config.model.served_dtype
         return merge(self.base.params, self.state.params, scale=scale, dtype=dtype)
 
-    def save(self, step: int, books: dict[str, Any]) -> None:
+    def save(self, step: int, host_state: dict[str, Any]) -> None:
         """Starts a checkpoint of the state as it is between two updates; `books` are the leader's."""
-        self.checkpoints.save(step, saved_part(self.state), books)
+        self.checkpoints.save(step, saved_part(self.state), host_state)
 
     def save_model(self, folder: pathlib.Path, tokenizer_from: pathlib.Path) -> None:
         """Writes the model as it is now; see `save_model`."""
@@ -293,11 +293,11 @@ class Save:
     """A checkpoint of a step; the books are the leader's, who alone writes them, and are not told."""
 
     step: int
-    books: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    host_state: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def perform(self, trainer: PolicyTrainer) -> None:
         """Starts it."""
-        trainer.save(self.step, self.books)
+        trainer.save(self.step, self.host_state)
 
 
 @dataclasses.dataclass(frozen=True)

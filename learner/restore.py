@@ -63,7 +63,7 @@ def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | N
     config = weights.config
     if not config.lora.is_on:
         return None
-    books, dtype = lora_metadata(config.lora, model_folder), config.base_dtype
+    host_state, dtype = lora_metadata(config.lora, model_folder), config.base_dtype
     params = weights.load(model_folder, dtype)
     with hf_io.open_folder(model_folder) as tensors:
         stored = {tensors[name].dtype for name in weights.architecture.param_names.all_hf_names()}
@@ -74,7 +74,7 @@ def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | N
             ",".join(wider),
             dtype,
         )
-    return LoraBase(params=params, metadata=books)
+    return LoraBase(params=params, metadata=host_state)
 
 
 def restore(
@@ -92,13 +92,13 @@ def restore(
     Raises:
       CheckpointError: there are checkpoints, and none is intact or fits.
     """
-    check = functools.partial(_check_books, weights=weights, folder=folder, model_folder=model_folder, base=base)
+    check = functools.partial(_check_host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
     restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
     if restored is None:
         params = steps.init_adapters() if base else weights.load(model_folder, weights.config.model.param_dtype)
         return 0, steps.init(params), None
-    step, arrays, books = restored
-    return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), books
+    step, arrays, host_state = restored
+    return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), host_state
 
 
 def restore_params(
@@ -121,7 +121,7 @@ def restore_params(
         params = abstract_params(architecture, dtype)
     else:
         params = abstract_adapters(architecture, config.lora, dtype)
-    check = functools.partial(_check_books, weights=weights, folder=folder, model_folder=model_folder, base=base)
+    check = functools.partial(_check_host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
     abstract = {"params": placed(params, param_shardings(params, mesh))}
     restored = checkpoints.restore_latest(abstract, check=check, is_part=True)
     if restored is None:
@@ -130,8 +130,8 @@ def restore_params(
     return step, arrays["params"]
 
 
-def _check_books(
-    books: dict[str, Any],
+def _check_host_state(
+    host_state: dict[str, Any],
     *,
     weights: WeightLoader,
     folder: pathlib.Path,
@@ -144,13 +144,13 @@ def _check_books(
       CheckpointError: names what differs.
       OtherFormatError: the format differs.
     """
-    if books.get("format") != codec.FORMAT:
-        raise codec.OtherFormatError.of(f"the checkpoint of {folder}", books.get("format", "none"))
+    if host_state.get("format") != codec.FORMAT:
+        raise codec.OtherFormatError.of(f"the checkpoint of {folder}", host_state.get("format", "none"))
     now, mesh = _shape_fields(weights.architecture), weights.config.mesh.axes
-    check_same("model", _shape_fields(Architecture.from_hf(books["model"])), now, folder)
-    check_same_adapters(books.get("lora", {}), {} if base is None else base.metadata, folder, model_folder)
-    if books["mesh"] != mesh:
-        logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", books["mesh"], mesh)
+    check_same("model", _shape_fields(Architecture.from_hf(host_state["model"])), now, folder)
+    check_same_adapters(host_state.get("lora", {}), {} if base is None else base.metadata, folder, model_folder)
+    if host_state["mesh"] != mesh:
+        logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", host_state["mesh"], mesh)
 
 
 def trainer_of(
@@ -264,9 +264,9 @@ class TimeoutAnchors:
             logging.warning("anchors saved as they were known before num_tasks=%d: %s", len(self._known), e)
         return {FIELD: self._known} if self._known else {}
 
-    def resume(self, books: Mapping[str, Any] | None) -> None:
+    def resume(self, host_state: Mapping[str, Any] | None) -> None:
         """Puts those of a checkpoint into the store, if it lacks them; nothing if there is none, or it has none."""
-        saved: dict[str, str] = (books or {}).get(FIELD, {})
+        saved: dict[str, str] = (host_state or {}).get(FIELD, {})
         if not saved:
             return
         stored = self._stored()

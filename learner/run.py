@@ -100,8 +100,8 @@ class Run:
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
         model = json.loads(self.architecture.hf_json)
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
-        books = of_run | self.stream.begin_save()
-        return Save(self.step, books)
+        host_state = of_run | self.stream.begin_save()
+        return Save(self.step, host_state)
 
     def save_on_stop(self) -> None:
         """Makes the checkpoint that the run remembers, if it is newer than the last one; waits until it is there."""
@@ -113,7 +113,7 @@ class Run:
         self.stream.acknowledge(self.checkpoints.wait())
         self.heartbeat.report_progress()
         # Of now, not of when `save` was made: read once a checkpoint, and not once an update.
-        self.do(dataclasses.replace(save, books=save.books | self.timeouts.state_dict()))
+        self.do(dataclasses.replace(save, host_state=save.host_state | self.timeouts.state_dict()))
         self.last_saved_step = save.step
         self.heartbeat.report_progress()
 
@@ -164,14 +164,14 @@ def open_run(
     folder: pathlib.Path,
     model_folder: pathlib.Path,
     *,
-    pulse: Liveness | None = None,
-    outlets: Sequence[Destination] = (),
+    liveness: Liveness | None = None,
+    destinations: Sequence[Destination] = (),
     lead: Replicator | None = None,
 ) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint. A follower's part is `learner.follower.join_run`.
 
-    `pulse` is felt by this process's parent, `outlets` take versions besides this machine's memory and the bucket, and
-    `lead` tells the learner's other processes what to do (None: there are none).
+    `liveness` is read by this process's parent, `destinations` take versions besides this machine's memory and the
+    bucket, and `lead` tells the learner's other processes what to do (None: there are none).
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
@@ -188,10 +188,10 @@ def open_run(
     report_phase("setting up the devices")
     steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
 
-    context = open_context(config, folder, lead, pulse or Liveness.of_this_process())
+    context = open_context(config, folder, lead, liveness or Liveness.of_this_process())
     try:
         restored = _restore(context, architecture, steps, model_folder)
-        publisher = _open_publisher(context, architecture, tokenizer, outlets)
+        publisher = _open_publisher(context, architecture, tokenizer, destinations)
         run = _build(context, architecture, tokenizer, problems, restored, publisher)
     except BaseException:
         context.heartbeat.stop()
@@ -220,7 +220,7 @@ class _Restored:
 
     checkpoints: Checkpoints
     step: int
-    books: dict[str, Any] | None
+    host_state: dict[str, Any] | None
     timeouts: TimeoutAnchors
     trainer: Callable[..., PolicyTrainer]
     """Called with `publisher`; every process of the learner makes its trainer at the same place."""
@@ -242,22 +242,22 @@ def _restore(
     report_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
     start_s = time.monotonic()
     base = load_base(weights, model_folder)
-    step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
+    step, state, host_state = restore(checkpoints, steps, weights, folder, model_folder, base)
     context.timeline.took("restore" if has_saves else "read weights", start_s, time.monotonic())
     context.timeline.instant("restored", incarnation=context.incarnation, step=step)
     store.record_restore(context.incarnation, step)
     timeouts = TimeoutAnchors(store)
-    timeouts.resume(books)
+    timeouts.resume(host_state)
     put_run_card(store, config, folder, model_folder, architecture, state.params, base)
 
     trainer = functools.partial(
         trainer_of, config, architecture, steps, state, weights, model_folder, checkpoints=checkpoints, base=base
     )
-    return _Restored(checkpoints, step, books, timeouts, trainer)
+    return _Restored(checkpoints, step, host_state, timeouts, trainer)
 
 
 def _open_publisher(
-    context: RunContext, architecture: Architecture, tokenizer: Tokenizer, outlets: Sequence[Destination]
+    context: RunContext, architecture: Architecture, tokenizer: Tokenizer, destinations: Sequence[Destination]
 ) -> Publisher:
     config = context.config
     token = read_token() if config.publish.leaves_the_machine else None
@@ -268,7 +268,7 @@ def _open_publisher(
         names=published_names(architecture, config),
         hosts=context.lead.hosts,
         token=token,
-        outlets=outlets,
+        destinations=destinations,
         incarnation=context.incarnation,
         base_steps=context.store.restores(),
         timeline=context.timeline,
@@ -308,7 +308,7 @@ def _build(
         on_wait=context.check,
         between_batches=context.look,
     )
-    stream.resume(restored.books)
+    stream.resume(restored.host_state)
     evaluations = open_evaluations(
         config,
         problems.sets,

@@ -20,8 +20,8 @@ from learner.heartbeat import Stopped
 from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, ScoreBatch
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
-from learner.step_metrics import StepMetrics
 from learner.update.packing import MicroBatch
+from learner.update_metrics import StepMetrics
 
 
 def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> bool:
@@ -69,7 +69,7 @@ def train_all(run: Run) -> None:
         return
     publish(run)
     await_weights(run)  # actors need a first version
-    books = StepMetrics(
+    step_metrics = StepMetrics(
         run.config.optimizer,
         run.architecture,
         stream=run.stream,
@@ -81,15 +81,15 @@ def train_all(run: Run) -> None:
     while run.step < run.config.run.num_updates:
         micro = next(batches)  # waits until complete groups are there
         run.heartbeat.report_progress()
-        accumulate(run, micro, books)
+        accumulate(run, micro, step_metrics)
         if not micro.ends_update:
             continue
         check_parity(run)
         run.heartbeat.report_progress()
         if below_ess_floor(run):
-            drop(run, books)
+            drop(run, step_metrics)
             continue
-        update(run, books)
+        update(run, step_metrics)
         if run.config.checkpoint.on_stop and may_save(run, ends_round=micro.ends_round):
             run.on_stop = run.checkpoint()
         run.heartbeat.updated()
@@ -107,20 +107,20 @@ def train_all(run: Run) -> None:
     finish(run)
 
 
-def accumulate(run: Run, micro: MicroBatch, books: StepMetrics) -> None:
+def accumulate(run: Run, micro: MicroBatch, step_metrics: StepMetrics) -> None:
     """Adds a micro-batch's gradient in the first pass over its batch."""
     _, start, end = compute(run, Accumulate(micro), "train", step=run.step, groups=",".join(micro.ticket_ids))
-    books.add_batch(micro, start, end)
+    step_metrics.add_batch(micro, start, end)
     run.heartbeat.report_progress()
     run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
 
 
-def accumulate_cached(run: Run, books: StepMetrics, epoch: int) -> None:
+def accumulate_cached(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
     """Adds the gradients of the whole batch in a later pass, from the micro-batches of the first one."""
     for index, ticket_ids in enumerate(run.trainer.kept.ticket_ids):
         groups = ",".join(ticket_ids)
         _, start, end = compute(run, AccumulateAgain(index), "train", step=run.step, groups=groups, epoch=epoch)
-        books.computed(start, end)
+        step_metrics.computed(start, end)
         run.heartbeat.report_progress()
         run.stream.poll()
 
@@ -137,30 +137,30 @@ def below_ess_floor(run: Run) -> bool:
     return stops
 
 
-def drop(run: Run, books: StepMetrics) -> None:
+def drop(run: Run, step_metrics: StepMetrics) -> None:
     """Undoes the update that is full; what is to be sampled by the current weights needs them published."""
     run.do(Discard())
     run.stream.drop_update()
-    books.drop()
+    step_metrics.drop()
     if not run.publisher.is_published(run.step):
         publish(run)
 
 
-def update(run: Run, books: StepMetrics) -> None:
+def update(run: Run, step_metrics: StepMetrics) -> None:
     """Makes the update whose batch is full: an optimizer step for each pass over it; writes its metrics.
 
     Raises:
       NotFiniteError: too many optimizer steps in a row had a loss or a gradient that was not finite.
     """
     run.on_stop = None  # the parameters are others from here on
-    apply(run, books, epoch=0)
+    apply(run, step_metrics, epoch=0)
     for epoch in range(1, run.config.rounds.epochs):
         run.heartbeat.check()
         run.heartbeat.report_progress()
-        accumulate_cached(run, books, epoch)
-        apply(run, books, epoch)
+        accumulate_cached(run, step_metrics, epoch)
+        apply(run, step_metrics, epoch)
     run.stream.end_update()
-    row, ticket_ids = books.row(time.monotonic())
+    row, ticket_ids = step_metrics.row(time.monotonic())
     row |= {
         "num_compilations": run.trainer.steps.num_compilations,
         "checkpoint/failed": run.checkpoints.num_failed,
@@ -168,13 +168,13 @@ def update(run: Run, books: StepMetrics) -> None:
     }
     run.metrics.write("step", run.step, row, groups=ticket_ids)
     run.samples.trained(run.step, run.stream.take_samples())
-    books.check_skipped()
+    step_metrics.check_skipped()
 
 
-def apply(run: Run, books: StepMetrics, epoch: int) -> None:
+def apply(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
     """Steps the optimizer, which ends a pass over the batch."""
     metrics, start, end = compute(run, Apply(epoch), "apply", step=run.step + 1, epoch=epoch)
-    books.add_epoch(metrics, start, end)
+    step_metrics.add_epoch(metrics, start, end)
 
 
 def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:

@@ -104,7 +104,7 @@ def main() -> int:
         check_spread(prepared.config)
         if _ACTOR_STORE.value:
             check_no_password(_ACTOR_STORE.value)
-        crew = RayBackend(
+        backend = RayBackend(
             prepared.config,
             prepared.folder.resolve(),
             learner_on=learner_on,
@@ -116,7 +116,7 @@ def main() -> int:
         parts = connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ)
     with parts:
         with cli.usage_errors():
-            supervisor = Supervisor(prepared, console, crew=crew)
+            supervisor = Supervisor(prepared, console, backend=backend)
         ending = supervisor.run()
     finalize_run(prepared, ending)
     if supervisor.last_error and CODES[ending] in (1, cli.USAGE_ERROR):

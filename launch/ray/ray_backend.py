@@ -229,7 +229,7 @@ class RayBackend:
             role,
             [f"--run_dir={self._folder}", *alone],
             self._run.log(role),
-            berth=_LazyPlacement(lambda: self._learner_place(role, index), str(self._learner_asked)),
+            location=_LazyPlacement(lambda: self._learner_place(role, index), str(self._learner_asked)),
             placement_timeout_s=self._placement_timeout_s,
             console=self._console,
         )
@@ -270,7 +270,7 @@ class RayBackend:
                 *allowing(self._config),
             ],
             self._run.log(role),
-            berth=PlacementBundle(
+            location=PlacementBundle(
                 role,
                 self._actor_asked,
                 mark=f"{self._mark}{role}",
@@ -287,7 +287,7 @@ class RayBackend:
     def _meeting(self) -> str:
         """host:port at the first process's node."""
         first = self._learners[0]
-        _, address, _ = first.ask(lambda station: station.where.remote(), self._is_over)
+        _, address, _ = first.ask(lambda node_agent: node_agent.where.remote(), self._is_over)
         return f"{address}:{first.ask(lambda station: station.free_port.remote(), self._is_over)}"
 
     def _check_folder(self) -> list[str]:
@@ -298,8 +298,8 @@ class RayBackend:
         try:
             for one in self._learners:
                 try:
-                    host, address, _ = one.ask(lambda station: station.where.remote(), self._is_over)
-                    is_seen = one.ask(lambda station: station.sees.remote(str(proof), content), self._is_over)
+                    host, address, _ = one.ask(lambda node_agent: node_agent.where.remote(), self._is_over)
+                    is_seen = one.ask(lambda node_agent: node_agent.sees.remote(str(proof), content), self._is_over)
                 except NodeLostError as e:
                     said.append(str(e))  # its start is elsewhere
                     continue

@@ -45,7 +45,7 @@ class RemoteProcess:
         arguments: Sequence[str],
         log: pathlib.Path,
         *,
-        berth: ProcessLocation,
+        location: ProcessLocation,
         placement_timeout_s: float,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,20 +56,20 @@ class RemoteProcess:
           role: as `Child`'s.
           arguments: of every start.
           log: where its output is kept at the driver.
-          berth: where it may be.
+          location: where it may be.
           placement_timeout_s: how long the cluster may take to find a place for it.
           console: where its output is shown, too.
           clock: monotonic, in seconds.
         """
         self.role, self.num_restarts, self.num_restarts_in_a_row, self.hung = role, 0, 0, ""
-        self._arguments, self._log, self._berth, self._placement_timeout_s = (
+        self._arguments, self._log, self._location, self._placement_timeout_s = (
             list(arguments),
             log,
-            berth,
+            location,
             placement_timeout_s,
         )
         self._console, self._clock = console, clock
-        self._station: Any = None
+        self._node_agent: Any = None
         self._starting: Any = None
         """The start that was asked for and not answered yet, so that it isn't known whether there is a place."""
         self._asked: Any = None
@@ -101,14 +101,14 @@ class RemoteProcess:
         """What it last said it does."""
         return Activity(self._seen.doing)
 
-    def station(self) -> Any:
+    def node_agent(self) -> Any:
         """A handle of its station; takes a place for it where it has none, or has lost it."""
         if self._lost:
             self._leave()
             self._lost = ""
-        if self._station is None:
-            self._station, self._is_begun = self._berth.take(), False
-        return self._station
+        if self._node_agent is None:
+            self._node_agent, self._is_begun = self._location.take(), False
+        return self._node_agent
 
     def ask(self, call: Callable[[Any], Any], is_over: Callable[[], bool]) -> Any:
         """What its station answers to a call, once there is a place for it.
@@ -119,7 +119,9 @@ class RemoteProcess:
           NodeLostError: the station is gone, or failed.
         """
         try:
-            return answered(call(self.station()), wait_s=self._placement_timeout_s, is_over=is_over, clock=self._clock)
+            return answered(
+                call(self.node_agent()), wait_s=self._placement_timeout_s, is_over=is_over, clock=self._clock
+            )
         except ray.exceptions.RayError as e:
             self._lose(e)
             raise NodeLostError(f"{self.role}: {self._lost}") from e
@@ -128,11 +130,11 @@ class RemoteProcess:
 
     def start(self, more: Sequence[str] = ()) -> None:
         """Starts it where it was, or, where that is gone, in another place."""
-        station = self.station()
+        node_agent = self.node_agent()
         self.hung, self._seen, self._asked = "", _WAITING, None
         self._phases = PhaseLog(self._log)
         self._began_s, self._is_begun = self._clock(), True
-        self._starting = station.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
+        self._starting = node_agent.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
 
     def end_if_hung(self) -> bool:
         """Whether the station found it hung, and killed it."""
@@ -142,17 +144,17 @@ class RemoteProcess:
     def request_stop(self) -> None:
         """SIGTERM, if it runs."""
         with contextlib.suppress(TimeoutError):  # it has no place
-            if self._station is not None and self.returncode is None:
-                self._station.request_stop.remote()
+            if self._node_agent is not None and self.returncode is None:
+                self._node_agent.request_stop.remote()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
         """Waits until it has ended or the wait is over, then kills it, and gives the place back."""
-        if self._station is None:
+        if self._node_agent is None:
             return
         while self._is_begun and self._starting is None and self.returncode is None and not is_over():
             time.sleep(LOOK_EVERY_S / 5)
         if self._starting is None:  # else there is nothing to kill: it has no place
-            self._call(self._station.close.remote())
+            self._call(self._node_agent.close.remote())
         self._leave()
 
     def kill(self) -> None:
@@ -161,8 +163,8 @@ class RemoteProcess:
         Raises:
           TimeoutError: the node does not answer.
         """
-        if self._station is not None and not self._lost:
-            self._call(self._station.kill.remote())
+        if self._node_agent is not None and not self._lost:
+            self._call(self._node_agent.kill.remote())
         if self._lost:
             self._leave()
 
@@ -171,7 +173,7 @@ class RemoteProcess:
         if self._lost:
             return self._lost
         if not self._seen.pid:
-            return f"waits for a place ({self._berth})"
+            return f"waits for a place ({self._location})"
         code = self._seen.returncode
         if code is not None:
             return f"ended ({code})"
@@ -187,16 +189,16 @@ class RemoteProcess:
 
     def _look(self) -> None:
         """Takes what the station answered since; asks again."""
-        if self._station is None or self._lost or self._seen.returncode is not None:
+        if self._node_agent is None or self._lost or self._seen.returncode is not None:
             return
         try:
             self._check_place()
             if self._asked is None and self._starting is None and self._clock() - self._asked_s >= LOOK_EVERY_S:
-                self._asked, self._asked_s = self._station.look.remote(), self._clock()
+                self._asked, self._asked_s = self._node_agent.look.remote(), self._clock()
             if self._asked is not None and _is_there(self._asked):
                 seen, self._asked = _answer(self._asked), None
                 self._keep(seen.log)
-                while seen.returncode is not None and (more := _answer(self._station.look.remote())).log:
+                while seen.returncode is not None and (more := _answer(self._node_agent.look.remote())).log:
                     self._keep(more.log)
                 self._seen, self.hung = seen, seen.hung
         except ray.exceptions.RayError as e:
@@ -213,15 +215,15 @@ class RemoteProcess:
 
     def _no_place(self) -> str:
         return (
-            f"the cluster had no place for {self.name} ({self._berth}) within {self._placement_timeout_s:.0f} s; `ray "
-            "status` shows what it has"
+            f"the cluster had no place for {self.name} ({self._location}) within {self._placement_timeout_s:.0f} s; "
+            "`ray status` shows what it has"
         )
 
     def _lose(self, error: ray.exceptions.RayError) -> None:
         if isinstance(error, ray.exceptions.RayTaskError):  # the station lives, and is to leave nothing there
             self._lost = f"its node failed it ({first_line(error.cause)[:120]})"
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(self._station.close.remote(), timeout=END_S)
+                ray.get(self._node_agent.close.remote(), timeout=END_S)
         else:
             self._lost = f"its node or its station is gone ({first_line(error)[:120]})"
         self._keep(f"{self.name}: {self._lost}\n".encode())
@@ -238,10 +240,10 @@ class RemoteProcess:
             raise TimeoutError(f"the node of {self.name} does not answer for {END_S:.0f} s") from None
 
     def _leave(self) -> None:
-        if self._station is not None:
+        if self._node_agent is not None:
             with contextlib.suppress(ray.exceptions.RayError, concurrent.futures.TimeoutError):
-                ray.kill(self._station)
-        self._station = None
+                ray.kill(self._node_agent)
+        self._node_agent = None
 
     def _keep(self, written: bytes) -> None:
         if not written:

@@ -69,7 +69,7 @@ class SnapshotService:
         logging.info("snapshots served url=%s listen=%s", self.url, self._listen)
 
     @property
-    def outlet(self) -> Destination:
+    def destination(self) -> Destination:
         """For the publisher: under which URL a version is fetched. Nothing is copied: the server reads the slots."""
         return Destination(name="snapshot server", put=self._put, is_required=self._is_required)
 

@@ -19,7 +19,7 @@ from launch import cli
 
 
 @contextlib.contextmanager
-def deadline(seconds: float, limits_file: EngineSizeFile, pulse: Liveness) -> Iterator[None]:
+def deadline(seconds: float, limits_file: EngineSizeFile, liveness: Liveness) -> Iterator[None]:
     """Ends the process if its block takes longer: what hangs in there can't be interrupted.
 
     Who feels the pulse counts from where we do, so that its bound, which is longer, never ends us first.
@@ -35,13 +35,13 @@ def deadline(seconds: float, limits_file: EngineSizeFile, pulse: Liveness) -> It
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    pulse.report(Activity.STARTING)
+    liveness.report(Activity.STARTING)
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-    pulse.report(Activity.STARTING)
+    liveness.report(Activity.STARTING)
 
 
 @contextlib.contextmanager

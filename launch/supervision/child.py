@@ -109,8 +109,8 @@ class Child:
         self._environment = dict(environment) | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
         self._mark, self._bounds, self._clock = mark, bounds, clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._pulse: Liveness | None = None
-        self._vigil = HangDetector(bounds, clock)
+        self._liveness: Liveness | None = None
+        self._hang_detector = HangDetector(bounds, clock)
         self._phases: PhaseLog | None = None
         self._log_start = 0
         """Offset in the log at which this process began."""
@@ -134,7 +134,7 @@ class Child:
     @property
     def doing(self) -> Activity:
         """What it last said it does."""
-        return self._pulse.read().activity if self._pulse is not None else Activity.STARTING
+        return self._liveness.read().activity if self._liveness is not None else Activity.STARTING
 
     def start(self, more: Sequence[str] = ()) -> None:
         """Starts it in a session of its own (Ctrl-C is ours to handle); it dies with us.
@@ -146,7 +146,7 @@ class Child:
         self._phases = PhaseLog(self._log)
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self.hung = ""
-        pulse = Liveness.create()
+        liveness = Liveness.create()
         output: IO[bytes] = open(self._log, "ab")  # noqa: SIM115  # the child keeps it
         with output:
             self._process = subprocess.Popen(
@@ -155,18 +155,18 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(pulse,),
+                pass_fds=(liveness,),
                 env={
                     **os.environ,
                     "PYTHONPATH": custom_functions.python_path(),
                     "PYTHONUNBUFFERED": "1",
-                    FD_VARIABLE: str(pulse),
+                    FD_VARIABLE: str(liveness),
                 }
                 | lifeline(self._mark)
                 | self._environment,
             )
-        self._pulse = Liveness(pulse)
-        self._vigil = HangDetector(self._bounds, self._clock)
+        self._liveness = Liveness(liveness)
+        self._hang_detector = HangDetector(self._bounds, self._clock)
 
     def command(self) -> list[str]:
         """What `start` runs."""
@@ -177,9 +177,9 @@ class Child:
 
     def end_if_hung(self) -> bool:
         """Looks whether it lives and works; kills it with all it started if it doesn't, and says so in its log."""
-        if self._process is None or self._pulse is None or self._process.poll() is not None:
+        if self._process is None or self._liveness is None or self._process.poll() is not None:
             return False
-        reason = self._vigil.look(self._pulse.read())
+        reason = self._hang_detector.look(self._liveness.read())
         if reason is None:
             return False
         self.hung = reason

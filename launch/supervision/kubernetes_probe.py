@@ -71,10 +71,10 @@ def main(argv: Sequence[str] = ()) -> int:
         start_timeout_s=_START_TIMEOUT_S.value,
         progress_timeout_s=_PROGRESS_TIMEOUT_S.value,
     )
-    vigil = HangDetector(bounds, max_look_s=MAX_LOOK_S, memory=_read(file, sign))
-    hung = vigil.look(sign)
+    hang_detector = HangDetector(bounds, max_look_s=MAX_LOOK_S, memory=_read(file, sign))
+    hung = hang_detector.look(sign)
     with contextlib.suppress(OSError):  # memory that is full is no sign of a hang
-        replace_file(file, json.dumps(dataclasses.asdict(vigil.memory)).encode())
+        replace_file(file, json.dumps(dataclasses.asdict(hang_detector.memory)).encode())
     if hung:
         print(f"hung: {hung}", file=sys.stderr)
     return HUNG if hung else 0

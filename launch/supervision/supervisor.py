@@ -62,7 +62,11 @@ class Supervisor:
     """Runs one learner and its actors until the learner is done."""
 
     def __init__(
-        self, prepared: prepare_run.PreparedRun, console: Console | None = None, *, crew: ProcessBackend | None = None
+        self,
+        prepared: prepare_run.PreparedRun,
+        console: Console | None = None,
+        *,
+        backend: ProcessBackend | None = None,
     ) -> None:
         """Starts nothing yet; `crew` is the run's processes, if not those of this machine.
 
@@ -71,11 +75,11 @@ class Supervisor:
         """
         folder = prepared.folder.resolve()
         self._config = prepared.config
-        self._crew = crew or LocalBackend(prepared.config, folder)
+        self._backend = backend or LocalBackend(prepared.config, folder)
         self._run = RunFolder(folder)
         self._lock = RunLock(self._run.supervisor_lock, "launch.local")
         self._timeline = Timeline(self._run.events, "supervisor")
-        self._learner, self._actors = self._crew.learner, self._crew.actors
+        self._learner, self._actors = self._backend.learner, self._backend.actors
         self._children = (self._learner, *self._actors)
         self._abandoned: list[Process] = []
         self._view = RunView(prepared.config, prepared.folder)
@@ -98,7 +102,7 @@ class Supervisor:
         """Starts, watches and stops the processes."""
         previous = {n: signal.signal(n, self._interrupt) for n in _signals()}
         try:
-            for line in self._crew.open(lambda: self._interrupted):
+            for line in self._backend.open(lambda: self._interrupted):
                 self._event(line)
             for child in self._children:
                 self._start(child)
@@ -284,7 +288,7 @@ class Supervisor:
                 child.kill_after(lambda end_s=deadline_s: self._force_stop or time.monotonic() >= end_s)
             except TimeoutError as e:
                 self._event(f"left behind: {e}")
-        self._crew.close()
+        self._backend.close()
         self._timeline.instant("end")
         self._timeline.close()
         self._lock.release()

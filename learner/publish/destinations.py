@@ -103,31 +103,31 @@ class Destination:
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 5.0
-"""The longest pause before a version that failed is put again: an outlet that is back has it soon."""
+"""The longest pause before a version that failed is put again: a destination that is back has it soon."""
 
 
 class UploadQueue:
-    """Puts versions into one outlet, one after the other, each until it is there or a newer one waits.
+    """Puts versions into one destination, one after the other, each until it is there or a newer one waits.
 
-    One that failed is put again: actors that reach this outlet alone may wait for this very version, and the learner
-    for them. Then nothing newer comes, however long the outlet is back. A lost host ends the lane: those left would
-    take what it says late for an answer about the next version.
+    One that failed is put again: actors that reach this destination alone may wait for this very version, and the
+    learner for them. Then nothing newer comes, however long the destination is back. A lost host ends the queue: those
+    left would take what it says late for an answer about the next version.
     """
 
     def __init__(
         self,
-        outlet: Destination,
+        destination: Destination,
         on_stored: Callable[[WeightManifest, Sequence[str]], None],
         on_lost: Callable[[ProcessLostError], None],
     ) -> None:
         """Nothing is on its way.
 
         Args:
-          outlet: where to.
+          destination: where to.
           on_stored: told of each version that is there and its URLs, by the lane's thread; raises nothing.
           on_lost: told of the host whose piece did not come, likewise; nothing goes out any more.
         """
-        self.outlet, self._on_there, self._on_lost = outlet, on_stored, on_lost
+        self.destination, self._on_there, self._on_lost = destination, on_stored, on_lost
         self.num_replaced = 0
         """Versions that did not go there because a newer one was out."""
         self.num_failures = 0
@@ -147,7 +147,7 @@ class UploadQueue:
             self._next, self.unsent_version = manifest, manifest.version
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self.outlet.name, daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self.destination.name, daemon=True)
             self._thread.start()
 
     @property
@@ -163,11 +163,11 @@ class UploadQueue:
             self._is_closing, self._next = True, None
             self._changed.notify_all()
         if self.unsent_version is not None:
-            logging.warning("publish given up outlet=%s version=%s", self.outlet.name, self.unsent_version)
+            logging.warning("publish given up destination=%s version=%s", self.destination.name, self.unsent_version)
 
     def _replaced(self, manifest: WeightManifest) -> None:
         self.num_replaced += 1
-        logging.warning("publish replaced outlet=%s version=%s", self.outlet.name, manifest.version)
+        logging.warning("publish replaced destination=%s version=%s", self.destination.name, manifest.version)
 
     def _run(self) -> None:
         while (manifest := self._begin()) is not None:
@@ -176,7 +176,9 @@ class UploadQueue:
                 if sources is not None and not self._is_closing:
                     self._on_there(manifest, sources)
             except ProcessLostError as e:
-                logging.error("publish ended outlet=%s version=%s reason=%s", self.outlet.name, manifest.version, e)
+                logging.error(
+                    "publish ended destination=%s version=%s reason=%s", self.destination.name, manifest.version, e
+                )
                 self._on_lost(e)
                 return
             finally:
@@ -200,7 +202,7 @@ class UploadQueue:
         pauses_s = _pauses()
         while True:
             try:
-                sources = self.outlet.put(manifest)
+                sources = self.destination.put(manifest)
             except SupersededError:
                 with self._changed:
                     self._replaced(manifest)
@@ -209,7 +211,9 @@ class UploadQueue:
                 raise
             except Exception as e:
                 self.num_failures += 1
-                logging.error("publish failed outlet=%s version=%s reason=%s", self.outlet.name, manifest.version, e)
+                logging.error(
+                    "publish failed destination=%s version=%s reason=%s", self.destination.name, manifest.version, e
+                )
             else:
                 with self._changed:
                     if self.unsent_version == manifest.version:
@@ -235,7 +239,7 @@ def _pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
-def outlets_of(
+def destinations_of(
     config: PublishConfig, folder: pathlib.Path, *, run: str, hosts: Processes | None = None
 ) -> list[Destination]:
     """The bucket, where there is one; a version that doesn't get there goes out without it.
@@ -245,7 +249,7 @@ def outlets_of(
       folder: where the run publishes.
       run: its id.
       hosts: the learner's processes; None: this one alone. One that does not lead puts its pieces there as the leader
-        says, and has no outlet for it.
+        says, and has no destination for it.
 
     Raises:
       ValueError: publish.bucket is no bucket's URL.

@@ -15,7 +15,7 @@ from learner.distributed.channel import Processes
 from learner.model.architecture import Architecture
 from learner.model.lora import names_of
 from learner.publish.commit import WAIT_S
-from learner.publish.destinations import Destination, outlets_of
+from learner.publish.destinations import Destination, destinations_of
 from learner.publish.publisher import Publisher
 
 _SAME_S = 300.0
@@ -32,7 +32,7 @@ def open_publisher(
     names: TensorNames,
     hosts: Processes,
     token: Token | None,
-    outlets: Sequence[Destination],
+    destinations: Sequence[Destination],
     incarnation: int = 0,
     base_steps: Mapping[int, int] | None = None,
     timeline: Timeline | None = None,
@@ -48,7 +48,7 @@ def open_publisher(
       names: of its tensors.
       hosts: the learner's processes; all of them call this at the same time.
       token: what manifests are signed with.
-      outlets: where this process's pieces go besides.
+      destinations: where this process's pieces go besides.
       incarnation: the learner's, where this process leads.
       base_steps: the step that each incarnation began at (`LearnerStore.restores`), where this process leads.
       timeline: where each publish is recorded.
@@ -83,7 +83,7 @@ def open_publisher(
         dtype=config.model.served_dtype,
         timeline=timeline,
         on_wait=on_wait,
-        outlets=[*outlets, *outlets_of(publish, snapshots, run=run_id(folder), hosts=hosts)],
+        destinations=[*destinations, *destinations_of(publish, snapshots, run=run_id(folder), hosts=hosts)],
         announce=announce,
         hosts=hosts,
         hosts_wait_s=max(WAIT_S, config.store.outage_timeout_s + _AFTER_STORE_S),

@@ -72,7 +72,7 @@ class Publisher:
         dtype: str,
         timeline: Timeline | None = None,
         on_wait: Callable[[], None] = lambda: None,
-        outlets: Sequence[Destination] = (),
+        destinations: Sequence[Destination] = (),
         announce: Callable[[Announcement], None] | None = None,
         hosts: Processes | None = None,
         hosts_wait_s: float = WAIT_S,
@@ -87,11 +87,11 @@ class Publisher:
           dtype: what is served: float32 or bfloat16.
           timeline: where each publish is recorded.
           on_wait: called again and again while `publish` or `finish` waits; may raise.
-          outlets: where a version goes once it is whole in shared memory, in this order; slow ones apart
+          destinations: where a version goes once it is whole in shared memory, in this order; slow ones apart
             (`UploadQueue`).
           announce: told of a version as soon as it can be fetched anywhere, and again of each place more; by one thread
-            at a time. So a slow bucket keeps nobody waiting who reaches the learner. Where all outlets are slow, it is
-            told of what is there. The leader's alone.
+            at a time. So a slow bucket keeps nobody waiting who reaches the learner. Where all are slow, it is told of
+            what is there. The leader's alone.
           hosts: the learner's processes; None: this one alone. The writer is this host's.
           hosts_wait_s: how long each waits for the others: longer than any writes, and than `announce` takes.
         """
@@ -101,14 +101,14 @@ class Publisher:
         self._writer, self._names, self._config = writer, names, config
         self._incarnation, self._dtype = incarnation, dtype
         self._timeline, self._while_waiting = timeline, on_wait
-        self._outlets = [o for o in outlets if not o.is_slow]
+        self._destinations = [o for o in destinations if not o.is_slow]
         self._announcer = SourceAnnouncer(announce)
-        self._lanes = [UploadQueue(o, self._put_by_lane, self._upload_failed) for o in outlets if o.is_slow]
+        self._upload_queues = [UploadQueue(o, self._uploaded, self._upload_failed) for o in destinations if o.is_slow]
         self.version: Version | None = None
         """The last one handed over: it is announced, or will be, or a later one in its place."""
         self.announced_version: Version | None = None
-        """The last one that is whole in shared memory and in all outlets that are not slow: what actors of this machine
-        and of a server can read. One in a bucket alone is on its way there."""
+        """The last one that is whole in shared memory and in all destinations that are not slow: what actors of this
+        machine and of a server can read. One in a bucket alone is on its way there."""
         self.num_publishes = 0
         """Versions handed over."""
         self.last_publish_s = 0.0
@@ -179,7 +179,7 @@ class Publisher:
         return version
 
     def wait_until_published(self) -> None:
-        """Waits until all that was handed over is out: whole in shared memory, and in all outlets that are not slow.
+        """Waits until all that was handed over is out: in shared memory, and in all destinations that are not slow.
 
         It waits for no bucket: actors that reach nothing else hear of the version later, once it is there, and what is
         asked of them by that version waits as long.
@@ -191,13 +191,13 @@ class Publisher:
         self._wait_while(self._is_busy)
         start_s = time.monotonic()
         end_s = start_s + self._config.bucket_wait_s
-        self._wait_while(lambda: any(lane.is_busy for lane in self._lanes) and time.monotonic() < end_s)
-        for lane in self._lanes:
+        self._wait_while(lambda: any(lane.is_busy for lane in self._upload_queues) and time.monotonic() < end_s)
+        for lane in self._upload_queues:
             if lane.unsent_version is not None:
                 logging.error(
                     "publish incomplete: the last version, %s, is not in the %s (waited %.0f s, publish.bucket_wait_s)",
                     lane.unsent_version,
-                    lane.outlet.name,
+                    lane.destination.name,
                     time.monotonic() - start_s,
                 )
 
@@ -213,8 +213,8 @@ class Publisher:
             "time/publish_blocked_s": self._held_up_s,
             "publish/late": self._num_late,
             "publish/replaced": self._num_replaced,
-            "publish/destination_failures": self._num_failures + sum(lane.num_failures for lane in self._lanes),
-            "publish/destination_replaced": sum(lane.num_replaced for lane in self._lanes),
+            "publish/destination_failures": self._num_failures + sum(lane.num_failures for lane in self._upload_queues),
+            "publish/destination_replaced": sum(lane.num_replaced for lane in self._upload_queues),
         }
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class Publisher:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
-        for lane in self._lanes:
+        for lane in self._upload_queues:
             lane.close(max(0.0, deadline_s - time.monotonic()))
         if self._thread is not None and self._thread.is_alive():
             logging.warning("publish given up version=%s; the next start takes the folder over", self.version)
@@ -317,9 +317,9 @@ class Publisher:
         job.export.let_go()
         assert decision.manifest is not None
         self._writer.announce(decision.manifest)
-        self._tell_of_outlets(decision.manifest)
+        self._announce_destinations(decision.manifest)
         self._is_out(job)
-        for lane in self._lanes:
+        for lane in self._upload_queues:
             lane.put(decision.manifest)
 
     def _decide(self, job: _Job) -> CommitOutcome:
@@ -346,22 +346,22 @@ class Publisher:
         with self._changed:
             return "skip" if self._waiting and not job.must_publish else "again"
 
-    def _tell_of_outlets(self, manifest: WeightManifest) -> None:
-        """Puts the version into the outlets that are not slow, and announces where it lies then."""
+    def _announce_destinations(self, manifest: WeightManifest) -> None:
+        """Puts the version into the destinations that are not slow, and announces where it lies then."""
         sources: list[str] = []
-        for outlet in self._outlets:
-            if new := self._put(outlet, manifest):
+        for destination in self._destinations:
+            if new := self._put(destination, manifest):
                 sources += new
                 if self._agreement.count == 1:
                     self._announcer.announce(manifest, sources)
         if self._agreement.count > 1:
             of_hosts = self._agreement.there(sources)
-            if any(of_hosts) or not self._lanes:
+            if any(of_hosts) or not self._upload_queues:
                 self._announcer.announce(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
-        elif not sources and not self._lanes:
+        elif not sources and not self._upload_queues:
             self._announcer.announce(manifest, sources)
 
-    def _put_by_lane(self, manifest: WeightManifest, sources: Sequence[str]) -> None:
+    def _uploaded(self, manifest: WeightManifest, sources: Sequence[str]) -> None:
         try:
             self._announcer.announce(manifest, sources, is_slow=True)
         except BaseException as e:
@@ -386,12 +386,12 @@ class Publisher:
         # A function of its own: no view of the copies is left when it returns.
         cast_all_into(export.pairs(draft))
 
-    def _put(self, outlet: Destination, manifest: WeightManifest) -> Sequence[str]:
+    def _put(self, destination: Destination, manifest: WeightManifest) -> Sequence[str]:
         try:
-            return outlet.put(manifest)
+            return destination.put(manifest)
         except Exception as e:
-            if outlet.is_required:
+            if destination.is_required:
                 raise
             self._num_failures += 1
-            logging.error("publish failed outlet=%s version=%s reason=%s", outlet.name, manifest.version, e)
+            logging.error("publish failed destination=%s version=%s reason=%s", destination.name, manifest.version, e)
             return ()

@@ -102,7 +102,7 @@ class GroupFilter(Generic[G]):
         config: Config,
         *,
         planner: TicketLedger,
-        desk: TicketStore,
+        ticket_store: TicketStore,
         has_signal: Callable[[G], bool],
         check: Callable[[G], str | None] = lambda group: None,
         on_filtered: Callable[[G], None] = lambda group: None,
@@ -115,7 +115,7 @@ class GroupFilter(Generic[G]):
         Args:
           config: the lag bound, the filter, and how many groups may wait.
           planner: the books of the run's tickets.
-          desk: where tickets are offered, withdrawn and asked for again.
+          ticket_store: where tickets are offered, withdrawn and asked for again.
           has_signal: whether a group teaches anything; asked where `rounds.filter_zero_variance` is on.
           check: why a group that answers its ticket can't be right (`group_validation.py`); None if it may be.
           on_filtered: told of each group without signal whose prompt another is about to replace.
@@ -123,7 +123,7 @@ class GroupFilter(Generic[G]):
           fenced_actors: names of actors whose groups are refused.
           step: the learner's.
         """
-        self._planner, self._desk, self._has_signal, self._check = planner, desk, has_signal, check
+        self._planner, self._ticket_store, self._has_signal, self._check = planner, ticket_store, has_signal, check
         self._on_filtered = on_filtered
         self._num_refused: collections.Counter[str] = collections.Counter()
         """Groups that `check` refused, by ticket."""
@@ -172,7 +172,7 @@ class GroupFilter(Generic[G]):
             self._warn()
         losers = self._planner.arrive(group.ticket_id)
         if losers:
-            self._desk.withdraw([t.id for t in losers])
+            self._ticket_store.withdraw([t.id for t in losers])
         if self._lag_bound is None:
             self._ready.append(group)
         else:
@@ -242,7 +242,7 @@ class GroupFilter(Generic[G]):
     def _catch_up(self, order: int) -> None:
         """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""
         if tickets := self._planner.issue_up_to(order, step=self.step):
-            self._desk.put_tickets(tickets)
+            self._ticket_store.put_tickets(tickets)
 
     def _is_abandoned(self, group: G) -> bool:
         """Returns True if a restarted learner went back behind the weights of any of its tokens."""
@@ -275,11 +275,11 @@ class GroupFilter(Generic[G]):
         )
         self._planner.forget_arrival(group.ticket_id)
         if reason == "unwanted":
-            self._desk.acknowledge([group.ticket_id])
+            self._ticket_store.acknowledge([group.ticket_id])
         elif reason == "stale" and self._lag_bound is not None:
-            self._desk.reissue([group.ticket_id], older_than=self.step - self._lag_bound)
+            self._ticket_store.reissue([group.ticket_id], older_than=self.step - self._lag_bound)
         else:
-            self._desk.reissue([group.ticket_id])
+            self._ticket_store.reissue([group.ticket_id])
 
     def _reject(self, group: G, reason: str) -> None:
         """Asks for the ticket anew; after `MAX_REFUSED_PER_TICKET` times another prompt takes its place."""
@@ -293,8 +293,8 @@ class GroupFilter(Generic[G]):
     def _replace(self, ticket: Ticket, reason: str) -> None:
         """Puts a ticket in the place of what the store has under its id."""
         self.dropped[reason] += 1
-        self._desk.withdraw([ticket.id])
-        self._desk.put_tickets([ticket])
+        self._ticket_store.withdraw([ticket.id])
+        self._ticket_store.put_tickets([ticket])
 
     def _warn(self) -> None:
         if self._warned_in_round != self._planner.round:

@@ -40,13 +40,13 @@ class GroupQueue(grain.IterDataset[list[Group]]):
         *,
         planner: TicketLedger,
         store: LearnerStore,
-        intake: GroupFilter[Group],
+        group_filter: GroupFilter[Group],
         timeline: Timeline,
         on_wait: Callable[[], None],
     ) -> None:
         """Reads nothing yet."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.config, self.planner, self.store, self.intake = config, planner, store, intake
+        self.config, self.planner, self.store, self.group_filter = config, planner, store, group_filter
         self.timeline, self.on_wait = timeline, on_wait
 
     def __iter__(self) -> "GroupQueueIterator":
@@ -63,7 +63,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
 
     def __init__(self, queue: GroupQueue) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self._store, self._intake = queue.store, queue.intake
+        self._store, self._group_filter = queue.store, queue.group_filter
         self._timeline, self._while_waiting = queue.timeline, queue.on_wait
         self._order: TrainingOrder[Group] = TrainingOrder(queue.config, queue.planner, self.take_ready)
         self._planner = queue.planner
@@ -101,12 +101,12 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
                 if num_breaks and self._planner.has_arrived(s.group.ticket_id):
                     continue  # it waits to be trained, and is read again
                 self._take_in(s.group)
-        self._intake.drop_oldest()
+        self._group_filter.drop_oldest()
 
     def take_ready(self, limit: int) -> list[Group]:
         """Up to `limit` more groups in order of arrival, without waiting."""
         self.poll()
-        groups = self._intake.take(limit)
+        groups = self._group_filter.take(limit)
         ids = [g.ticket_id for g in groups]
         self._unacknowledged += ids
         self._seen.update(ids)
@@ -118,7 +118,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to where `get_state` was called: reads from the start, skipping those ids."""
-        self._intake.forget_waiting()
+        self._group_filter.forget_waiting()
         self._after_seq = 0
         self._unacknowledged = list(state["unacknowledged"])
         self._seen = set(self._unacknowledged)
@@ -133,7 +133,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         self._forget(ticket_ids)
 
     def _take_in(self, group: Group) -> None:
-        if losers := self._intake.receive(group):
+        if losers := self._group_filter.receive(group):
             self._timeline.instant("round closed", round=group.round, deferred=len(losers))
 
     def _forget(self, ticket_ids: list[str]) -> None:

@@ -134,10 +134,10 @@ class RolloutStream:
         self._limits = group_validation.GroupLimits(vocab_size=vocab_size, max_tokens=config.model.max_tokens)
         self._refusals = group_validation.RejectionCounter()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
-        self.intake: GroupFilter[Group] = GroupFilter(
+        self.group_filter: GroupFilter[Group] = GroupFilter(
             config,
             planner=self.planner,
-            desk=store,
+            ticket_store=store,
             has_signal=lambda group: has_learning_signal(
                 group, config.loss, masks_truncated=config.prompts.truncated_responses == "mask"
             ),
@@ -152,7 +152,7 @@ class RolloutStream:
                 config,
                 planner=self.planner,
                 store=store,
-                intake=self.intake,
+                group_filter=self.group_filter,
                 timeline=timeline,
                 on_wait=self._while_waiting,
             )
@@ -173,7 +173,7 @@ class RolloutStream:
     @property
     def step(self) -> int:
         """Optimizer steps made."""
-        return self.intake.step
+        return self.group_filter.step
 
     @property
     def round(self) -> int:
@@ -183,7 +183,7 @@ class RolloutStream:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Groups kept out since the start, by reason (`GroupFilter.dropped`)."""
-        return self.intake.dropped
+        return self.group_filter.dropped
 
     @property
     def num_blocked(self) -> Mapping[str, int]:
@@ -193,7 +193,7 @@ class RolloutStream:
     @property
     def fenced_actors(self) -> Set[str]:
         """Names of actors whose groups are refused."""
-        return self.intake.fenced_actors
+        return self.group_filter.fenced_actors
 
     @property
     def packing(self) -> PackingConfig:
@@ -208,7 +208,7 @@ class RolloutStream:
     @property
     def takes_only_fresh(self) -> bool:
         """Whether, after a dropped update, only groups by the current weights are taken until the next one is made."""
-        return self.intake.fresh_from is not None
+        return self.group_filter.fresh_from is not None
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Issues tickets, waits for groups and packs them; endless.
@@ -252,8 +252,8 @@ class RolloutStream:
 
     def end_update(self) -> None:
         """The update that was full is made: the learner is a step on."""
-        self.intake.step += 1
-        self.intake.fresh_from = None
+        self.group_filter.step += 1
+        self.group_filter.fresh_from = None
 
     def take_rewards(self) -> dict[str, float]:
         """What the responses of the update just made earned, as metrics; the next update's count anew."""
@@ -272,10 +272,10 @@ class RolloutStream:
         self._tally.clear()
         self._pick.clear()
         self._queue.take_back(ids)
-        self.intake.dropped["off_policy"] += len(ids)
+        self.group_filter.dropped["off_policy"] += len(ids)
         self._queue.poll()
-        self.intake.fresh_from = self.step
-        tickets = self.planner.reissue_open(step=self.step, keep=self.intake.drop_older_than(self.step))
+        self.group_filter.fresh_from = self.step
+        tickets = self.planner.reissue_open(step=self.step, keep=self.group_filter.drop_older_than(self.step))
         self._store.withdraw([t.id for t in tickets])
         self._store.put_tickets(tickets)
         self.num_dropped_updates += 1
@@ -298,12 +298,12 @@ class RolloutStream:
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
         self._store.fence(actor, reason)
-        self.intake.fence(actor)
+        self.group_filter.fence(actor)
 
     def unfence(self, actor: str) -> None:
         """Lets an actor in again; it has nothing left of what it sampled before."""
         self._timeline.instant("unfence", actor=actor)
-        self.intake.fenced_actors.discard(actor)
+        self.group_filter.fenced_actors.discard(actor)
         self._store.unfence(actor)
 
     def begin_save(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ class RolloutStream:
         for ticket_id, reason in self._store.failed().items():
             if self.planner.is_open(ticket_id):
                 logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
-                self.intake.replace_failed(ticket_id)
+                self.group_filter.replace_failed(ticket_id)
 
     def _observe(self, group: Group) -> None:
         """Tells the prompts what a group earned that is trained, or that teaches nothing: each group once.

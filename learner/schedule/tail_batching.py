@@ -69,7 +69,7 @@ class Races:
         """Before the first order."""
         self._num_winners = rounds.groups_per_update
         self._size = rounds.groups_per_race
-        self._heats: list[Race] = []
+        self._races: list[Race] = []
         self._num_opened = 0
 
     @property
@@ -85,23 +85,23 @@ class Races:
     @property
     def is_between(self) -> bool:
         """Whether the next order begins a heat."""
-        return not self._heats or self._heats[-1].index != self._num_opened - 1 or self._heats[-1].is_full
+        return not self._races or self._races[-1].index != self._num_opened - 1 or self._races[-1].is_full
 
     @property
     def num_wanted(self) -> int:
         """Groups that are trained by the end of all that is issued next: a whole heat's if it races, else one."""
-        place = 0 if self.is_between else self._heats[-1].num_issued
+        place = 0 if self.is_between else self._races[-1].num_issued
         return self.next_index * self._num_winners + (self._num_winners if self.has_losers else place + 1)
 
     def enter(self, order: int, *, is_long: bool) -> Race:
         """The heat of the next order, which is begun if none is open; `is_long` matters then alone."""
         if self.is_between:
             size = self._num_winners if is_long else self._size
-            self._heats.append(Race(index=self._num_opened, first_order=order, size=size, is_long=is_long))
+            self._races.append(Race(index=self._num_opened, first_order=order, size=size, is_long=is_long))
             self._num_opened += 1
-        heat = self._heats[-1]
-        heat.num_issued += 1
-        return heat
+        race = self._races[-1]
+        race.num_issued += 1
+        return race
 
     def decide(self, order: int, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
         """The tickets that lose now that the group of `order` is here too; none while their race is open.
@@ -111,14 +111,14 @@ class Races:
           open_tickets: of the heat at least.
           arrived: the ids of those whose group is here.
         """
-        heat = self._of(order)
-        if not heat.is_full or heat.num_issued - heat.num_lost <= self._num_winners:
+        race = self._of(order)
+        if not race.is_full or race.num_issued - race.num_lost <= self._num_winners:
             return []  # without a race, or decided
-        mine = [t for t in open_tickets if heat.has(t.order)]
-        if heat.num_consumed + sum(t.id in arrived for t in mine) < self._num_winners:
+        mine = [t for t in open_tickets if race.has(t.order)]
+        if race.num_consumed + sum(t.id in arrived for t in mine) < self._num_winners:
             return []
         lost = [t for t in mine if t.id not in arrived]
-        heat.num_lost += len(lost)
+        race.num_lost += len(lost)
         return lost
 
     def wanted(self, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
@@ -128,7 +128,7 @@ class Races:
           open_tickets: of all heats, by order.
           arrived: the ids of those whose group is here.
         """
-        num_lacking: dict[int, int] = {h.index: self._num_winners - h.num_consumed for h in self._heats}
+        num_lacking: dict[int, int] = {h.index: self._num_winners - h.num_consumed for h in self._races}
         coming: list[tuple[int, Ticket]] = []
         for ticket in open_tickets:
             index = self._of(ticket.order).index
@@ -154,11 +154,11 @@ class Races:
 
     def forget(self, *, keep: Collection[int]) -> None:
         """Closes the books of what is over, but for the heats of the orders in `keep`."""
-        self._heats = [h for h in self._heats if not h.is_over or any(h.has(o) for o in keep)]
+        self._races = [h for h in self._races if not h.is_over or any(h.has(o) for o in keep)]
 
     def get_state(self) -> dict[str, Any]:
         """All of it; JSON."""
-        return {"num_opened": self._num_opened, "heats": [dataclasses.asdict(h) for h in self._heats]}
+        return {"num_opened": self._num_opened, "heats": [dataclasses.asdict(h) for h in self._races]}
 
     def set_state(self, state: Mapping[str, Any], *, open_tickets: Iterable[Ticket]) -> None:
         """Goes to where `get_state` was called.
@@ -167,9 +167,9 @@ class Races:
           ValueError: an open ticket is of no heat, or a heat's number of them is another.
         """
         orders = sorted(t.order for t in open_tickets)
-        self._heats, self._num_opened = [Race(**h) for h in state["heats"]], state["num_opened"]
-        counts = [sum(h.has(o) for o in orders) for h in self._heats]
-        booked = [h.num_issued - h.num_lost - h.num_consumed for h in self._heats]
+        self._races, self._num_opened = [Race(**h) for h in state["heats"]], state["num_opened"]
+        counts = [sum(h.has(o) for o in orders) for h in self._races]
+        booked = [h.num_issued - h.num_lost - h.num_consumed for h in self._races]
         if counts != booked or sum(counts) != len(orders):
             raise ValueError(
                 f"{len(orders)} open tickets, {counts} of them in heats that have {booked} open: the checkpoint's "
@@ -177,10 +177,10 @@ class Races:
             )
 
     def _of(self, order: int) -> Race:
-        heat = self._heats[bisect.bisect_right(self._heats, order, key=lambda h: h.first_order) - 1]
-        if not heat.has(order):
+        race = self._races[bisect.bisect_right(self._races, order, key=lambda h: h.first_order) - 1]
+        if not race.has(order):
             raise ValueError(f"order {order} is of no heat that is not over")
-        return heat
+        return race
 
 
 class RaceCapacity:

@@ -27,7 +27,7 @@ class WindowPlanner(TicketLedger):
     ) -> None:
         """Starts with nothing issued."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
-        self._heats = Races(config.rounds)
+        self._races = Races(config.rounds)
         self._long_prompts = LongPromptQueue(config.rounds.groups_per_update)
         self._backlog = config.rounds.groups_per_race
         self._max_complete = config.queue_groups if config.admission.when_full == "block" else None
@@ -83,7 +83,7 @@ class WindowPlanner(TicketLedger):
           KeyError: the ticket is not open.
         """
         super().arrive(ticket_id)
-        lost = self._heats.decide(self._open[ticket_id].order, self.open_tickets, self._arrived)
+        lost = self._races.decide(self._open[ticket_id].order, self.open_tickets, self._arrived)
         for ticket in lost:
             del self._open[ticket.id]
         self._long_prompts.defer(lost)
@@ -98,19 +98,19 @@ class WindowPlanner(TicketLedger):
         """
         order = self._open[ticket_id].order
         done = super().consume(ticket_id)
-        self._heats.consume(order)
-        self._heats.forget(keep=[t.order for t in self._update])
+        self._races.consume(order)
+        self._races.forget(keep=[t.order for t in self._update])
         return done
 
     def reopen_update(self) -> list[Ticket]:
         """Opens the tickets of the update last consumed again: its groups were not trained after all."""
         tickets = super().reopen_update()
-        self._heats.reopen_update(t.order for t in tickets)
+        self._races.reopen_update(t.order for t in tickets)
         return tickets
 
     def get_state(self) -> dict[str, Any]:
         """Everything but the tickets' contents (`open_tickets`, `long_queue`); JSON."""
-        return super().get_state() | {"heats": self._heats.get_state()}
+        return super().get_state() | {"heats": self._races.get_state()}
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
         """Goes to where `get_state` was called.
@@ -119,7 +119,7 @@ class WindowPlanner(TicketLedger):
           ValueError: the books don't add up.
         """
         super().set_state(state, open_tickets)
-        self._heats.set_state(state["heats"], open_tickets=open_tickets)
+        self._races.set_state(state["heats"], open_tickets=open_tickets)
         self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
         self._long_prompts.defer(long_queue)
 
@@ -131,23 +131,23 @@ class WindowPlanner(TicketLedger):
 
     def _coming(self) -> Iterable[Ticket]:
         """Returns open tickets whose groups are still to arrive and be trained; of an open race as many as win."""
-        return self._heats.wanted(self.open_tickets, self._arrived) if self._heats.has_losers else super()._coming()
+        return self._races.wanted(self.open_tickets, self._arrived) if self._races.has_losers else super()._coming()
 
     def _next_tickets(self, step: int) -> list[Ticket]:
         """One order's, or a heat's."""
         tickets = [self._next_ticket(step)]
-        while self._heats.has_losers and not self._heats.is_between:
+        while self._races.has_losers and not self._races.is_between:
             tickets.append(self._next_ticket(step))
         return tickets
 
     def _next_ticket(self, step: int) -> Ticket:
         earliest_step = self._earliest_step(step)
-        heat = self._heats.enter(self._num_issued, is_long=self._long_prompts.fills_a_round)
-        self.round_is_long = heat.is_long
+        race = self._races.enter(self._num_issued, is_long=self._long_prompts.fills_a_round)
+        self.round_is_long = race.is_long
         return self._make_ticket(
-            self._long_prompts.take() if heat.is_long else self._next_problem(),
-            round=heat.index * self._rounds.groups_per_update // self._rounds.groups_per_round,
-            num_requests=self._rounds.samples_per_group if heat.is_long else self._rounds.requests_per_group,
+            self._long_prompts.take() if race.is_long else self._next_problem(),
+            round=race.index * self._rounds.groups_per_update // self._rounds.groups_per_round,
+            num_requests=self._rounds.samples_per_group if race.is_long else self._rounds.requests_per_group,
             min_version=Version(incarnation=self._incarnation, step=earliest_step),
         )
 
@@ -156,7 +156,7 @@ class WindowPlanner(TicketLedger):
         if self._is_full():
             return "queue"
         ahead, per_update = self._updates_ahead, self._rounds.groups_per_update
-        if ahead is not None and self._heats.num_wanted > (self._published(step) + 1 + ahead) * per_update:
+        if ahead is not None and self._races.num_wanted > (self._published(step) + 1 + ahead) * per_update:
             return "lag"
         return None
 
@@ -182,7 +182,7 @@ class WindowPlanner(TicketLedger):
         """
         if self._max_age is None:
             return 0
-        return max(0, min(max(self._heats.next_index - self._max_age, self.served_step), self._published(step)))
+        return max(0, min(max(self._races.next_index - self._max_age, self.served_step), self._published(step)))
 
     def _published(self, step: int) -> int:
         """The step of the weights that samples begin on now."""

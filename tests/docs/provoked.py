@@ -29,7 +29,7 @@ from launch.console.plain_progress import PlainProgress
 from launch.startup import join_run, preflight
 from launch.tools.report.server import make_server
 from learner.restore import check_same
-from learner.step_metrics import StepMetrics
+from learner.update_metrics import StepMetrics
 from tests.launch.commands import call_each
 from tests.launch.tools.report.folder import make_folder
 from tests.learner.model_folder import make_model_folder

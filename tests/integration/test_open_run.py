@@ -101,7 +101,7 @@ def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails
 def test_anchors_come_back_from_the_checkpoint_where_the_store_is_a_fresh_one(opened, tmp_path: Path):
     run = opened("serial")
     run.store.put_anchors({"task": (1.0, 2.5)})
-    run.stream.intake.step = 1  # a checkpoint is of a step
+    run.stream.group_filter.step = 1  # a checkpoint is of a step
     run.on_stop = run.checkpoint()
     run.store.put_anchors({"since": (4.0,)})  # after the books were made, and before they are written
     run.save_on_stop()

@@ -49,11 +49,12 @@ writer = SnapshotWriter(
     folder, run="r", tokenizer_hash="t", host=index, num_hosts=count, full_every=9, chunk_bytes=4096
 )
 with serving(folder) as running:
-    outlet = Destination(name="server", put=lambda m: (version_url(running.url, "r", m.version),), is_required=True)
+    put = lambda m: (version_url(running.url, "r", m.version),)
+    destination = Destination(name="server", put=put, is_required=True)
     announce = lambda a: replace_file(root / f"announced-{a.manifest.version.step}", codec.encode(a))
     published = Publisher(
         writer, architecture.param_names, PublishConfig(), incarnation=7 * hosts.is_leader, dtype="bfloat16",
-        hosts=hosts, outlets=[outlet], announce=announce if hosts.is_leader else None,
+        hosts=hosts, destinations=[destination], announce=announce if hosts.is_leader else None,
     )
     for step in (1, 2):
         params = params_of(step)

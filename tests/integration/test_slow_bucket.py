@@ -73,7 +73,7 @@ class Rig:
                     PublishConfig(when="every"),
                     incarnation=0,
                     dtype="float32",
-                    outlets=[server, bucket],
+                    destinations=[server, bucket],
                     announce=self._announce,
                 )
             )

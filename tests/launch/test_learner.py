@@ -23,7 +23,7 @@ from learner.distributed import initialize as identities
 from learner.distributed.channel import SingleProcess
 from learner.distributed.initialize import Identity
 from learner.heartbeat import Stopped
-from learner.step_metrics import NotFiniteError
+from learner.update_metrics import NotFiniteError
 from tests.learner.publish.thread_hosts import ThreadHosts
 
 

@@ -52,10 +52,10 @@ def restored_step(tmp_path, *, keep=2):
         restored = checkpoints.restore_latest(ABSTRACT)
     if restored is None:
         return None
-    step, tree, books = restored
+    step, tree, host_state = restored
     jax.tree.map(np.testing.assert_array_equal, tree, arrays(step))
     assert jax.tree.map(lambda x: x.dtype, tree) == jax.tree.map(lambda x: x.dtype, arrays(step))
-    assert books == host(step)
+    assert host_state == host(step)
     return step
 
 
@@ -64,8 +64,8 @@ def test_part_of_what_was_saved_is_restored_alone(tmp_path):
     with opened(tmp_path) as checkpoints:
         restored = checkpoints.restore_latest({"params": ABSTRACT["params"]}, is_part=True)
     assert restored is not None
-    step, tree, books = restored
-    assert step == 2 and books == host(2) and tree.keys() == {"params"}
+    step, tree, host_state = restored
+    assert step == 2 and host_state == host(2) and tree.keys() == {"params"}
     np.testing.assert_array_equal(tree["params"]["kernel"], arrays(2)["params"]["kernel"])
 
 

@@ -92,9 +92,9 @@ def restored(folder):
     finally:
         checkpoints.close()
     assert found is not None
-    step, arrays, books = found
+    step, arrays, host_state = found
     np.testing.assert_array_equal(arrays["x"], np.arange(8, dtype=np.float32) + step)
-    assert books == {"step": step}
+    assert host_state == {"step": step}
     return step
 
 

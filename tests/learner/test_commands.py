@@ -59,7 +59,7 @@ def test_what_is_told_of_a_batch_is_small_whatever_its_size():
 
 
 def test_books_of_a_checkpoint_stay_with_the_leader():
-    assert decode(encode(Save(4, books={"planner": 1})), CONFIG.packing) == Save(4)
+    assert decode(encode(Save(4, host_state={"planner": 1})), CONFIG.packing) == Save(4)
 
 
 def test_batch_of_another_packing_is_refused():

@@ -22,9 +22,9 @@ class Setup:
         monkeypatch.setattr(heart_module.time, "time", lambda: self.here_s)
         monkeypatch.setattr(heart_module.time, "monotonic", lambda: self.here_s)
         self.stop = threading.Event()
-        self.pulse = Liveness(Liveness.create())
+        self.liveness = Liveness(Liveness.create())
         store: Any = self
-        self.heartbeat = LearnerHeartbeat(store, self.stop, self.pulse, leader_lease_s=30.0)
+        self.heartbeat = LearnerHeartbeat(store, self.stop, self.liveness, leader_lease_s=30.0)
 
     def heartbeats(self) -> list[Heartbeat]:
         if self.actor_beat_s is None:
@@ -36,7 +36,7 @@ class Setup:
         return self.here_s - 5000.0
 
     def said(self) -> tuple[int, Activity]:
-        sign = self.pulse.read()
+        sign = self.liveness.read()
         return sign.num_works, sign.activity
 
 

@@ -226,9 +226,9 @@ class Trained:
     """A run whose groups and probes are all waited for, and what its pulse says where work begins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pulse = Liveness(Liveness.create())
+        self.liveness = Liveness(Liveness.create())
         self.run = run_of(num_updates=2, save_every=100)
-        self.run.heartbeat = LearnerHeartbeat(mock.Mock(), threading.Event(), self.pulse, leader_lease_s=30.0)
+        self.run.heartbeat = LearnerHeartbeat(mock.Mock(), threading.Event(), self.liveness, leader_lease_s=30.0)
         self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
         self.run.stream.micro_batches = self.micro_batches
         for part in ("architecture", "store", "checkpoints", "probe", "evaluations", "trainer", "metrics"):
@@ -243,7 +243,7 @@ class Trained:
         monkeypatch.setattr(train, "update", self.update)
 
     def see(self, what: str) -> None:
-        self.seen.append((what, self.pulse.read().activity))
+        self.seen.append((what, self.liveness.read().activity))
 
     def micro_batches(self):
         while True:

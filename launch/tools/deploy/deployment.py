@@ -276,12 +276,12 @@ def local(*, config: str) -> list[str]:
     return ["-m", "launch.local", f"--config={config}"]
 
 
-def probe(pulse: str, bounds: HangTimeouts | None) -> list[str]:
+def probe(liveness: str, bounds: HangTimeouts | None) -> list[str]:
     """Of the look at a process; without bounds the look whether it has started."""
     return [
         "-m",
         "launch.supervision.kubernetes_probe",
-        f"--liveness_file={pulse}",
+        f"--liveness_file={liveness}",
         *(["--ready"] if bounds is None else bounds.flags()),
     ]
 

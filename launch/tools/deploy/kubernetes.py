@@ -10,7 +10,7 @@ from launch.tools.deploy import deployment as commands
 from launch.tools.deploy.deploy_settings import CONFIG, COORDINATOR_PORT, SCRATCH, SECRETS, SHM, TPU_PORT
 from launch.tools.deploy.deployment import Deployment
 
-_PULSE = f"{SHM}/sluice-pulse"
+_LIVENESS_FILE = f"{SHM}/sluice-pulse"
 _MAX_RESTARTS = 50
 """Of the whole learner: each goes on from its checkpoint, and hosts are taken away and given back in a long run."""
 
@@ -52,13 +52,13 @@ def render(deployment: Deployment) -> dict[str, str]:
         "actor_arguments": commands.actor(deployment, name="$(SLUICE_NAME)", work_dir=f"{SCRATCH}/actor"),
         "node_arguments": commands.local(config=f"{CONFIG}/config.json"),
         "liveness": {
-            "learner": ["python", *commands.probe(_PULSE, deployment.learner_bounds)],
-            "actor": ["python", *commands.probe(_PULSE, deployment.actor_bounds)],
+            "learner": ["python", *commands.probe(_LIVENESS_FILE, deployment.learner_bounds)],
+            "actor": ["python", *commands.probe(_LIVENESS_FILE, deployment.actor_bounds)],
         },
-        "readiness": ["python", *commands.probe(_PULSE, None)],
+        "readiness": ["python", *commands.probe(_LIVENESS_FILE, None)],
         "secrets": commands.secrets(f"{SECRETS}/shared"),
         "MAX_RESTARTS": _MAX_RESTARTS,
-        "PULSE": _PULSE,
+        "PULSE": _LIVENESS_FILE,
         **{"CONFIG": CONFIG, "SCRATCH": SCRATCH, "SECRETS": SECRETS, "SHM": SHM},
         **{"USAGE_ERROR": int(cli.USAGE_ERROR), "SUPERSEDED": int(cli.SUPERSEDED)},
     }

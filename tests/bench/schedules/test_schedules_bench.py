@@ -30,9 +30,9 @@ def test_world_sees_groups_that_go_stale_where_they_are_trained_as_they_come(mon
     assert found.stale_groups > 0
 
 
-def _unwanted(intake: Any, group: Group) -> str | None:
+def _unwanted(group_filter: Any, group: Group) -> str | None:
     """All that an arrival policy without a lag bound has against a group."""
-    return None if intake._planner.is_open(group.ticket_id) else "unwanted"
+    return None if group_filter._planner.is_open(group.ticket_id) else "unwanted"
 
 
 def test_world_sees_groups_over_the_lag_bound(monkeypatch: pytest.MonkeyPatch):

@@ -230,17 +230,17 @@ class World:
     def _save(self) -> None:
         if self.rng.random() < 0.5:
             return
-        step, books = self.stream.step, json.dumps(self.stream.begin_save())
+        step, host_state = self.stream.step, json.dumps(self.stream.begin_save())
         if self.rng.random() < 10 * self._crash_rate:
             raise CrashError  # inside the save
-        self.checkpoint = step, books
+        self.checkpoint = step, host_state
         if self.rng.random() < 10 * self._crash_rate:
             raise CrashError  # before what it contains was acknowledged
         self.stream.acknowledge(step)
 
     def _spy(self) -> None:
         """Looks at every group that is handed out to be trained."""
-        intake, take = self.stream.intake, self.stream.intake.take
+        group_filter, take = self.stream.group_filter, self.stream.group_filter.take
 
         def look(limit: int) -> list[Group]:
             groups = take(limit)
@@ -248,7 +248,7 @@ class World:
                 self._look_at(group)
             return groups
 
-        intake.take = look
+        group_filter.take = look
 
     def _look_at(self, group: Group) -> None:
         found, config = self.findings, self.config
@@ -266,7 +266,7 @@ class World:
             found.over_lag_bound += self.stream.step - min(v.step for v in versions) > bound
 
     def _book_drops(self) -> None:
-        dropped = self.stream.intake.dropped
+        dropped = self.stream.group_filter.dropped
         self.findings.stale_groups += dropped["stale"]
         self.findings.dropped += sum(dropped.values())
 

@@ -99,14 +99,14 @@ def crew_of(
     )
     for child, places in zip((*made._learners, *made.actors), (first, second, actor), strict=True):
         assert isinstance(child, RemoteProcess)
-        child._berth = places
+        child._location = places
     return made
 
 
 def run(prepared: PreparedRun, crew: RayBackend) -> tuple[RunOutcome, str, str]:
     """How it ended, what was said, and the last error."""
     said = io.StringIO()
-    one = Supervisor(prepared, Console(file=said, width=300), crew=crew)
+    one = Supervisor(prepared, Console(file=said, width=300), backend=crew)
     return one.run(), said.getvalue(), one.last_error
 
 

@@ -47,7 +47,7 @@ def test_version_lies_under_the_url_that_the_outlet_gives_and_no_longer_than_the
     config, folder, manifest = run
     service = SnapshotService(config, folder)
     try:
-        (url,) = service.outlet.put(manifest)
+        (url,) = service.destination.put(manifest)
         data = read(f"{url}/{manifest.shards[0].file.name}")
         assert data is not None and np.frombuffer(data, np.float32)[:64].tolist() == list(range(64))
         pid = service.pid
@@ -62,14 +62,14 @@ def test_server_that_dies_is_started_again_at_the_same_address(run):
     config, folder, manifest = run
     service = SnapshotService(config, folder)
     try:
-        (url,) = service.outlet.put(manifest)
+        (url,) = service.destination.put(manifest)
         first = service.pid
         os.kill(first, signal.SIGKILL)
         wait_until(
             lambda: service.pid != first and read(f"{url}/{manifest.shards[0].file.name}") is not None,
             "it serves again",
         )
-        assert service.outlet.put(manifest) == (url,)
+        assert service.destination.put(manifest) == (url,)
     finally:
         service.close()
 
@@ -80,7 +80,7 @@ def test_server_that_is_stopped_is_killed_and_started_again_at_the_same_address(
         dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_timeout_s=0.5)), folder
     )
     try:
-        (url,) = service.outlet.put(manifest)
+        (url,) = service.destination.put(manifest)
         first = service.pid
         os.kill(first, signal.SIGSTOP)
         wait_until(
@@ -99,8 +99,8 @@ def test_server_that_dies_again_and_again_is_given_up_and_the_publisher_is_told(
         os.kill(service.pid, signal.SIGKILL)
         wait_until(lambda: not service._thread.is_alive(), "it is given up")
         with pytest.raises(SnapshotError, match=r"died 1 times in a row .*snapshot-server.log"):
-            service.outlet.put(manifest)
-        assert service.outlet.is_required  # there is no bucket, so no actor elsewhere could go on
+            service.destination.put(manifest)
+        assert service.destination.is_required  # there is no bucket, so no actor elsewhere could go on
     finally:
         service.close()
     assert RunFolder(folder).log("snapshot-server").is_file()
@@ -111,7 +111,7 @@ def test_address_that_actors_use_is_the_one_advertised(run):
     publish = dataclasses.replace(config.publish, advertise="http://localhost:8443")
     service = SnapshotService(dataclasses.replace(config, publish=publish), folder)
     try:
-        assert service.outlet.put(manifest) == (f"http://localhost:8443/v1/{run_id(folder)}/0:0",)
+        assert service.destination.put(manifest) == (f"http://localhost:8443/v1/{run_id(folder)}/0:0",)
     finally:
         service.close()
 
@@ -121,7 +121,7 @@ def test_each_of_several_processes_has_its_own_address_and_log(run):
     urls = dataclasses.replace(config.publish, advertise="https://learner-{process_id}.example:8443")
     service = SnapshotService(dataclasses.replace(config, publish=urls), folder, host=3, num_hosts=4)
     try:
-        assert service.outlet.put(manifest)[0].startswith("https://learner-3.example:8443/v1/")
+        assert service.destination.put(manifest)[0].startswith("https://learner-3.example:8443/v1/")
         assert (folder / "logs" / "snapshot-server-3.log").exists()
     finally:
         service.close()

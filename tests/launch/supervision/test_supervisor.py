@@ -85,7 +85,7 @@ def crew(prepared: PreparedRun, machine: Machine) -> LocalBackend:
 
 def watch(prepared: PreparedRun, *, what: str = "nothing") -> tuple[RunOutcome, str, Supervisor]:
     said = Said(what, prepared.folder / "said")
-    one = Supervisor(prepared, Console(file=said, width=200), crew=crew(prepared, Machine(gpus=(), cores=(0, 1))))
+    one = Supervisor(prepared, Console(file=said, width=200), backend=crew(prepared, Machine(gpus=(), cores=(0, 1))))
     return one.run(), said.getvalue(), one
 
 
@@ -370,7 +370,7 @@ def test_second_interrupt_ends_a_learner_that_takes_its_time_at_once(prepared):
         run, config=dataclasses.replace(run.config, supervision=dataclasses.replace(BOUNDS, shutdown_grace_s=1e9))
     )
     said = Impatient("no live actor", "another Ctrl-C ends all at once")
-    ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
+    ending = Supervisor(run, Console(file=said, width=200), backend=crew(run, Machine(gpus=(), cores=(0,)))).run()
     assert ending is RunOutcome.INTERRUPTED and not said.lines
     assert not any(is_alive(pid) for role in ("learner", "actor-0") for pid in pids(run, role))
 
@@ -381,7 +381,7 @@ def test_hangup_stops_a_run_but_for_one_that_nohup_started(prepared, handler, is
     try:
         run = prepared(learner=["until said"], actor=["serve"])
         said = Impatient("no live actor", number=signal.SIGHUP, file=run.folder / "said")
-        ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
+        ending = Supervisor(run, Console(file=said, width=200), backend=crew(run, Machine(gpus=(), cores=(0,)))).run()
         assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -36,7 +36,7 @@ class GatedWriter(SnapshotWriter):
 
 
 class Setup:
-    """A learner with a publisher whose writer waits at a gate, and all that its outlets were told."""
+    """A learner with a publisher whose writer waits at a gate, and all that its destinations were told."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "weights"

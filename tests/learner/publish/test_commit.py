@@ -62,8 +62,8 @@ class Learner:
         for host, writer in zip(self.hosts, self.writers, strict=True):
             announce = self.told.append if host.is_leader else None
             options = given | {"hosts": host, "announce": announce, "incarnation": 2, "dtype": "float32"}
-            outlet = Destination(name="server", put=lambda m, i=host.index: (f"https://host-{i}/{m.version}",))
-            made = Publisher(writer, MODEL.param_names, config, outlets=[outlet], **options)
+            destination = Destination(name="server", put=lambda m, i=host.index: (f"https://host-{i}/{m.version}",))
+            made = Publisher(writer, MODEL.param_names, config, destinations=[destination], **options)
             made._share = one_of_three(host.index)
             self.publishers.append(made)
 

@@ -1,4 +1,4 @@
-"""A slow outlet that fails and heals; what it is asked for, and when."""
+"""A slow destination that fails and heals; what it is asked for, and when."""
 
 import itertools
 import queue
@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 
 
 class Bucket:
-    """An outlet that does what it is told, put by put, then takes everything; what it was given, and what is there."""
+    """A destination that does what it is told, put by put, then takes everything; what it was given and has."""
 
     def __init__(self, *failures: Exception | None) -> None:
         self._failures = list(failures)

@@ -57,7 +57,7 @@ def test_leader_that_waits_for_its_store_before_it_begins_a_version_is_waited_fo
         names=MODEL.param_names,
         hosts=hosts,
         token=None,
-        outlets=[],
+        destinations=[],
     )
     try:
         published.publish(jax.tree.map(jnp.asarray, fresh_params()), step=1)

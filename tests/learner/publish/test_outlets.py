@@ -14,7 +14,7 @@ from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import Announcement
 from configs.sections import PublishConfig
 from learner.publish import destinations
-from learner.publish.destinations import outlets_of
+from learner.publish.destinations import destinations_of
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, fresh_params
 from tests.param_tensors import iter_tensors
@@ -32,7 +32,7 @@ class Run:
             self.config,
             incarnation=0,
             dtype="float32",
-            outlets=outlets_of(self.config, root / "weights", run="r"),
+            destinations=destinations_of(self.config, root / "weights", run="r"),
             announce=self.announced.append,
             **options,
         )
@@ -89,7 +89,7 @@ def test_bucket_that_heals_while_nothing_new_is_published_has_the_version_that_f
 
 
 def test_run_without_a_bucket_has_no_outlet(tmp_path):
-    assert outlets_of(PublishConfig(), tmp_path, run="r") == []
+    assert destinations_of(PublishConfig(), tmp_path, run="r") == []
 
 
 @pytest.mark.parametrize("url", ["/folder", "https://host/x", "file://relative"])

@@ -1,4 +1,4 @@
-"""A bucket beside other outlets: slow, hanging, healing, or the only one."""
+"""A bucket beside other destinations: slow, hanging, healing, or the only one."""
 
 import dataclasses
 import queue
@@ -20,7 +20,7 @@ from tests.learner.publish.published import (
 
 
 class Bucket:
-    """A slow outlet behind a gate, and what entered it; what it took in lies under a URL."""
+    """A slow destination behind a gate, and what entered it; what it took in lies under a URL."""
 
     def __init__(self) -> None:
         self.gate, self.entered = threading.Event(), queue.SimpleQueue[int]()
@@ -31,7 +31,7 @@ class Bucket:
         return [f"s3://b/{manifest.version.step}"]
 
     @property
-    def outlet(self) -> Destination:
+    def destination(self) -> Destination:
         return Destination(name="bucket", put=self.put, is_slow=True)
 
 
@@ -41,7 +41,7 @@ def server() -> Destination:
 
 def test_bucket_that_hangs_for_ever_delays_nobody_and_its_versions_give_way_to_newer_ones(setup, monkeypatch):
     bucket, announced = Bucket(), list[Announcement]()
-    published = setup.publisher(outlets=[bucket.outlet, server()], announce=announced.append)
+    published = setup.publisher(destinations=[bucket.destination, server()], announce=announced.append)
     setup.writer.gate.set()
     params = fresh_params_on_device()
     for step in range(6):
@@ -64,7 +64,7 @@ def test_bucket_that_hangs_for_ever_delays_nobody_and_its_versions_give_way_to_n
 
 def test_bucket_that_comes_back_gets_the_newest_version_which_is_announced_again_with_it(setup):
     bucket, announced = Bucket(), list[Announcement]()
-    published = setup.publisher(outlets=[server(), bucket.outlet], announce=announced.append)
+    published = setup.publisher(destinations=[server(), bucket.destination], announce=announced.append)
     setup.writer.gate.set()
     for step in range(4):
         published.publish(fresh_params_on_device(), step=step)
@@ -84,7 +84,7 @@ def test_bucket_that_comes_back_gets_the_newest_version_which_is_announced_again
 
 def test_bucket_that_is_always_behind_is_announced_beside_each_version_by_what_it_has(setup):
     bucket, announced = Bucket(), list[Announcement]()
-    published = setup.publisher(outlets=[server(), bucket.outlet], announce=announced.append)
+    published = setup.publisher(destinations=[server(), bucket.destination], announce=announced.append)
     setup.writer.gate.set()
     bucket.gate.set()
     published.publish(fresh_params_on_device(), step=0)
@@ -103,7 +103,7 @@ def test_bucket_that_is_always_behind_is_announced_beside_each_version_by_what_i
 
 def test_bucket_alone_is_announced_version_by_version_as_they_get_there(setup):
     bucket, announced = Bucket(), list[Announcement]()
-    published = setup.publisher(outlets=[bucket.outlet], announce=announced.append)
+    published = setup.publisher(destinations=[bucket.destination], announce=announced.append)
     setup.writer.gate.set()
     first = published.publish(fresh_params_on_device(), step=0)
     published.wait_until_published()  # actors of this machine have it
@@ -128,8 +128,8 @@ def test_bucket_alone_that_heals_while_nothing_new_is_published_is_announced_wit
 
     monkeypatch.setattr(destinations, "_FIRST_PAUSE_S", 0.0)
     announced: list[Announcement] = []
-    outlets = [Destination(name="bucket", put=put, is_slow=True)]
-    published = setup.publisher(outlets=outlets, announce=announced.append)
+    buckets = [Destination(name="bucket", put=put, is_slow=True)]
+    published = setup.publisher(destinations=buckets, announce=announced.append)
     setup.writer.gate.set()
     for step in range(3):
         published.publish(fresh_params_on_device(), step=step)
@@ -144,7 +144,7 @@ def test_learner_hears_that_what_the_bucket_has_could_not_be_announced(setup):
     def announce(announcement):
         raise failure
 
-    published = setup.publisher(outlets=[bucket.outlet], announce=announce)
+    published = setup.publisher(destinations=[bucket.destination], announce=announce)
     setup.writer.gate.set()
     bucket.gate.set()
     published.publish(fresh_params_on_device(), step=0)

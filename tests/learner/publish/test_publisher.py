@@ -137,7 +137,7 @@ def test_failure_ends_the_wait_for_what_was_handed_over(setup):
     def put(manifest):
         raise OSError("the bucket is gone")
 
-    published = setup.publisher(outlets=[Destination(name="bucket", put=put, is_required=True)])
+    published = setup.publisher(destinations=[Destination(name="bucket", put=put, is_required=True)])
     published.publish(fresh_params_on_device(), step=0)
     setup.writer.gate.set()
     with pytest.raises(OSError, match="the bucket is gone"):
@@ -156,8 +156,8 @@ def test_outlets_get_a_version_that_is_whole_and_their_urls_are_announced_in_ord
         return put
 
     timeline = Timeline(tmp_path / "events", "learner")
-    outlets = [Destination(name=url, put=put(url)) for url in ("https://a", "s3://b")]
-    published = setup.publisher(outlets=outlets, announce=announced.append, timeline=timeline)
+    destinations = [Destination(name=url, put=put(url)) for url in ("https://a", "s3://b")]
+    published = setup.publisher(destinations=destinations, announce=announced.append, timeline=timeline)
     published.publish(fresh_params_on_device(), step=5)
     setup.writer.gate.set()
     published.finish()
@@ -176,8 +176,8 @@ def test_outlet_that_fails_is_counted_and_the_version_goes_out_without_it(setup)
         raise OSError("unreachable")
 
     announced: list[Announcement] = []
-    outlets = [Destination(name="a", put=fail), Destination(name="b", put=lambda manifest: ["https://b"])]
-    published = setup.publisher(outlets=outlets, announce=announced.append)
+    destinations = [Destination(name="a", put=fail), Destination(name="b", put=lambda manifest: ["https://b"])]
+    published = setup.publisher(destinations=destinations, announce=announced.append)
     setup.writer.gate.set()
     for step in range(2):
         published.publish(fresh_params_on_device(), step=step)
@@ -208,7 +208,7 @@ def test_close_while_an_outlet_hangs_leaves_the_announced_version_whole(setup, m
         return []
 
     params = fresh_params_on_device()
-    published = setup.publisher(outlets=[Destination(name="bucket", put=hang)])
+    published = setup.publisher(destinations=[Destination(name="bucket", put=hang)])
     setup.writer.gate.set()
     published.publish(params, step=0)
     assert entered.wait(DEADLINE_S)

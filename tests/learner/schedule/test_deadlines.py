@@ -81,25 +81,27 @@ class Run:
 
     def __init__(self, config: schema.Config) -> None:
         self.planner = planner_of(config, training_sampling(config, ()), Problems(), incarnation=0)
-        self.desk = Desk()
-        self.intake = GroupFilter(config, planner=self.planner, desk=self.desk, has_signal=has_signal)
+        self.ticket_store = Desk()
+        self.group_filter = GroupFilter(
+            config, planner=self.planner, ticket_store=self.ticket_store, has_signal=has_signal
+        )
         self.issue()
 
     def issue(self) -> list[int]:
-        tickets = self.planner.issue(step=self.intake.step)
+        tickets = self.planner.issue(step=self.group_filter.step)
         return [t.order for t in tickets]
 
     def arrive(self, *orders: int, step: int, reward: float = 1.0) -> None:
         for order in orders:
             ticket = self.planner.ticket(f"{order:09d}")
             rollouts = make_rollout(step=step, reward=0.0), make_rollout(step=step, reward=reward)
-            self.intake.receive(make_group(ticket, rollouts=rollouts))
+            self.group_filter.receive(make_group(ticket, rollouts=rollouts))
 
     def train(self) -> list[int]:
-        groups = self.intake.take(self.planner.num_left_in_update)
+        groups = self.group_filter.take(self.planner.num_left_in_update)
         done = [self.planner.consume(g.ticket_id) for g in groups]
         if done and done[-1].ends_update:
-            self.intake.step += 1
+            self.group_filter.step += 1
         return [g.order for g in groups]
 
 
@@ -116,7 +118,7 @@ def test_update_waits_for_a_group_that_would_be_stale_after_it_however_many_othe
     assert run.train() == []
     run.arrive(2, step=0)
     assert run.train() == [2]
-    assert run.train() == [4, 5] and not run.intake.dropped
+    assert run.train() == [4, 5] and not run.group_filter.dropped
 
 
 def test_younger_group_goes_first_where_the_older_one_that_runs_still_has_time():
@@ -131,7 +133,7 @@ def test_younger_group_goes_first_where_the_older_one_that_runs_still_has_time()
 @pytest.mark.parametrize("lag", [dict(admission=dict(async_ratio=2.0)), dict(max_lag_steps=2), {}])
 def test_what_waits_is_trained_from_the_oldest_weights_on_under_a_bound_and_by_arrival_without(lag):
     run = Run(window(U=4, sequences=0 if "admission" in lag else 32, **lag))
-    run.intake.step = 2
+    run.group_filter.step = 2
     run.arrive(0, step=2)
     run.arrive(1, step=0)
     run.arrive(2, 3, step=1)
@@ -152,7 +154,7 @@ def test_prompt_that_takes_another_ones_place_may_be_trained_as_late_as_its_weig
     run.arrive(4, step=1)
     assert run.train() == [3, 4]
     run.arrive(2, 5, step=1)
-    assert run.train() == [2, 5] and run.intake.dropped == {"zero_variance": 1}
+    assert run.train() == [2, 5] and run.group_filter.dropped == {"zero_variance": 1}
 
 
 @pytest.mark.parametrize("lag", [dict(max_lag_steps=2), dict(admission=dict(async_ratio=2.0))])
@@ -160,17 +162,17 @@ def test_group_that_gives_way_keeps_no_other_waiting_once_every_engine_has_newer
     admission = lag.pop("admission", dict(sequences=8)) | dict(when_full="drop_oldest", queue_groups=1)
     run = Run(window(admission=admission, **lag))
     run.issue()
-    run.intake.step = run.planner.served_step = 2
+    run.group_filter.step = run.planner.served_step = 2
     run.arrive(0, 1, 2, 3, step=2)
-    run.intake.drop_oldest()
-    assert run.intake.dropped == {"overflow": 3} and not run.desk.reissued
+    run.group_filter.drop_oldest()
+    assert run.group_filter.dropped == {"overflow": 3} and not run.ticket_store.reissued
     assert [t.min_version.step for t in run.planner.open_tickets] == [2, 2, 2, 0]
     assert run.train() == [3]
 
 
 def test_ticket_asks_for_no_older_weights_than_every_engine_serves():
     run = Run(window(max_lag_steps=8, sequences=8))
-    run.intake.step, run.planner.served_step = 7, 5
+    run.group_filter.step, run.planner.served_step = 7, 5
     run.planner.issue_up_to(20, step=7)
     assert {t.min_version.step for t in run.planner.open_tickets if t.order > 12} == {5}
     run.planner.served_step = 9  # never newer ones than are published
@@ -192,19 +194,19 @@ def test_any_order_of_arrival_ends_each_update_and_nothing_goes_stale(lag, seed)
     rng, run = random.Random(seed), Run(window(**lag))
     running: dict[int, int] = {}
     trained: list[int] = []
-    while run.intake.step < 12:
+    while run.group_filter.step < 12:
         run.issue()
         for ticket in run.planner.open_tickets:
-            waits = any(g.ticket_id == ticket.id for g in run.intake._ready)
+            waits = any(g.ticket_id == ticket.id for g in run.group_filter._ready)
             if ticket.order not in running and not waits:
-                running[ticket.order] = rng.randint(ticket.min_version.step, run.intake.step)
+                running[ticket.order] = rng.randint(ticket.min_version.step, run.group_filter.step)
         order = max(running) if rng.random() < 0.7 else rng.choice(list(running))  # the oldest are the slowest
         began = running.pop(order)
         if run.planner.is_open(f"{order:09d}"):
             run.arrive(order, step=began, reward=float(rng.random() < 0.8))
         trained += run.train()
     assert len(trained) == len(set(trained))
-    assert not run.desk.reissued and set(run.intake.dropped) <= {"zero_variance"}
+    assert not run.ticket_store.reissued and set(run.group_filter.dropped) <= {"zero_variance"}
 
 
 class Beats:

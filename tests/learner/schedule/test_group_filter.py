@@ -43,15 +43,15 @@ class Desk:
             incarnation=incarnation,
             vocab_size=1000,
         )
-        self.planner, self.intake = stream.planner, stream.intake
+        self.planner, self.group_filter = stream.planner, stream.group_filter
         self.store.put_tickets(self.planner.issue(step=0))
 
     def arrive(self, order, rewards=(0.0, 1.0), **fields):
         ticket = self.planner.ticket(f"{order:09d}")
         group = make_group(ticket, rollouts=tuple(make_rollout(reward=r) for r in rewards))
-        before = self.intake.dropped.copy()
-        self.intake.receive(dataclasses.replace(group, **fields))
-        (*reasons,) = self.intake.dropped - before
+        before = self.group_filter.dropped.copy()
+        self.group_filter.receive(dataclasses.replace(group, **fields))
+        (*reasons,) = self.group_filter.dropped - before
         return reasons[0] if reasons else None
 
     def offered(self):
@@ -134,7 +134,7 @@ def test_group_that_can_not_be_right_is_counted_and_asked_for_again(store, reaso
     bad = BAD[reason]
     rollouts = (make_rollout(),) if bad is None else (make_rollout(), bad)
     assert desk.arrive(0, rollouts=rollouts) == reason
-    assert desk.offered() == [(0, 0), (1, 1)] and desk.intake.take(9) == []
+    assert desk.offered() == [(0, 0), (1, 1)] and desk.group_filter.take(9) == []
     assert desk.arrive(0) is None  # a good one is taken all the same
 
 
@@ -150,7 +150,7 @@ def test_group_with_abandoned_tokens_behind_newer_ones_is_kept_out(store):
     rollouts = tuple(make_rollout(4, token_versions=np.array([4, 4, 5, 5], np.int32)) for _ in range(K))
     older = (Version(incarnation=0, step=5),)
     desk = Desk(store, incarnation=1)
-    desk.intake.step = 5
+    desk.group_filter.step = 5
     assert desk.arrive(0, rollouts=rollouts, incarnation=1, older_versions=older) == "abandoned"
     assert desk.arrive(1, rollouts=rollouts, incarnation=1, older_versions=(Version(incarnation=0, step=3),)) is None
 
@@ -163,7 +163,7 @@ def test_ticket_whose_groups_are_refused_again_and_again_gets_another_prompt(sto
         assert desk.offered() == [(0, 0), (1, 1)]
     assert desk.arrive(0, rollouts=bad) == "extreme_reward"
     assert desk.offered() == [(0, 2), (1, 1)]  # the third problem has the first one's place
-    assert desk.intake.dropped["extreme_reward"] == MAX_REFUSED_PER_TICKET
+    assert desk.group_filter.dropped["extreme_reward"] == MAX_REFUSED_PER_TICKET
 
 
 def test_actor_that_makes_nothing_right_is_fenced_and_one_that_errs_is_not(store):
@@ -176,7 +176,7 @@ def test_actor_that_makes_nothing_right_is_fenced_and_one_that_errs_is_not(store
     desk.arrive(0, rollouts=bad, actor="errs")
     assert store.fenced_actors() == set()
     desk.arrive(0, rollouts=bad)
-    assert store.fenced_actors() == desk.intake.fenced_actors == {"a"}
+    assert store.fenced_actors() == desk.group_filter.fenced_actors == {"a"}
     assert desk.arrive(0) == "fenced"
 
 

@@ -36,7 +36,7 @@ class Trainer:
         self.step = 0
         self.tickets = {t.id: t for t in tickets}
         self.departed = []
-        self.intake: Any = None
+        self.group_filter: Any = None
 
     def queue(self, *, incarnation=0, restored_step=0, max_lag_steps=None, max_ready=None, on_wait=refuse_to_wait):
         rounds = SimpleNamespace(filter_zero_variance=False, train_start="group_ready")
@@ -52,10 +52,10 @@ class Trainer:
             renew_one=lambda id_: self.tickets[id_],
             num_sequences=lambda min_step, step, max_lag_steps: 1,
         )
-        self.intake = GroupFilter(
+        self.group_filter = GroupFilter(
             config,
             planner=planner,
-            desk=self.store,
+            ticket_store=self.store,
             has_signal=lambda group: True,
             restores={incarnation: restored_step},
             step=self.step,
@@ -66,7 +66,7 @@ class Trainer:
                 config,
                 planner=planner,
                 store=self.store,
-                intake=self.intake,
+                group_filter=self.group_filter,
                 timeline=timeline,
                 on_wait=on_wait,
             )
@@ -160,7 +160,7 @@ def test_set_state_skips_the_ledger_and_hands_the_rest_out_again(trainer):
     after.set_state(state)
     assert ids(after.take_ready(9)) == ["c", "d"]
     assert after.get_state() == {"unacknowledged": ["a", "b", "c", "d"]}
-    assert trainer.intake.dropped == {}
+    assert trainer.group_filter.dropped == {}
 
 
 def test_acknowledge_forgets_in_the_store_and_in_the_state(trainer):
@@ -187,7 +187,7 @@ def test_group_of_abandoned_weights_is_dropped_and_asked_for_again(trainer, inca
     queue = trainer.queue(incarnation=1, restored_step=4)
     trainer.put("a", oldest=oldest, newest=newest, incarnation=incarnation)
     assert ids(queue.take_ready(9)) == (["a"] if kept else [])
-    assert trainer.intake.dropped == ({} if kept else {"abandoned": 1})
+    assert trainer.group_filter.dropped == ({} if kept else {"abandoned": 1})
     assert ("a" in open_ids(trainer.store)) is not kept
     assert trainer.store.counts()["reissued"] == (0 if kept else 1)
 
@@ -208,7 +208,7 @@ def test_group_over_the_lag_bound_is_dropped_and_asked_for_again(trainer, oldest
     trainer.put("a", oldest=oldest, newest=8)
     queue = trainer.queue(max_lag_steps=2)
     assert ids(queue.take_ready(9)) == (["a"] if kept else [])
-    assert trainer.intake.dropped == ({} if kept else {"stale": 1})
+    assert trainer.group_filter.dropped == ({} if kept else {"stale": 1})
     assert ("a" in open_ids(trainer.store)) is not kept
 
 
@@ -224,7 +224,7 @@ def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
     trainer.put("b")
     del trainer.tickets["a"]
     assert ids(queue.take_ready(9)) == ["b"]
-    assert trainer.intake.dropped == {"unwanted": 1}
+    assert trainer.group_filter.dropped == {"unwanted": 1}
     assert trainer.store.counts() | {"acknowledged": 1, "reissued": 0} == trainer.store.counts()
     assert "a" not in open_ids(trainer.store)
 
@@ -233,9 +233,9 @@ def test_group_of_a_fenced_actor_is_dropped_and_asked_for_again(trainer):
     queue = trainer.queue()
     trainer.put("a", actor="bad")
     trainer.put("b", actor="good")
-    trainer.intake.fenced_actors.add("bad")
+    trainer.group_filter.fenced_actors.add("bad")
     assert ids(queue.take_ready(9)) == ["b"]
-    assert trainer.intake.dropped == {"fenced": 1}
+    assert trainer.group_filter.dropped == {"fenced": 1}
     assert "a" in open_ids(trainer.store)
 
 
@@ -251,7 +251,7 @@ def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(train
     for i in "abcd":
         trainer.put(i)
     queue.poll()
-    assert trainer.intake.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
+    assert trainer.group_filter.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
     assert ids(queue.take_ready(9)) == ["c", "d"]
 
 
@@ -260,19 +260,19 @@ def test_group_that_grows_too_old_while_it_waits_is_dropped_when_it_is_handed_ou
     trainer.put("a", oldest=0)
     trainer.put("b", oldest=2)
     queue.poll()
-    trainer.intake.step = 2
-    assert ids(queue.take_ready(9)) == ["b"] and trainer.intake.dropped == {"stale": 1}
+    trainer.group_filter.step = 2
+    assert ids(queue.take_ready(9)) == ["b"] and trainer.group_filter.dropped == {"stale": 1}
 
 
 def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer):
     queue = trainer.queue()
     trainer.put("a", oldest=1)
     queue.poll()
-    trainer.intake.step = trainer.intake.fresh_from = 2
+    trainer.group_filter.step = trainer.group_filter.fresh_from = 2
     trainer.put("b", oldest=1, newest=2)
     trainer.put("c", oldest=2)
     assert ids(queue.take_ready(9)) == ["c"]
-    assert trainer.intake.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
+    assert trainer.group_filter.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
 
 
 def test_take_back_forgets_what_was_handed_out_so_that_it_may_come_again(trainer):
@@ -293,7 +293,7 @@ def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
     for i, oldest in zip("abc", (3, 2, 4), strict=True):
         trainer.put(i, oldest=oldest, newest=4)
     queue.poll()
-    assert trainer.intake.drop_older_than(3) == {"a", "c"} and trainer.intake.dropped == {"off_policy": 1}
+    assert trainer.group_filter.drop_older_than(3) == {"a", "c"} and trainer.group_filter.dropped == {"off_policy": 1}
     assert ids(queue.take_ready(9)) == ["a", "c"]
 
 
@@ -303,5 +303,5 @@ def test_a_waiting_group_that_is_dropped_leaves_the_planners_books_of_arrivals(t
         trainer.put(i)
     queue.poll()
     assert trainer.departed == ["a"]
-    trainer.intake.step = 2
+    trainer.group_filter.step = 2
     assert queue.take_ready(9) == [] and trainer.departed == ["a", "b", "c"]

@@ -213,7 +213,7 @@ class World:
 def spy_on(w: World) -> dict[str, Group]:
     """Looks at every group that is handed out; they are in the dict that it returns."""
     groups: dict[str, Group] = {}
-    take = w.stream.intake.take
+    take = w.stream.group_filter.take
 
     def look(limit: int) -> list[Group]:
         handed_out = take(limit)
@@ -233,7 +233,7 @@ def spy_on(w: World) -> dict[str, Group]:
                 assert len({r.reward for r in group.rollouts}) > 1
         return handed_out
 
-    w.stream.intake.take = look
+    w.stream.group_filter.take = look
     return groups
 
 
@@ -257,7 +257,7 @@ def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: 
         assert len(everything) + state["num_deferred"] == state["num_issued"]
         assert len(set(everything)) == len(everything)
         # No actor began before the weights that its ticket asks for were there.
-        assert world.stream.intake.dropped["below_min_version"] == 0
+        assert world.stream.group_filter.dropped["below_min_version"] == 0
         # No prompt is in two places, and by rounds without a filter none was drawn in vain.
         prompts = [int(g.prompt_tokens[0]) for g in world.groups.values()]
         prompts += [int(t.prompt_tokens[0]) for t in planner.open_tickets + planner.long_queue]

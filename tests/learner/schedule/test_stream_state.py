@@ -128,7 +128,7 @@ def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_mad
     learner.stream.drop_update()
     assert learner.stream.takes_only_fresh and learner.stream.num_dropped_updates == 1
     assert {t.min_version.step for t in learner.stream.planner.open_tickets} == {1}
-    assert learner.stream.intake.dropped == {"off_policy": 2}
+    assert learner.stream.group_filter.dropped == {"off_policy": 2}
     again = next(batches)
     assert again.ends_update and list(micro.ticket_ids) == list(again.ticket_ids) == ids(2, 3)
     assert [t.id for t in learner.stream.planner.open_tickets][:2] == ids(4, 5)
@@ -161,7 +161,7 @@ def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
     assert learner.marks.of("fence") == [{"actor": "actor", "off": 0.5}]
     with pytest.raises(FencedError):  # two groups of it waited; nobody is left to serve them anew
         next(batches)
-    assert learner.stream.intake.dropped == {"fenced": 2}
+    assert learner.stream.group_filter.dropped == {"fenced": 2}
 
 
 def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
@@ -179,7 +179,7 @@ def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
     learner = Learner(store, config_of(), on_wait=fail_once)
     learner.stream.resume(None)
     learner.train(2)
-    assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.intake.dropped == {"failed": 1}
+    assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.group_filter.dropped == {"failed": 1}
     assert learner.prompts.next == 5 and store.failed() == {}
 
 
@@ -261,7 +261,7 @@ def test_fenced_actors_waiting_groups_go_at_once_so_that_good_ones_take_their_pl
     make_one(store)
     learner.stream.poll()
     learner.stream.fence("actor", "its logprobs are off", 0.5)
-    assert learner.stream.intake.dropped == {"fenced": 1}  # the other one's group stays
+    assert learner.stream.group_filter.dropped == {"fenced": 1}  # the other one's group stays
     assert make_one(store).order == 0
     next(learner.stream.micro_batches())
     assert store.counts()["done"] == 2  # the good one was not thrown away with the bad one
@@ -275,10 +275,10 @@ def test_group_of_older_weights_than_its_ticket_asks_for_is_early_and_the_ticket
     early = make_one(store, step=1)
     assert early.min_version.step == 2
     learner.stream.poll()
-    assert learner.stream.intake.dropped == {"below_min_version": 1}
+    assert learner.stream.group_filter.dropped == {"below_min_version": 1}
     assert make_one(store, step=2).id == early.id
     learner.stream.poll()
-    assert learner.stream.intake.dropped == {"below_min_version": 1}
+    assert learner.stream.group_filter.dropped == {"below_min_version": 1}
 
 
 def test_group_with_one_stale_sample_is_asked_for_that_one_anew(store):
@@ -290,7 +290,7 @@ def test_group_with_one_stale_sample_is_asked_for_that_one_anew(store):
         (ticket,) = store.claim("actor", limit=1, lease_s=1000)
         store.put_group(make_group(ticket, rollouts=(make_rollout(6, step=step),)))
     learner.stream.poll()
-    assert learner.stream.intake.dropped == {"stale": 1}
+    assert learner.stream.group_filter.dropped == {"stale": 1}
     assert store.counts()["reissued"] == 1
 
 
@@ -308,7 +308,7 @@ def test_groups_forgotten_at_an_ess_stop_no_longer_count_as_waiting(store):
     learner.train(1)
     learner.serve()
     learner.stream.poll()
-    learner.stream.intake.drop_older_than(learner.stream.step)
+    learner.stream.group_filter.drop_older_than(learner.stream.step)
     planner = learner.stream.planner
     assert isinstance(planner, WindowPlanner) and not planner._arrived
 

@@ -18,8 +18,8 @@ from bridge.param_names import flatten, unflatten
 from learner import train as learner_train
 from learner.model.decoder import make_apply
 from learner.policy_trainer import EpochCache, PolicyTrainer
-from learner.step_metrics import StepMetrics
 from learner.update.frozen_policies import FrozenPolicies
+from learner.update_metrics import StepMetrics
 from tests.learner.streams import (
     MODEL,
     TEMPERATURE,

@@ -139,8 +139,8 @@ class SimLearner:
         self._compute = Compute(Cost(profile.learner, micro_batch_tokens), calendar, epochs=config.rounds.epochs)
         self._rng = np.random.default_rng((seed, 7))
         self._rollout: SimActors
-        self._desk: SimTicketStore
-        self._intake: GroupFilter[ServedGroup]
+        self._ticket_store: SimTicketStore
+        self._group_filter: GroupFilter[ServedGroup]
         self._order: TrainingOrder[ServedGroup]
         self._round_is_counted = False
         self._is_waiting = False
@@ -152,18 +152,20 @@ class SimLearner:
     @property
     def step(self) -> int:
         """Optimizer steps made."""
-        return self._intake.step
+        return self._group_filter.step
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """Groups that were not trained, by reason."""
-        return self._intake.dropped
+        return self._group_filter.dropped
 
     def start(self, rollout: SimActors) -> None:
         """The first turn."""
-        self._rollout, self._desk = rollout, SimTicketStore(rollout, self._planner)
-        self._intake = GroupFilter(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)
-        self._order = TrainingOrder(self._config, self._planner, self._intake.take)
+        self._rollout, self._ticket_store = rollout, SimTicketStore(rollout, self._planner)
+        self._group_filter = GroupFilter(
+            self._config, planner=self._planner, ticket_store=self._ticket_store, has_signal=self._has_signal
+        )
+        self._order = TrainingOrder(self._config, self._planner, self._group_filter.take)
         self._turn()
 
     def on_claim(self) -> None:
@@ -173,8 +175,8 @@ class SimLearner:
 
     def on_group(self, group: ServedGroup) -> None:
         """A group is in the store; the learner takes it in at once, also while it computes."""
-        self._intake.receive(group)
-        self._intake.drop_oldest()
+        self._group_filter.receive(group)
+        self._group_filter.drop_oldest()
         if self._is_waiting:
             self._go_on()
 
@@ -219,7 +221,7 @@ class SimLearner:
         for group in groups:
             done = self._planner.consume(group.ticket_id)
             self._recorder.trained(self.step, group.tokens_by_step, group.ticket.num_samples, group.response_tokens)
-        self._desk.acknowledge([g.ticket_id for g in groups])
+        self._ticket_store.acknowledge([g.ticket_id for g in groups])
         assert done is not None
         self._compute.start(
             sum(g.tokens for g in groups),
@@ -239,7 +241,7 @@ class SimLearner:
         if not ends_update:
             self._turn()
             return
-        self._intake.step += 1
+        self._group_filter.step += 1
         self._on_step(self.step)
         if ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0:
             at_s = self._calendar.now_s + self._profile.publish.export_s

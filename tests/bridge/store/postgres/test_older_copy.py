@@ -114,7 +114,7 @@ def test_learner_reads_the_groups_and_offers_the_tickets_that_an_older_copy_lack
     sides.put("t0")
     sides.take_copy()
     given: Any = SimpleNamespace(
-        config=None, planner=planner, store=learner, intake=waiting, timeline=None, on_wait=None
+        config=None, planner=planner, store=learner, group_filter=waiting, timeline=None, on_wait=None
     )
     queue = group_queue.GroupQueueIterator(given)
     learner.put_tickets([tickets["t4"]])

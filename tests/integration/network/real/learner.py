@@ -17,8 +17,8 @@ from launch import cli, learner
 from learner.run import Run
 from learner.schedule import rollout_stream
 from learner.schedule.rollout_stream import RolloutStream
-from learner.step_metrics import StepMetrics
 from learner.update.packing import MicroBatch
+from learner.update_metrics import StepMetrics
 
 TRACE = "REAL_TRACE"
 

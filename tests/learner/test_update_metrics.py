@@ -8,7 +8,7 @@ import pytest
 
 from bridge.heartbeat_types import Heartbeat
 from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH, meaning
-from learner.step_metrics import NotFiniteError, StepMetrics
+from learner.update_metrics import NotFiniteError, StepMetrics
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
 
