@@ -26,7 +26,7 @@ from bridge.rollout_types import Ticket, Version
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizeOverride:
-    """How large an engine is, which can't be changed while it runs (deadlines: `actor.loop.ActorLimits`)."""
+    """The size of an engine, fixed while it runs (deadlines: `actor.loop.ActorLimits`)."""
 
     max_num_seqs: int
     tensor_parallel_size: int

@@ -3,8 +3,9 @@
 Whoever shows a run reads it there, so a process that others started says the same as one started by hand.
 
 The store's heartbeats tell processes of each other. They take the store's lock and the disk, so a process that is
-stopped inside a transaction silences them all; a pulse takes neither, and each process has its own. Where a cluster
-watches instead of a parent (`launch/supervision/kubernetes_probe.py`), the memory has a name: a file in shared memory.
+stopped inside a transaction silences them all; a liveness signal takes neither, and each process has its own. Where a
+cluster watches instead of a parent (`launch/supervision/kubernetes_probe.py`), the memory has a name: a file in shared
+memory.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ def read_phase(line: str) -> str | None:
 
 
 FD_VARIABLE = "SLUICE_LIVENESS_FD"
-"""Names the inherited descriptor in the environment of a process whose pulse is felt."""
+"""Names the inherited descriptor in the environment of a process that is watched."""
 FILE_VARIABLE = "SLUICE_LIVENESS_FILE"
 """Names a file in that environment instead, for who is no parent; best in shared memory."""
 BEAT_S = 1.0
@@ -78,7 +79,7 @@ class LivenessSample:
 
 
 class Liveness:
-    """Both ends of a pulse: one process beats and works, the one that started it feels."""
+    """Both ends of a liveness signal: one process beats and works, the one that started it feels."""
 
     def __init__(self, fd: int) -> None:
         """Over a descriptor from `create` or of the parent's; it is closed, the memory stays."""
@@ -90,7 +91,7 @@ class Liveness:
     @staticmethod
     def create() -> int:
         """A descriptor of new memory, to be inherited; the caller makes a `Liveness` of it once it was."""
-        fd = os.memfd_create("sluice-pulse")
+        fd = os.memfd_create("sluice-liveness")
         os.ftruncate(fd, _SIZE)
         return fd
 
@@ -111,7 +112,7 @@ class Liveness:
     def of_this_process(cls) -> "Liveness":
         """The one that the parent or a probe feels; where nobody does, as in one started by hand, it beats for nobody.
 
-        Processes that this one starts don't inherit either name: the pulse is its own.
+        Processes that this one starts don't inherit either name: the signal is its own.
         """
         file, fd = os.environ.pop(FILE_VARIABLE, ""), os.environ.pop(FD_VARIABLE, "")
         if fd:
@@ -133,7 +134,7 @@ class Liveness:
 
     def start(self) -> None:
         """Beats from here on, for as long as the process lives and is not stopped."""
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._beat, name="liveness", daemon=True).start()
 
     def stop(self) -> None:
         """Beats no more."""

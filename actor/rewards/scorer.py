@@ -31,8 +31,8 @@ class RewardResult:
 
 
 NO_REWARD = RewardResult(reward=0.0, scores=())
-"""Of a response that the token limit cut off, with prompts.truncated_responses=zero (PipelineRL section 5); and of an
-episode that only its environment rewards."""
+"""The result of a response that the token limit cut off, with prompts.truncated_responses=zero (PipelineRL section 5),
+and of an episode that only its environment rewards."""
 
 
 class RemoteVerifier(Protocol):

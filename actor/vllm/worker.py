@@ -54,7 +54,7 @@ class InitInfo(WeightTransferInitInfo):
 
     expected: dict
     control: str
-    """Where the front end's `WorkerChannel` listens."""
+    """The path of the socket on which the front end's `WorkerChannel` listens."""
 
 
 @dataclasses.dataclass

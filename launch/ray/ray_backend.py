@@ -179,7 +179,7 @@ class RayBackend:
         self._actor_store = actor_store
         self._learner_asked, self._actor_asked = of_learner(config, learner_on), of_actor(config, actors_on)
         self._mark = run_tag(folder)
-        self._berths: LearnerPlacementGroup | None = None
+        self._placement_group: LearnerPlacementGroup | None = None
         self._is_over: Callable[[], bool] = lambda: False
         self._learners = [self._learner(i) for i in range(config.learner.num_processes)]
         self.learner: Process = (
@@ -204,10 +204,10 @@ class RayBackend:
         name = f"sluice-{self._config.run.name}-learner"
         end_s = time.monotonic() + self._placement_timeout_s
         try:
-            self._berths = LearnerPlacementGroup(
+            self._placement_group = LearnerPlacementGroup(
                 self._learner_on, self._learner_asked, count, name=name, placement_timeout_s=self._placement_timeout_s
             )
-            answered(self._berths.group.ready(), wait_s=max(0.0, end_s - time.monotonic()), is_over=is_over)
+            answered(self._placement_group.group.ready(), wait_s=max(0.0, end_s - time.monotonic()), is_over=is_over)
         except ray.exceptions.RayError as e:
             raise OSError(f"the cluster gave the learner no place: {custom_functions.first_line(e)}") from e
         except TimeoutError:
@@ -219,8 +219,8 @@ class RayBackend:
 
     def close(self) -> None:
         """Gives the learner's nodes back; each station has removed what was of its process."""
-        if self._berths is not None:
-            self._berths.close()
+        if self._placement_group is not None:
+            self._placement_group.close()
 
     def _learner(self, index: int) -> RemoteProcess:
         role = f"learner-{index}" if index else "learner"
@@ -235,7 +235,7 @@ class RayBackend:
         )
 
     def _learner_place(self, role: str, index: int) -> PlacementBundle:
-        assert self._berths is not None, "open comes first"
+        assert self._placement_group is not None, "open comes first"
         return PlacementBundle(
             role,
             self._learner_asked,
@@ -245,7 +245,7 @@ class RayBackend:
             files=_secret_files(),
             environment=self._devices(),
             runtime=_runtime(),
-            group=self._berths.group,
+            group=self._placement_group.group,
             index=index,
         )
 

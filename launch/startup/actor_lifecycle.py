@@ -22,7 +22,7 @@ from launch import cli
 def deadline(seconds: float, limits_file: EngineSizeFile, liveness: Liveness) -> Iterator[None]:
     """Ends the process if its block takes longer: what hangs in there can't be interrupted.
 
-    Who feels the pulse counts from where we do, so that its bound, which is longer, never ends us first.
+    Who reads the liveness signal counts from where we do, so that its bound, which is longer, never ends us first.
     """
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""Which block of a response is its program."""
+"""Picks the code block of a response that is its program."""
 
 import ast
 import builtins

@@ -11,7 +11,7 @@ import aiohttp
 from actor.rewards.verifiers.judge_answer import JudgeParseError
 
 MAX_BODY_BYTES = 4 * 2**20
-"""Of a reply; no more is read."""
+"""The largest reply that is read, in bytes."""
 
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -131,7 +131,7 @@ def _failure(status: int, headers: Mapping[str, str], data: bytes) -> JudgeAwayE
 
 
 def _text(data: bytes) -> str:
-    """What the one choice of a reply says."""
+    """The text of a chat completion's only choice."""
     try:
         choices: Sequence[Any] = json.loads(data)["choices"]
         content, finish = choices[0]["message"]["content"], choices[0].get("finish_reason")

@@ -19,7 +19,7 @@ from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
 _BYTES = {"float32": 4, "bfloat16": 2}
 _ROOM = 1.05
 _OTHER_SHM_GIB = 2
-"""Of the engine, the collectives, and pulses."""
+"""Of the engine, the collectives, and liveness signals."""
 _LEAST_GIB = 4
 """What a process has at least beside its shared memory."""
 _LEAVE_S = 60.0

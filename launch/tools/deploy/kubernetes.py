@@ -10,7 +10,7 @@ from launch.tools.deploy import deployment as commands
 from launch.tools.deploy.deploy_settings import CONFIG, COORDINATOR_PORT, SCRATCH, SECRETS, SHM, TPU_PORT
 from launch.tools.deploy.deployment import Deployment
 
-_LIVENESS_FILE = f"{SHM}/sluice-pulse"
+_LIVENESS_FILE = f"{SHM}/sluice-liveness"
 _MAX_RESTARTS = 50
 """Of the whole learner: each goes on from its checkpoint, and hosts are taken away and given back in a long run."""
 
@@ -58,7 +58,7 @@ def render(deployment: Deployment) -> dict[str, str]:
         "readiness": ["python", *commands.probe(_LIVENESS_FILE, None)],
         "secrets": commands.secrets(f"{SECRETS}/shared"),
         "MAX_RESTARTS": _MAX_RESTARTS,
-        "PULSE": _LIVENESS_FILE,
+        "LIVENESS_FILE": _LIVENESS_FILE,
         **{"CONFIG": CONFIG, "SCRATCH": SCRATCH, "SECRETS": SECRETS, "SHM": SHM},
         **{"USAGE_ERROR": int(cli.USAGE_ERROR), "SUPERSEDED": int(cli.SUPERSEDED)},
     }

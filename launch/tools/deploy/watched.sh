@@ -17,7 +17,7 @@ done
 shift
 
 folder="$(mktemp -d "/dev/shm/sluice-$UID-XXXXXX")" || exit 1
-export SLUICE_LIVENESS_FILE="$folder/pulse"
+export SLUICE_LIVENESS_FILE="$folder/liveness"
 setsid "$@" & process=$!  # a process group of its own
 
 watch() {
