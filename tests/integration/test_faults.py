@@ -18,7 +18,7 @@ from tests.bench.faults.site import site
 from tests.bench.faults.watched_learner import BREAK
 from tests.integration.network.namespaces import unavailable
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly]
+pytestmark = pytest.mark.integration
 
 
 @dataclasses.dataclass(frozen=True)

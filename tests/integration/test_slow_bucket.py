@@ -30,7 +30,7 @@ from learner.publish.destinations import Destination
 from learner.publish.publisher import Publisher
 from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.served import RUN, TOKEN, TOKENIZER, open_writer, serving
-from tests.integration.network.proxy import Proxy, proxy
+from tests.integration.support.proxy import Proxy, proxy
 from tests.learner.streams import MODEL, fresh_params
 from tests.param_tensors import iter_tensors
 

@@ -78,7 +78,7 @@ def draw(seed: int, *, num_learners: int, has_vllm: bool) -> list[Fault]:
 
 
 def few(seed: int) -> list[Fault]:
-    """One of each lane, for a look whether it all works; no vLLM."""
+    """Some of each lane and of each kind but a corrupt checkpoint, for a look whether it all works; no vLLM."""
     all_ = draw(seed, num_learners=1, has_vllm=False)
     wanted: tuple[tuple[Lane, Kind, Phase], ...] = (
         ("learner", "kill", "applying"),
@@ -87,6 +87,10 @@ def few(seed: int) -> list[Fault]:
         ("store", "kill", "saving"),
         ("world", "corrupt chunk", "prefetching"),
         ("world", "full disk", "applying"),
+        ("store", "partition", "accumulating"),
+        ("world", "partition", "prefetching"),
+        ("world", "slow link", "prefetching"),
+        ("world", "clock jump", "generating"),
     )
     return [next(f for f in all_ if (f.lane, f.kind, f.phase) == one) for one in wanted]
 

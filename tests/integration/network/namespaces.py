@@ -127,9 +127,8 @@ class Network:
         """A host, by its name."""
         return self.hosts[name]
 
-    def make(self, *, rate_bytes_per_s: int, slow_legs: Mapping[tuple[str, str], int] | None = None) -> None:
+    def make(self, *, rate_bytes_per_s: int) -> None:
         """Makes namespaces, links and routes."""
-        rates = {frozenset(leg): rate for leg, rate in (slow_legs or {}).items()}
         _run("ip", "netns", "add", self.hub)
         for host in self.hosts.values():
             _run("ip", "netns", "add", host.namespace)
@@ -146,7 +145,7 @@ class Network:
             _run("ip", "-n", self.hub, "link", "set", bridge, "up")
             for name in leg:
                 (other,) = leg - {name}
-                self._join(bridge, self[name], self[other], rates.get(leg, rate_bytes_per_s))
+                self._join(bridge, self[name], self[other], rate_bytes_per_s)
 
     def cut(self, one: str, other: str) -> None:
         """From here on nothing that one of the two sends reaches the other."""
@@ -191,25 +190,14 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(
-    hosts: Sequence[str] = HOSTS,
-    *,
-    rate_bytes_per_s: int = RATE_BYTES_PER_S,
-    slow_legs: Mapping[tuple[str, str], int] | None = None,
-) -> Generator[Network]:
-    """A network for the block's duration; skips the test where none can be made.
-
-    Args:
-      hosts: names.
-      rate_bytes_per_s: of every leg, each way.
-      slow_legs: other rates, by the two hosts.
-    """
+def network(hosts: Sequence[str] = HOSTS, *, rate_bytes_per_s: int = RATE_BYTES_PER_S) -> Generator[Network]:
+    """A network, its legs of this rate each way, for the block's duration; skips the test where none can be made."""
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     sweep()
     made = Network(hosts)
     try:
-        made.make(rate_bytes_per_s=rate_bytes_per_s, slow_legs=slow_legs)
+        made.make(rate_bytes_per_s=rate_bytes_per_s)
         yield made
     finally:
         made.remove()

@@ -18,7 +18,6 @@ from bridge.store.open import open_store
 from bridge.store.protocol import GroupStore
 from launch.tools import certificates, trial_store
 from tests.integration.network.namespaces import Network
-from tests.integration.network.proxy import Proxy
 from tests.integration.support.processes import wait_until
 from tests.postgres import need_tls
 
@@ -37,8 +36,6 @@ class Places:
     """The trial store's folder."""
     root: Path
     """A folder that also the user enters that PostgreSQL runs as."""
-    port: int = STORE_PORT
-    """The store's."""
 
     @property
     def learner_env(self) -> Mapping[str, str]:
@@ -51,11 +48,10 @@ class Places:
         """Of whoever serves."""
         return self._shared("actor")
 
-    def store_url(self, side: str, *, through: Proxy | None = None) -> str:
-        """How a side (`learner`, `actor`) reaches the store: itself, or through a proxy that isn't named in the URL."""
-        address, port = self.net["store"].address, self.port if through is None else through.address[1]
-        way = "" if through is None else f"&hostaddr={through.address[0]}"
-        return f"postgresql://{side}@{address}:{port}/{trial_store.DATABASE}?sslmode=verify-full{way}"
+    def store_url(self, side: str) -> str:
+        """How a side (`learner`, `actor`) reaches the store."""
+        address = self.net["store"].address
+        return f"postgresql://{side}@{address}:{STORE_PORT}/{trial_store.DATABASE}?sslmode=verify-full"
 
     def ask_store(self, host: str, run: str, ask: Callable[[GroupStore], T]) -> T:
         """What the store answers to this process on a host, in the learner's role; `run` is the run's id."""
@@ -96,12 +92,12 @@ def places(net: Network) -> Generator[Places]:
 def store_server(where: Places) -> Generator[subprocess.Popen[str]]:
     """`launch.tools.store_server` on the host `store`, ready, for the block's duration."""
     need_tls()
-    host, log = where.net["store"], where.root / f"store-{where.port}.log"
+    host, log = where.net["store"], where.root / "store.log"
     with open(log, "w") as output:
         process = host.spawn(
             "launch.tools.store_server",
             f"--dir={where.store}",
-            f"--listen={host.address}:{where.port}",
+            f"--listen={host.address}:{STORE_PORT}",
             f"--cert={where.secrets / certificates.CERTIFICATE}",
             f"--key={where.secrets / certificates.KEY}",
             output=output,
@@ -138,11 +134,6 @@ def tmpfs(folder: Path, *, num_bytes: int) -> Generator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=False)
-
-
-def resize(folder: Path, *, num_bytes: int) -> None:
-    """Makes a `tmpfs` another size."""
-    subprocess.run(["mount", "-o", f"remount,size={num_bytes}", str(folder)], check=True)
 
 
 @contextlib.contextmanager

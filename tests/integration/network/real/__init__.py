@@ -1,4 +1,1 @@
-"""Processes of a run with real vLLM engines that are killed at a given point of an update, or served wrong weights.
-
-All else is the real command's own; what their engines sampled is held against transformers afterwards.
-"""
+"""Processes of a run with vLLM engines on machines of their own, one of which may serve wrong weights."""
