@@ -146,9 +146,9 @@ class ModelConfig:
     """What is published and what the engine computes in."""
     remat: Literal["auto", "full", "attention", "dots", "none"] = "auto"
     """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
-    cuDNN and Pallas are recomputed), all but attention and the projections, nothing. auto: as little as the memory
+    cuDNN is recomputed), all but attention and the projections, nothing. auto: as little as the memory
     there is allows (`learner/update/auto_remat.py`); the log and loss.json say what that came to."""
-    attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
+    attention: Literal["auto", "splash", "cudnn", "xla"] = "auto"
     """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: CountOrZero = 0
     """Tokens a device whose logits exist at once; 0: 128 or 256 on a CPU, elsewhere what fits 512 MiB."""

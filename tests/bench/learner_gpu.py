@@ -32,7 +32,7 @@ from learner.update.train_step import TrainStep, build_train_step
 MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
 ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")
 ROW_TOKENS = flags.DEFINE_integer("row_tokens", 8192, "Tokens of a row.")
-ATTENTION = flags.DEFINE_enum("attention", "auto", ["auto", "cudnn", "pallas", "xla"], "model.attention.")
+ATTENTION = flags.DEFINE_enum("attention", "auto", ["auto", "cudnn", "xla"], "model.attention.")
 REMAT = flags.DEFINE_enum("remat", "attention", ["full", "attention", "dots", "none"], "model.remat.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed updates.")
 OUT = flags.DEFINE_string("out", "", "Also write the table to this file (Markdown).")

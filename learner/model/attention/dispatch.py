@@ -9,8 +9,7 @@ path segments may share a prefix: they see the tokens of one more segment before
 |---|---|---|
 | `splash` | TPU | `splash.py`: JAX's Pallas kernel |
 | `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `gpu.py` |
-| `pallas` | other GPUs and types | `gpu.py`: JAX's Triton kernel |
-| `xla` | everywhere | `xla.py`; the path for CPU |
+| `xla` | everywhere | `xla.py`; the path for CPUs, other GPUs and other types |
 
 `auto` takes the first of them that serves the platform: that of the mesh's devices, so that a CPU machine compiles for
 a TPU slice what the slice will run. Every path has to pass the tests in tests/learner/model/attention/test_dispatch.py.
@@ -37,10 +36,10 @@ from jaxtyping import Array, Float, Int
 
 from learner.distributed.sharding import BATCH_AXES
 from learner.model.attention import splash
-from learner.model.attention.gpu import cudnn_attention, cudnn_refusal, pallas_attention
+from learner.model.attention.gpu import cudnn_attention, cudnn_refusal
 from learner.model.attention.xla import CPU_BLOCK, DEFAULT_BLOCK, xla_attention
 
-PATHS = ("splash", "cudnn", "pallas", "xla")
+PATHS = ("splash", "cudnn", "xla")
 """In the order in which `auto` tries them."""
 
 
@@ -74,7 +73,7 @@ def attention(
       block: tile of the xla and splash paths, in tokens; None takes the path's own choice.
       mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
       max_segments: cudnn only: a row with more gives NaN (packing.max_row_sequences keeps rows below it).
-      interpret: run the Pallas kernels interpreted, on any platform; for tests.
+      interpret: run the splash kernel interpreted, on any platform; for tests.
       prefix_ids: the segment whose tokens a token sees beside its own, 0 for none; it lies right before all that see
         it. None: nobody sees another segment.
 
@@ -119,10 +118,8 @@ def attention(
         on_cpu = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform == "cpu"
         block = block or (CPU_BLOCK if on_cpu else DEFAULT_BLOCK)
         local = functools.partial(xla_attention, window=window, soft_cap=soft_cap, block=block)
-    elif path == "cudnn":
-        local = functools.partial(cudnn_attention, window=window, max_segments=max_segments)
     else:
-        local = functools.partial(pallas_attention, interpret=interpret)
+        local = functools.partial(cudnn_attention, window=window, max_segments=max_segments)
     local = functools.partial(_one_device, functools.partial(local, scale=scale), path, split["sequence"])
     if mesh is not None and mesh.size > 1:
         local = _over_mesh(local, mesh, kernel, num_heads=q.shape[2])
@@ -153,7 +150,7 @@ def choose_path(
       window: see `attention`.
       soft_cap: see `attention`.
       sequence: devices that share a row.
-      interpret: the Pallas kernels may run on any platform.
+      interpret: the splash kernel may run on any platform.
       has_prefixes: segments share prefixes.
 
     Raises:
@@ -171,11 +168,6 @@ def choose_path(
             head_dim=head_dim,
             compute_capability=capability if capability and capability[0].isdigit() else None,
         )
-        or capped
-        or rows
-        or shared,
-        "pallas": ("it needs a GPU" if not (device.platform == "gpu" or interpret) else None)
-        or ("it knows no sliding window" if window is not None else None)
         or capped
         or rows
         or shared,
@@ -212,7 +204,7 @@ class _Segments(NamedTuple):
 def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, segments: _Segments, kernel) -> Array:
     """Runs a path on one device's rows, heads and queries; keys come from all devices that share the row."""
     segment_ids = segments.ids
-    if path in ("cudnn", "pallas"):
+    if path == "cudnn":
         return local(q, k, v, segment_ids)
     if segments.prefix_ids is not None:
         return local(q, k, v, segment_ids, segment_ids, prefixes=segments.prefix_ids)

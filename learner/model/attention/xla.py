@@ -24,8 +24,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 ATTENTION = "attention"
-"""The checkpoint name under which the splash and xla paths keep their output and softmax normaliser; cuDNN and Pallas
-name nothing, so `attention` is `full` there."""
+"""The checkpoint name under which the splash and xla paths keep their output and softmax normaliser; cuDNN names
+nothing, so `attention` is `full` there."""
 
 
 CPU_BLOCK = 64

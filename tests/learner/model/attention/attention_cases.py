@@ -21,7 +21,6 @@ class Variant:
 
     name: str
     options: tuple[tuple[str, Any], ...]
-    windows: bool = True
     float32: bool = True
     soft_caps: bool = False
     length: int = 150
@@ -67,9 +66,7 @@ VARIANTS = [
     Variant("xla-block-16", (("path", "xla"), ("block", 16)), soft_caps=True),
     SPLASH,
     pytest.param(SPLASH_BLOCKS, marks=pytest.mark.nightly),  # interpreted, so that one case takes ten seconds
-    Variant("pallas-interpreted", (("path", "pallas"), ("interpret", True)), windows=False),
     pytest.param(Variant("cudnn", (("path", "cudnn"),), float32=False), marks=pytest.mark.gpu),
-    pytest.param(Variant("pallas", (("path", "pallas"),), windows=False), marks=pytest.mark.gpu),
 ]
 every_path = pytest.mark.parametrize("run", VARIANTS, ids=lambda v: v.name)
 

@@ -30,7 +30,6 @@ from tests.learner.model.attention.attention_cases import (
 )
 def test_attention_values_and_gradients_equal_float64(run, dtype, kv_heads, window):
     run.skip_unless(dtype=dtype)
-    window = window if run.windows else None
     q, k, v, segments, d_out = example(kv_heads, length=run.length, kv_heads=kv_heads, dtype=dtype)
     got = run.with_gradients(q, k, v, segments, d_out, window=window)
     want = oracle(q, k, v, segments, d_out, window=window)
@@ -42,6 +41,7 @@ def test_attention_values_and_gradients_equal_float64(run, dtype, kv_heads, wind
 @every_path
 @pytest.mark.parametrize("dtype,window", [(np.float32, None), (np.float32, 7), (BFLOAT16, None)])
 def test_attention_with_a_soft_cap_equals_float64_or_is_refused(run, dtype, window):
+    run.skip_unless(dtype=dtype)
     q, k, v, segments, d_out = example(5, length=run.length, dtype=dtype)
     if not run.soft_caps:
         with pytest.raises(ValueError, match="it knows no soft cap"):
@@ -131,15 +131,14 @@ CALL: dict[str, Any] = dict(dtype=BFLOAT16, head_dim=128, window=None, sequence=
         (a_device("tpu"), dict(window=4096, sequence=2, dtype=np.float32), "splash"),
         (HOPPER, {}, "cudnn"),
         (HOPPER, dict(window=4096), "cudnn"),
-        (HOPPER, dict(dtype=np.float32), "pallas"),
-        (HOPPER, dict(head_dim=100), "pallas"),
-        (HOPPER, dict(dtype=np.float32, window=4096), "xla"),
+        (HOPPER, dict(dtype=np.float32), "xla"),
+        (HOPPER, dict(head_dim=100), "xla"),
         (HOPPER, dict(sequence=2), "xla"),
         (HOPPER, dict(soft_cap=50.0), "xla"),
-        (HOPPER, dict(head_dim=256), "pallas"),
+        (HOPPER, dict(head_dim=256), "xla"),
         (a_device("tpu"), dict(soft_cap=50.0, window=4096, head_dim=256), "splash"),
-        (AMPERE, {}, "pallas"),
-        (a_device("gpu", compute_capability="gfx942"), {}, "pallas"),
+        (AMPERE, {}, "xla"),
+        (a_device("gpu", compute_capability="gfx942"), {}, "xla"),
         (HOPPER, dict(has_prefixes=True), "xla"),
     ],
 )
@@ -154,11 +153,9 @@ def test_auto_path_is_the_best_that_serves_the_call(device, change, want):
         ("splash", a_device("cpu"), {}, r"'splash' on cpu: it needs a TPU; take 'auto' or one of \['xla'\]"),
         ("cudnn", a_device("tpu"), {}, r"'cudnn' on tpu: it needs an NVIDIA GPU; .*\['splash', 'xla'\]"),
         ("cudnn", AMPERE, {}, "the GPU has 8.0"),
-        ("cudnn", HOPPER, dict(dtype=np.float32), r"bfloat16 or float16, got float32; .*\['pallas', 'xla'\]"),
+        ("cudnn", HOPPER, dict(dtype=np.float32), r"bfloat16 or float16, got float32; .*\['xla'\]"),
         ("cudnn", HOPPER, dict(head_dim=100), "multiple of 8 up to 128, got 100"),
         ("cudnn", HOPPER, dict(sequence=2), "splits them over sequence"),
-        ("pallas", HOPPER, dict(window=9), "no sliding window"),
-        ("pallas", HOPPER, dict(soft_cap=9.0), "no soft cap"),
         ("cudnn", HOPPER, dict(soft_cap=9.0), "no soft cap"),
         ("cudnn", HOPPER, dict(has_prefixes=True), r"no shared prompts .*\['xla'\]"),
         ("splash", a_device("tpu"), dict(has_prefixes=True), "no shared prompts"),

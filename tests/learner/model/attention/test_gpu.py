@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from learner.model.attention.dispatch import attention
-from learner.model.attention.gpu import cudnn_attention, pallas_attention, segment_layout
+from learner.model.attention.gpu import cudnn_attention, segment_layout
 from tests.learner.model.attention.attention_cases import BFLOAT16, example
 
 layout = jax.jit(segment_layout, static_argnums=1)
@@ -85,10 +85,6 @@ def test_cudnn_attention_lowers_to_the_packed_causal_kernels(window):
         assert text.count(name) == 1
     for field in ("mask_type: PADDING_CAUSAL", "max_seg_per_batch: 8", f"sliding_window_length: {window or 0}"):
         assert text.count(field) == 2, field
-
-
-def test_pallas_attention_lowers_for_cuda():
-    assert lowered_for_cuda(pallas_attention).count("triton") >= 3
 
 
 @pytest.mark.usefixtures("hopper")

@@ -20,7 +20,7 @@ ALL_AT_ONCE = dict(fsdp=2, sequence=2, tensor=2)
 # 259 tokens don't divide over anything; 600 are six blocks of 128, of which splash skips those that don't meet.
 if DAILY:
     CASES = [("xla", 9, ALL_AT_ONCE, 259), ("xla", None, dict(expert=2), 259)]
-    CASES += [("pallas", None, MESHES[2], 259), ("splash", 100, ALL_AT_ONCE, 600)]
+    CASES += [("xla", None, MESHES[2], 259), ("splash", 100, ALL_AT_ONCE, 600)]
 else:
     CASES = [(path, None, axes, 259) for path in ("xla", "splash") for axes in MESHES]
     CASES += [("splash", 9, ALL_AT_ONCE, 259), ("splash", None, dict(sequence=2), 600)]
