@@ -23,11 +23,11 @@ from typing import Any
 from absl import app, flags, logging
 
 from tests.bench.faults import table
-from tests.bench.faults.schedule import draw, few
-from tests.bench.faults.seed import run_seed
-from tests.bench.faults.site import NUM_LEARNERS, site
 from tests.bench.job import code_hash
 from tests.bench.rig import report
+from tests.integration.faults.schedule import draw, few
+from tests.integration.faults.seed import run_seed
+from tests.integration.faults.site import NUM_LEARNERS, site
 from tests.integration.network.namespaces import unavailable
 
 _SEED = flags.DEFINE_integer("seed", 7, "Draws the faults and their order.")
@@ -64,7 +64,7 @@ def known_seeds() -> dict[str, Any]:
     if file is None or not file.is_file():
         return {}
     stored = json.loads(file.read_text())
-    return stored["seeds"] if stored["code"] == code_hash("tests/bench/faults") else {}
+    return stored["seeds"] if stored["code"] == code_hash("tests/integration/faults") else {}
 
 
 def finish(seeds: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def finish(seeds: dict[str, Any]) -> None:
         remarks=[*map(_seed_line, seeds, seeds.values()), *_not_survived(outcomes)],
         values=values,
         aims=aims,
-        data={"code": code_hash("tests/bench/faults"), "seeds": seeds},
+        data={"code": code_hash("tests/integration/faults"), "seeds": seeds},
         figure=False,
         beside="one machine for all: PostgreSQL, two hosts of the learner, three actors",
     )

@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.bench.faults.schedule import OF_ACTORS, OF_LEARNERS, SERVER
 from tests.bench.rig.report import Table
+from tests.integration.faults.schedule import OF_ACTORS, OF_LEARNERS, SERVER
 
 PHASES = (*OF_ACTORS, *OF_LEARNERS)
 LEAST = 3

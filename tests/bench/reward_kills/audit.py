@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.faults.evidence import array, body
 from tests.bench.reward_kills.truth import EPISODE, earned, source_of, turn_earned
+from tests.integration.faults.evidence import array, body
 
 TOLERANCE = 1e-5
 """Of the mean reward of an update, which the learner sums in float32."""

@@ -16,11 +16,11 @@ from configs.presets import tiny
 from launch.startup.tiny_model import cached_tiny_model
 from launch.supervision.backend import run_tag
 from launch.supervision.process_tree import kill_leftovers
-from tests.bench.faults.evidence import array, body
 from tests.bench.reward_kills import busy, judges, processes, recorder
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
 from tests.bench.reward_kills.kills import Done, JudgeProcess, Killer, draw
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, WORKER, prompts, source_of
+from tests.integration.faults.evidence import array, body
 from tests.integration.support.jobs import Job, start_command
 
 SETTLED_UPDATES = 6

@@ -1,6 +1,6 @@
 """The real learner's command, with gates in its phases.
 
-python -m tests.bench.faults.watched_learner --config=... (the rest is launch.learner's)
+python -m tests.integration.faults.watched_learner --config=... (the rest is launch.learner's)
 
 Each phase has a moment before it, one after it, most have one in the middle; what is wrapped only stands still there.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch import cli, learner
-from tests.bench.faults.gates import reach
+from tests.integration.faults.gates import reach
 
 BREAK = "FAULTS_BREAK"
 """Environment variable that makes a learner which breaks the rule on purpose, for the auditor to see: `twice`,

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from launch import actor
-from tests.bench.faults import campaign, watched_actor
-from tests.bench.faults.audit import _abandoned, surviving
-from tests.bench.faults.decoder import Shape, log_softmax, next_logits
-from tests.bench.faults.evidence import Life, Update
-from tests.bench.faults.gates import FOLDER, PROCESS, Gates, reach
-from tests.bench.faults.progress import Progress
-from tests.bench.faults.schedule import ENGINE, OF_ACTORS, OF_LEARNERS, SERVER, STORE, VLLM, Fault, Phase, draw
-from tests.bench.faults.site import Site
-from tests.bench.faults.store_process import StoreProcess
+from tests.integration.faults import campaign, watched_actor
+from tests.integration.faults.audit import _abandoned, surviving
+from tests.integration.faults.decoder import Shape, log_softmax, next_logits
+from tests.integration.faults.evidence import Life, Update
+from tests.integration.faults.gates import FOLDER, PROCESS, Gates, reach
+from tests.integration.faults.progress import Progress
+from tests.integration.faults.schedule import ENGINE, OF_ACTORS, OF_LEARNERS, SERVER, STORE, VLLM, Fault, Phase, draw
+from tests.integration.faults.site import Site
+from tests.integration.faults.store_process import StoreProcess
 from tests.integration.support import models
 from tests.integration.support.processes import wait_until
 

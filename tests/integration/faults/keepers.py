@@ -7,7 +7,7 @@ when", "Slurm", "Ray"), not taken from the code. What a signal ended (a negative
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from tests.bench.faults.evidence import End
+from tests.integration.faults.evidence import End
 
 SUPERVISOR, KUBERNETES, SLURM = "launch.local and launch.ray", "Kubernetes", "Slurm"
 STOPPED, BUSY, RESIZE = 3, 4, 75

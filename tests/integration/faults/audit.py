@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.faults import keepers
-from tests.bench.faults.evidence import Evidence, Life, Update, array, body
+from tests.integration.faults import keepers
+from tests.integration.faults.evidence import Evidence, Life, Update, array, body
 
 
 @dataclasses.dataclass(kw_only=True)

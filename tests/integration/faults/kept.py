@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from launch.supervision import process_tree
 from launch.supervision.child import Child
 from launch.supervision.hang_detector import HangTimeouts
-from tests.bench.faults.evidence import End
+from tests.integration.faults.evidence import End
 from tests.integration.network.namespaces import Host
 
 _SAID_CHARS = 200

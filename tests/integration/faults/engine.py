@@ -14,7 +14,7 @@ from bridge.rollout_types import Finish, Sampling, Version
 from bridge.snapshots.snapshot_format import SnapshotError, TensorTable, check_table
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import WeightManifest
-from tests.bench.faults.decoder import Shape, log_softmax, next_logits
+from tests.integration.faults.decoder import Shape, log_softmax, next_logits
 
 KV_TOKENS = 1_000_000
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench.faults import audit, evidence, replay
-from tests.bench.faults.campaign import Campaign
-from tests.bench.faults.kept import marked
-from tests.bench.faults.schedule import Fault
-from tests.bench.faults.site import END_S, Site
+from tests.integration.faults import audit, evidence, replay
+from tests.integration.faults.campaign import Campaign
+from tests.integration.faults.kept import marked
+from tests.integration.faults.schedule import Fault
+from tests.integration.faults.site import END_S, Site
 
 GONE_S = 10.0
 """How long after the end of all a process of the campaign may still be there."""

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from tests.bench.faults import audit, evidence, replay
-from tests.bench.faults.evidence import End, Evidence
-from tests.bench.faults.keepers import KUBERNETES, SLURM, SUPERVISOR, pause_s, problems
+from tests.integration.faults import audit, evidence, replay
+from tests.integration.faults.evidence import End, Evidence
+from tests.integration.faults.keepers import KUBERNETES, SLURM, SUPERVISOR, pause_s, problems
 
 DONE = 0
 ALL = [SUPERVISOR, KUBERNETES, SLURM]

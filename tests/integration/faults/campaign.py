@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from tests.bench.faults.inject import (
+from tests.integration.faults.inject import (
     NotThereError,
     comes_with_a_start,
     ends_a_process,
@@ -18,8 +18,8 @@ from tests.bench.faults.inject import (
     intact_steps,
     needs_a_new_learner,
 )
-from tests.bench.faults.schedule import CHECKPOINT, LANES, Fault, Lane
-from tests.bench.faults.site import Site
+from tests.integration.faults.schedule import CHECKPOINT, LANES, Fault, Lane
+from tests.integration.faults.site import Site
 
 PHASE_S = 240.0
 """How long a phase may take to come: a learner or an engine may have to start before."""

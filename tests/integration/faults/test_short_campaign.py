@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.bench.faults import evidence
-from tests.bench.faults.audit import audit, surviving
-from tests.bench.faults.evidence import Evidence, Update
-from tests.bench.faults.schedule import few
-from tests.bench.faults.seed import run_seed
-from tests.bench.faults.site import site
-from tests.bench.faults.watched_learner import BREAK
+from tests.integration.faults import evidence
+from tests.integration.faults.audit import audit, surviving
+from tests.integration.faults.evidence import Evidence, Update
+from tests.integration.faults.schedule import few
+from tests.integration.faults.seed import run_seed
+from tests.integration.faults.site import site
+from tests.integration.faults.watched_learner import BREAK
 from tests.integration.network.namespaces import unavailable
 
 pytestmark = pytest.mark.integration

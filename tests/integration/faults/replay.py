@@ -1,6 +1,6 @@
 """The quiet run: the groups that a run trained, in its order, through a fresh learner's steps, and what differs.
 
-python -m tests.bench.faults.replay ROOT NUM_DEVICES     (a process of its own: it computes)
+python -m tests.integration.faults.replay ROOT NUM_DEVICES     (a process of its own: it computes)
 
 Nothing of the product's store, stream, publishing or checkpoints is used to train: only what packs and steps. Three
 things are compared: each update's loss, the parameters at the end with those of the last checkpoint, and the logprobs
@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tests.bench.faults.audit import surviving, trained_payloads
-from tests.bench.faults.evidence import Update, read
 from tests.bench.rig.rig import ONE_THREAD
+from tests.integration.faults.audit import surviving, trained_payloads
+from tests.integration.faults.evidence import Update, read
 from tests.integration.support.processes import REPO
 
 LOSS_BOUND, PARAMS_BOUND, LOGPROB_BOUND = 1e-4, 1e-4, 1e-3
@@ -38,7 +38,7 @@ def replay(root: pathlib.Path, *, num_devices: int = 1, limit_s: float = LIMIT_S
     """
     own = {"JAX_NUM_CPU_DEVICES": str(num_devices), "JAX_COMPILATION_CACHE_DIR": str(root / "jax")}
     env = os.environ | COMPUTING | own | {"PYTHONPATH": str(REPO)}
-    command = [sys.executable, "-m", "tests.bench.faults.replay", str(root), str(num_devices)]
+    command = [sys.executable, "-m", "tests.integration.faults.replay", str(root), str(num_devices)]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:

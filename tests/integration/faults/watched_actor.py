@@ -1,6 +1,6 @@
 """The real actor's command, with gates in its phases, and with the small engine where it is told so.
 
-FAULTS_ENGINE=numpy python -m tests.bench.faults.watched_actor --store=... (the rest is launch.actor's)
+FAULTS_ENGINE=numpy python -m tests.integration.faults.watched_actor --store=... (the rest is launch.actor's)
 
 What is wrapped only stands still where the bench wants it to (`gates`); what it does is `launch.actor`'s own.
 """
@@ -22,8 +22,8 @@ from bridge.snapshots.snapshot_format import TensorTable
 from bridge.store.sql.sql_store import SqlStore
 from bridge.weight_types import FileEntry, WeightManifest
 from configs.schema import Config
-from tests.bench.faults.engine import NumpyEngine
-from tests.bench.faults.gates import reach
+from tests.integration.faults.engine import NumpyEngine
+from tests.integration.faults.gates import reach
 
 ENGINE, TOKEN_S = "FAULTS_ENGINE", 0.02
 _POLL_S = 0.01

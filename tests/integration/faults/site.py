@@ -18,15 +18,15 @@ from configs.schema import Config
 from launch.startup.tiny_model import cached_tiny_model
 from launch.supervision.hang_detector import HangTimeouts
 from launch.tools import certificates
-from tests.bench.faults import keepers
-from tests.bench.faults.gates import Gates
-from tests.bench.faults.kept import Kept, marked
-from tests.bench.faults.progress import Progress
-from tests.bench.faults.replay import COMPUTING
-from tests.bench.faults.schedule import RUN, SMALL, VLLM
-from tests.bench.faults.store_process import StoreProcess
-from tests.bench.faults.watched_actor import ENGINE
 from tests.bench.rig.rig import ONE_THREAD
+from tests.integration.faults import keepers
+from tests.integration.faults.gates import Gates
+from tests.integration.faults.kept import Kept, marked
+from tests.integration.faults.progress import Progress
+from tests.integration.faults.replay import COMPUTING
+from tests.integration.faults.schedule import RUN, SMALL, VLLM
+from tests.integration.faults.store_process import StoreProcess
+from tests.integration.faults.watched_actor import ENGINE
 from tests.integration.network.namespaces import Network, network
 from tests.integration.network.places import Places, tmpfs
 
@@ -267,7 +267,7 @@ class Site:
         return Kept(
             name,
             self.where.net[host],
-            f"tests.bench.faults.{module}",
+            f"tests.integration.faults.{module}",
             arguments,
             env={**ONE_THREAD, **env, **self.gates.environment(name)},
             log=self.root / "logs" / f"{name}.log",

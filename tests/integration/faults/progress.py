@@ -7,7 +7,7 @@ import time
 
 import psycopg
 
-from tests.bench.faults.store_process import StoreProcess
+from tests.integration.faults.store_process import StoreProcess
 
 _AGAIN_S = 0.3
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 
 from configs.run_folder import RunFolder
 from launch.supervision import process_tree
-from tests.bench.faults.kept import command_line
-from tests.bench.faults.schedule import CHECKPOINT, ENGINE, RUN, SERVER, STORE, Fault, Kind, Lane, Phase
-from tests.bench.faults.site import Site
+from tests.integration.faults.kept import command_line
+from tests.integration.faults.schedule import CHECKPOINT, ENGINE, RUN, SERVER, STORE, Fault, Kind, Lane, Phase
+from tests.integration.faults.site import Site
 
 SLOW_BYTES_PER_S = 60_000
 _LEAST_BYTES = 4096
