@@ -359,6 +359,8 @@ def build_train_step(
         model.attention can't serve this model on these devices; or the model can't have the adapters.
     """
     check_lora(config.lora, model_config, publishes_adapters=config.publishes_adapters)
+    # By JAX's default a GPU multiplies float32 in TF32 and a TPU in bfloat16; engines don't.
+    jax.config.update("jax_default_matmul_precision", "highest" if config.model.compute_dtype == "float32" else None)
     for name, size, parts in (
         ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
         ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),

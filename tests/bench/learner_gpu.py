@@ -34,6 +34,7 @@ ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")
 ROW_TOKENS = flags.DEFINE_integer("row_tokens", 8192, "Tokens of a row.")
 ATTENTION = flags.DEFINE_enum("attention", "auto", ["auto", "cudnn", "xla"], "model.attention.")
 REMAT = flags.DEFINE_enum("remat", "attention", ["full", "attention", "dots", "none"], "model.remat.")
+MAX_ROW_SEQUENCES = flags.DEFINE_integer("max_row_sequences", 16, "packing.max_row_sequences.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed updates.")
 OUT = flags.DEFINE_string("out", "", "Also write the table to this file (Markdown).")
 
@@ -59,7 +60,7 @@ def config_of(rows: int, row_tokens: int) -> Config:
         ),
         sampling=SamplingConfig(max_response_tokens=row_tokens - 1),
         optimizer=OptimizerConfig(learning_rate=1e-6),
-        packing=PackingConfig(rows=rows, row_tokens=row_tokens),
+        packing=PackingConfig(rows=rows, row_tokens=row_tokens, max_row_sequences=MAX_ROW_SEQUENCES.value),
     )
 
 
@@ -131,7 +132,7 @@ def main(argv: list[str]) -> None:
     lines = [
         f"{device.device_kind}, jax {jax.__version__}: bfloat16 matmul {ceiling / 1e12:.1f} TFLOP/s measured, "
         f"{peak / 1e12 if peak else float('nan'):.0f} published; {rows} x {row_tokens} tokens, remat {REMAT.value}, "
-        f"attention {ATTENTION.value}",
+        f"attention {ATTENTION.value}, max_row_sequences {MAX_ROW_SEQUENCES.value}",
         "",
         "| model | s an update | real tokens/s | model TFLOP/s | MFU of the measured matmul rate | of the peak |",
         "|---|---|---|---|---|---|",

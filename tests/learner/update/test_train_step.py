@@ -264,3 +264,15 @@ def test_loss_of_ones_own_that_names_its_inputs_trains_as_the_built_in(own, buil
     largest = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(grads[1]))
     assert largest > 0
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest), *grads)
+
+
+@pytest.mark.parametrize(("dtype", "is_exact"), [("float32", True), ("bfloat16", False)])
+def test_products_of_float32_are_asked_for_in_full_precision(dtype, is_exact):
+    config = config_of()
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype=dtype))
+    before = jax.config.jax_default_matmul_precision
+    try:
+        text = build_train_step(MODEL, config, make_mesh(devices=jax.devices()[:1])).lower()["accumulate"].as_text()
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+    assert ("HIGHEST" in text) == is_exact
