@@ -270,7 +270,7 @@ def test_loss_of_ones_own_that_names_its_inputs_trains_as_the_built_in(own, buil
 def test_products_of_float32_are_asked_for_in_full_precision(dtype, is_exact):
     config = config_of()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype=dtype))
-    before = jax.config.jax_default_matmul_precision
+    before = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     try:
         text = build_train_step(MODEL, config, make_mesh(devices=jax.devices()[:1])).lower()["accumulate"].as_text()
     finally:
