@@ -216,8 +216,8 @@ class PackingConfig:
     """Rows and tokens are chosen from the lengths of the first groups, and anew from eight updates at a time where that
     saves 3%, at most once in 50 updates; rows x row_tokens is then the most slots that a micro-batch may have."""
     max_row_sequences: Count = 128
-    """Sequences in a row at most. The time and memory of cuDNN's attention grow with it: on GPUs not far above what rows
-    hold (tests/bench/results/gpu.md)."""
+    """Sequences in a row at most. The time and memory of cuDNN's attention grow with it: on GPUs not far above what
+    rows hold (tests/bench/results/gpu.md)."""
     share_prompts: bool = False
     """A group's prompt is computed once for as many of its responses as fit a row, and not once for each: the same loss
     and gradient from fewer tokens, the fewer the shorter responses are beside their prompt. Wants attention that knows

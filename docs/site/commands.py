@@ -14,7 +14,7 @@ _NOT_FOR_HANDS = {
     "services.judge_server",
     "services.snapshot_server",
     "services.tracker_service",
-    "tools.gguf",
+    "tools.smollm2",
     "uv_settings",
 }
 """What another process or a script starts, with arguments of its own."""

