@@ -133,11 +133,8 @@ class Run:
         self.lock.release()
 
 
-def readmission_of(run: Run, store: LearnerStore) -> ParityFence:
-    """Probes by the published weights, scored by the learner's own as long as those are the same.
-
-    `store` is the one that actors use: there probes are whole, also where the samples of other groups are tickets.
-    """
+def readmission_of(run: Run) -> ParityFence:
+    """Probes by the published weights, scored by the learner's own as long as those are the same."""
     sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
 
     def published() -> Version | None:
@@ -149,7 +146,7 @@ def readmission_of(run: Run, store: LearnerStore) -> ParityFence:
         return max_abs_dlogprob(lambda batch: run.do(ScoreBatch(batch)), group, run.stream.packing)
 
     return ParityFence(
-        store,
+        run.store,
         run.stream,
         problems=probe_problems(run.held_out),
         sampling=dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS)),
@@ -196,8 +193,8 @@ def open_run(
     except BaseException:
         context.heartbeat.stop()
         raise
-    parity = readmission_of(run, context.whole_store)
-    lost = LostGroupsFence(context.whole_store, bucket=config.store.bucket, keep_out=parity.ban)
+    parity = readmission_of(run)
+    lost = LostGroupsFence(context.store, bucket=config.store.bucket, keep_out=parity.ban)
     context.wait_hooks += [parity.poll, lost.look, run.evaluations.look]
     run.heartbeat.report_progress()
     end_phase()

@@ -22,7 +22,6 @@ from configs.run_folder import RunFolder, run_id, store_url
 from configs.schema import Config
 from learner.heartbeat import LearnerHeartbeat
 from learner.replicate import Replicator
-from learner.schedule.sample_tickets import SampleTickets
 
 POLL_INTERVAL_S = 1.0
 
@@ -75,14 +74,6 @@ def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path
             time.sleep(POLL_INTERVAL_S)
 
 
-def by_samples(store: LearnerStore, config: Config) -> LearnerStore:
-    """What the learner's books see of the store: whole groups, also where single samples are tickets."""
-    if config.admission.unit == "group":
-        return store
-    rounds = config.rounds
-    return SampleTickets(store, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group)
-
-
 def announcer(store: LearnerStore, token: Token | None) -> Callable[[Announcement], None]:
     """How the learner tells actors of a version and its sources: signed, where there is a token."""
 
@@ -100,10 +91,7 @@ class RunContext:
     folder: pathlib.Path
     lead: Replicator
     lock: RunLock
-    whole_store: GroupStore
-    """The store that actors use: a ticket a group, or a sample."""
-    store: LearnerStore
-    """The same with a ticket a group."""
+    store: GroupStore
     incarnation: int
     finished_step: int | None
     """The step at which the run was finished, if it was, before this start took it up again."""
@@ -155,8 +143,7 @@ def open_context(config: Config, folder: pathlib.Path, lead: Replicator, livenes
         folder,
         lead,
         lock,
-        whole_store=store,
-        store=by_samples(store, config),
+        store=store,
         incarnation=incarnation,
         finished_step=None if finished is None else finished.version.step,
         heartbeat=heartbeat,

@@ -131,7 +131,7 @@ def below_ess_floor(run: Run) -> bool:
     if floor == 0:
         return False
     ess = run.trainer.steps.ess(run.trainer.state)
-    stops = is_off_policy(ess, floor=floor, is_fresh=run.stream.takes_only_fresh, step=run.step)
+    stops = is_off_policy(ess, floor=floor, is_fresh=run.stream.group_filter.fresh_from is not None, step=run.step)
     if stops:
         run.timeline.instant("ess stop", step=run.step, ess=ess)
     return stops

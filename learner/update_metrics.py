@@ -81,7 +81,7 @@ class StepMetrics:
         metrics, last = self._of_passes[0], self._of_passes[-1]
         wait_s = self._stream.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
-        dropped = self._stream.dropped
+        dropped, blocked = self._stream.group_filter.dropped, self._stream.planner.num_blocked
         row = dict(metrics) | {
             **({LAST_EPOCH.format(name): last[name] for name in SHOWN_OF_LAST_EPOCH} if last is not metrics else {}),
             "skipped_updates": self._num_skipped,
@@ -92,7 +92,7 @@ class StepMetrics:
             "groups/reissued": self._store.num_reissued(),
             "groups/unreadable": self._store.num_unreadable,
             **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
-            **{f"window/blocked_by_{bound}": self._stream.num_blocked.get(bound, 0) for bound in ("queue", "lag")},
+            **{f"window/blocked_by_{bound}": blocked.get(bound, 0) for bound in ("queue", "lag")},
             "ess_stops": self._stream.num_dropped_updates,
             "time/step_s": step_s,
             "time/train_s": self._train_s,

@@ -16,6 +16,7 @@ from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
 from configs.schema import Config
 from learner.schedule.group_filter import GroupFilter, TrainingOrder
+from learner.schedule.sample_tickets import GroupTickets
 from learner.schedule.ticket_ledger import TicketLedger
 
 LOOK_S = 0.2
@@ -28,8 +29,9 @@ class GroupQueue(grain.IterDataset[list[Group]]):
     Args:
       config: when training starts.
       planner: the books of the run's tickets.
-      store: where they arrive.
-      intake: decides about each.
+      store: the run's, which tells of changes.
+      tickets: where groups arrive.
+      group_filter: decides about each.
       timeline: told when a race is decided.
       on_wait: called on every look that found nothing (heartbeats, watchdogs); may raise.
     """
@@ -40,6 +42,7 @@ class GroupQueue(grain.IterDataset[list[Group]]):
         *,
         planner: TicketLedger,
         store: LearnerStore,
+        tickets: GroupTickets,
         group_filter: GroupFilter[Group],
         timeline: Timeline,
         on_wait: Callable[[], None],
@@ -47,7 +50,7 @@ class GroupQueue(grain.IterDataset[list[Group]]):
         """Reads nothing yet."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.config, self.planner, self.store, self.group_filter = config, planner, store, group_filter
-        self.timeline, self.on_wait = timeline, on_wait
+        self.tickets, self.timeline, self.on_wait = tickets, timeline, on_wait
 
     def __iter__(self) -> "GroupQueueIterator":
         """One reader; a run has one."""
@@ -63,7 +66,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
 
     def __init__(self, queue: GroupQueue) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self._store, self._group_filter = queue.store, queue.group_filter
+        self._store, self._tickets, self._group_filter = queue.store, queue.tickets, queue.group_filter
         self._timeline, self._while_waiting = queue.timeline, queue.on_wait
         self._order: TrainingOrder[Group] = TrainingOrder(queue.config, queue.planner, self.take_ready)
         self._planner = queue.planner
@@ -92,8 +95,8 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         if self._num_breaks != (num_breaks := self._store.num_breaks):
             self._num_breaks = num_breaks
             # The store may have lost the last ones; those that it knows are left alone.
-            self._store.put_tickets(self._planner.awaited_tickets)
-        while stored := self._store.read_groups(after_seq=self._after_seq, limit=64):
+            self._tickets.put_tickets(self._planner.awaited_tickets)
+        while stored := self._tickets.read_groups(after_seq=self._after_seq, limit=64):
             self._after_seq = stored[-1].seq
             for s in stored:
                 if s.group.ticket_id in self._seen:
@@ -129,7 +132,7 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
 
     def acknowledge(self, ticket_ids: list[str]) -> None:
         """Lets the store forget groups whose training is safe in a checkpoint."""
-        self._store.acknowledge(ticket_ids)
+        self._tickets.acknowledge(ticket_ids)
         self._forget(ticket_ids)
 
     def _take_in(self, group: Group) -> None:

@@ -7,7 +7,7 @@ arrival policy, and the round's clock. The main loop takes micro-batches from it
 import base64
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from learner.schedule import group_validation
 from learner.schedule.group_filter import GroupFilter
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.round_planner import planner_of
+from learner.schedule.sample_tickets import tickets_of
 from learner.schedule.served_steps import ServedSteps
 from learner.schedule.tail_batching import RaceCapacity
 from learner.schedule.ticket_ledger import TicketLedger
@@ -128,6 +129,7 @@ class RolloutStream:
           between_batches: called between two micro-batches; may raise.
         """
         self._config, self._store, self._timeline = config, store, timeline
+        self._tickets = tickets_of(store, config)
         self.prompts = prompts
         self._check_while_waiting, self._meanwhile = on_wait, between_batches
         self._incarnation = incarnation
@@ -137,7 +139,7 @@ class RolloutStream:
         self.group_filter: GroupFilter[Group] = GroupFilter(
             config,
             planner=self.planner,
-            ticket_store=store,
+            ticket_store=self._tickets,
             has_signal=lambda group: has_learning_signal(
                 group, config.loss, masks_truncated=config.prompts.truncated_responses == "mask"
             ),
@@ -152,6 +154,7 @@ class RolloutStream:
                 config,
                 planner=self.planner,
                 store=store,
+                tickets=self._tickets,
                 group_filter=self.group_filter,
                 timeline=timeline,
                 on_wait=self._while_waiting,
@@ -181,16 +184,6 @@ class RolloutStream:
         return self.planner.round
 
     @property
-    def dropped(self) -> Mapping[str, int]:
-        """Groups kept out since the start, by reason (`GroupFilter.dropped`)."""
-        return self.group_filter.dropped
-
-    @property
-    def num_blocked(self) -> Mapping[str, int]:
-        """How often a bound began to keep a window from being filled, by the bound: `queue`, `lag`."""
-        return self.planner.num_blocked
-
-    @property
     def fenced_actors(self) -> Set[str]:
         """Names of actors whose groups are refused."""
         return self.group_filter.fenced_actors
@@ -205,11 +198,6 @@ class RolloutStream:
         """Seconds spent waiting for groups since the start."""
         return self._queue.wait_s
 
-    @property
-    def takes_only_fresh(self) -> bool:
-        """Whether, after a dropped update, only groups by the current weights are taken until the next one is made."""
-        return self.group_filter.fresh_from is not None
-
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Issues tickets, waits for groups and packs them; endless.
 
@@ -219,7 +207,7 @@ class RolloutStream:
         while True:
             self.planner.served_step = self._served.step
             self.clock.rollout_started(time.monotonic())  # of a round only the first call counts
-            self._offer(self.planner.issue(step=self.step, num_unclaimed=self._store.num_unclaimed))
+            self._offer(self.planner.issue(step=self.step, num_unclaimed=self._tickets.num_unclaimed))
             groups = next(self._queue)
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
@@ -276,8 +264,8 @@ class RolloutStream:
         self._queue.poll()
         self.group_filter.fresh_from = self.step
         tickets = self.planner.reissue_open(step=self.step, keep=self.group_filter.drop_older_than(self.step))
-        self._store.withdraw([t.id for t in tickets])
-        self._store.put_tickets(tickets)
+        self._tickets.withdraw([t.id for t in tickets])
+        self._tickets.put_tickets(tickets)
         self.num_dropped_updates += 1
 
     def end_round(self) -> dict[str, float]:
@@ -297,7 +285,7 @@ class RolloutStream:
         """
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
-        self._store.fence(actor, reason)
+        self._tickets.fence(actor, reason)
         self.group_filter.fence(actor)
 
     def unfence(self, actor: str) -> None:
@@ -337,25 +325,25 @@ class RolloutStream:
             self._shape.set_state(saved["packing"])
             # The checkpoint that contains these groups is committed, so they may go now if they are still there.
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
-            self._store.put_tickets(tickets)
+            self._tickets.put_tickets(tickets)
         self._store.withdraw_pinned()
-        self._store.roll_back(
+        self._tickets.roll_back(
             [t.id for t in self.planner.open_tickets], next_order=self.planner.num_issued, step=self.step
         )
 
     def _offer(self, tickets: list[Ticket]) -> None:
         if tickets:
-            self._store.put_tickets(tickets)
+            self._tickets.put_tickets(tickets)
             self._timeline.instant("issue", tickets=len(tickets), step=self.step)
 
     def _top_up(self) -> None:
         self.planner.served_step = self._served.step
-        self._offer(self.planner.top_up(step=self.step, num_unclaimed=self._store.num_unclaimed))
+        self._offer(self.planner.top_up(step=self.step, num_unclaimed=self._tickets.num_unclaimed))
 
     def _while_waiting(self) -> None:
         self._check_while_waiting()
         self._top_up()
-        for ticket_id, reason in self._store.failed().items():
+        for ticket_id, reason in self._tickets.failed().items():
             if self.planner.is_open(ticket_id):
                 logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
                 self.group_filter.replace_failed(ticket_id)

@@ -6,22 +6,54 @@ scheduling and prompt replication). Of an over-provisioned group the first K sam
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
 
-from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Ticket, Version, newest_of_each
-from bridge.store.protocol import Finished, LearnerStore, Mark, StoredGroup, Topic
-from bridge.weight_types import Announcement, RunCard
+from bridge.store.protocol import LearnerStore, StoredGroup
+from configs.schema import Config
+from learner.schedule.group_filter import TicketStore
 
 
-class SampleTickets(LearnerStore):
-    """Over the store that the actors use: sample i of group g is the ticket "g.i"; evaluations and probes stay whole.
+class GroupTickets(TicketStore, Protocol):
+    """Tickets of whole training groups; the methods are `bridge.store.protocol.LearnerStore`'s of that name."""
 
-    `put_tickets`, `reissue`, `roll_back` and `counts` count samples, not groups; `num_unclaimed` counts whole groups,
-    rounded up.
+    def read_groups(self, *, after_seq: int, limit: int) -> list[StoredGroup]:
+        """Unacknowledged groups in order of arrival, from the first after `after_seq`."""
+        ...
+
+    def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        """Goes back to a checkpoint."""
+        ...
+
+    def failed(self) -> dict[str, str]:
+        """Tickets that nobody could make a group for, and why."""
+        ...
+
+    def fence(self, actor: str, reason: str) -> None:
+        """Refuses an actor's claims and groups from now on."""
+        ...
+
+    def num_unclaimed(self) -> int:
+        """Tickets that no actor has claimed."""
+        ...
+
+
+def tickets_of(store: LearnerStore, config: Config) -> GroupTickets:
+    """A run's training tickets: whole groups, also where single samples are tickets (`admission.unit`)."""
+    if config.admission.unit == "group":
+        return store
+    rounds = config.rounds
+    return SampleTickets(store, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group)
+
+
+class SampleTickets(GroupTickets):
+    """Over the store that the actors use: sample i of training group g is the ticket "g.i".
+
+    `put_tickets`, `reissue` and `roll_back` return samples, not groups; `num_unclaimed` whole groups, rounded up.
     """
 
     def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
@@ -33,43 +65,21 @@ class SampleTickets(LearnerStore):
         self._start_over()
 
     @override
-    def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
+    def put_tickets(self, tickets: Iterable[Ticket]) -> int:
         # A sample that is here already, from before a restart, and answers another prompt is dropped.
         parts: list[Ticket] = []
         for ticket in tickets:
-            if ticket.kind == "train":
-                self._tickets[ticket.id] = ticket
-                for index, part in list(self._parts.get(ticket.id, {}).items()):
-                    if not _answers(part, ticket):
-                        del self._parts[ticket.id][index]
-                        self._store.withdraw([part.ticket_id])
+            self._tickets[ticket.id] = ticket
+            for index, part in list(self._parts.get(ticket.id, {}).items()):
+                if not _answers(part, ticket):
+                    del self._parts[ticket.id][index]
+                    self._store.withdraw([part.ticket_id])
             parts += split(ticket)
-        return self._store.put_tickets(parts, only_for=only_for)
-
-    @property
-    @override
-    def num_breaks(self) -> int:
-        return self._store.num_breaks
+        return self._store.put_tickets(parts)
 
     @override
-    def num_reissued(self) -> int:
-        return self._store.num_reissued()
-
-    @property
-    @override
-    def num_unreadable(self) -> int:
-        return self._store.num_unreadable
-
-    @property
-    @override
-    def lost_in_a_row(self) -> dict[str, int]:
-        return self._store.lost_in_a_row
-
-    @override
-    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        # A training group's seq is its last sample's; who asks from another seq than the last it got starts over.
-        if kind != "train":
-            return self._store.read_groups(after_seq=after_seq, limit=limit, kind=kind)
+    def read_groups(self, *, after_seq: int, limit: int) -> list[StoredGroup]:
+        # A group's seq is its last sample's; who asks from another seq than the last it got starts over.
         if after_seq != self._delivered_seq:
             self._start_over()
         groups: list[StoredGroup] = []
@@ -118,10 +128,6 @@ class SampleTickets(LearnerStore):
         self._store.withdraw(self._ids(ticket_ids))
 
     @override
-    def withdraw_pinned(self) -> None:
-        self._store.withdraw_pinned()
-
-    @override
     def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
         return self._store.roll_back(self._ids(open_ids), next_order=next_order, step=step)
 
@@ -140,98 +146,8 @@ class SampleTickets(LearnerStore):
         self._store.fence(actor, reason)
 
     @override
-    def fenced_actors(self) -> set[str]:
-        return self._store.fenced_actors()
-
-    @override
-    def heartbeat(self, beat: Heartbeat) -> None:
-        self._store.heartbeat(beat)
-
-    @override
-    def heartbeats(self) -> list[Heartbeat]:
-        return self._store.heartbeats()
-
-    @override
     def num_unclaimed(self) -> int:
         return -(-self._store.num_unclaimed() // self._num_requests)
-
-    @override
-    def counts(self) -> dict[str, int]:
-        return self._store.counts()
-
-    @override
-    def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
-        return self._store.acquire_leadership(owner, lease_s=lease_s)
-
-    @override
-    def renew_leadership(self, *, lease_s: float) -> None:
-        self._store.renew_leadership(lease_s=lease_s)
-
-    @override
-    def release_leadership(self) -> None:
-        self._store.release_leadership()
-
-    @override
-    def announce(self, announcement: Announcement) -> None:
-        self._store.announce(announcement)
-
-    @override
-    def announced(self) -> Announcement | None:
-        return self._store.announced()
-
-    @override
-    def finish(self, step: int) -> None:
-        self._store.finish(step)
-
-    @override
-    def fenced(self, actor: str) -> str | None:
-        return self._store.fenced(actor)
-
-    @override
-    def finished(self) -> Finished | None:
-        return self._store.finished()
-
-    @override
-    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
-        self._store.put_run_card(card, blobs)
-
-    @override
-    def unfence(self, actor: str) -> None:
-        self._store.unfence(actor)
-
-    @override
-    def mark(self) -> Mark:
-        return self._store.mark()
-
-    @override
-    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
-        self._store.wait(mark, topics, timeout_s=timeout_s)
-
-    @override
-    def now_s(self) -> float:
-        return self._store.now_s()
-
-    @override
-    def all_anchors(
-        self, *, after: str = "", limit: int, timeout_s: float | None = None
-    ) -> dict[str, tuple[float, ...]]:
-        return self._store.all_anchors(after=after, limit=limit, timeout_s=timeout_s)
-
-    @override
-    def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
-        self._store.put_anchors(anchors)
-
-    @override
-    def record_restore(self, incarnation: int, step: int) -> None:
-        self._store.record_restore(incarnation, step)
-
-    @override
-    def restores(self) -> dict[int, int]:
-        return self._store.restores()
-
-    @override
-    def close(self) -> None:
-        self._store.close()
 
     def _start_over(self) -> None:
         self._after_seq = self._delivered_seq = 0
@@ -284,9 +200,7 @@ class SampleTickets(LearnerStore):
 
 
 def split(ticket: Ticket) -> list[Ticket]:
-    """The tickets that a training ticket goes out as, one a request; any other goes out as it is."""
-    if ticket.kind != "train":
-        return [ticket]
+    """The tickets that a training ticket goes out as, one a request."""
     return [
         dataclasses.replace(ticket, id=f"{ticket.id}.{i}", num_samples=1, num_requests=1)
         for i in range(ticket.num_requests)

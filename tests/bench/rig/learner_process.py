@@ -46,7 +46,7 @@ class Server:
         try:
             train(run)
             return {
-                "dropped": dict(run.stream.dropped),
+                "dropped": dict(run.stream.group_filter.dropped),
                 "num_passes": steps.num_passes,
                 "num_micro_batches": steps.num_micro_batches,
                 "real_tokens": steps.num_real_tokens,

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from bridge.rollout_types import Group, Version
-from bridge.store.protocol import LearnerStore
 from configs import schema
 from learner.schedule.rollout_stream import RolloutStream
-from learner.schedule.sample_tickets import SampleTickets, group_id
+from learner.schedule.sample_tickets import group_id
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bench.schedules.engine import LEASE_S, Engine
 from tests.learner.schedule.fakes import Marks, Problems, RestlessStore
@@ -75,7 +74,6 @@ class World:
         self.config, self.rng = config, random.Random(seed)
         self.now_s = 1000.0
         self.shared = RestlessStore(f"{folder}/store.db", clock=lambda: self.now_s)
-        self.store: LearnerStore = self.shared
         self.crashes, self.ess_stops = crashes, ess_stops
         self.failing = self.rng.choice([0.0, 0.0, 0.05, 0.3])
         self.findings = Findings()
@@ -170,18 +168,12 @@ class World:
         self.history = [(s, groups) for s, groups in self.history if s <= step]
         self.incarnation = self.shared.acquire_leadership("here", lease_s=1e9)
         self.bases[self.incarnation] = step
-        self.store = self.shared
-        if config.admission.unit == "sample":
-            rounds = config.rounds
-            self.store = SampleTickets(
-                self.shared, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group
-            )
-        self.store.record_restore(self.incarnation, step)
+        self.shared.record_restore(self.incarnation, step)
         self.max_ticks = self.num_ticks + MAX_TICKS_PER_UPDATE
         marks: Any = Marks()
         self.stream = stream = RolloutStream(
             config,
-            store=self.store,
+            store=self.shared,
             prompts=Problems(2),
             sampling=training_sampling(config, ()),
             timeline=marks,
@@ -203,7 +195,7 @@ class World:
             stream.poll()
             if not micro.ends_update:
                 continue
-            if not stream.takes_only_fresh and self.rng.random() < self.ess_stops:
+            if stream.group_filter.fresh_from is None and self.rng.random() < self.ess_stops:
                 stream.drop_update()
                 if self.announced.version.step != stream.step:  # as the learner's loop does
                     self._publish(stream.step)
@@ -283,4 +275,4 @@ class World:
         self.now_s += 10 * LEASE_S
         offered = {group_id(t.id) for t in self.shared.claim("end", limit=10**6, lease_s=LEASE_S)}
         here = {group_id(s.group.ticket_id) for s in self.shared.read_groups(after_seq=0, limit=10**6)}
-        found.lost += len(open_ids - offered - here - set(self.store.failed()))
+        found.lost += len(open_ids - offered - here - set(self.stream._tickets.failed()))

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.store.protocol import MAX_CASE_S, MAX_CASES
 from bridge.store.store_errors import SupersededLearnerError
-from learner.schedule.sample_tickets import SampleTickets
 from tests.bridge.store.engines import opened
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -153,9 +152,3 @@ def test_anchors_are_of_one_run(engine, store, tmp_path):
         other.raise_anchors({"a": [0.5]})
         assert other.anchors(["a"]) == {"a": (0.5,)} and store.anchors(["a"]) == {"a": (1.0,)}
         assert other.all_anchors(limit=9) == {"a": (0.5,)} and store.all_anchors(limit=9) == {"a": (1.0,)}
-
-
-def test_store_of_single_samples_has_the_anchors_of_the_one_below(store):
-    samples = SampleTickets(store, num_samples=2, num_requests=2)
-    samples.put_anchors({"a": [1.0], "b": [2.0]})
-    assert samples.all_anchors(after="a", limit=1, timeout_s=1.0) == {"b": (2.0,)} and len(store.anchors("ab")) == 2

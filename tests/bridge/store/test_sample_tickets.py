@@ -36,15 +36,13 @@ def read(store, after_seq=0):
     return store.read_groups(after_seq=after_seq, limit=100)
 
 
-def test_split_gives_one_ticket_a_request_and_leaves_evaluations_whole():
+def test_split_gives_one_ticket_a_request():
     parts = split(make_ticket("g", order=3, num_samples=2, num_requests=3))
     assert [(t.id, t.order, t.num_samples, t.num_requests) for t in parts] == [
         ("g.0", 3, 1, 1),
         ("g.1", 3, 1, 1),
         ("g.2", 3, 1, 1),
     ]
-    evaluation = make_ticket("eval-0:1-000001", kind="eval")
-    assert split(evaluation) == [evaluation]
 
 
 def test_group_of_samples_from_two_actors_is_put_together_when_the_last_is_in(inner):
@@ -156,7 +154,7 @@ def test_group_of_samples_by_several_incarnations_names_the_newest_weights_of_ea
 def test_unclaimed_samples_are_counted_as_groups_and_evaluations_not_at_all(inner):
     store = over(inner)
     store.put_tickets([make_ticket("a", num_samples=2), make_ticket("b", order=1, num_samples=2)])
-    store.put_tickets([make_ticket("e", kind="eval")])
+    inner.put_tickets([make_ticket("e", kind="eval")])
     assert store.num_unclaimed() == 2
     inner.claim("a", limit=4, lease_s=60)  # the evaluation among them
     assert store.num_unclaimed() == 1

@@ -66,6 +66,7 @@ class Trainer:
                 config,
                 planner=planner,
                 store=self.store,
+                tickets=self.store,
                 group_filter=self.group_filter,
                 timeline=timeline,
                 on_wait=on_wait,

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from actor.admission import Admission
 from bridge.rollout_types import Group, Ticket, Version
 from bridge.store.open import SqliteStore
-from bridge.store.protocol import LearnerStore
 from bridge.store.store_errors import UnfitGroupError
 from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
-from learner.schedule.sample_tickets import SampleTickets, group_id
+from learner.schedule.sample_tickets import group_id
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, RestlessStore
@@ -143,15 +142,12 @@ class World:
     def __init__(self, folder: str, config: schema.Config, seed: int) -> None:
         self.config, self.rng = config, random.Random(seed)
         self.shared = RestlessStore(f"{folder}/store.db")
-        self.store: LearnerStore = self.shared
-        if config.admission.unit == "sample":
-            self.store = SampleTickets(self.shared, num_samples=K, num_requests=config.rounds.requests_per_group)
         self.published = 0
         self.actors = [FakeActor(f"a{i}", config) for i in range(2)]
         marks: Any = Marks()
         self.stream = RolloutStream(
             config,
-            store=self.store,
+            store=self.shared,
             prompts=Problems(2),
             sampling=training_sampling(config, ()),
             timeline=marks,
@@ -268,7 +264,9 @@ def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: 
         offered = {t.id for t in world.shared.claim("end", limit=10**6, lease_s=100)}
         offered |= {id_ for a in world.actors for id_ in world.shared.leased(a.name)}
         offered = {group_id(i) for i in offered}
-        waiting = {s.group.ticket_id for s in world.store.read_groups(after_seq=0, limit=10**6)} - set(world.trained)
+        waiting = {s.group.ticket_id for s in world.stream._tickets.read_groups(after_seq=0, limit=10**6)} - set(
+            world.trained
+        )
         assert offered | waiting >= {t.id for t in planner.open_tickets}
         assert not offered & set(world.trained)
         world.shared.close()

@@ -1,6 +1,7 @@
 """What a stream carries over a restart, takes back, and keeps out; on a real store."""
 
 import contextlib
+import dataclasses
 import json
 from typing import Any
 
@@ -11,7 +12,6 @@ from bridge.store.open import SqliteStore
 from bridge.store.store_errors import FencedError
 from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
-from learner.schedule.sample_tickets import SampleTickets
 from learner.schedule.ticket_ledger import training_sampling
 from learner.schedule.window_planner import WindowPlanner
 from tests.bridge.factories import make_group, make_rollout
@@ -124,16 +124,16 @@ def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_mad
     learner.stream.resume(None)
     batches = learner.train(1)  # now at step 1, groups of step 0 wait
     micro = next(batches)
-    assert micro.ends_update and not learner.stream.takes_only_fresh
+    assert micro.ends_update and learner.stream.group_filter.fresh_from is None
     learner.stream.drop_update()
-    assert learner.stream.takes_only_fresh and learner.stream.num_dropped_updates == 1
+    assert learner.stream.group_filter.fresh_from is not None and learner.stream.num_dropped_updates == 1
     assert {t.min_version.step for t in learner.stream.planner.open_tickets} == {1}
     assert learner.stream.group_filter.dropped == {"off_policy": 2}
     again = next(batches)
     assert again.ends_update and list(micro.ticket_ids) == list(again.ticket_ids) == ids(2, 3)
     assert [t.id for t in learner.stream.planner.open_tickets][:2] == ids(4, 5)
     learner.stream.end_update()
-    assert not learner.stream.takes_only_fresh
+    assert learner.stream.group_filter.fresh_from is None
 
 
 def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_forgotten(store):
@@ -283,9 +283,10 @@ def test_group_of_older_weights_than_its_ticket_asks_for_is_early_and_the_ticket
 
 def test_group_with_one_stale_sample_is_asked_for_that_one_anew(store):
     config = config_of(window=True, max_lag_steps=1)
-    learner = Learner(SampleTickets(store, num_samples=K, num_requests=K), config, step=3)
+    config = dataclasses.replace(config, admission=dataclasses.replace(config.admission, unit="sample"))
+    learner = Learner(store, config, step=3)
     learner.stream.resume(None)
-    learner.store.put_tickets(learner.stream.planner.issue(step=3, num_unclaimed=lambda: 0))
+    learner.stream._tickets.put_tickets(learner.stream.planner.issue(step=3, num_unclaimed=lambda: 0))
     for step in (0, 3):
         (ticket,) = store.claim("actor", limit=1, lease_s=1000)
         store.put_group(make_group(ticket, rollouts=(make_rollout(6, step=step),)))
