@@ -3,8 +3,9 @@
     python -m tests.bench.cpu_adapters [--rounds=3] [--model=FOLDER] [--small]
 
 Seconds to read 64 prompts of 33 tokens and write a token for each, and to write 25, in engines that start one after
-another, each kind as often as there are rounds; the quickest of each kind counts. Writes
-`results/cpu_adapters.{json,md}`.
+another, each kind as often as there are rounds; the quickest of each kind counts. All requests are under one adapter of
+rank 16 on all matrices of the layers. vLLM's backend copies an adapter's matrices for each token of a step; ours
+multiplies by them once. The aims were chosen after a first look (1.2 and a quarter).
 """
 
 import collections
@@ -24,13 +25,10 @@ from safetensors.torch import save_file
 from actor.vllm.lora_serving import engine_arguments, peft_settings
 from configs.schema import Config
 from configs.sections import LoraConfig, PublishConfig
-from tests.bench.job import PROJECT
-from tests.bench.rig import report
+from tests.bench.harness import result
+from tests.bench.harness.runs import MODEL, PROJECT
 
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Engines of each kind.", lower_bound=1)
-MODEL = flags.DEFINE_string(
-    "model", str(PROJECT / "models" / "smollm2"), "The model's folder; see `launch.tools.get_model`."
-)
 KINDS = {"none": "no adapter", "ours": "an adapter, `actor.vllm.lora_cpu`", "vllm": "an adapter, vLLM's backend"}
 ONE = flags.DEFINE_enum("one", None, list(KINDS), "Measures one kind in this process.")
 PROMPT_TOKENS, RESPONSE_TOKENS = 33, 25
@@ -40,7 +38,7 @@ CONFIG = Config(preset="rolloutpipe", lora=LoraConfig(rank=16), publish=PublishC
 def main(argv: list[str]) -> None:
     """Measures all kinds, writes the results, prints the JSON line."""
     del argv
-    num_prompts = 4 if report.SMALL.value else 64
+    num_prompts = 4 if result.SMALL.value else 64
     if ONE.value:
         print(json.dumps(measure(ONE.value, num_prompts)), flush=True)
         return
@@ -59,47 +57,41 @@ def main(argv: list[str]) -> None:
         "all_of_vllm": whole["ours"] / whole["vllm"],
         "same_responses": sum(same) / len(same),
     }
-    report.finish(
+    rows = [
+        {
+            "name": KINDS[kind],
+            "first_s": first[kind],
+            "first_of_none": first[kind] / first["none"],
+            "all_s": whole[kind],
+            "all_of_none": whole[kind] / whole["none"],
+        }
+        for kind in KINDS
+    ]
+    result.finish(
         "cpu_adapters",
-        title="Adapters on a CPU",
-        about=[
-            f"`python -m tests.bench.cpu_adapters --rounds={ROUNDS.value}`: `{pathlib.Path(MODEL.value).name}` in "
-            f"float32, {num_prompts} prompts of {PROMPT_TOKENS} tokens, {RESPONSE_TOKENS} new ones each, all under one "
-            f"adapter of rank {CONFIG.lora.rank} on all matrices of the layers.",
-        ],
-        table=report.Table(
-            columns=["engine", "prompts and first tokens, s", "times none", "all tokens, s", "times none"],
-            rows=[
-                [
-                    KINDS[kind],
-                    f"{first[kind]:.2f}",
-                    f"{first[kind] / first['none']:.2f}",
-                    f"{whole[kind]:.2f}",
-                    f"{whole[kind] / whole['none']:.2f}",
-                ]
-                for kind in KINDS
-            ],
-        ),
-        remarks=[
-            "vLLM's backend copies an adapter's matrices for each token of a step; ours multiplies by them once. "
-            f"Of the greedy responses {sum(same)} of {len(same)} are the same under both. The aims were chosen after a "
-            "first look (1.2 and a quarter)."
-        ],
+        __doc__,
         values=values,
         aims={
-            "all_of_none": report.Aim(value=values["all_of_none"], aim=1.5, at_least=False).to_json(),
-            "all_of_vllm": report.Aim(value=values["all_of_vllm"], aim=0.5, at_least=False).to_json(),
+            "all_of_none": result.at_most(1.5, "ours, after a first look"),
+            "all_of_vllm": result.at_most(0.5, "ours, after a first look"),
         },
-        data={"runs": {kind: [{**one, "tokens": None} for one in runs] for kind, runs in seen.items()}},
-        figure=False,
+        rows=rows,
+        columns={
+            "engine": "{name}",
+            "prompts and first tokens, s": "{first_s:.2f}",
+            "first, times none": "{first_of_none:.2f}",
+            "all tokens, s": "{all_s:.2f}",
+            "all, times none": "{all_of_none:.2f}",
+        },
         beside="an engine at a time",
+        runs={kind: [{**one, "tokens": None} for one in of_kind] for kind, of_kind in seen.items()},
     )
 
 
 def run(kind: str) -> dict[str, Any]:
     """One engine, in a process of its own; only with ours it has our plugin."""
     command = [sys.executable, "-m", "tests.bench.cpu_adapters", f"--one={kind}", f"--model={MODEL.value}"]
-    command += ["--small"] if report.SMALL.value else []
+    command += ["--small"] if result.SMALL.value else []
     environment = os.environ | {
         "VLLM_PLUGINS": "sluice" if kind == "ours" else "",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -8,11 +8,11 @@ gradient of summed log-probabilities, against transformers in float32. Then one 
 log-probabilities of what was sampled, the engine's against the learner's. `--model` adds a Hugging Face folder with
 real weights to both.
 
-Writes `results/families.{json,md}`; what the other flags leave out is kept from the results that are there.
+Logits are the largest absolute differences, gradients the largest relative to a tensor's largest entry (or 1), engine
+the largest |dlogprob| in nats over all publishes. What the other flags leave out is kept from the stored results.
 """
 
 import dataclasses
-import json
 import pathlib
 import tempfile
 from typing import Any, get_args
@@ -26,7 +26,7 @@ from absl import app, flags
 from bridge import weight_types
 from bridge.param_names import flatten
 from learner.model.hf_load import load
-from tests.bench.rig import report
+from tests.bench.harness import result
 from tests.integration.engine.test_parity import NUM_PUBLISHES, published_errors
 from tests.integration.support import models
 from tests.integration.support.engines import EngineKind, start_bench
@@ -38,7 +38,7 @@ MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder with real weig
 ONLY = flags.DEFINE_list("only", None, "Families by model_type; the others' numbers are kept. 'none' is no family.")
 TRANSFORMERS = flags.DEFINE_bool("transformers", True, "Compare the tiny models with transformers.")
 ENGINES = flags.DEFINE_bool("engines", True, "Start engines; without them only transformers is compared with.")
-BOUND, REAL_BOUND = 1e-4, 1e-3
+PARTS = ("transformers", "engines", "real")
 REAL_NOISE = 1e-4
 """Added to every weight of a real model at each publish: it stays a language model."""
 TEXTS = (
@@ -126,9 +126,9 @@ def main(argv: list[str]) -> None:
     """Measures all, writes the results, prints the JSON line."""
     del argv
     is_whole = not ONLY.value and ENGINES.value and TRANSFORMERS.value
-    kept = {} if is_whole else _kept()
+    kept = {} if is_whole else {n: of for n, of in (result.stored("families") or {}).items() if n in PARTS}
     families = [family for family in get_args(models.Family) if not ONLY.value or family in ONLY.value]
-    found: dict[str, dict[str, Any]] = {"transformers": {}, "engines": {}, "real": {}} | kept
+    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS} | kept
     for name in (name for name, (family, _) in MODELS.items() if family in families and TRANSFORMERS.value):
         found["transformers"][name] = dataclasses.asdict(tiny_against_transformers(name))
         print(name, found["transformers"][name], flush=True)
@@ -147,56 +147,39 @@ def main(argv: list[str]) -> None:
     _finish(found)
 
 
-def _kept() -> dict[str, dict[str, Any]]:
-    """What an earlier run left."""
-    folder = report.results_folder()
-    path = None if folder is None else folder / "families.json"
-    if path is None or not path.is_file():
-        return {}
-    whole = json.loads(path.read_text())
-    return {name: whole[name] for name in ("transformers", "engines", "real")}
-
-
 def _finish(found: dict[str, dict[str, Any]]) -> None:
-    tiny, engines, real = found["transformers"], found["engines"], found["real"]
-    rows = [[name, *(_number(a[key]) for key in ("dense", "packed", "gradient")), "-"] for name, a in tiny.items()]
-    rows += [
-        [f"{name} (weights of its own)", _number(a["dense"]), _number(a["packed"]), "-", _number(a["dlogprob"])]
-        for name, a in real.items()
-    ]
-    rows += [[f"engine: {name}", "-", "-", "-", _number(error)] for name, error in engines.items()]
-    values: dict[str, float | None] = {
-        "max_abs_dlogit": max((max(a["dense"], a["packed"]) for a in tiny.values()), default=None),
-        "max_dgradient": max((a["gradient"] for a in tiny.values()), default=None),
-        "max_abs_dlogprob": max(engines.values(), default=None),
-        "real_max_abs_dlogit": max((max(a["dense"], a["packed"]) for a in real.values()), default=None),
-        "real_max_abs_dlogprob": max((a["dlogprob"] for a in real.values() if a["dlogprob"]), default=None),
-    }
-    bounds = {name: REAL_BOUND if name == "real_max_abs_dlogit" else BOUND for name in values}
-    largest = [f"{name}: {a['largest_logit']:.1f}" for name, a in (tiny | real).items()]
-    report.finish(
+    tiny, engines, real = (found[part] for part in PARTS)
+    rows = [{"name": name, **a} for name, a in (tiny | real).items()]
+    rows += [{"name": f"engine: {name}", "dlogprob": error} for name, error in engines.items()]
+    result.finish(
         "families",
-        title="Model families against transformers and vLLM",
-        about=[
-            "`python -m tests.bench.families --model=FOLDER`: float32. Logits: largest absolute difference from "
-            "transformers (eager attention), of dense rows and of one packed row of several sequences; gradients: of "
-            "summed log-probabilities, largest difference relative to a tensor's largest entry (or 1). Engine: largest "
-            f"|dlogprob|, in nats, between vLLM and the learner over {NUM_PUBLISHES} publishes, every weight changed."
-        ],
-        table=report.Table(columns=["model", "logits", "packed", "gradient", "engine"], rows=rows),
-        remarks=[f"Largest logits: {', '.join(largest)}."],
-        values=values,
-        aims={
-            name: report.Aim(value=values[name], aim=bound, at_least=False).to_json() for name, bound in bounds.items()
+        __doc__,
+        values={
+            "max_abs_dlogit": max((max(a["dense"], a["packed"]) for a in tiny.values()), default=None),
+            "max_dgradient": max((a["gradient"] for a in tiny.values()), default=None),
+            "max_abs_dlogprob": max(engines.values(), default=None),
+            "real_max_abs_dlogit": max((max(a["dense"], a["packed"]) for a in real.values()), default=None),
+            "real_max_abs_dlogprob": max((a["dlogprob"] for a in real.values() if a["dlogprob"]), default=None),
         },
-        data=found,
-        figure=False,
-        beside=f"transformers {transformers.__version__}, vLLM {weight_types.VLLM} on its CPU backend",
+        aims={
+            **dict.fromkeys(("max_abs_dlogit", "max_dgradient", "max_abs_dlogprob"), result.at_most(1e-4)),
+            "real_max_abs_dlogit": result.at_most(1e-3),
+            "real_max_abs_dlogprob": result.at_most(1e-4),
+        },
+        rows=rows,
+        columns={
+            "model": "{name}",
+            "logits": "{dense:.1e}",
+            "packed": "{packed:.1e}",
+            "gradient": "{gradient:.1e}",
+            "engine": "{dlogprob:.1e}",
+            "largest logit": "{largest_logit:.1f}",
+        },
+        beside=f"vLLM {weight_types.VLLM} on its CPU backend, {NUM_PUBLISHES} publishes",
+        transformers=tiny,
+        engines=engines,
+        real=real,
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
 
 
 if __name__ == "__main__":

@@ -6,26 +6,26 @@ The run has 5,000 updates, 100,000 responses kept as text, and the events of fou
 (`tests/launch/tools/report/folder.py`). Without a Chromium the browser's part is left out.
 """
 
-import argparse
-import json
 import pathlib
 import resource
 import tempfile
 import time
 
+from absl import app
+
 from launch.tools.report.build import write_report
+from tests.bench.harness import result
 from tests.launch.tools.report.browser import PROGRAM, Page, browser
 from tests.launch.tools.report.folder import make_folder
 
 TEXT = "the sum of the first numbers is found by adding them one after the other so that nothing is left over "
-MAX_MAKE_S, MAX_BYTES, MAX_OPEN_S, MAX_SEARCH_S, MAX_ROUND_S = 60.0, 6_000_000, 10.0, 1.0, 1.0
+AIMS = {"make_s": 60.0, "bytes": 6_000_000, "open_s": 10.0, "search_s": 1.0, "round_s": 1.0, "problems": 0}
 
 
-def main() -> None:
-    """Prints a line of JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--small", action="store_true", help="shows that it works; its numbers mean nothing")
-    steps, num_responses = (50, 1000) if parser.parse_args().small else (5000, 100_000)
+def main(argv: list[str]) -> None:
+    """Makes and opens a report, writes the results, prints the JSON line."""
+    del argv
+    steps, num_responses = (50, 1000) if result.SMALL.value else (5000, 100_000)
     texts = tuple(TEXT[i % 7 :] * (1 + i % 5) for i in range(11))
     with tempfile.TemporaryDirectory() as root:
         folder = make_folder(pathlib.Path(root) / "run", steps=steps, groups=num_responses // 8, actors=4, texts=texts)
@@ -43,14 +43,8 @@ def main() -> None:
         if PROGRAM is not None:
             with browser() as page:
                 values |= use(page, target)
-    bounds = {"make_s": MAX_MAKE_S, "bytes": MAX_BYTES, "open_s": MAX_OPEN_S, "search_s": MAX_SEARCH_S}
-    bounds |= {"round_s": MAX_ROUND_S, "problems": 0}
-    aims = {
-        name: {"value": values[name], "aim": f"<= {bound}", "met": values[name] <= bound}
-        for name, bound in bounds.items()
-        if name in values
-    }
-    print(json.dumps({"bench": "report", "values": values, "aims": aims}))
+    aims = {name: result.at_most(bound, "ours") for name, bound in AIMS.items() if name in values}
+    result.finish("report", __doc__, values=values, aims=aims, beside="nothing else of ours")
 
 
 def use(page: Page, target: pathlib.Path) -> dict[str, float | int | bool]:
@@ -84,4 +78,4 @@ def use(page: Page, target: pathlib.Path) -> dict[str, float | int | bool]:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

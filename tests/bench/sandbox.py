@@ -4,12 +4,9 @@
 
 One small Python program (the sum of two numbers) is run in turns as a plain subprocess, in a sandbox that is started
 for it, in one that waited, and as the next case in a sandbox that has run one. Then every attack of
-`tests/actor/sandbox/attacks.py` is run once: how it ended, and how long after its timeout.
-
-Writes `results/sandbox.{json,md}`.
+`tests/actor/sandbox/attacks.py` is run once: how it ended, and how long after its timeout; those with a * are ours.
 """
 
-import dataclasses
 import os
 import pathlib
 import shutil
@@ -18,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 from absl import app
 
@@ -27,9 +25,9 @@ from actor.sandbox.pool import Sandbox
 from actor.sandbox.process import SandboxProcess
 from actor.sandbox.program import Case, SandboxLimits
 from actor.sandbox.self_test import check_isolation
-from tests.actor.sandbox.attacks import ALL, DEMANDED, ENDLESS_S
+from tests.actor.sandbox.attacks import ALL, DEMANDED
 from tests.actor.sandbox.trap import Trap
-from tests.bench.rig import report
+from tests.bench.harness import page, result
 from tests.integration.support.processes import wait_until
 
 SOURCE = "print(sum(map(int, input().split())))"
@@ -37,19 +35,6 @@ STDIN, STDOUT = b"19 23\n", b"42\n"
 REPEATS = 100
 PATIENT_S = 60.0
 BARE, COLD, WARM, NEXT = "subprocess", "sandbox started for it", "sandbox that waited", "next case in a sandbox"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ended:
-    """What came of an attack."""
-
-    name: str
-    how: str
-    wanted: bool
-    seconds: float
-    late_s: float
-    """After its timeout."""
-    problems: list[str]
 
 
 def costs(sandbox: Sandbox, repeats: int) -> dict[str, list[float]]:
@@ -123,31 +108,33 @@ def _private_mib(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-def attacks(sandbox: Sandbox) -> list[Ended]:
-    """All of them."""
-    ended = []
+def attacks(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """Returns a row of each: how it ended, and what it reached or left."""
+    rows = []
     for name, attack in ALL.items():
         trap = Trap(pathlib.Path(tempfile.mkdtemp(prefix="sluice-trap-")))
         os.environ["SLUICE_SECRET"] = trap.secret
         outcome, seconds = trap.spring(sandbox, attack)
-        one = Ended(
-            name=name,
-            how=f"{outcome.ended} {outcome.code}" if outcome.ended in ("exited", "signal") else outcome.ended,
-            wanted=outcome.ended in attack.ended and attack.says(outcome),
-            seconds=seconds,
-            late_s=max(0.0, seconds - attack.timeout_s),
-            problems=trap.problems(outcome),
+        rows.append(
+            {
+                "name": name + ("" if name in DEMANDED else " *"),
+                "how": f"{outcome.ended} {outcome.code}" if outcome.ended in ("exited", "signal") else outcome.ended,
+                "wanted": outcome.ended in attack.ended and attack.says(outcome),
+                "seconds": seconds,
+                "timeout_s": attack.timeout_s,
+                "late_s": max(0.0, seconds - attack.timeout_s),
+                "problems": trap.problems(outcome),
+            }
         )
-        print(one, flush=True)
-        ended.append(one)
+        print(rows[-1], flush=True)
         trap.close()
         shutil.rmtree(trap.folder)
-    return ended
+    return rows
 
 
 def main(argv: list[str]) -> None:
     del argv
-    repeats = 5 if report.SMALL.value else REPEATS
+    repeats = 5 if result.SMALL.value else REPEATS
     began = time.perf_counter()
     isolation = check_isolation()
     check_s = time.perf_counter() - began
@@ -155,52 +142,29 @@ def main(argv: list[str]) -> None:
         took = costs(sandbox, repeats)
         ended = attacks(sandbox)
     start_s, waiting_mib = starts(repeats)
-    median = {name: statistics.median(seconds) for name, seconds in took.items()}
-    added_ms = {name: (median[name] - median[BARE]) * 1000 for name in took}
-    worst = max(ended, key=lambda one: one.late_s)
-    problems = sum(len(one.problems) + (not one.wanted) for one in ended)
-    withstood = report.Table(
-        columns=["attack", "ended by", "seconds", "timeout, s", "late, s", "reached or left"],
-        rows=[
-            [
-                one.name + ("" if one.name in DEMANDED else " *"),
-                one.how if one.wanted else f"{one.how}, not as it should",
-                f"{one.seconds:.2f}",
-                f"{ALL[one.name].timeout_s:g}",
-                f"{one.late_s:.2f}",
-                ", ".join(one.problems) or "nothing",
-            ]
-            for one in ended
-        ],
-    )
-    report.finish(
+    rows = [
+        {
+            "name": name,
+            "least_ms": min(seconds) * 1000,
+            "median_ms": statistics.median(seconds) * 1000,
+            "most_ms": statistics.quantiles(seconds, n=10)[-1] * 1000,
+            "added_ms": (statistics.median(seconds) - statistics.median(took[BARE])) * 1000,
+        }
+        for name, seconds in took.items()
+    ]
+    added_ms = {row["name"]: row["added_ms"] for row in rows}
+    withstood = {
+        "attack": "{name}",
+        "ended by": "{how}",
+        "as it should": "{wanted}",
+        "seconds": "{seconds:.2f}",
+        "timeout, s": "{timeout_s:g}",
+        "late, s": "{late_s:.2f}",
+        "reached or left": "{problems}",
+    }
+    result.finish(
         "sandbox",
-        title="The sandbox",
-        about=[(__doc__ or "").split("\n\n")[2].replace("\n", " ")],
-        table=report.Table(
-            columns=["a run", "least, ms", "median, ms", "90%, ms", "added, ms", "times a subprocess"],
-            rows=[
-                [
-                    name,
-                    f"{min(seconds) * 1000:.1f}",
-                    f"{median[name] * 1000:.1f}",
-                    f"{statistics.quantiles(seconds, n=10)[-1] * 1000:.1f}",
-                    f"{added_ms[name]:.1f}",
-                    f"{median[name] / median[BARE]:.2f}",
-                ]
-                for name, seconds in took.items()
-            ],
-        ),
-        remarks=[
-            f"{repeats} runs each, Python {isolation.python_version}, sandboxes started by "
-            f"{'root' if isolation.is_root else 'an ordinary user'}. A sandbox waits "
-            f"{statistics.median(start_s) * 1000:.0f} ms after its start and takes {waiting_mib:.0f} MiB of its own "
-            "while it waits (0: not to be seen by this user). The test of itself at an actor's start takes "
-            f"{check_s:.1f} s.",
-            f"The attacks; those with a * are ours. An endless one has a timeout of {ENDLESS_S} s.",
-            withstood.markdown(),
-            f"The latest was {worst.name}, {worst.late_s:.2f} s after its timeout.",
-        ],
+        __doc__,
         values={
             "sandbox_added_ms": added_ms[WARM],
             "least_added_ms": (min(took[WARM]) - min(took[BARE])) * 1000,
@@ -209,17 +173,29 @@ def main(argv: list[str]) -> None:
             "start_ms": statistics.median(start_s) * 1000,
             "waiting_mib": waiting_mib,
             "check_s": check_s,
-            "late_s": worst.late_s,
-            "problems": problems,
+            "late_s": max(one["late_s"] for one in ended),
+            "problems": sum(len(one["problems"]) + (not one["wanted"]) for one in ended),
         },
         aims={
-            "sandbox_added_ms": report.Aim(value=added_ms[WARM], aim=10.0, at_least=False).to_json(),
-            "late_s": report.Aim(value=worst.late_s, aim=1.0, at_least=False).to_json(),
-            "problems": report.Aim(value=problems, aim=0, at_least=False).to_json(),
+            "sandbox_added_ms": result.at_most(10.0),
+            "late_s": result.at_most(1.0),
+            "problems": result.at_most(0),
         },
-        data={"attacks": [dataclasses.asdict(one) for one in ended]},
-        figure=False,
+        rows=rows,
+        columns={
+            "a run": "{name}",
+            "least, ms": "{least_ms:.1f}",
+            "median, ms": "{median_ms:.1f}",
+            "90%, ms": "{most_ms:.1f}",
+            "added, ms": "{added_ms:.1f}",
+        },
+        notes=[
+            f"{repeats} runs each, Python {isolation.python_version}, sandboxes started by "
+            f"{'root' if isolation.is_root else 'an ordinary user'}.",
+            page.table(withstood, ended),
+        ],
         beside="nothing else of ours",
+        attacks=ended,
     )
 
 

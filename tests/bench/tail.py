@@ -1,4 +1,4 @@
-"""RollPacker's tail batching and its parts on the real system, against `serial`.
+"""RollPacker's tail batching and its parts on the real system, against synchronous training.
 
     python -m tests.bench.tail [--small]
 
@@ -8,26 +8,33 @@ each variant, two full periods of four short rounds and a long one at eta = 1.25
 number of samples, on one engine and one learner. A trained token costs the same everywhere, set so that `serial`
 spends three quarters of its time on rollout.
 
-Writes `results/tail.{json,md,png}`.
+Length bias is the mean trained length over the mean of the prompts' K responses each. Racing samples drops the longest
+of a prompt's responses for good; racing prompts only moves prompts to a later round, so over whole periods it drops
+none. `streamed` computes gradients while the round still runs, with one step at its end, on the learner's own core;
+RollPacker's stream trainer, which gives engines up to them, is not built.
+
+A long round has only long responses, where serial's batch has a few, so it has most of the period's tokens to decode
+and to train, on one core each. RollPacker's long rounds take about as long as a baseline's (section 6.2), since
+decoding is bound by memory and training has many GPUs; the note below says what that would give.
 """
 
-import dataclasses
 import pathlib
 import statistics
-import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from absl import app
 
 from configs.schema import Config
 from configs.sections import PackingConfig, RoundsConfig
-from tests.bench.rig import report
-from tests.bench.rig.calibrate import calibrate_passes
-from tests.bench.rig.figures import COLORS, pyplot
+from tests.bench.harness import result, sessions
+from tests.bench.harness.figure import COLORS, pyplot
+from tests.bench.harness.sessions import mean_of
+from tests.bench.rig.calibrate import calibrate
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.measure import measure_profile
-from tests.bench.rig.rig import Result, Rig
 from tests.bench.rig.session import Session
-from tests.bench.rig.setting import make_config, tiny_model
+from tests.bench.rig.setting import make_config
 
 K, R = 4, 8
 """Small enough that the engine's step takes about as long for a short round's requests as for a few long ones: on this
@@ -38,17 +45,28 @@ MAX_NUM_SEQS = 56
 """Room for a short round's eta^2 R K = 50 requests at once: tail batching wants them to race."""
 MAX_RESPONSE = 448
 VARIANTS = {
-    # eta_P, eta_R, train_start
-    "serial": (1.0, 1.0, "round_complete"),
-    "prompts only": (ETA, 1.0, "round_complete"),
-    "samples only": (1.0, ETA, "round_complete"),
-    "tail batching": (ETA, ETA, "round_complete"),
-    "tail batching, streamed": (ETA, ETA, "group_ready"),
+    # key suffix, eta_P, eta_R, train_start
+    "serial": ("", 1.0, 1.0, "round_complete"),
+    "prompts only": ("_prompts_only", ETA, 1.0, "round_complete"),
+    "samples only": ("_samples_only", 1.0, ETA, "round_complete"),
+    "tail batching": ("", ETA, ETA, "round_complete"),
+    "tail batching, streamed": ("_streamed", ETA, ETA, "group_ready"),
 }
 AIMS = {8: 1.30, 16: 1.48, 32: 2.21}
-"""Table 2 of the paper, the row of tail batching alone."""
-WAITING_RATIO = 0.75
+WAITING_RATIO = (0.72, 0.78)
 """Of `serial` at 16: the share of a synchronous step that is rollout."""
+COLUMNS = {
+    "max / P75": "{ratio}x",
+    "variant": "{variant}",
+    "seconds": "{seconds:.2f}",
+    "speed-up": "{speedup:.2f}",
+    "median round, s": "{median_round_s:.2f}",
+    "longest round, s": "{longest_round_s:.2f}",
+    "learner waits": "{waiting_ratio:.2f}",
+    "mean trained length": "{response_tokens:.1f}",
+    "length bias": "{length_bias:.3f}",
+    "samples trained": "{samples}",
+}
 
 
 def lengths_of(ratio: int) -> Lengths:
@@ -58,7 +76,7 @@ def lengths_of(ratio: int) -> Lengths:
 
 
 def config_of(variant: str, num_rounds: int) -> Config:
-    eta_prompts, eta_samples, train_start = VARIANTS[variant]
+    _, eta_prompts, eta_samples, train_start = VARIANTS[variant]
     return make_config(
         variant,
         num_updates=num_rounds,
@@ -76,178 +94,87 @@ def config_of(variant: str, num_rounds: int) -> Config:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """A variant at a ratio, over its sessions."""
-
-    seconds: list[float]
-    """Of a session's rounds, from the first tickets to the last step."""
-    round_s: list[float]
-    response_tokens: float
-    """Mean trained length."""
-    waiting_ratio: float
-    num_samples: int
-
-    @classmethod
-    def of(cls, results: list[Result]) -> "Row":
-        rounds = [row for r in results for row in r.rounds]
-        return cls(
-            seconds=[r.span_s for r in results],
-            round_s=[row["round/rollout_to_train_end_s"] for row in rounds],
-            response_tokens=statistics.fmean(r.response_tokens for r in results),
-            waiting_ratio=statistics.fmean(row["round/waiting_ratio"] for row in rounds),
-            num_samples=sum(r.num_samples for r in results),
-        )
-
-    @property
-    def mean_s(self) -> float:
-        return report.mean_std(self.seconds)[0]
-
-
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
-    small = report.SMALL.value
-    ratios, num_rounds, passes_over = ((16,), 5, 1) if small else ((8, 16, 32), 10, 2)
-    results: dict[tuple[int, str], list[Result]] = {(x, v): [] for x in ratios for v in VARIANTS}
-    population: dict[int, float] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="sluice-tail-") as folder,
-        Rig(pathlib.Path(folder), config_of("serial", 1), tiny_model()) as rig,
-    ):
+    ratios, num_rounds, repeats = ((16,), 5, 1) if result.SMALL.value else ((8, 16, 32), 10, 2)
+    keys = {f"{variant}, {x}x": (variant, x) for x in ratios for variant in VARIANTS}
+    cases = {name: Session(config=config_of(v, num_rounds), lengths=lengths_of(x)) for name, (v, x) in keys.items()}
+    with sessions.open_rig(config_of("serial", 1)) as rig:
         rig.run(Session(config=config_of("serial", 1), lengths=lengths_of(32)))  # compiles, warms up
-        calibrated = calibrate_passes(
-            rig,
-            lambda p: Session(config=config_of("serial", 3), lengths=lengths_of(16), passes_per_token=p),
-            waiting_ratio=WAITING_RATIO,
-            tolerance=0.03,
-            tries=2,
-        )
-        passes = calibrated.passes_per_token
-        print(f"gradient passes per 1000 tokens: {1000 * passes:.1f}", flush=True)
-        for _ in range(passes_over):
-            for ratio, variant in results:
-                session = Session(
-                    config=config_of(variant, num_rounds), lengths=lengths_of(ratio), passes_per_token=passes
-                )
-                result = rig.run(session)
-                results[ratio, variant].append(result)
-                print(f"{ratio}x {variant}: {result.span_s:.2f} s", flush=True)
-        profiles = {}
-        for ratio in ratios:
-            profile = measure_profile(
+        serial = Session(config=config_of("serial", 3), lengths=lengths_of(16))
+        calibration = calibrate(rig, {"serial": serial}, bounds=WAITING_RATIO, tries=3)
+        found = sessions.run_in_turns(rig, cases, repeats=repeats, passes_per_token=calibration.passes_per_token)
+        profiles: dict[str, Any] = {}
+        for x in ratios:
+            profiles[f"{x}x"] = measure_profile(
                 rig,
                 config_of("tail batching", num_rounds),
-                results=[calibrated.result],
-                lengths=lengths_of(ratio),
+                results=list(calibration.results.values()),
+                lengths=lengths_of(x),
                 num_groups=2 * num_rounds * R,
                 engine=next(iter(profiles.values()))["engine"] if profiles else None,
             )
-            profiles[ratio] = profile
-            # Of the prompts that serial trained: K responses each.
-            trained = profile["response_tokens"]["groups"][: num_rounds * R]
-            population[ratio] = statistics.fmean(length for group in trained for length in group[:K])
-    rows = {key: Row.of(of_one) for key, of_one in results.items()}
-    values = values_of(rows, population)
-    keys = {8: "speedup_8x", 16: "speedup_16x", 32: "speedup_32x"}
-    folder = report.results_folder()
-    if folder is not None:
-        draw(folder / "tail.png", rows)
-    report.finish(
+    rows: dict[str, dict[str, Any]] = {}
+    values: dict[str, float] = {}
+    for name, (variant, x) in keys.items():
+        row = sessions.row_of(name, cases[name].config, found[name], variant=variant, ratio=x)
+        rows[name] = row
+        # Of the prompts that serial trained: K responses each.
+        trained = profiles[f"{x}x"]["response_tokens"]["groups"][: num_rounds * R]
+        rounds_s = row["rollout_to_train_end_s"]
+        row |= {
+            "speedup": mean_of(rows[f"serial, {x}x"], "seconds") / mean_of(row, "seconds"),
+            "length_bias": row["response_tokens"] / statistics.fmean(n for group in trained for n in group[:K]),
+            "median_round_s": statistics.median(rounds_s),
+            "longest_round_s": max(rounds_s),
+            "seconds_per_round": statistics.fmean(rounds_s),
+            "profile": {"profile": f"{x}x"},
+        }
+        if variant != "serial":
+            suffix = VARIANTS[variant][0]
+            values |= {f"speedup_{x}x{suffix}": row["speedup"], f"length_bias_{x}x{suffix}": row["length_bias"]}
+    if (folder := result.results_folder()) is not None:
+        draw(folder / "tail.png", rows, ratios)
+    numbers = ("seconds", "seconds_per_round", "response_tokens")
+    result.finish(
         "tail",
-        calibration=calibrated,
-        title="Tail batching and its parts against synchronous training",
-        about=[
-            f"`python -m tests.bench.tail`: R = U = {R}, K = {K}, eta = {ETA}, an engine of {MAX_NUM_SEQS} sequences, "
-            f"responses of at most {MAX_RESPONSE} tokens. {passes_over} runs of {num_rounds} rounds each (two periods "
-            "of four short rounds and a long one); all variants train the same number of samples. Training cost "
-            f"{1000 * passes:.1f} gradient passes per 1000 tokens, set so that `serial` waits "
-            f"{100 * WAITING_RATIO:.0f}% at 16x."
+        __doc__,
+        values=values | calibration.values(),
+        aims={f"speedup_{x}x": result.at_least(AIMS[x], "RollPacker, Table 2, tail batching alone") for x in ratios},
+        rows=list(rows.values()),
+        columns=COLUMNS,
+        notes=[
+            *calibration.notes(),
+            what_bounds(rows[f"serial, {ratios[-1]}x"], rows[f"tail batching, {ratios[-1]}x"]),
         ],
-        table=table_of(rows, population),
-        remarks=[
-            "Length bias is the mean trained length over the mean of the prompts' K responses each. Racing samples "
-            "drops the longest of a prompt's responses for good; racing prompts only moves prompts to a later round, "
-            "so over whole periods it drops none. `streamed` computes gradients while the round still runs, with "
-            "one step at its end, on the learner's own core; RollPacker's stream trainer, which gives engines up to "
-            "them, is not built.",
-            what_bounds(rows[ratios[-1], "serial"], rows[ratios[-1], "tail batching"]),
-        ],
-        values=values,
-        aims={keys[x]: report.Aim(value=values[keys[x]], aim=AIMS[x]).to_json() for x in ratios},
-        data={
-            "profile": profiles[ratios[0]],
-            "profiles": {f"{x}x": p for x, p in profiles.items()},
-            "measured": [
-                report.measured(
-                    f"{variant}, {ratio}x",
-                    config_of(variant, num_rounds),
-                    seconds=row.mean_s,
-                    seconds_per_round=report.mean_std(row.round_s)[0],
-                    response_tokens=row.response_tokens,
-                    profile=f"{ratio}x",
-                )
-                for (ratio, variant), row in rows.items()
-            ],
-            "rows": {f"{variant}, {ratio}x": dataclasses.asdict(row) for (ratio, variant), row in rows.items()},
-        },
+        spread={f"seconds {name}": result.mean_std(row["seconds"])[1] for name, row in rows.items()},
+        figure=True,
+        profile=next(iter(profiles.values())),
+        profiles=profiles,
+        measured=sessions.measured(rows, {name: case.config for name, case in cases.items()}, numbers),
     )
 
 
-def what_bounds(serial: Row, tail: Row) -> str:
-    """What is left of the time under tail batching, from the rounds at the largest ratio."""
-    usual, short, long = statistics.median(serial.round_s), statistics.median(tail.round_s), max(tail.round_s)
+def what_bounds(serial: Mapping[str, Any], tail: Mapping[str, Any]) -> str:
+    """Returns what is left of the time under tail batching, and what long rounds as short as serial's would give."""
+    usual, short, long = serial["median_round_s"], tail["median_round_s"], tail["longest_round_s"]
     return (
-        f"What bounds it at the largest ratio: a short round takes {short:.2f} s, {usual / short:.1f} times less than "
-        f"serial's {usual:.2f} s, but a long one {long:.2f} s, {long / usual:.1f} times more. All of its responses are "
-        "long, where serial's batch has a few, so it has most of the period's tokens to decode and to train, on one "
-        "core each. RollPacker's long rounds take about as long as a baseline's (section 6.2), since decoding is bound "
-        "by memory and training has many GPUs; with that, these rounds' times would give "
-        f"{5 * usual / (4 * short + usual):.1f}."
+        f"At {tail['ratio']}x a short round takes {short:.2f} s, {usual / short:.1f} times less than serial's "
+        f"{usual:.2f} s, and a long one {long:.2f} s, {long / usual:.1f} times more. Were it as long as serial's, the "
+        f"speed-up would be {5 * usual / (4 * short + usual):.1f}."
     )
 
 
-def values_of(rows: dict[tuple[int, str], Row], population: dict[int, float]) -> dict[str, float]:
-    """Everything compared, flat."""
-    suffixes = {
-        "prompts only": "_prompts_only",
-        "samples only": "_samples_only",
-        "tail batching": "",
-        "tail batching, streamed": "_streamed",
-    }
-    values = {}
-    for ratio in population:
-        serial = rows[ratio, "serial"]
-        for variant, suffix in suffixes.items():
-            row = rows[ratio, variant]
-            values[f"speedup_{ratio}x{suffix}"] = serial.mean_s / row.mean_s
-            values[f"length_bias_{ratio}x{suffix}"] = row.response_tokens / population[ratio]
-    return values
-
-
-def table_of(rows: dict[tuple[int, str], Row], population: dict[int, float]) -> report.Table:
-    lines = []
-    for (ratio, variant), row in rows.items():
-        mean, std = report.mean_std(row.seconds)
-        speedup = rows[ratio, "serial"].mean_s / mean
-        bias = row.response_tokens / population[ratio]
-        cells = [f"{mean:.2f} ± {std:.2f}", f"{speedup:.2f}", f"{statistics.median(row.round_s):.2f}"]
-        cells += [f"{max(row.round_s):.2f}", f"{row.waiting_ratio:.2f}", f"{row.response_tokens:.1f}", f"{bias:.3f}"]
-        lines.append([f"{ratio}x", variant, *cells, str(row.num_samples)])
-    columns = ["max / P75", "variant", "seconds", "speed-up", "median round, s", "longest round, s", "learner waits"]
-    return report.Table(columns=[*columns, "mean trained length", "length bias", "samples trained"], rows=lines)
-
-
-def draw(file: pathlib.Path, rows: dict[tuple[int, str], Row]) -> None:
-    """Writes the PNG: speed-ups by ratio, and each variant's rounds one after the other at the largest ratio."""
+def draw(file: pathlib.Path, rows: Mapping[str, Mapping[str, Any]], ratios: tuple[int, ...]) -> None:
+    """Writes speed-ups by ratio, and each variant's rounds one after the other at the largest ratio."""
     plt = pyplot()
-    ratios = sorted({ratio for ratio, _ in rows})
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for n, variant in enumerate(VARIANTS):
-        speedups = [rows[x, "serial"].mean_s / rows[x, variant].mean_s for x in ratios]
+        speedups = [rows[f"{variant}, {x}x"]["speedup"] for x in ratios]
         left.bar([i + (n - 2) * 0.17 for i in range(len(ratios))], speedups, 0.16, label=variant, color=COLORS[n])
-        rounds = rows[ratios[-1], variant].round_s
-        right.plot(range(1, len(rounds) + 1), rounds, marker=".", label=variant, color=COLORS[n])
+        rounds_s = rows[f"{variant}, {ratios[-1]}x"]["rollout_to_train_end_s"]
+        right.plot(range(1, len(rounds_s) + 1), rounds_s, marker=".", label=variant, color=COLORS[n])
     left.set_xticks(range(len(ratios)), [f"max / P75 = {x}" for x in ratios])
     left.set_ylabel("speed-up over serial")
     left.legend(frameon=False, fontsize=7)

@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from bridge.heartbeat_types import ActorReport, Heartbeat
-from tests.bench.together import Run, aims_of, values_of
+from tests.bench.together import Run, values_of
 from tests.integration.support.jobs import Job
 
 ENGINES = {"actor-0": 3, "actor-1": 2, "actor-1-r1": 1, "actor-2": 4}
@@ -26,10 +25,6 @@ def run_of(name: str, end: float, *, groups: dict[str, int] = ENGINES, killed_at
         killed_at=killed_at,
         **given,
     )
-
-
-def met(alone: Sequence[Run], together: Run, ray: Run) -> set[str]:
-    return {key for key, aim in aims_of(values_of(alone, together, ray)).items() if not aim["met"]}
 
 
 def alone_of(seed: int, end: float) -> Run:

@@ -15,9 +15,12 @@ evaluations of one run alone are spread by 0.06 (0.736, 0.632, 0.723 and 0.767 i
 runs are alone, so twice the standard error of the difference is 2 * 0.06 / sqrt(4) * sqrt(1 + 1/3) = 0.07; rounded up.
 It was set before any run of this version, and after the first bound was missed. That one is an aim of its own here: the
 last evaluation alone, against that of the run alone with the same seed, within two standard errors of sampling. It was
-missed by 0.767 alone against 0.648 together, after 0.723 and 0.764 at the evaluations before.
+missed by 0.767 alone against 0.648 together, after 0.723 and 0.764 at the evaluations before. A loss of reward smaller
+than the bound would not be seen.
 
-Writes `results/together.{json,md}`.
+Groups by engine are of all kinds; -r1 is the one started again. Wall time counts everything: engine start, compilation,
+evaluation; the engines and learner processes share the cores that `alone` has for one of each, so it says nothing of
+what more machines would bring.
 """
 
 import dataclasses
@@ -36,7 +39,7 @@ from absl import app
 
 from bridge.heartbeat_types import Heartbeat
 from configs.run_folder import run_id
-from tests.bench.rig import report
+from tests.bench.harness import result
 from tests.integration.network.namespaces import network
 from tests.integration.network.places import places
 from tests.integration.ray.nodes import nodes, pgpass_of_both
@@ -51,12 +54,16 @@ SAME = {"actor.lease_s": 5}
 MANY: dict[str, object] = {"actor.num_engines": NUM_ENGINES, "learner.num_processes": NUM_LEARNERS, "mesh.fsdp": 2}
 SEEDS = (0, 1, 2)
 """Of the runs alone; the others have the first one."""
-MOST_OFF = 0.08
-"""Of the late mean, from that of the runs alone; the page's head says where it is from."""
-MOST_END_OFF = 2.0
-"""The first bound, of the last evaluation: in standard errors of sampling."""
-LEAST_GAIN = 0.25
-"""Below that two runs may agree because neither learns."""
+LATE = result.at_most(0.08, "set before any run of this version, from the spread of one run's evaluations")
+END = result.at_most(2.0, "the first bound, of the last evaluation: in standard errors of sampling")
+AIMS = {
+    **dict.fromkeys(("together_late_off", "ray_late_off"), LATE),
+    **dict.fromkeys(("together_end_off", "ray_end_off"), END),
+    **dict.fromkeys(("trained_twice", "lost"), result.at_most(0)),
+    "least_gain": result.at_least(0.25, "below that two runs may agree because neither learns"),
+    "killed_and_back": result.at_least(2),
+    "engines_at_work": result.at_least(NUM_ENGINES),
+}
 DEADLINE_S = 1500.0
 """Of one run."""
 
@@ -134,7 +141,7 @@ class Run:
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
-    own = {"run.num_updates": NUM_SMALL, "evaluation.every_n_steps": 8} if report.SMALL.value else {}
+    own = {"run.num_updates": NUM_SMALL, "evaluation.every_n_steps": 8} if result.SMALL.value else {}
     fields = SAME | own
     many = fields | MANY | {"run.seed": SEEDS[0]}
     with tempfile.TemporaryDirectory(prefix="sluice-together-") as folder:
@@ -143,18 +150,33 @@ def main(argv: list[str]) -> None:
         together = run_local(root / "together", many, kill=True)
         on_ray, status = run_on_ray(root / "ray", many)
     runs = [*alone, together, on_ray]
-    values = values_of(alone, together, on_ray)
-    report.finish(
+    result.finish(
         "together",
-        title="One process, several, and several over Ray: the same reward",
-        about=about(),
-        table=table_of(runs),
-        remarks=remarks_of(values, status),
-        values=values,
-        aims=aims_of(values),
-        data={"runs": [dataclasses.asdict(run) for run in runs], "ray_status": status},
-        figure=False,
+        __doc__,
+        values=values_of(alone, together, on_ray),
+        aims=AIMS,
+        rows=[
+            dataclasses.asdict(run)
+            | {"start": run.start, "late": run.reward, "end": run.end}
+            | {"curve": ", ".join(f"{step}: {reward:.2f}" for step, reward in run.held_out)}
+            for run in runs
+        ],
+        columns={
+            "run": "{name}",
+            "start": "{start:.3f}",
+            "late": "{late:.3f}",
+            "end": "{end:.3f}",
+            "curve (step: reward)": "{curve}",
+            "updates": "{num_steps}",
+            "killed after": "{killed_at}",
+            "groups by engine": "{groups}",
+            "max lag": "{lag_max:.0f}",
+            "parity, nats": "{parity:.1e}",
+            "wall s": "{wall_s:.0f}",
+        },
+        notes=[f"`ray status` just before the kill:\n\n```\n{status.strip()}\n```"],
         beside="real vLLM, float32, all processes of a run on these cores",
+        ray_status=status,
     )
 
 
@@ -196,7 +218,7 @@ class _Watch:
         Raises:
           RuntimeError: the run failed, or took too long.
         """
-        half = (NUM_SMALL if report.SMALL.value else NUM_UPDATES) // 2
+        half = (NUM_SMALL if result.SMALL.value else NUM_UPDATES) // 2
         try:
             while job.process.poll() is None:
                 if time.monotonic() - self._start_s > DEADLINE_S:
@@ -253,74 +275,6 @@ def values_of(alone: Sequence[Run], together: Run, on_ray: Run) -> dict[str, Any
             sum(run.groups.get(f"actor-{i}", 0) > 0 for i in range(NUM_ENGINES)) for run in (together, on_ray)
         ),
     }
-
-
-def aims_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For the line."""
-    late = {"together_late_off": MOST_OFF, "ray_late_off": MOST_OFF}
-    end = {"together_end_off": MOST_END_OFF, "ray_end_off": MOST_END_OFF}
-    most = {**late, **end, "trained_twice": 0, "lost": 0}
-    least = {"least_gain": LEAST_GAIN, "killed_and_back": 2, "engines_at_work": NUM_ENGINES}
-    return {key: report.Aim(value=values[key], aim=aim, at_least=False).to_json() for key, aim in most.items()} | {
-        key: report.Aim(value=values[key], aim=aim).to_json() for key, aim in least.items()
-    }
-
-
-def table_of(runs: list[Run]) -> report.Table:
-    """A run a line."""
-    lines = []
-    for run in runs:
-        lines.append(
-            [
-                run.name,
-                f"{run.start:.3f}",
-                f"{run.reward:.3f}",
-                f"{run.end:.3f}",
-                ", ".join(f"{step}: {reward:.2f}" for step, reward in run.held_out),
-                str(run.num_steps),
-                str(run.killed_at or ""),
-                ", ".join(f"{name}: {count}" for name, count in run.groups.items()),
-                f"{run.lag_max:.0f}",
-                f"{run.parity:.1e}",
-                f"{run.wall_s:.0f}",
-            ]
-        )
-    columns = ["run", "start", "late", "end", "curve (step: reward)", "updates", "killed after"]
-    return report.Table(columns=[*columns, "groups by engine", "max lag", "parity, nats", "wall s"], rows=lines)
-
-
-def about() -> list[str]:
-    """What was run, as paragraphs."""
-    return [
-        f"`python -m tests.bench.together`: the tiny preset to its end, {len(SEEDS) + 2} times. `alone` is a learner "
-        f"of one process and one engine, with seeds {', '.join(map(str, SEEDS))}; `together` a learner of "
-        f"{NUM_LEARNERS} processes (fsdp of {NUM_LEARNERS}) and {NUM_ENGINES} engines by one `python -m launch.local`; "
-        "`ray` the same by one `python -m launch.ray` on a Ray cluster of two nodes with token authentication, each a "
-        "network namespace with cores of its own, PostgreSQL behind TLS on a third, weights through a bucket. Those "
-        f"two have seed {SEEDS[0]}, and in both {KILLED} was killed (SIGKILL) half way.",
-        "Rewards are of held-out problems, each answered once at temperature 1 by the engines that serve the policy. "
-        f"`late` is the mean of the evaluations from half way on. The bound: it lies within {MOST_OFF} of the mean of "
-        "the runs alone, a number so that a worse run does not widen it. One run's evaluations are spread by 0.06, "
-        "four are late, three runs are alone: 2 * 0.06 / sqrt(4) * sqrt(1 + 1/3) = 0.07, rounded up. It was set before "
-        "any run of this version, and after the first bound was missed: the last evaluation within "
-        f"{MOST_END_OFF:.0f} standard errors of sampling of that of `alone`. Then `alone` ended at 0.767 (0.736, "
-        "0.632, 0.723 before that) and `together` at 0.648 (0.730, 0.706, 0.764), 3.0 of them apart. The first bound "
-        "is still an aim: `together_end_off` and `ray_end_off`, against the run alone of the same seed.",
-    ]
-
-
-def remarks_of(values: Mapping[str, Any], status: str) -> list[str]:
-    """What the numbers mean, as paragraphs."""
-    return [
-        f"The late means of the runs alone, which differ in their seed only, lie {values['alone_late_spread']:.3f} "
-        f"apart, and their ends {values['alone_end_spread']:.3f}: by the first bound's measure, up to "
-        f"{values['alone_end_off']:.1f} standard errors of sampling. A loss of reward smaller than the bound would not "
-        "be seen.",
-        "Groups by engine are of all kinds; -r1 is the one started again. Wall time counts everything: engine start, "
-        f"compilation, evaluation; {NUM_ENGINES} engines and {NUM_LEARNERS} learner processes share the cores that "
-        "`alone` has for one of each, so it says nothing of what more machines would bring.",
-        f"`ray status` just before the kill:\n\n```\n{status.strip()}\n```",
-    ]
 
 
 if __name__ == "__main__":

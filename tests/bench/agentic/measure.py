@@ -14,6 +14,7 @@ from launch.tools.plan.workload import EpisodeProfile, LatencyProfile, LengthPro
 from tests.bench.agentic.setups import (
     MEAN_S,
     NUM_TURNS,
+    SPEED,
     TOKENS_PER_S,
     TURN_TOKENS,
     Setup,
@@ -30,24 +31,6 @@ NUM_BUSY = 17
 """Updates of the one whose environments answer at once; it is over sooner."""
 CALIBRATED_S = 0.03
 """The deviation of the calibration: none that is measured, and enough that not all episodes step at once."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """A schedule at a deviation."""
-
-    name: str
-    deviation_s: float
-    updates_s: list[float]
-    """Measured: from each optimizer step to the next."""
-    predicted_s: float
-    max_lag: int
-    num_deferred: int = 0
-    """Prompts in the long-prompt queue at the end."""
-
-    @property
-    def mean_s(self) -> float:
-        return statistics.fmean(self.updates_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,32 +137,22 @@ def profile_of(setup: Setup, deviation_s: float, costs: Costs, *, mean_s: float 
     )
 
 
-def run(rig: Rig, setup: Setup, deviation_s: float, costs: Costs, *, num_updates: int) -> Row:
-    """A schedule; the updates in which it finds its stride are left out."""
-    warmup = num_warmup(setup)
+def run(rig: Rig, setup: Setup, deviation_s: float, costs: Costs, *, num_updates: int) -> dict[str, Any]:
+    """A schedule; the updates of its first round, or of a window's (1 + alpha), are left out."""
+    warmup = 4 if setup.by_window else 1
     result = rig.run(setup.session(warmup + num_updates, deviation_s))
     config = setup.config(warmup + num_updates)
     outcome = simulate(
         config, profile_of(setup, deviation_s, costs), num_updates=4 * num_updates, warmup_updates=warmup, seed=1
     )
-    return Row(
-        name=setup.name,
-        deviation_s=deviation_s,
-        updates_s=updates_s(result)[warmup - 1 :],
-        predicted_s=outcome.step_s,
-        max_lag=result.max_lag,
-        num_deferred=round(result.rounds[-1]["round/long_queue"]),
-    )
-
-
-def num_warmup(setup: Setup) -> int:
-    """Updates of a round, or of a window's (1 + alpha)."""
-    return 4 if setup.by_window else 1
-
-
-def to_json(row: Row) -> dict[str, Any]:
-    """For the results."""
-    return dataclasses.asdict(row) | {"mean_s": row.mean_s}
+    return {
+        "name": setup.name,
+        "deviation": deviation_s * SPEED,
+        "updates_s": updates_s(result)[warmup - 1 :],
+        "predicted_s": outcome.step_s,
+        "max_lag": result.max_lag,
+        "num_deferred": round(result.rounds[-1]["round/long_queue"]),
+    }
 
 
 def _all(tokens: int) -> LengthProfile:

@@ -19,9 +19,9 @@ from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from launch.tools.plan.profile import EngineProfile
 from tests.bench.agentic.sleeping import NAME
+from tests.bench.rig.lengths import Work
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config
-from tests.bench.rig.work import Work
 
 SPEED, TOKENS = 100.0, 8
 MEAN_S = 10.0 / SPEED

@@ -1,13 +1,7 @@
-"""The parts of the bench of episodes that are not the system's own, and the bench itself at a fraction of its size."""
+"""The parts of the bench of episodes that are not the system's own."""
 
 import asyncio
-import dataclasses
-import json
-import os
-import pathlib
 import statistics
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,22 +9,15 @@ import pytest
 
 from bridge.rollout_types import Sampling, Version
 from launch.tools.plan.sim.episodes import draw_latencies_s
-from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import LatencyProfile
 from tests.actor.environments.chat import rendering
-from tests.bench.agentic.measure import Costs, profile_of
 from tests.bench.agentic.setups import (
-    BATCH,
-    DEVIATIONS_S,
-    NUM_TURNS,
-    SETUPS,
-    K,
-    U,
     engine_profile,
 )
 from tests.bench.agentic.sleeping import NAME
 from tests.bench.rig.episodes import EpisodeEngine, LockStep
+from tests.bench.rig.lengths import Work
 from tests.bench.rig.paced_engine import PacedEngine
-from tests.bench.rig.work import Work
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
@@ -46,7 +33,7 @@ def test_latencies_of_the_rig_are_distributed_as_the_planner_draws_them():
         for n in range(400)
         for x in work(num_turns=5, mean_s=0.1, deviation_s=0.1).latencies_s(np.array([n], np.int32), 1)
     ]
-    theirs = draw_latencies_s(profile_of(BATCH, 0.1, costs()).episodes.step_s, 2000, key=(1,))  # pyright: ignore
+    theirs = draw_latencies_s(LatencyProfile(mean_s=0.1, deviation_s=0.1), 2000, key=(1,))
     assert min(mine) >= 0
     for p in (0.1, 0.5, 0.9, 0.99):
         assert np.quantile(mine, p) == pytest.approx(np.quantile(theirs, p), abs=0.02)
@@ -112,52 +99,3 @@ def test_batch_in_lock_step_asks_for_a_turn_of_all_before_the_next_of_any():
     samples, log = played(4, 4, mean_s=0.01, deviation_s=0.02)
     assert len(samples) == 4
     assert [size for _, size in log] == [3] * 4 + [8] * 4 + [13] * 4
-
-
-def costs() -> Costs:
-    from launch.tools.plan.profile import LearnerProfile, PublishProfile
-
-    return Costs(
-        learner=LearnerProfile(seconds_per_token=1e-5),
-        publish=PublishProfile(),
-        prompt_tokens=11,
-        observation_tokens=1,
-        start_s=0.002,
-        turn_s=0.0005,
-    )
-
-
-def test_planner_alone_says_that_each_schedule_is_faster_than_the_one_before():
-    seconds = [
-        simulate(s.config(8), profile_of(s, DEVIATIONS_S[-1], costs()), num_updates=12, warmup_updates=4).step_s
-        for s in SETUPS
-    ]
-    assert seconds == sorted(seconds, reverse=True)
-
-
-def test_turn_that_is_late_holds_up_nobody_else():
-    none = dataclasses.replace(costs(), turn_s=0.0)
-    late, busy = dataclasses.replace(none, delay_s=0.002), dataclasses.replace(none, turn_s=0.002)
-    step_s = [
-        simulate(BATCH.config(8), profile_of(BATCH, 0.0, c), num_updates=8, warmup_updates=2).step_s
-        for c in (none, late, busy)
-    ]
-    assert step_s[1] - step_s[0] == pytest.approx(NUM_TURNS * 0.002, abs=1e-3)
-    assert step_s[2] - step_s[0] == pytest.approx(U * K * NUM_TURNS * 0.002, abs=1e-2)
-
-
-@pytest.mark.nightly
-def test_bench_small_ends_with_its_line(tmp_path: pathlib.Path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.agentic", "--small", f"--results_dir={tmp_path}"],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=os.environ,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = json.loads(done.stdout.splitlines()[-1])
-    assert line["bench"] == "agentic" and line["aims"].keys() == {"speedup_redundant", "planner_error"}
-    assert {"speedup", "speedup_redundant", "planner_error"} <= line["values"].keys()
-    assert (tmp_path / "agentic.md").exists() and (tmp_path / "agentic.json").exists()

@@ -1,6 +1,6 @@
 """Actors without engines, each process many of them: some hand groups in, others have full engines and only look.
 
-    python -m tests.bench.cluster.actors produce URL RUN NAME NUM_SAMPLES NUM_TOKENS
+    python -m tests.bench.cluster.actors produce URL RUN NAME NUM_SAMPLES NUM_TOKENS CLAIM_AT_ONCE
     python -m tests.bench.cluster.actors look URL RUN NAME NUM_ACTORS
 
 Those that look do what an actor's duties do, as often as the duties' own constants say.
@@ -22,13 +22,13 @@ from tests.bridge.factories import make_group, make_report, make_rollout
 LEASE_S = 30.0
 
 
-def produce(url: str, run: str, name: str, num_samples: int, num_tokens: int) -> None:
-    """Serves one ticket after the other until it is killed."""
+def produce(url: str, run: str, name: str, num_samples: int, num_tokens: int, limit: int) -> None:
+    """Serves tickets, `limit` at a time, until it is killed."""
     rollouts = (make_rollout(num_tokens),) * num_samples
     with contextlib.closing(open_store(url, run=run)) as store:
         while True:
             mark = store.mark()
-            for ticket in (tickets := store.claim(name, limit=1, lease_s=600)):
+            for ticket in (tickets := store.claim(name, limit=limit, lease_s=600)):
                 store.put_group(make_group(ticket, actor=name, rollouts=rollouts))
             if not tickets:
                 store.wait(mark, ("tickets",), timeout_s=1.0)
@@ -84,8 +84,5 @@ def _do(store: SqlStore, name: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    kind, *given, last = sys.argv[1:]
-    if kind == "produce":
-        produce(given[0], given[1], given[2], int(given[3]), int(last))
-    else:
-        look(given[0], given[1], given[2], int(last))
+    kind, url, run, name, *numbers = sys.argv[1:]
+    (produce if kind == "produce" else look)(url, run, name, *map(int, numbers))

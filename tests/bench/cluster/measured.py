@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import pathlib
+import tempfile
 import time
 
 import numpy as np
@@ -11,7 +13,7 @@ from bridge.store.open import create_run, open_store
 from tests.bridge.factories import make_ticket
 from tests.integration.support.processes import kill, spawn
 from tests.integration.support.store_torture import Urls
-from tests.postgres import ACTOR
+from tests.postgres import ACTOR, Server
 
 RUN = "bench"
 WINDOW, ACKNOWLEDGE_EVERY = 48, 8
@@ -32,10 +34,20 @@ class Case:
     num_producers: int
     num_lookers: int
     num_groups: int
+    """Counted; a tenth as many pass before the clock is read."""
+    claim_at_once: int = 1
 
     def ticket(self, order: int) -> Ticket:
         prompt = np.array([order, 1], np.int32)
         return make_ticket(f"t{order}", order=order, num_samples=self.num_samples, prompt_tokens=prompt)
+
+
+def new_store(engine: str, folder: pathlib.Path, server: Server) -> Urls:
+    """Makes a store of an engine."""
+    if engine == "postgres":
+        return Urls(**dict(zip(("learner", "actor"), server.create_store(), strict=True)))
+    url = f"sqlite:///{tempfile.mkdtemp(dir=folder)}/store.db"
+    return Urls(learner=url, actor=url)
 
 
 def groups_per_s(urls: Urls, case: Case) -> float:
@@ -45,7 +57,7 @@ def groups_per_s(urls: Urls, case: Case) -> float:
       RuntimeError: nothing came for long.
     """
     create_run(urls.learner, run=RUN, name="bench", actor_role=ACTOR)
-    sizes = (case.num_samples, case.num_tokens)
+    sizes = (case.num_samples, case.num_tokens, case.claim_at_once)
     module = "tests.bench.cluster.actors"
     children = [
         spawn(module, "look", urls.actor, RUN, f"l{i}", min(LOOKERS_A_PROCESS, case.num_lookers - i))

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from launch.tools.plan.profile import StoreProfile
-from tests.bench.cluster import said
-from tests.bench.cluster.figure import variants
+from launch.tools.plan import profile as plan_profile
+from launch.tools.plan.profile import LearnerProfile, StoreProfile
+from tests.bench.cluster import plan_table
+from tests.bench.cluster.figure import scale, variants
 from tests.bench.cluster.measured import Case, groups_per_s
 from tests.bench.cluster.predicted import predicted_download_s, predicted_groups_per_s
 from tests.integration.support.store_torture import Urls
+from tests.launch.tools.plan.setup import by_window, profile_of
 
 
 def case_of(**fields) -> Case:
@@ -38,14 +40,30 @@ def test_a_download_is_as_long_as_its_bytes_on_the_link():
 
 
 def test_a_store_ten_times_as_fast_is_that_in_all_its_seconds():
-    last = variants({"group_s": 0.5, "read_s": 0.25, "max_connections": 100})[-1]
-    assert "profile.store.group_s=0.05" in last and "profile.store.read_s=0.025" in last
+    profile = plan_profile.to_dict(profile_of(store=StoreProfile(group_s=0.5, read_s=0.25)))
+    store = variants(profile)[-1].profile.store
+    assert store is not None and (store.group_s, store.read_s, store.max_connections) == (0.05, 0.025, 20000)
 
 
 def test_changes_are_found_to_the_engine():
-    assert said.changes(lambda n: (n >= 77) + (n >= 1000)) == [(1, 0), (77, 1), (1000, 2)]
-    assert said.changes(lambda n: (n >= 66) + (n >= 70)) == [(1, 0), (66, 1), (70, 2)]  # between two that are tried
-    assert said.changes(lambda n: "") == [(1, "")]
+    assert plan_table.changes(lambda n: (n >= 77) + (n >= 1000)) == [(1, 0), (77, 1), (1000, 2)]
+    assert plan_table.changes(lambda n: (n >= 66) + (n >= 70)) == [
+        (1, 0),
+        (66, 1),
+        (70, 2),
+    ]  # between two that are tried
+    assert plan_table.changes(lambda n: "") == [(1, "")]
+
+
+def test_generation_gives_out_above_the_balance_and_the_learner_below_it():
+    # An engine samples 640 tokens/s, a chip trains 160: four chips an engine balance.
+    profile = profile_of(learner=LearnerProfile(seconds_per_token=100 / 101 / 160))
+    config = by_window(U=2, K=2)
+    cells = scale(config, profile, engines=(1, 4), learner_chips=(1, 2, 8, 64))
+    names = [[c.limit.part.name for c in row] for row in cells]
+    assert names == [["learner compute"] * 2] * 2 + [["generation", "learner compute"], ["generation"] * 2]
+    assert cells[0][0].tokens_per_s == pytest.approx(160, rel=0.01)
+    assert cells[3][1].tokens_per_s == pytest.approx(4 * 640, rel=0.01)
 
 
 @pytest.mark.integration

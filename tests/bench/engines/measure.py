@@ -1,6 +1,5 @@
 """Runs a schedule on the fleet, and has the planner predict it from what was known before."""
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -23,29 +22,6 @@ SPARE = 8
 """Prompts asked for, over those of the rounds: filtering takes more, and so do races."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """A schedule on the fleet."""
-
-    name: str
-    rounds_s: list[float]
-    """Measured: of each round from its first ticket to its last group; with training, to its update."""
-    predicted_s: float
-    """A round's mean, by the planner."""
-    ideal_s: float | None = None
-    """A round's mean with greedy dispatch that costs nothing (`oracle`); None where nothing is compared."""
-    samples: int = 0
-    max_lag: int = 0
-    tickets: tuple[int, int] = (0, 0)
-    """Claims that the least and the most busy engine answered."""
-    late_s: float = 0.0
-    """How late the fleet's process was, 95th percentile."""
-
-    @property
-    def mean_s(self) -> float:
-        return statistics.fmean(self.rounds_s)
-
-
 def rollout_s(result: Result) -> list[float]:
     """Of each round of one update, from its first ticket to the last group that it trains.
 
@@ -58,11 +34,6 @@ def rollout_s(result: Result) -> list[float]:
         ends = [e["ts"] + e["dur"] for e in _judged(result) if e["args"]["round"] == step]
         seconds.append((max(end for end in ends if end <= trained) - issued) / 1e6)
     return seconds
-
-
-def trained_s(result: Result) -> list[float]:
-    """Of each round, from its first ticket to its last update."""
-    return [row["round/rollout_to_train_end_s"] for row in result.rounds]
 
 
 def tickets_of(result: Result) -> tuple[int, int]:
@@ -177,42 +148,41 @@ def problems_of(rig: Rig, setup: Setup, num_rounds: int) -> list[tuple[list[int]
     return rig.problems(config, int(num_rounds * config.rounds.groups_issued / share * 1.5) + SPARE)
 
 
-def run_batches(rig: Rig, setup: Setup, num_rounds: int) -> Row:
+def run_batches(rig: Rig, setup: Setup, num_rounds: int) -> dict[str, Any]:
     """The batch rollout."""
     problems = problems_of(rig, setup, num_rounds)
-    request = {"do": "roll_out", "session": setup.session(num_rounds).to_json(), "problems": problems}
-    return Row(
-        name=setup.name,
-        rounds_s=rig.ask_actor(request)["rounds_s"],
-        predicted_s=predict_batches_s(setup, problems, num_rounds),
-        ideal_s=statistics.fmean(batches_s(work_of(setup, problems), num_rounds=num_rounds)),
-    )
+    answer = rig.ask_actor("roll_out", session=setup.session(num_rounds).to_json(), problems=problems)
+    return {
+        "name": setup.name,
+        "rounds_s": answer["rounds_s"],
+        "predicted_s": predict_batches_s(setup, problems, num_rounds),
+        "ideal_s": statistics.fmean(batches_s(work_of(setup, problems), num_rounds=num_rounds)),
+    }
 
 
-def run_rollouts(rig: Rig, setup: Setup, num_rounds: int) -> Row:
+def run_rollouts(rig: Rig, setup: Setup, num_rounds: int) -> dict[str, Any]:
     """A schedule of ours, by what its rollouts take; the first round, in which the learner compiles, is left out."""
-    result = rig.run(setup.session(1 + num_rounds))
+    ran = rig.run(setup.session(1 + num_rounds))
     problems = problems_of(rig, setup, 1 + num_rounds)
     predicted_s = predict_rounds_s(setup, profile_of(setup, problems), num_rounds)
-    ideal_s = statistics.fmean(rollouts_s(work_of(setup, problems), num_rounds=1 + num_rounds)[1:])
-    return dataclasses.replace(_row(setup, result, rollout_s(result)[1:], predicted_s), ideal_s=ideal_s)
+    ideal = statistics.fmean(rollouts_s(work_of(setup, problems), num_rounds=1 + num_rounds)[1:])
+    return _row(setup, ran, rollout_s(ran)[1:], predicted_s, ideal)
 
 
-def run_training(rig: Rig, setup: Setup, num_rounds: int, passes_per_token: float, **costs: Any) -> Row:
+def run_training(rig: Rig, setup: Setup, num_rounds: int, passes_per_token: float, **costs: Any) -> dict[str, Any]:
     """A schedule of ours, by what its rounds take with their training; the oracle knows those of `TRAINED`."""
-    result = rig.run(setup.session(num_rounds, passes_per_token=passes_per_token))
+    ran = rig.run(setup.session(num_rounds, passes_per_token=passes_per_token))
     problems = problems_of(rig, setup, num_rounds)
-    row = _row(
-        setup, result, trained_s(result), predict_rounds_s(setup, profile_of(setup, problems, **costs), num_rounds)
-    )
-    return dataclasses.replace(row, ideal_s=ideal_s(setup, problems, num_rounds, **costs)) if setup in TRAINED else row
+    predicted_s = predict_rounds_s(setup, profile_of(setup, problems, **costs), num_rounds)
+    rounds_s = [row["round/rollout_to_train_end_s"] for row in ran.rounds]
+    ideal = ideal_s(setup, problems, num_rounds, learner=costs["learner"]) if setup in TRAINED else None
+    return _row(setup, ran, rounds_s, predicted_s, ideal)
 
 
 def ideal_s(
-    setup: Setup, problems: Sequence[tuple[list[int], str]], num_rounds: int, *, learner: LearnerProfile, **other: Any
+    setup: Setup, problems: Sequence[tuple[list[int], str]], num_rounds: int, *, learner: LearnerProfile
 ) -> float:
-    """A round's mean with its training, by the oracle; nothing but tokens takes time, so no `other` costs do."""
-    del other
+    """A round's mean with its training, by the oracle; nothing but tokens takes time."""
     rounds = setup.config(1).rounds
     return statistics.fmean(
         trainings_s(
@@ -225,13 +195,17 @@ def ideal_s(
     )
 
 
-def _row(setup: Setup, result: Result, rounds_s: list[float], predicted_s: float) -> Row:
-    return Row(
-        name=setup.name,
-        rounds_s=rounds_s,
-        predicted_s=predicted_s,
-        samples=result.num_samples,
-        max_lag=result.max_lag,
-        tickets=tickets_of(result),
-        late_s=result.late_s,
-    )
+def _row(setup: Setup, ran: Result, rounds_s: list[float], predicted_s: float, ideal: float | None) -> dict[str, Any]:
+    """Seconds of each round measured, of the mean round predicted and ideal; `tickets` are of the least and the most
+    busy engine, `late_s` is how late the fleet's process was (95th percentile)."""
+    least, most = tickets_of(ran)
+    return {
+        "name": setup.name,
+        "rounds_s": rounds_s,
+        "predicted_s": predicted_s,
+        "ideal_s": ideal,
+        "samples": ran.num_samples,
+        "max_lag": ran.max_lag,
+        "tickets": f"{least} to {most}",
+        "late_s": ran.late_s,
+    }

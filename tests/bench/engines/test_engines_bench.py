@@ -1,28 +1,23 @@
 """The parts of the fleet bench that are not the system's own."""
 
 import asyncio
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Sampling, Version
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from tests.bench.engines import measure
 from tests.bench.engines.batch_rollout import roll_out
 from tests.bench.engines.setups import (
     BATCH,
     NUM_ENGINES,
-    ROLL_FLASH,
     SERIAL,
     TAIL_BATCHING,
     K,
     R,
-    engine_profile,
 )
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import HashRewards
 
 PROMPT = np.arange(3, dtype=np.int32)
@@ -61,15 +56,6 @@ def test_prediction_of_a_batch_is_its_slowest_engine(monkeypatch):
     assert measure.predict_batches_s(BATCH, problems, 2) == pytest.approx(longest, rel=0.05)
 
 
-def test_flat_share_is_of_the_prompts_and_always_the_same():
-    rewards = HashRewards(0.25)
-    flat = [rewards.is_flat(f"answer {n}") for n in range(4000)]
-    assert np.mean(flat) == pytest.approx(0.25, abs=0.02) and flat == [
-        rewards.is_flat(f"answer {n}") for n in range(4000)
-    ]
-    assert not any(HashRewards().is_flat(f"answer {n}") for n in range(100))
-
-
 def test_ideal_of_tail_batching_is_of_short_and_long_rounds_and_their_training(monkeypatch):
     # Of 40 prompts the last 8 take ten tokens, all others one: four short rounds of a second, and a long one of ten.
     profile = EngineProfile(running=(1.0, 32.0), tokens_per_s=(1.0, 32.0), max_num_seqs=32)
@@ -78,25 +64,8 @@ def test_ideal_of_tail_batching_is_of_short_and_long_rounds_and_their_training(m
     problems = [([n, 0, 0], "") for n in range(200)]
     learner = LearnerProfile(seconds_per_token=0.001)
     cost = R * K * 0.001  # of a token of each response, and there are three of the prompt besides
-    serial = measure.ideal_s(SERIAL, problems, 1, learner=learner, publish=None)
+    serial = measure.ideal_s(SERIAL, problems, 1, learner=learner)
     assert serial == pytest.approx(1 + 4 * cost)
     assert measure.ideal_s(TAIL_BATCHING, problems, 5, learner=learner) == pytest.approx(
         (4 * (1 + 4 * cost) + 10 + 13 * cost) / 5
     )
-
-
-def test_paced_engine_with_a_version_samples_without_an_update():
-    async def body():
-        engine = PacedEngine(engine_profile(), version=Version(incarnation=0, step=0))
-        start = time.monotonic()
-        sample = await engine.sample(PROMPT, Sampling(max_tokens=4), request_id="000000000.1", priority=0)
-        return sample, time.monotonic() - start
-
-    sample, seconds = asyncio.run(body())
-    assert sample.tokens.size == 4 and seconds > 0
-    assert set(sample.token_versions) == {Version(incarnation=0, step=0)}
-
-
-def test_roll_flash_of_the_fleet_is_the_presets():
-    config = ROLL_FLASH.config(1)
-    assert (config.admission.async_ratio, config.admission.unit, config.publish.when) == (2.0, "sample", "every")

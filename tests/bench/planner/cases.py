@@ -10,7 +10,6 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from configs import overrides
 from configs.schema import Config
@@ -66,21 +65,6 @@ class Error:
         return (self.predicted - self.measured) / self.measured
 
 
-def to_json(cases: Sequence[Case]) -> dict[str, Any]:
-    """The `profiles` and `measured` of a result file."""
-    return {
-        "profiles": {case.name: plan_profile.to_dict(case.profile) for case in cases},
-        "measured": [
-            {
-                "name": case.name,
-                "config": json.loads(overrides.to_json(case.config)),
-                "measured": case.measured | {"profile": case.name},
-            }
-            for case in cases
-        ],
-    }
-
-
 def read(path: pathlib.Path) -> list[Case]:
     """The cases of a bench's result file.
 
@@ -124,8 +108,3 @@ def errors(cases: Sequence[Case]) -> list[Error]:
 def max_relative_error(found: Sequence[Error]) -> float | None:
     """The largest over times and throughputs; None without any."""
     return max((abs(e.relative) for e in found if e.metric in TIMES), default=None)
-
-
-def compare(measured: Sequence[Case]) -> float | None:
-    """The planner's largest relative error over the times and throughputs of these runs; None without any."""
-    return max_relative_error(errors(measured))

@@ -21,7 +21,7 @@ from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 from learner.metrics.flops import matmul_params
 from learner.model.architecture import Architecture
-from tests.bench.job import PROJECT
+from tests.bench.harness.runs import PROJECT
 
 HBM_BYTES, HBM_BYTES_PER_S, FLOPS = 80e9, 3.35e12, 989e12
 """An H100 SXM's, by its data sheet; dense bfloat16."""

@@ -25,9 +25,10 @@ def test_compare_gives_the_largest_error_over_times():
     truth = simulate(case_of().config, case_of().profile, num_updates=4).round_mean("rollout_to_train_end_s")
     right = case_of(measured={"rollout_to_train_end_s": truth})
     slow = case_of(measured={"rollout_to_train_end_s": truth * 1.25, "first_dispatch_s": 1e-3})
-    assert cases.compare([right]) == pytest.approx(0.0)
-    assert cases.compare([right, slow]) == pytest.approx(0.2)  # a dispatch's error doesn't count
-    assert cases.compare([]) is None
+    assert cases.max_relative_error(cases.errors([right])) == pytest.approx(0.0)
+    # A dispatch's error doesn't count.
+    assert cases.max_relative_error(cases.errors([right, slow])) == pytest.approx(0.2)
+    assert cases.max_relative_error([]) is None
 
 
 def test_closed_formulas_are_the_papers():

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from launch.tools.plan import profile
-from launch.tools.plan.sim.event_queue import Lag, SimResult
-from tests.bench.planner.recipes import ASSUMED, COLUMNS, FOLDER, PAGE, profile_of, row, table
+from tests.bench.planner.recipes import ASSUMED, FOLDER, PAGE, profile_of, table
 
 GSM8K = "gsm8k_qwen2_5_1_5b"
 
@@ -35,28 +34,6 @@ def test_stored_profile_is_of_the_recipe_as_it_is_now(recipe):
     """But for the store, which is measured anew with the cluster's."""
     stored, now = json.loads((FOLDER / f"{recipe}.json").read_text()), profile_of(recipe)
     assert stored.pop("store").keys() == now.pop("store").keys() and stored == now
-
-
-def test_who_waits_is_said_by_the_learners_wait_then_by_what_is_given_up():
-    def said(*, waiting: float, dropped: int) -> list[str]:
-        lag = Lag(mean=1.0, p95=2.0, max=3)
-        outcome = SimResult(
-            **dict.fromkeys(("seconds", "step_s", "samples_per_s", "tokens_per_s", "wasted_tokens"), 1.0),
-            **dict.fromkeys(("engine_utilisation", "engine_fill", "learner_utilisation", "recomputed_tokens"), 1.0),
-            **dict.fromkeys(("num_steps", "num_samples", "num_preemptions"), 1),
-            rounds=({"round/waiting_ratio": waiting},),
-            token_lag=lag,
-            group_lag=lag,
-            num_dropped={"overflow": dropped},
-        )
-        return [cell.strip() for cell in row(GSM8K, 2, outcome).strip("|").split("|")]
-
-    assert len(said(waiting=0.3, dropped=9)) == len(COLUMNS)
-    assert said(waiting=0.3, dropped=9)[-1] == "the learner"
-    assert (
-        said(waiting=0.01, dropped=9)[-2:] == ["9", "the engines' groups"]
-        and said(waiting=0.01, dropped=0)[-1] == "neither"
-    )
 
 
 @pytest.mark.nightly

@@ -1,13 +1,11 @@
 """Deltas after one AdamW step on real gradients of a real model, in bfloat16.
 
-    python -m tests.bench.publish.delta
+    python -m tests.bench.publish --parts=delta
 
 The parameters before and after the step are published by the real writer and fetched by the real reader, once in full
 and once as the delta. Times are wall-clock, on all cores, the best of a few; on a link the bytes come on top.
 """
 
-import dataclasses
-import json
 import pathlib
 import tempfile
 import threading
@@ -16,7 +14,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from absl import app, logging
+from absl import logging
 
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
@@ -24,12 +22,10 @@ from bridge.snapshots.delta import make_delta
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement, WeightManifest
-from tests.bench.publish import codecs, smollm2
-from tests.bench.rig.report import Aim
+from tests.bench.publish import smollm2
+from tests.bench.publish.timing import print_measured
 
 RUN = "delta-bench"
-LINK_BYTES_PER_S = 100e6
-AIMS = {"delta_ratio_lr1e-6": 20.0, "delta_ratio_lr1e-5": 8.0}
 _REPEATS = 3
 _MEMORY = pathlib.Path("/dev/shm")
 
@@ -41,7 +37,7 @@ def measure() -> dict[str, Any]:
             steps = smollm2.steps(smollm2.obtain(), pathlib.Path(folder))
         except smollm2.UnavailableError as e:
             logging.error("deltas are not measured: %s", e)
-            return {**dict.fromkeys(AIMS), "delta_unavailable": str(e)}
+            return {"delta_unavailable": str(e)}
         values: dict[str, Any] = {}
         for rate, (before, after) in steps.items():
             place = pathlib.Path(folder) / rate
@@ -49,36 +45,6 @@ def measure() -> dict[str, Any]:
             before.unlink()
             after.unlink()
         return values
-
-
-def table(values: dict[str, Any]) -> str:
-    """The values as markdown."""
-    if "delta_unavailable" in values:
-        return f"Not measured: {values['delta_unavailable']}"
-    lines = [
-        "| lr | of the values changed | bytes in full | ratio | make | fetch and apply | the same in full "
-        "| over 100 MB/s: delta | in full |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for rate in smollm2.LEARNING_RATES:
-        v = {name: values[f"delta_{name}_lr{rate}"] for name in _STEP_VALUES}
-        delta_s = v["apply_s"] + v["bytes"] / LINK_BYTES_PER_S
-        full_s = v["full_apply_s"] + v["full_bytes"] / LINK_BYTES_PER_S
-        lines.append(
-            f"| {rate} | {v['changed_share']:.2%} | {v['full_bytes']:,} | {v['ratio']:.1f} | {v['make_s']:.3f} s "
-            f"| {v['apply_s']:.3f} s | {v['full_apply_s']:.3f} s | {delta_s:.2f} s | {full_s:.2f} s |"
-        )
-    lines += ["", "| codec, one core | " + " | ".join(f"lr {r}: ratio, make, apply" for r in smollm2.LEARNING_RATES)]
-    lines[-1] += " |"
-    lines.append("|---|" + "---|" * len(smollm2.LEARNING_RATES))
-    by_rate = [values[f"delta_codecs_lr{rate}"] for rate in smollm2.LEARNING_RATES]
-    for rows in zip(*by_rate, strict=True):
-        cells = [f"{row['ratio']:.1f}, {row['make_s']:.3f} s, {row['apply_s']:.3f} s" for row in rows]
-        lines.append(f"| {rows[0]['codec']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-_STEP_VALUES = ("changed_share", "bytes", "full_bytes", "ratio", "make_s", "apply_s", "full_apply_s")
 
 
 def _measure_step(before: pathlib.Path, after: pathlib.Path, place: pathlib.Path) -> dict[str, Any]:
@@ -106,7 +72,6 @@ def _measure_step(before: pathlib.Path, after: pathlib.Path, place: pathlib.Path
         "make_s": make_s,
         "apply_s": apply_s,
         "full_apply_s": full_apply_s,
-        "codecs": [dataclasses.asdict(row) for row in codecs.compare(old_data, new_data)],
     }
     writer.remove()
     return values
@@ -138,12 +103,5 @@ def _timed(work: Any) -> float:
     return time.perf_counter() - start
 
 
-def main(_: list[str]) -> None:
-    values = measure()
-    print(table(values))
-    aims = {name: Aim(value=values[name], aim=aim).to_json() for name, aim in AIMS.items()}
-    print(json.dumps({"bench": "publish_delta", "values": values, "aims": aims}))
-
-
 if __name__ == "__main__":
-    app.run(main)
+    print_measured(measure)

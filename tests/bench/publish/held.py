@@ -8,7 +8,6 @@ that there are micro-batches beside a publish and others.
 """
 
 import functools
-import json
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from configs.sections import PublishConfig
 from learner.model.decoder import Params
 from learner.publish.publisher import Publisher
 from tests.bench.publish.sizes import SIZES, make_params
+from tests.bench.publish.timing import print_measured
 
 NUM_UPDATES = 12
 MICRO_BATCHES = 3
@@ -97,6 +97,4 @@ def measure(size_name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    began_s = time.monotonic()
-    found = measure(sys.argv[1])
-    print(json.dumps(found | {"wall_s": time.monotonic() - began_s}))
+    print_measured(measure, sys.argv[1])

@@ -26,6 +26,7 @@ from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
+from tests.bench.publish.timing import print_measured
 from tests.integration.network import namespaces
 
 RATE_BYTES_PER_S = 100_000_000
@@ -170,6 +171,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "actor":
         act(sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4]), sys.stdin)
     else:
-        began_s = time.monotonic()
-        found = measure(sys.argv[1])
-        print(json.dumps(found | {"wall_s": time.monotonic() - began_s}))
+        print_measured(measure, sys.argv[1])

@@ -5,14 +5,13 @@
 In a process that may use only so many cores. Every target is warm; memcpy is one thread's, into the same slot.
 """
 
-import json
 import os
 import pathlib
 import sys
 import tempfile
-import time
 from typing import Any
 
+from tests.bench.publish.timing import print_measured
 from tests.param_tensors import iter_tensors
 
 ROUNDS = 9
@@ -116,6 +115,4 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[2])])
-    began_s = time.monotonic()
-    found = measure(sys.argv[1], int(sys.argv[2]))
-    print(json.dumps(found | {"wall_s": time.monotonic() - began_s}))
+    print_measured(measure, sys.argv[1], int(sys.argv[2]))

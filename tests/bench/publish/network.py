@@ -7,13 +7,11 @@ Fetched once with its hashes and once without, so that the way of the bytes show
 of reader and server together, over those of the memcpy.
 """
 
-import json
 import os
 import pathlib
 import sys
 import tempfile
 import threading
-import time
 from typing import Any
 from unittest import mock
 
@@ -28,7 +26,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from launch.services.snapshot_server import ServerProcess
 from launch.tools import certificates
-from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
+from tests.bench.publish.timing import in_turns, medians, print_measured, speed_over, with_cpu
 from tests.param_tensors import iter_tensors
 
 ROUNDS = 5
@@ -127,6 +125,4 @@ def measure(size_name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    began_s = time.monotonic()
-    found = measure(sys.argv[1])
-    print(json.dumps(found | {"wall_s": time.monotonic() - began_s}))
+    print_measured(measure, sys.argv[1])

@@ -2,14 +2,12 @@
 
     python -m tests.bench.publish.swap
 
-Loaded by vLLM's own reload in the pause (`reload`), and staged beside generation as it is done (`staged`), in turns in
-one engine: first idle, beside a memcpy of the served bytes, then with as many requests running as it takes. What a swap
+First idle, beside a memcpy of the served bytes, then with as many requests running as the engine takes. What a swap
 costs of the tokens is what the engine would have sampled in the same time without one, less what it did.
 """
 
 import asyncio
 import collections
-import json
 import multiprocessing
 import pathlib
 import statistics
@@ -17,14 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from actor.engine_protocol import SwapTimings
 from actor.vllm.engine import VllmEngine
-from actor.vllm.updates import WeightUpdates
-from actor.vllm.worker_channel import WorkerChannel
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from bridge.rollout_types import Sampling, Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
@@ -32,7 +28,7 @@ from bridge.snapshots.verified_copy import VerifiedCopy
 from bridge.weight_types import WeightManifest
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig
-from tests.bench.publish.timing import cpu_s
+from tests.bench.publish.timing import cpu_s, print_measured
 from tests.integration.support import models
 
 NUM_IDLE, NUM_BUSY = 7, 4
@@ -41,17 +37,6 @@ NUM_COLD = 2
 NUM_REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 32, 40, 48
 WINDOW_S = 6.0
 """How long tokens are counted from a swap's start, and how long without one."""
-Way = Literal["reload", "staged"]
-
-
-class ToldUpdates(WeightUpdates):
-    """Updates that can be told not to stage."""
-
-    way: Way = "staged"
-
-    async def _prepare(self, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest) -> None:
-        if self.way == "staged":
-            await super()._prepare(control, path, manifest)
 
 
 def make_folder(path: pathlib.Path) -> pathlib.Path:
@@ -86,8 +71,6 @@ class Bench:
         self._writer = SnapshotWriter(at / "weights", **keys)
         self._mirror = VerifiedCopy(at / "weights", self._file, expected=model.tensors, **keys)
         self._step = 0
-        self._updates = ToldUpdates(engine._llm, engine._config, expected=model.tensors, counter=engine._counter)
-        engine._updates = self._updates
         (worker,) = multiprocessing.active_children()
         self._worker = worker.pid
 
@@ -102,10 +85,9 @@ class Bench:
         await asyncio.to_thread(self._mirror.fetch, manifest)
         return manifest
 
-    async def swapped(self, way: Way) -> tuple[SwapTimings, float]:
+    async def swapped(self) -> tuple[SwapTimings, float]:
         """The timings of one swap, and the seconds of CPU that the engine's process took for it all in all."""
         manifest = await self.fetched()
-        self._updates.way = way
         begin_s = cpu_s(self._worker)
         timings = await self.engine.swap_weights(self._file, manifest)
         return timings, cpu_s(self._worker) - begin_s
@@ -131,10 +113,9 @@ class Bench:
         rows: list[dict[str, float]] = []
         for _ in range(NUM_IDLE):
             row = {"memcpy_s": self.memcpy_s(warm), "empty_pause_s": await self.empty_pause_s()}
-            for way in ("reload", "staged"):
-                timings, row[f"{way}_cpu_s"] = await self.swapped(way)
-                row |= {f"{way}_pause_s": timings.pause_s, f"{way}_check_s": timings.check_s}
-                row[f"{way}_pause_over_memcpy"] = (timings.pause_s - row["empty_pause_s"]) / row["memcpy_s"]
+            timings, row["staged_cpu_s"] = await self.swapped()
+            row |= {"staged_pause_s": timings.pause_s, "staged_check_s": timings.check_s}
+            row["staged_pause_over_memcpy"] = (timings.pause_s - row["empty_pause_s"]) / row["memcpy_s"]
             rows.append(row)
             print({name: round(value, 4) for name, value in row.items()}, file=sys.stderr, flush=True)
         kept = rows[NUM_COLD:]
@@ -146,22 +127,19 @@ class Bench:
         await asyncio.sleep(WINDOW_S)
         found: dict[str, list[float]] = collections.defaultdict(list)
         for _ in range(NUM_BUSY):
-            for way in ("reload", "staged"):
-                alone, _ = await self._window(asyncio.sleep, 0)
-                beside, (timings, _) = await self._window(self.swapped, way)
-                values = {"pause_s": timings.pause_s, "check_s": timings.check_s, "load_s": timings.load_s}
-                for name, value in (values | {"alone_tokens_per_s": alone, "beside_tokens_per_s": beside}).items():
-                    found[f"{way}_{name}"].append(value)
+            alone, _ = await self._window(asyncio.sleep, 0)
+            beside, (timings, _) = await self._window(self.swapped)
+            values = {"pause_s": timings.pause_s, "check_s": timings.check_s, "load_s": timings.load_s}
+            for name, value in (values | {"alone_tokens_per_s": alone, "beside_tokens_per_s": beside}).items():
+                found[f"staged_{name}"].append(value)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        # Of all rounds together: on a machine that does much else a window may hold no token.
-        lost = {
-            f"{way}_tokens_lost_share": 1 - sum(found[f"{way}_beside_tokens_per_s"]) / rate
-            for way in ("reload", "staged")
-            if (rate := sum(found[f"{way}_alone_tokens_per_s"])) > 0
-        }
-        return {f"busy_{k}": v for k, v in ({k: statistics.median(v) for k, v in found.items()} | lost).items()}
+        medians = {name: statistics.median(values) for name, values in found.items()}
+        if (rate := sum(found["staged_alone_tokens_per_s"])) > 0:
+            # Of all rounds together: on a machine that does much else a window may hold no token.
+            medians["staged_tokens_lost_share"] = 1 - sum(found["staged_beside_tokens_per_s"]) / rate
+        return {f"busy_{name}": value for name, value in medians.items()}
 
     async def _window(self, work: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[float, Any]:
         """Tokens a second from the start of some work for WINDOW_S, or until it ends if that is later."""
@@ -215,6 +193,4 @@ def measure() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    began_s = time.monotonic()
-    print(json.dumps(measure() | {"wall_s": time.monotonic() - began_s}))
-    sys.exit()
+    print_measured(measure)

@@ -70,3 +70,9 @@ def child(module: str, *arguments: object, timeout_s: float = 540.0) -> dict[str
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}; see above")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def print_measured(measure: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    """Prints what a part found, with the seconds that it took, as its last line."""
+    began_s = time.monotonic()
+    print(json.dumps(measure(*arguments) | {"wall_s": time.monotonic() - began_s}))

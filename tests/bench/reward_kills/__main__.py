@@ -8,7 +8,10 @@ so that a failure which became a reward is seen: an auditor of its own decodes t
 and works out what it had to earn. Kills (SIGKILL, SIGSTOP, an endpoint that answers 500 or nonsense) are drawn by the
 seed, one every few seconds, at processes that are at work where there are any. Then the run must go on by itself.
 
-Writes `results/reward_kills.{json,md}`.
+An actor that drops 32 groups in a row ends and is started again: as while a judge is dead and only its groups are left
+of a round. Kills without a target fell into such a start. A kill of an idle process costs nothing, and so does a stop
+that ends within the deadline; a killed zygote costs each of its episodes an attempt, a dead judge each request that
+finds it so. Counts of the run's metrics are up to the last row of each of the actor's lives.
 """
 
 import collections
@@ -16,16 +19,24 @@ import dataclasses
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from absl import app, flags, logging
 
-from tests.bench.job import code_hash
+from tests.bench.harness import result
+from tests.bench.harness.runs import code_hash
 from tests.bench.reward_kills.campaign import SETTLED_UPDATES, Outcome, run
-from tests.bench.reward_kills.kills import KINDS, RARE
+from tests.bench.reward_kills.kills import KINDS, RARE, Done
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, WORKER
-from tests.bench.rig import report
 
+MUST_BE_NONE = ("wrong_rewards", "zero_rewards", "trained_twice", "lost", "unrecorded", "wrong_means", "orphans")
+AIMS = {
+    **{key: result.at_most(0) for key in MUST_BE_NONE},
+    "updates_after_the_last_kill": result.at_least(SETTLED_UPDATES),
+    "least_groups_of_a_source_after_the_last_kill": result.at_least(1),
+    **{f"failures_of_{who}": result.at_least(1) for who in ("worker", "judge", "episode", "zygote")},
+}
 _MINUTES = flags.DEFINE_float("minutes", 10.0, "How long processes are killed.")
 _SEED = flags.DEFINE_integer("seed", 1, "Draws the kills.")
 _KEEP = flags.DEFINE_bool("keep_folder", False, "Leave the run's folder and logs where they are.")
@@ -42,7 +53,39 @@ def main(argv: list[str]) -> None:
     finally:
         if not _KEEP.value:
             shutil.rmtree(folder, ignore_errors=True)
-    finish(outcome)
+    counts, busy = _by_kind(outcome.kills), _by_kind([k for k in outcome.kills if k.was_busy])
+    values = values_of(outcome)
+    verdict = outcome.verdict
+    failed = "; ".join(f"{who}: {dict(of) or 'nothing'}" for who, of in outcome.failures.items())
+    result.finish(
+        "reward_kills",
+        __doc__,
+        values=values,
+        aims=AIMS,
+        rows=[
+            {"target": who, "how": how, "times": counts[who, how], "at_work": busy[who, how]}
+            for who, how in sorted((*KINDS, RARE))
+        ],
+        columns={"who": "{target}", "what": "{how}", "times": "{times}", "of them at work": "{at_work}"},
+        notes=[
+            f"{verdict.num_updates} updates, {values['updates_after_the_last_kill']} of them after the last kill, of "
+            f"{verdict.num_groups} groups ({dict(verdict.by_source)}) with {verdict.num_responses} responses and "
+            f"{verdict.num_turns} turns of episodes. Exit code {outcome.exit_code} (130: it was told to end), "
+            f"{outcome.actor_starts} start(s) of the actor.",
+            f"The actor's log by failed attempt: {failed}. Groups dropped: {dict(outcome.dropped) or 'none'}.",
+        ],
+        beside="the whole run: a learner, an actor with vLLM, two verifier workers, a judge, an environment",
+        code=code_hash("tests/bench/reward_kills"),
+        seed=_SEED.value,
+        minutes=_MINUTES.value,
+        kills=[dataclasses.asdict(k) for k in outcome.kills],
+        failures=outcome.failures,
+        dropped=outcome.dropped,
+        tickets=outcome.ticket_states,
+        metrics=outcome.metrics,
+        orphans=outcome.orphans,
+        verdict=vars(verdict),
+    )
 
 
 def values_of(outcome: Outcome) -> dict[str, Any]:
@@ -50,7 +93,7 @@ def values_of(outcome: Outcome) -> dict[str, Any]:
     verdict = outcome.verdict
     return {
         "kills": len(outcome.kills),
-        "least_of_a_kind": min(_by_kind(outcome)[kind] for kind in KINDS),
+        "least_of_a_kind": min(_by_kind(outcome.kills)[kind] for kind in KINDS),
         "kills_of_processes_at_work": sum(k.was_busy for k in outcome.kills),
         "kills_without_a_target": outcome.missed,
         "updates": verdict.num_updates,
@@ -79,86 +122,8 @@ def values_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def aims_of(values: dict[str, Any]) -> dict[str, Any]:
-    """All must hold."""
-    none = ("wrong_rewards", "zero_rewards", "trained_twice", "lost", "unrecorded", "wrong_means", "orphans")
-    some = ("failures_of_worker", "failures_of_judge", "failures_of_episode", "failures_of_zygote")
-    least = {"updates_after_the_last_kill": SETTLED_UPDATES, "least_groups_of_a_source_after_the_last_kill": 1}
-    return {
-        **{key: report.Aim(value=values[key], aim=0, at_least=False).to_json() for key in none},
-        **{key: report.Aim(value=values[key], aim=aim).to_json() for key, aim in least.items()},
-        **{key: report.Aim(value=values[key], aim=1).to_json() for key in some},
-    }
-
-
-def finish(outcome: Outcome) -> None:
-    """The table, the files and the line."""
-    values = values_of(outcome)
-    report.finish(
-        "reward_kills",
-        title="Rewards under kills",
-        about=(__doc__ or "").split("\n\n")[2:3],
-        table=_table(outcome),
-        remarks=_remarks(outcome, values),
-        values=values,
-        aims=aims_of(values),
-        data={
-            "code": code_hash("tests/bench/reward_kills"),
-            "seed": _SEED.value,
-            "minutes": _MINUTES.value,
-            "kills": [dataclasses.asdict(k) for k in outcome.kills],
-            "failures": outcome.failures,
-            "dropped": outcome.dropped,
-            "tickets": outcome.ticket_states,
-            "metrics": outcome.metrics,
-            "orphans": outcome.orphans,
-            "verdict": vars(outcome.verdict),
-        },
-        figure=False,
-        beside="the whole run: a learner, an actor with vLLM, two verifier workers, a judge, an environment",
-    )
-
-
-def _by_kind(outcome: Outcome) -> collections.Counter[tuple[str, str]]:
-    return collections.Counter((k.target, k.how) for k in outcome.kills)
-
-
-def _table(outcome: Outcome) -> report.Table:
-    counts = _by_kind(outcome)
-    at_work = collections.Counter((k.target, k.how) for k in outcome.kills if k.was_busy)
-    rows = [
-        [target, how, str(counts[target, how]), str(at_work[target, how])] for target, how in sorted((*KINDS, RARE))
-    ]
-    return report.Table(columns=["who", "what", "times", "of them at work"], rows=rows)
-
-
-def _remarks(outcome: Outcome, values: dict[str, Any]) -> list[str]:
-    verdict = outcome.verdict
-    said = [
-        f"{who}: " + (", ".join(f"{how} {count}" for how, count in of.items()) or "nothing")
-        for who, of in outcome.failures.items()
-    ]
-    return [
-        f"{verdict.num_updates} updates, {values['updates_after_the_last_kill']} of them after the last kill, of "
-        f"{verdict.num_groups} groups ({', '.join(f'{s} {n}' for s, n in sorted(verdict.by_source.items()))}) with "
-        f"{verdict.num_responses} responses and {verdict.num_turns} turns of episodes: {verdict.wrong_rewards} wrong "
-        f"rewards, {verdict.zero_rewards} of 0, {verdict.wrong_means} updates with another mean than theirs, "
-        f"{verdict.trained_twice} groups trained twice, {verdict.lost} lost. Exit code {outcome.exit_code} (130: it "
-        f"was told to end), {outcome.actor_starts} start(s) of the actor, processes left: {len(outcome.orphans)}.",
-        "The run's own counts in its metrics, up to the last row of each of the actor's lives: actor/verifier_failures "
-        f"{values['verifier_failures']:.0f} (attempts, the judge's too), actor/episode_failures "
-        f"{values['episode_failures']:.0f}, groups/reissued {values['groups_reissued']:.0f}; groups dropped: "
-        f"{_counts(outcome.dropped)}; tickets given up after actor.max_attempts: {values['tickets_given_up']}.",
-        "The actor's log by failed attempt: " + "; ".join(said) + ".",
-        "An actor that drops 32 groups in a row ends and is started again: as while a judge is dead and only its "
-        "groups are left of a round. Kills without a target fell into such a start.",
-        "A kill of an idle process costs nothing, and so does a stop that ends within the deadline; a killed zygote "
-        "costs each of its episodes an attempt, a dead judge each request that finds it so.",
-    ]
-
-
-def _counts(of: Any) -> str:
-    return ", ".join(f"{who} {count}" for who, count in sorted(of.items())) or "none"
+def _by_kind(kills: Sequence[Done]) -> collections.Counter[tuple[str, str]]:
+    return collections.Counter((k.target, k.how) for k in kills)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,14 @@ and from where, and which are ours; all were chosen before anything was run).
 
 `adaptive_speedup` is the mean over all rounds of asynchronous over adaptive combined time (from the round's tickets to
 its last reward), as in Figure 13(c); `exposed_share` is what rewards add to the rollout, of rollout and reward without
-any training, so of less than a step. Writes `results/rewards.{json,md}`.
+any training, so of less than a step; `*_of_step` is of a whole step, with a training as long, against the rollout, as
+the paper's (Table 1, code). All times of tokens, test cases and timeouts are divided by one speed, for all alike. The
+fewer answers a round has, the fewer of them hang, and the less likely one of those ended late, where 30 s more are 30 s
+more of the round: the paper's rounds (128 x 8) have four times as many.
 """
 
 import asyncio
+import collections
 import dataclasses
 import pathlib
 import statistics
@@ -34,9 +38,9 @@ from actor.sandbox.pool import Sandbox
 from actor.sandbox.self_test import check_isolation
 from configs.sections import RewardsConfig
 from tests.bench import sandbox as of_sandbox
+from tests.bench.harness import result
 from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, OWN, SYNCHRONOUS, Step, run_arm
 from tests.bench.rewards.workload import HANG_SHARE, SAMPLES, SMALL, T_MAX_S, T_MIN_S, WHOLE, Workload
-from tests.bench.rig import report
 
 TRAINING_OVER_ROLLOUT = 21 / 66
 """RollPacker, Table 1: code."""
@@ -78,26 +82,16 @@ def exposed_share_of_step(steps: Sequence[Step]) -> float:
 
 def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str, float]:
     """What the bench says, besides its conditions."""
-    rounds = speedups(found[FIXED], found[ADAPTIVE])
-    last = max(s.epoch for s in found[ADAPTIVE])
-    of_kind = {
-        f"adaptive_speedup_{kind}": statistics.fmean(
-            r for r, s in zip(rounds, found[FIXED], strict=True) if s.kind == kind
-        )
-        for kind in sorted({s.kind for s in found[FIXED]})
-    }
-    of_epoch = {
-        f"adaptive_speedup_epoch_{e}": statistics.fmean(
-            r for r, s in zip(rounds, found[FIXED], strict=True) if s.epoch == e
-        )
-        for e in range(last + 1)
-    }
-    return {
+    rounds, fixed = speedups(found[FIXED], found[ADAPTIVE]), found[FIXED]
+    values = {
         "adaptive_speedup": statistics.fmean(rounds),
-        "adaptive_speedup_of_sums": sum(s.combined_s for s in found[FIXED])
-        / sum(s.combined_s for s in found[ADAPTIVE]),
-        **of_kind,
-        **of_epoch,
+        "adaptive_speedup_of_sums": sum(s.combined_s for s in fixed) / sum(s.combined_s for s in found[ADAPTIVE]),
+    }
+    for label in ("kind", "epoch"):
+        for of in sorted({getattr(s, label) for s in fixed}):
+            some = [r for r, s in zip(rounds, fixed, strict=True) if getattr(s, label) == of]
+            values[f"adaptive_speedup_{of if label == 'kind' else f'epoch_{of}'}"] = statistics.fmean(some)
+    return values | {
         "asynchronous_speedup": statistics.fmean(speedups(found[SYNCHRONOUS], found[FIXED])),
         "exposed_share": exposed_share(found[ADAPTIVE]),
         "exposed_share_asynchronous": exposed_share(found[FIXED]),
@@ -114,69 +108,49 @@ def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str,
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
-    size = SMALL if report.SMALL.value else WHOLE
-    workload = Workload(size=size)
+    size = SMALL if result.SMALL.value else WHOLE
     check_isolation()
     with Sandbox(num_warm=2) as sandbox:
-        took = of_sandbox.costs(sandbox, 5 if report.SMALL.value else 50)
+        took = of_sandbox.costs(sandbox, 5 if result.SMALL.value else 50)
     added_ms = 1000 * (statistics.median(took[of_sandbox.WARM]) - statistics.median(took[of_sandbox.BARE]))
     with tempfile.TemporaryDirectory(prefix="sluice-rewards-") as folder:
-        found = asyncio.run(measure(workload, pathlib.Path(folder)))
-    values = values_of(found, added_ms)
-    report.finish(
-        "rewards",
-        title="Rewards on the critical path",
-        about=(__doc__ or "").split("\n\n")[2:],
-        table=_table(found),
-        remarks=_remarks(workload, found, values),
-        values=values,
-        aims={
-            "adaptive_speedup": report.Aim(value=values["adaptive_speedup"], aim=1.6).to_json(),
-            "exposed_share": report.Aim(value=values["exposed_share"], aim=0.05, at_least=False).to_json(),
-            "own_solutions_exposed_share": report.Aim(
-                value=values["own_solutions_exposed_share"], aim=0.05, at_least=False
-            ).to_json(),
-            # As of `tests.bench.sandbox`.
-            "sandbox_added_ms": report.Aim(value=added_ms, aim=10.0, at_least=False).to_json(),
-        },
-        data={
-            "size": dataclasses.asdict(size),
-            "steps": {arm: [dataclasses.asdict(s) for s in steps] for arm, steps in found.items()},
-        },
-        figure=False,
-        beside="nothing else of ours",
-    )
-
-
-def _table(found: Mapping[str, Sequence[Step]]) -> report.Table:
-    columns = ["epoch", "round", *(f"{arm}: combined, s" for arm in ARMS), *(f"{arm}: exposed, s" for arm in ARMS)]
+        found = asyncio.run(measure(Workload(size=size), pathlib.Path(folder)))
     rows = [
-        [
-            str(steps[0].epoch),
-            f"{steps[0].round} ({steps[0].kind})",
-            *(f"{s.combined_s:.2f}" for s in steps),
-            *(f"{s.exposed_s:.2f}" for s in steps),
-        ]
+        {"epoch": steps[0].epoch, "round": steps[0].round, "kind": steps[0].kind}
+        | {f"combined {n}": s.combined_s for n, s in enumerate(steps)}
+        | {f"exposed {n}": s.exposed_s for n, s in enumerate(steps)}
         for steps in zip(*(found[arm] for arm in ARMS), strict=True)
     ]
-    return report.Table(columns=columns, rows=rows)
-
-
-def _remarks(workload: Workload, found: Mapping[str, Sequence[Step]], values: Mapping[str, float]) -> list[str]:
-    size = workload.size
-    num = {
-        arm: {v: sum(s.verdicts.get(v, 0) for s in steps) for v in ("ok", "wrong", "timeout", "hang")}
+    verdicts = {
+        arm: sum((collections.Counter(s.verdicts) for s in steps), collections.Counter())
         for arm, steps in found.items()
     }
-    return [
-        f"{size.prompts} prompts x {SAMPLES} responses a round (the paper: 128 x 8, on a cluster's CPUs), "
-        f"{size.workers} workers. All times of tokens, test cases and timeouts are divided by {size.speed:g}, for all "
-        f"arms alike; the seconds above are those of the clock. {HANG_SHARE:.0%} of the answers hang, drawn by hash.",
-        "Verdicts: " + "; ".join(f"{arm}: {', '.join(f'{v} {n}' for v, n in of.items())}" for arm, of in num.items())
-        + f". Right answers that the adaptive timeout ended: {values['right_timed_out']:.0f}.",
-        "The fewer answers a round has, the fewer of them hang, and the less likely one of those ended late, where "
-        "30 s more are 30 s more of the round: the paper's rounds have four times as many.",
-    ]  # fmt: skip
+    result.finish(
+        "rewards",
+        __doc__,
+        values=values_of(found, added_ms),
+        aims={
+            "adaptive_speedup": result.at_least(1.6, "RollPacker, Figure 13(c)"),
+            "exposed_share": result.at_most(0.05),
+            "own_solutions_exposed_share": result.at_most(0.05),
+            "sandbox_added_ms": result.at_most(10.0, "as of tests.bench.sandbox"),
+        },
+        rows=rows,
+        columns={
+            "epoch": "{epoch}",
+            "round": "{round} ({kind})",
+            **{f"{arm}: combined, s": f"{{combined {n}:.2f}}" for n, arm in enumerate(ARMS)},
+            **{f"{arm}: exposed, s": f"{{exposed {n}:.2f}}" for n, arm in enumerate(ARMS)},
+        },
+        notes=[
+            f"{size.prompts} prompts x {SAMPLES} responses a round, {size.workers} workers, times divided by "
+            f"{size.speed:g}. {HANG_SHARE:.0%} of the answers hang, drawn by hash.",
+            "Verdicts: " + "; ".join(f"{arm}: {dict(counts)}" for arm, counts in verdicts.items()) + ".",
+        ],
+        beside="nothing else of ours",
+        size=dataclasses.asdict(size),
+        steps={arm: [dataclasses.asdict(s) for s in steps] for arm, steps in found.items()},
+    )
 
 
 if __name__ == "__main__":

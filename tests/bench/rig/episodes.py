@@ -17,8 +17,8 @@ from actor.environments.episode import Episodes
 from actor.environments.transcript import EpisodeRequest
 from bridge.rollout_types import Sampling
 from configs.sections.actor import EnvironmentsConfig
+from tests.bench.rig.lengths import Work
 from tests.bench.rig.replay import ReplayEngine
-from tests.bench.rig.work import Work
 
 
 class LockStep:

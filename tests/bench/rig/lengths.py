@@ -1,4 +1,4 @@
-"""Response lengths drawn beforehand: a function of the prompt, the sample's number and a seed, and of nothing else.
+"""Response lengths and latencies drawn beforehand: functions of the prompt, the sample's number and a seed alone.
 
 So every schedule serves the same work, whatever order it serves it in, and a prompt that is tried again has the
 lengths it had.
@@ -72,3 +72,32 @@ def uniform(prompt: bytes, *numbers: int) -> float:
     """A uniform number inside (0, 1) that depends on everything given."""
     digest = hashlib.blake2b(prompt + b"".join(n.to_bytes(8, "little", signed=True) for n in numbers), digest_size=8)
     return (int.from_bytes(digest.digest(), "little") + 0.5) / 2**64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an episode is."""
+
+    environment: str
+    """`module:Class`; its rows say `latencies_s`, one a turn."""
+    num_turns: int
+    turn_tokens: int
+    """Sampled in each turn."""
+    mean_s: float
+    deviation_s: float
+    """Of the environment's latency: normal, of which what is below 0 is left out."""
+    seed: int = 0
+    lock_step: int = 0
+    """Episodes of a batch that all take their turns, and step, together; 0: each goes on for itself."""
+
+    def latencies_s(self, prompt_tokens: Int32[np.ndarray, " P"], index: int) -> list[float]:
+        """Of a prompt's episode number `index`, one a turn."""
+        if self.deviation_s == 0:
+            return [self.mean_s] * self.num_turns
+        prompt = prompt_tokens.astype("<i4").tobytes()
+        below = _NORMAL.cdf(-self.mean_s / self.deviation_s)
+        return [
+            self.mean_s
+            + self.deviation_s * _NORMAL.inv_cdf(below + (1 - below) * uniform(prompt, self.seed, index, turn))
+            for turn in range(self.num_turns)
+        ]

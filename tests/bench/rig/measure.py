@@ -46,7 +46,7 @@ def measure_profile(
     """
     if engine is None:
         counts = counts_up_to(config.actor.max_num_seqs)
-        engine = rig.profile_engine(counts, num_tokens=min(64, config.sampling.max_response_tokens))
+        engine = rig.ask_actor("profile", counts=counts, num_tokens=min(64, config.sampling.max_response_tokens))
         engine["request_s"] = request_s(rig, config, engine)
     events = [e for r in results for e in r.events]
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, num_groups)]

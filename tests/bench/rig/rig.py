@@ -16,6 +16,7 @@ from learner.metrics.metrics_writer import read_rows
 from tests.bench.rig.session import Session
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
+ACTOR = "tests.bench.rig.actor_process"
 START_S, SESSION_S = 600.0, 600.0
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -44,7 +45,7 @@ class Result:
     running: list[tuple[float, int]]
     """Unix seconds, and the sequences that the engine ran then; of several engines, the first."""
     late_s: float = 0.0
-    """How late the actors' process was where it had to say so (`tests.bench.engines.fleet_process`)."""
+    """How late the actors' process was (`tests.bench.engines.fleet_process`)."""
 
     @property
     def span_s(self) -> float:
@@ -98,7 +99,7 @@ class Rig:
         config: Config,
         model_folder: pathlib.Path,
         *,
-        actor_module: str = "tests.bench.rig.actor_process",
+        actor_module: str = ACTOR,
     ) -> None:
         """Starts both and the engine; takes a minute or two.
 
@@ -107,7 +108,7 @@ class Rig:
           config: of the engine: its sections model and actor are every session's, but for actor.max_num_seqs, which
             may be less in a session: the rest of the places stays empty then.
           model_folder: the policy's.
-          actor_module: what is run as the first process; it answers as `actor_process` does.
+          actor_module: what is run as the first process (`serving.Server`).
 
         Raises:
           ValueError: the machine has one core only.
@@ -117,18 +118,21 @@ class Rig:
             raise ValueError("the rig wants two cores, one for the engine and one for the learner")
         self.root, self.model_folder = root, model_folder
         root.mkdir(parents=True, exist_ok=True)
-        module = __name__.rpartition(".")[0]
         self._num_sessions = 0
         with contextlib.ExitStack() as children:  # each is ended, whatever fails
             self._actor = RpcProcess(actor_module, [str(ENGINE_CORE)], root / "actor.log")
             children.callback(self._actor.close)
             self._learner = RpcProcess(
-                f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
+                "tests.bench.rig.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
             )
             children.callback(self._learner.close)
             self._ask(
                 self._actor,
-                {"do": "start_engine", "config": _plain(config), "model_folder": str(model_folder)},
+                {
+                    "do": "start_engine",
+                    "config": Session(config=config).to_json()["config"],
+                    "model_folder": str(model_folder),
+                },
                 deadline_s=START_S,
             )
             self._children = children.pop_all()
@@ -172,9 +176,9 @@ class Rig:
             **answer,
         )
 
-    def profile_engine(self, counts: list[int], *, num_tokens: int) -> dict[str, Any]:
-        """An engine's profile as the planner reads it; after a session, whose weights it uses."""
-        return self._ask(self._actor, {"do": "profile", "counts": counts, "num_tokens": num_tokens})
+    def ask_actor(self, do: str, **request: Any) -> dict[str, Any]:
+        """Returns the first process's answer; `profile` is after a session, whose weights it uses."""
+        return self._ask(self._actor, {"do": do} | request)
 
     def prompts(self, config: Config, count: int) -> list[list[int]]:
         """The tokens of a run's first prompts, in the order of their tickets."""
@@ -186,10 +190,6 @@ class Rig:
         found = self._ask(self._learner, request | {"model_folder": str(self.model_folder)})
         return list(zip(found["prompts"], found["answers"], strict=True))
 
-    def ask_actor(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the first process answers to a request that not every such process knows."""
-        return self._ask(self._actor, request)
-
     def close(self) -> None:
         """Ends both processes."""
         self._children.close()
@@ -198,7 +198,3 @@ class Rig:
         others = [c for c in (self._actor, self._learner) if c is not child]
         child.send(request)
         return wait_for(child, *others, deadline_s=deadline_s)
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    return Session(config=config).to_json()["config"]

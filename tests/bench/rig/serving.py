@@ -1,7 +1,12 @@
-"""A fresh `Actor` on an engine that outlives it, for one session."""
+"""A fresh `Actor` for each session on engines that outlive it, and the process that serves sessions so."""
 
 import asyncio
 import contextlib
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
 
 from actor.admission import Admission
 from actor.loop import Actor, ActorLimits
@@ -10,63 +15,120 @@ from actor.rewards.scorer import RewardScorer
 from actor.rewards.verifier_pool import VerifierPool
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
-from actor.weights.model_folder import ModelFolder
+from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.source import LocalCopy, LocalSource
 from bridge.chat_template import read_chat_template
 from bridge.store.open import SqliteStore
 from bridge.timeline import Timeline
+from configs import overrides
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
+from launch import cli
+from launch.tools.profile_machine.profile_worker import RpcServer
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.replay import HashRewards, ReplayEngine
 from tests.bench.rig.session import Session
 
 
-async def serve(
-    name: str,
-    session: Session,
-    replay: ReplayEngine,
-    model: ModelFolder,
-    load: LoadLog | None,
-    *,
-    max_lag_steps: int | None = None,
-) -> None:
-    """Serves a session's store until it is cancelled; the engine is left as it is.
+class Server:
+    """Answers requests one after the other; a subclass has the engines."""
 
-    Args:
-      name: the actor's.
-      session: whose.
-      replay: the engine.
-      model: what it serves.
-      load: looks at the engine meanwhile, if it is to.
-      max_lag_steps: see `Actor`.
-    """
+    def __init__(self, parent: RpcServer) -> None:
+        self.parent = parent
+        self.model: ModelFolder | None = None
+        self._serving: list[asyncio.Task[None]] = []
+        self._load: LoadLog | None = None
+
+    async def start(self, config: Config) -> None:
+        """Starts what outlives the sessions."""
+
+    async def engines(self, session: Session) -> list[ReplayEngine]:
+        """Returns the engines of a session; each gets an actor of its own."""
+        raise NotImplementedError
+
+    async def end(self) -> dict[str, Any]:
+        """Ends what a session had; returns what there is to tell beside the load."""
+        return {}
+
+    async def close(self) -> None:
+        """Ends what `start` started."""
+
+    async def run(self) -> None:
+        while (request := await asyncio.to_thread(self.parent.receive)) is not None:
+            self.parent.answer(await getattr(self, f"do_{request.pop('do')}")(**request))
+        await self.close()
+
+    async def do_start_engine(self, config: dict[str, Any], model_folder: str) -> dict[str, Any]:
+        parsed = overrides.from_dict(config)
+        self.model = read_model_folder(pathlib.Path(model_folder), dtype=parsed.model.served_dtype)
+        await self.start(parsed)
+        return {}
+
+    async def do_begin(self, session: dict[str, Any]) -> dict[str, Any]:
+        """Starts serving a session's store."""
+        parsed = Session.from_json(session)
+        assert self.model is not None
+        for index, engine in enumerate(await self.engines(parsed)):
+            load = None
+            if index == 0:  # of many engines one: each look costs all of them
+                load = self._load = LoadLog(lambda engine=engine: engine.stats)
+            task = asyncio.create_task(serve(f"actor-{index}", parsed, engine, self.model, load))
+            task.add_done_callback(self._on_end)
+            self._serving.append(task)
+        return {}
+
+    async def do_end(self) -> dict[str, Any]:
+        """Stops serving; what is in progress is given up. Returns the first engine's load meanwhile."""
+        for task in self._serving:
+            task.cancel()
+        for task in self._serving:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        assert self._load is not None
+        self._serving = []
+        return {"running": self._load.seen} | await self.end()
+
+    def _on_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.error("session failed", exc_info=error)
+            self.parent.fail(error)
+
+
+def run_server(server: type[Server], core: str | None) -> None:
+    """Serves requests until there are no more, on one core if one is given."""
+    if core is not None:
+        os.sched_setaffinity(0, {int(core)})
+    parent = RpcServer()
+    cli.log_to_stderr()
+    try:
+        asyncio.run(server(parent).run())
+    except BaseException as e:
+        logging.error("the rig's actor ends", exc_info=e)
+        parent.fail(e)
+        raise
+
+
+async def serve(name: str, session: Session, engine: ReplayEngine, model: ModelFolder, load: LoadLog | None) -> None:
+    """Serves a session's store until it is cancelled; the engine is left as it is, and `load` looks at it meanwhile."""
     config = session.config
     snapshots = snapshot_folder(config)
     with contextlib.ExitStack() as parts:
-        copy = LocalCopy(snapshots, name)
-        parts.callback(copy.close)
-        store = SqliteStore(RunFolder(session.folder).store)
-        parts.callback(store.close)
-        timeline = Timeline(RunFolder(session.folder).events, name)
-        parts.callback(timeline.close)
-        weights = WeightClient(
-            LocalSource(
-                snapshots,
-                copy.file,
-                run=run_id(session.folder),
-                tokenizer_hash=model.tokenizer_hash,
-                expected=model.tensors,
-            ),
-            replay,
-            timeline=timeline,
+        copy = parts.enter_context(contextlib.closing(LocalCopy(snapshots, name)))
+        store = parts.enter_context(contextlib.closing(SqliteStore(RunFolder(session.folder).store)))
+        timeline = parts.enter_context(contextlib.closing(Timeline(RunFolder(session.folder).events, name)))
+        source = LocalSource(
+            snapshots,
+            copy.file,
+            run=run_id(session.folder),
+            tokenizer_hash=model.tokenizer_hash,
+            expected=model.tensors,
         )
-        parts.callback(weights.close)
-        rewards = _rewards(session, config)
+        weights = parts.enter_context(contextlib.closing(WeightClient(source, engine, timeline=timeline)))
+        rewards = _rewards(session)
         actor = Actor(
             name,
             store=store,
-            engine=replay,
+            engine=engine,
             weights=weights,
             rewards=rewards,  # pyright: ignore[reportArgumentType]
             read=ResponseReader(model.tokenizer, read_chat_template(model.path)),
@@ -74,7 +136,7 @@ async def serve(
             timeline=timeline,
             limits=ActorLimits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
             drain_before_swap=config.publish.at_publish == "drain",
-            max_lag_steps=max_lag_steps,
+            max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         )
         watching = asyncio.create_task(load.watch()) if load is not None else None
         try:
@@ -82,13 +144,14 @@ async def serve(
         finally:
             if watching is not None:
                 watching.cancel()
-            await replay.settle()
+            await engine.settle()
             await rewards.close()
 
 
-def _rewards(session: Session, config: Config) -> RewardScorer | HashRewards:
+def _rewards(session: Session) -> RewardScorer | HashRewards:
     if session.rewards == "hash":
         return HashRewards(session.flat_share)
+    config = session.config
     pool = VerifierPool(
         num_workers=config.actor.verifier_workers,
         timeout_s=config.actor.verifier_timeout_s,

@@ -11,8 +11,7 @@ from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from launch.tools.plan.profile import EngineProfile
-from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.work import Work
+from tests.bench.rig.lengths import Lengths, Work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,4 @@
 import asyncio
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +10,13 @@ from actor.engine_protocol import Sample
 from actor.rewards.types import Response
 from bridge.rollout_types import Sampling, Task
 from configs.schema import Config
-from launch.tools.profile_machine.profile_worker import ChildError, RpcProcess, wait_for
 from learner.distributed.sharding import make_mesh
 from learner.update.train_step import TrainStep
-from tests.bench.rig import report
-from tests.bench.rig.calibrate import (
-    Calibration,
-    calibrate_passes,
-    measured_ratio,
-    wait_and_compute_s,
-)
+from tests.bench.rig.calibrate import calibrate, wait_and_compute_s, waiting_ratio
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.paced_steps import PacedSteps
-from tests.bench.rig.replay import HashRewards, ReplayEngine
+from tests.bench.rig.replay import HashRewards, Places, ReplayEngine
+from tests.bench.rig.session import Session
 from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, steps_of, stream
 
 PROMPTS = [np.array([n // 50, n % 50, 3], np.int32) for n in range(2000)]
@@ -104,14 +97,6 @@ def test_replay_asks_for_the_drawn_length_and_masks_no_token():
     assert replay.stats == "the engine's"
 
 
-def test_replay_without_lengths_leaves_the_request_alone():
-    engine = _Engine()
-    asked = Sampling(max_tokens=40, stop_token_ids=(7,))
-    replay = ReplayEngine(engine, None)  # pyright: ignore[reportArgumentType]
-    asyncio.run(replay.sample(PROMPTS[1], asked, request_id="3.0", priority=3))
-    assert engine.asked == [asked]
-
-
 def test_replay_a_swap_outlives_the_session_that_began_it():
     async def scenario() -> int:
         engine = _Engine()
@@ -128,16 +113,39 @@ def test_replay_a_swap_outlives_the_session_that_began_it():
     assert asyncio.run(scenario()) == 1
 
 
-def test_hash_rewards_are_the_same_for_the_same_text_and_half_ones():
-    async def scores() -> list[float]:
-        pool = HashRewards()
-        task = Task.judged_by("exact", answer="4")
-        texts = [f"text {i % 500}" for i in range(1000)]
-        return [(await pool.score(Response(text=t, finish="stop", num_tokens=2), task)).reward for t in texts]
+def test_hash_rewards_are_half_ones_and_flat_for_a_share_of_the_prompts():
+    async def scores(pool: HashRewards, answer: str) -> list[float]:
+        task = Task.judged_by("exact", answer=answer)
+        return [
+            (await pool.score(Response(text=f"text {i}", finish="stop", num_tokens=2), task)).reward for i in range(500)
+        ]
 
-    got = asyncio.run(scores())
-    assert got[:500] == got[500:] and set(got) == {0.0, 1.0}
+    got = asyncio.run(scores(HashRewards(), "4"))
+    assert got == asyncio.run(scores(HashRewards(), "4")) and set(got) == {0.0, 1.0}
     np.testing.assert_allclose(np.mean(got), 0.5, atol=0.1)
+    flat = [HashRewards(0.25).is_flat(f"answer {n}") for n in range(4000)]
+    np.testing.assert_allclose(np.mean(flat), 0.25, atol=0.02)
+    assert set(asyncio.run(scores(HashRewards(0.25), f"answer {flat.index(True)}"))) == {1.0}
+
+
+def test_places_let_the_lowest_priority_in_next_and_are_not_lost_with_a_cancelled_request():
+    async def scenario() -> list[str]:
+        places, seen, ends = Places(1), list[str](), {name: asyncio.Event() for name in "abcd"}
+
+        async def hold(name: str, priority: int) -> None:
+            async with places.take(priority):
+                seen.append(name)
+                await ends[name].wait()
+
+        tasks = {n: asyncio.create_task(hold(n, p)) for n, p in zip("abcd", (9, 8, 3, 5), strict=True)}
+        await asyncio.sleep(0)
+        tasks["d"].cancel()
+        for event in ends.values():
+            event.set()
+        await asyncio.wait(tasks.values())
+        return seen
+
+    assert asyncio.run(scenario()) == ["a", "c", "b"]
 
 
 def trained(steps: TrainStep, config: Config) -> Any:
@@ -187,91 +195,25 @@ def round_row(wait_s: float, compute_s: float, *, aside_s: float = 0.0) -> dict[
 
 
 class _SerialRig:
-    """A serial round of 1000 tokens in 10 micro-batches; a pass takes 0.05 s, and a round 0.1 s besides."""
+    """A serial round of 1000 tokens in 10 micro-batches: 3 s of rollout, 0.05 s a pass, and 0.1 s besides."""
 
-    def __init__(self, *, rollout_s: float = 3.0) -> None:
-        self._rollout_s = rollout_s
-        self.tried: list[float] = []
-
-    def run(self, passes_per_token: float) -> Any:
-        self.tried.append(passes_per_token)
-        num_passes = max(10.0, 1000 * passes_per_token)
-        row = round_row(self._rollout_s, 0.05 * num_passes + 0.1)
+    def run(self, session: Session) -> Any:
+        num_passes = max(10.0, 1000 * session.passes_per_token)
+        row = round_row(3.0, 0.05 * num_passes + 0.1)
         return SimpleNamespace(rounds=[row], num_passes=num_passes, num_micro_batches=10, real_tokens=1000)
 
 
-def calibrated(rig: Any, **options: Any) -> Calibration:
-    as_session: Any = lambda passes: passes  # noqa: E731
-    return calibrate_passes(rig, as_session, **options)
-
-
 def test_calibration_finds_the_passes_at_which_serial_waits_as_wanted():
-    found = calibrated(_SerialRig(), waiting_ratio=0.3, tolerance=0.001, tries=8)
+    rig: Any = _SerialRig()
+    session = Session(config=config_of())
+    found = calibrate(rig, {"serial": session}, bounds=(0.299, 0.301), tries=9)
     np.testing.assert_allclose(0.05 * 1000 * found.passes_per_token + 0.1, 7, rtol=0.01)  # 3 of 10 s are the rollout's
-    np.testing.assert_allclose(found.waiting_ratio, 0.3, atol=0.001)
+    assert found.is_within and abs(found.waiting_ratio - 0.3) < 0.001
     np.testing.assert_allclose(found.passes_per_micro_batch, 13.8, rtol=0.01)
-    assert found.remarks() == []
+    missed = calibrate(rig, {"serial": session}, bounds=(0.299, 0.301), tries=1)
+    assert not missed.is_within and missed.passes_per_token == 0.0 and "Warning" in missed.notes()[1]
 
 
 def test_wait_and_compute_leave_out_what_was_set_aside():
     result: Any = SimpleNamespace(rounds=[round_row(3.0, 1.0, aside_s=4.0), round_row(2.0, 4.0)])
-    assert wait_and_compute_s(result) == (5.0, 5.0)
-    assert measured_ratio(result) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("value", "at_least", "met"), [(2.0, True, True), (1.9, True, False), (1.9, False, True), (None, True, False)]
-)
-def test_aim_is_met_on_its_side(value, at_least, met):
-    assert report.Aim(value=value, aim=2.0, at_least=at_least).to_json() == {"value": value, "aim": 2.0, "met": met}
-
-
-CHILD = """
-import sys
-from launch.tools.profile_machine.profile_worker import RpcServer
-parent = RpcServer()
-print("chatter on stdout")
-while (request := parent.receive()) is not None:
-    if request["do"] == "add":
-        parent.answer({"sum": request["a"] + request["b"]})
-    elif request["do"] == "fail":
-        parent.fail(ExceptionGroup("several", [ValueError("the reason")]))
-    elif request["do"] == "end":
-        sys.exit("last words")
-"""
-
-
-@pytest.fixture
-def start_child(tmp_path, monkeypatch):
-    (tmp_path / "pipe_child.py").write_text(CHILD)
-    monkeypatch.setattr(
-        "launch.tools.profile_machine.profile_worker.sys",
-        SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin),
-    )
-    return lambda name: RpcProcess("pipe_child", [], tmp_path / name)
-
-
-@pytest.fixture
-def child(start_child):
-    one = start_child("log")
-    yield one
-    one.close()
-
-
-def _with_path(folder):
-    """An interpreter that also finds modules of `folder`."""
-    script = folder / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
-
-
-def test_child_that_fails_says_why(child):
-    child.send({"do": "fail"})
-    with pytest.raises(ChildError, match="failed: ValueError: the reason"):
-        wait_for(child, deadline_s=60)
-
-
-def test_child_that_does_not_answer_is_not_waited_for(child):
-    with pytest.raises(ChildError, match="did not answer in 0 s"):
-        wait_for(child, deadline_s=0.2)
+    assert wait_and_compute_s(result) == (5.0, 5.0) and waiting_ratio(result) == 0.5

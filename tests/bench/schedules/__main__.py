@@ -4,22 +4,22 @@
 
 Each schedule draws a configuration (rounds, frontier, windows with an async ratio or a lag bound, whole groups and
 single samples, races, filters, ring buffers, ESS stops), and runs 8 updates of it (`world.py`). Last come the tokens
-that whole simulated runs waste at alpha 1, 2 and 4, on the stored profile of `tests.bench.async_ratio`. Ends in one
-line of JSON.
+that whole simulated runs waste at alpha 1, 2 and 4, on the stored profile of `tests.bench.async_ratio`.
 """
 
-import argparse
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
-from absl import logging
+from absl import app, flags, logging
 
 from launch.tools.plan.sim.simulate import simulate
+from tests.bench.harness import result
 from tests.bench.planner import cases
 from tests.bench.schedules.fuzz import RULES, fuzz
 
+_SCHEDULES = flags.DEFINE_integer("schedules", 1300, "Number of schedules.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the first schedule.")
 PROFILE = pathlib.Path("tests/bench/results/async_ratio.json")
 
 
@@ -43,21 +43,30 @@ def wasted(*, num_updates: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def main() -> None:
-    """Prints a line of JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--schedules", type=int, default=1300, help="number of schedules")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule")
-    parser.add_argument("--small", action="store_true", help="shows that it works; its numbers mean nothing")
-    args = parser.parse_args()
+def main(argv: list[str]) -> None:
+    """Runs all, writes the results, prints the JSON line."""
+    del argv
     logging.set_verbosity(logging.FATAL)
-    num = 13 if args.small else args.schedules
-    found, problems = fuzz(range(args.seed, args.seed + num))
-    values: dict[str, Any] = {"schedules": num, "seed": args.seed} | dataclasses.asdict(found)
-    values |= {"problems": problems[:20], "wasted": wasted(num_updates=10 if args.small else 60)}
-    aims = {name: {"value": values[name], "aim": "0", "met": values[name] == 0} for name in RULES}
-    print(json.dumps({"bench": "schedules", "values": values, "aims": aims}))
+    num, seed = 13 if result.SMALL.value else _SCHEDULES.value, _SEED.value
+    found, problems = fuzz(range(seed, seed + num))
+    values: dict[str, Any] = {"schedules": num, "seed": seed} | dataclasses.asdict(found)
+    values |= {"problems": problems[:20], "wasted": wasted(num_updates=10 if result.SMALL.value else 60)}
+    result.finish(
+        "schedules",
+        __doc__,
+        values=values,
+        aims=dict.fromkeys(RULES, result.at_most(0)),
+        rows=[{"name": name, **numbers} for name, numbers in values["wasted"].items()],
+        columns={
+            "waste": "{name}",
+            "aborted tokens": "{aborted_tokens}",
+            "per trained token": "{aborted_per_trained_token:.3f}",
+            "stale groups": "{stale_groups}",
+            "tokens/s": "{tokens_per_s}",
+        },
+        beside="nothing else of ours",
+    )
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

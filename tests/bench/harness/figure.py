@@ -1,4 +1,4 @@
-"""Bar charts side by side: what most of the rig's benches draw."""
+"""Figures of the benches: bar charts side by side."""
 
 import pathlib
 from collections.abc import Mapping, Sequence

@@ -7,12 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from configs import overrides
-from configs.schema import Config
-from launch.tools.plan import profile as plan_profile
-from launch.tools.plan.profile import Profile
-from tests.bench.cluster.figure import CHIPS, ENGINES, OVERRIDES, PRESET, variants
-from tests.bench.cluster_plan import Cell, counts_up_to, name_in_figure, scale, variant_of
+from tests.bench.cluster.figure import CHIPS, ENGINES, Cell, Variant, counts_up_to, name_in_figure, scale, variants
 
 COMPUTE = ("generation", "learner compute")
 """What one pays for: where that is what bounds a run, nothing gives out."""
@@ -21,29 +16,19 @@ _TABLE = re.compile(re.escape(_HEAD) + r"(\n\|.*)*")
 
 
 def table(profile: dict[str, Any]) -> str:
-    """In markdown, a variant a row, with all the figure's learner chips; numbers of engines are exact."""
-    config = overrides.apply(overrides.load_preset(PRESET), OVERRIDES)
+    """Returns Markdown, a variant a row, with all the figure's learner chips; numbers of engines are exact."""
     lines = [_HEAD]
-    for text in variants(profile["store"]):
-        title, its_config, its_profile = variant_of(text, config, plan_profile.from_dict(profile))
-        parts = changes(functools.partial(_part, its_config, its_profile))
-        ends = changes(functools.partial(_is_out, its_config, its_profile))
+    for variant in variants(profile):
+
+        def cell(num_engines: int, variant: Variant = variant) -> Cell:
+            return scale(variant.config, variant.profile, engines=[num_engines], learner_chips=[CHIPS])[0][0]
+
+        parts = changes(lambda n, cell=cell: name_in_figure(cell(n).limit.part))
+        ends = changes(lambda n, cell=cell: not cell(n).limit.groups_per_s)
         said = ", ".join(f"{name} {n:,}" for n, name in parts if name not in COMPUTE) or "-"
         never = next((f"{n:,}" for n, is_out in ends if is_out), "-")
-        lines.append(f"| {title.removeprefix('... ')} | {said} | {never} |")
+        lines.append(f"| {variant.title.removeprefix('... ')} | {said} | {never} |")
     return "\n".join(lines)
-
-
-def _part(config: Config, profile: Profile, num_engines: int) -> str:
-    return name_in_figure(_cell(config, profile, num_engines).limit.part)
-
-
-def _is_out(config: Config, profile: Profile, num_engines: int) -> bool:
-    return not _cell(config, profile, num_engines).limit.groups_per_s
-
-
-def _cell(config: Config, profile: Profile, num_engines: int) -> Cell:
-    return scale(config, profile, engines=[num_engines], learner_chips=[CHIPS])[0][0]
 
 
 def changes(of: Callable[[int], Any]) -> list[tuple[int, Any]]:
@@ -63,14 +48,7 @@ def _between(of: Callable[[int], Any], low: int, high: int) -> list[tuple[int, A
 
 
 def keep(profile: dict[str, Any], path: pathlib.Path, page: pathlib.Path, *, load: float, num_cores: int) -> str:
-    """Writes profile and table, unless the machine was busy; in a line, what was done.
-
-    Args:
-      profile: with the store as measured.
-      path: of the JSON file.
-      page: has the table.
-      load: the load average when the measurement began.
-      num_cores: of the machine; with more load than that a store's seconds are others' too.
+    """Writes profile and table, unless the machine was busy when the measurement began; returns what was done.
 
     Raises:
       ValueError: the page has no such table.

@@ -1,1 +1,0 @@
-"""What the actor costs beside the engine that it serves with."""

@@ -1,1 +1,0 @@
-"""`launch.tools.evaluate` against a plain loop of transformers; see `__main__`."""

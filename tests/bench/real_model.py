@@ -1,0 +1,110 @@
+"""Does a real pretrained model learn in minutes? SmolLM2-135M-Instruct, two presets, on this machine's cores.
+
+    python -m tests.bench.real_model [--seeds=0] [--only=pipelinerl,rolloutpipe] [--dir=FOLDER]
+
+`arithmetic_smollm2`, the recipe's own settings, but that minutes of training end a run and every publish is probed: 15
+of `pipelinerl`, 20 of `rolloutpipe`, each with three to four minutes around them. Sums and differences of numbers below
+a hundred in the model's chat template; `math` wants one number in digits; 256 held-out problems, three quarters of them
+of three kinds of question that are not trained, sampled at temperature 1 by the engine that serves the policy (a value
+has a standard error of 0.03 at most). What counts is the last evaluation whose weights were made within the minutes;
+evaluations and probes are in those minutes, starting, compiling and ending are not.
+
+Engine tokens/s are response tokens trained a second of training, beside the learner; learner tokens/s are prompt and
+response tokens a second of its computing. Memory is the sum of the peaks (VmHWM) of each role's processes; what they
+share counts in each. The model comes from PyPI (`launch.tools.get_model`), once. A finished run of the same code stays
+in its folder and is taken from there.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from absl import app
+
+from tests.bench.harness import result, runs
+
+RECIPE = "arithmetic_smollm2"
+MINUTES = {"pipelinerl": 15.0, "rolloutpipe": 20.0}
+"""Of training, by preset."""
+OVERRIDES: Mapping[str, object] = {
+    "run.num_updates": 10_000,  # minutes end it
+    "publish.probe_every_n_publishes": 1,
+    # Nothing of it is used: neither a restart nor the memory of a save.
+    "checkpoint.every_n_steps": 10_000,
+    "checkpoint.on_stop": False,
+}
+COLUMNS = runs.COLUMNS | {
+    "held-out reward by minute": "{by_minute}",
+    "engine tokens/s": "{engine_tokens_per_s:.1f}",
+    "learner tokens/s": "{learner_tokens_per_s:.0f}",
+    "pause, s": "{pause_s:.2f}",
+    "probes": "{num_probes}",
+    "learner GiB": "{learner_peak_gib:.2f}",
+    "actor GiB": "{actor_peak_gib:.2f}",
+}
+
+
+def row_of(preset: str, seed: int, ran: runs.Ran) -> dict[str, Any]:
+    """Returns the row of what was within the minutes.
+
+    An evaluation counts if the newest weights that answered it were made within them.
+
+    Raises:
+      RuntimeError: too little was.
+    """
+    bound_s = MINUTES[preset] * 60
+    until = runs.training_s(ran.rows)
+    steps = [row for row in ran.of_kind("step") if until[row["step"]] <= bound_s]
+    evals = [r for r in ran.of_kind("eval") if until.get(int(r["eval/last_version"]), bound_s + 1) <= bound_s]
+    probes = ran.of_kind("probe")
+    if len(evals) < 2 or not steps or not probes:
+        raise RuntimeError(
+            f"{preset}: {len(steps)} steps, {len(evals)} evaluations and {len(probes)} probes within "
+            f"{MINUTES[preset]:g} minutes of training; expected one, two and one at least"
+        )
+    total_s = until[steps[-1]["step"]]
+    minutes = [(until[int(row["eval/last_version"])] / 60, row["eval/reward"]) for row in evals]
+    return runs.row_of(
+        f"{preset} {seed}",
+        dataclasses.replace(ran, rows=[*steps, *evals, *probes]),
+        preset=preset,
+        by_minute=", ".join(f"{minute:.1f}: {reward:.2f}" for minute, reward in minutes),
+        engine_tokens_per_s=sum(row["tokens"] for row in steps) / total_s,
+        learner_tokens_per_s=sum(row["real_tokens"] for row in steps) / sum(row["time/train_s"] for row in steps),
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Runs all, writes the results, prints the JSON line."""
+    del argv
+    presets, root = runs.chosen(MINUTES), runs.folder_of("real-model")
+    files = runs.prepare_smollm2(root / "data")
+    rows = []
+    for preset in presets:
+        for seed in map(int, runs.SEEDS.value if runs.SEEDS.present else ["0"]):
+            overrides = {**OVERRIDES, **files, "run.seed": seed}
+            folder, bound_s = root / f"{preset}-{seed}", MINUTES[preset] * 60
+            rows.append(row_of(preset, seed, runs.run_job(f"{RECIPE}:{preset}", overrides, folder, bound_s=bound_s)))
+            print(f"{preset} {seed}: {rows[-1]['by_minute']}", flush=True)
+    values = {f"gain_{preset}": min(r["gain"] for r in rows if r["preset"] == preset) for preset in presets}
+    values |= {
+        "max_abs_dlogprob": max(row["max_abs_dlogprob"] for row in rows),
+        "wall_min": max(row["wall_s"] for row in rows) / 60,
+    }
+    result.finish(
+        "real_model",
+        __doc__,
+        values=values,
+        aims={
+            "gain_pipelinerl": result.at_least(0.7, "ours"),
+            "gain_rolloutpipe": result.at_least(0.6, "ours"),
+            "max_abs_dlogprob": result.at_most(1e-4, "at which an actor of float32 is fenced"),
+        },
+        rows=rows,
+        columns=COLUMNS,
+        beside=runs.MAIN_JOB,
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)

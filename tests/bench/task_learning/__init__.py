@@ -1,1 +1,0 @@
-"""Held-out reward of tasks of several turns, with a tool, and of programs; see `__main__`."""
