@@ -1,14 +1,22 @@
 """What a run that has ended leaves and shows: its summary, the report's place, and a few samples."""
 
+import contextlib
+import json
 import pathlib
+import re
+import statistics
 import sys
+from typing import Any
 
 from absl import logging
 from rich.console import Console
+from rich.table import Table
 
+from bridge import timeline
 from configs.run_folder import RunFolder
+from configs.sections.evaluation import HELD_OUT
 from launch import cli
-from launch.console.summary import finish
+from launch.console.live_view import MetricsTail
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 from launch.terminal import make_console
@@ -16,6 +24,148 @@ from launch.tools import samples_view
 from launch.tools.report.timeline_events import num_bytes
 from launch.tools.samples_choice import Query, choose, pairs
 from launch.tools.samples_view import read_samples
+from learner.metrics.trackers import KINDS, SentSteps
+
+_RESTART = re.compile(r"-r\d+$")
+
+
+def finish(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
+    """Merges the event log, writes summary.json and prints the summary."""
+    run = RunFolder(prepared.folder)
+    timeline.merge(run.events, run.trace)
+    summary = summarize(prepared, ending)
+    run.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    _print(prepared, summary)
+    return summary
+
+
+def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
+    """The run in a few numbers; null where nothing was measured."""
+    _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()  # whole lines: a killed learner tears one
+    steps = [r for r in rows if r["kind"] == "step"]
+    evals = [r for r in rows if r["kind"] == "eval"]
+    of_sets = {r["set"]: r for r in rows if "set" in r}
+    rounds = [r for r in rows if r["kind"] == "round"]
+    probes = [r for r in rows if r["kind"] == "probe"]
+
+    def known(rows: list[dict[str, Any]], name: str) -> list[float]:
+        return [r[name] for r in rows if r.get(name) is not None]
+
+    def mean(rows: list[dict[str, Any]], name: str) -> float | None:
+        values = known(rows, name)
+        return statistics.fmean(values) if values else None
+
+    return {
+        "preset": prepared.config.preset,
+        "outcome": ending.value,
+        "steps": steps[-1]["step"] if steps else 0,
+        "checkpoint": last_checkpoint(RunFolder(prepared.folder)),
+        "held_out_reward_start": evals[0]["eval/reward"] if evals else None,
+        "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
+        "held_out_problems": evals[-1]["problems"] if evals else 0,
+        "held_out": [[r["step"], r["eval/reward"]] for r in evals],
+        "evaluations": {name: _estimates(row) for name, row in sorted(of_sets.items())},
+        "truncated_responses": mean(steps, "response/truncated"),
+        "training_s": sum(r["time/step_s"] for r in steps),
+        "tokens_per_s": mean(steps, "tokens_per_s"),
+        "lag_mean": mean(steps, "lag/mean"),
+        "lag_max": max(known(steps, "lag/max"), default=None),
+        "ess": mean(steps, "ess"),
+        "pause_s": mean(steps, "actor/pause_s"),
+        "waiting_ratio": mean(rounds, "round/waiting_ratio"),
+        "waiting_ratio_eq4": mean(rounds, "round/waiting_ratio_eq4"),
+        "parity_max_abs_dlogprob": max(known(probes, "parity/max_abs_dlogprob"), default=None),
+        "trained_groups": sum(len(r["groups"]) for r in steps),
+        "dropped_groups": steps[-1]["groups/dropped"] if steps else 0,
+        "engines": engines(RunFolder(prepared.folder).events),
+    }
+
+
+def _estimates(row: dict[str, Any]) -> dict[str, Any]:
+    """The last evaluation of a set: its step, and its estimates with their standard errors."""
+    prefix = f"eval/{row['set']}/"
+    return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in row.items() if "@" in k}
+
+
+def last_checkpoint(run: RunFolder) -> int | None:
+    """Returns the step of the newest checkpoint, from which the next start continues; None without one."""
+    return max((int(f.name) for f in run.checkpoints.glob("*") if f.name.isdigit()), default=None)
+
+
+def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
+    """What each actor did, by its role over all of its starts: training tickets it made, and how often it started.
+
+    A ticket is a group, or one sample where those are tickets of their own.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(events.glob("actor-*.jsonl")):
+        made = found.setdefault(_RESTART.sub("", path.stem), {"tickets": 0, "starts": 0})
+        with open(path, encoding="utf-8", errors="replace") as lines:  # long ones: line by line, and few are parsed
+            for line in lines:
+                made["tickets"] += '"name": "reward"' in line and '"kind": "train"' in line
+                made["starts"] += '"name": "process_name"' in line
+    return found
+
+
+def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
+    console = make_console()
+    table = Table(title=f"{prepared.config.run.name}: {summary['outcome']}", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+
+    def row(title: str, value: float | None, form: str = ".3f", unit: str = "") -> None:
+        if value is not None:
+            table.add_row(title, f"{value:{form}}{unit}")
+
+    row("optimizer steps", summary["steps"], "d")
+    if prepared.config.run.num_updates > summary["steps"]:
+        row("steps kept in the last checkpoint", summary["checkpoint"] or 0, "d")
+    row("held-out reward, start", summary["held_out_reward_start"])
+    row("held-out reward, end", summary["held_out_reward_end"])
+    row("held-out problems", summary["held_out_problems"], "d")
+    for name, found in summary["evaluations"].items():
+        for metric, value in found.items():
+            is_told = name == HELD_OUT and metric.endswith("@1")  # above
+            if "@" in metric and not metric.endswith("_stderr") and not is_told:
+                error = found.get(f"{metric}_stderr")
+                row(f"{name} {metric}", value, unit="" if error is None else f" +- {error:.3f}")
+    row("responses cut off", summary["truncated_responses"])
+    row("training time", summary["training_s"], ".0f", " s")
+    row("tokens trained per second", summary["tokens_per_s"], ",.0f")
+    row("lag, mean", summary["lag_mean"], ".2f", " steps")
+    row("lag, max", summary["lag_max"], ".0f", " steps")
+    row("effective sample size", summary["ess"])
+    row("generation pause per update", _scale(summary["pause_s"], 1e3), ".0f", " ms")
+    row("trainer waiting ratio (eq. 4)", summary["waiting_ratio_eq4"])
+    row("trainer waiting ratio (5.1)", summary["waiting_ratio"])
+    if len(made := summary["engines"]) > 1:
+        row("engines", len(made), "d")
+        row("tickets of an engine, fewest", min(e["tickets"] for e in made.values()), "d")
+        row("tickets of an engine, most", max(e["tickets"] for e in made.values()), "d")
+    row("engine vs learner, max |dlogprob|", summary["parity_max_abs_dlogprob"], ".1e", " nats")
+    console.print(table)
+    run = RunFolder(prepared.folder)
+    console.print(f"metrics      {run.metrics}   (tensorboard --logdir {run.tensorboard})", soft_wrap=True)
+    console.print(f"event log    {run.trace}   (open it at https://ui.perfetto.dev)", soft_wrap=True)
+    console.print(f"checkpoints  {run.checkpoints}", soft_wrap=True)
+    if prepared.config.run.num_updates > summary["steps"]:
+        kept = summary["checkpoint"] or 0
+        again = f", and trains steps {kept + 1} to {summary['steps']} again" if summary["steps"] > kept else ""
+        console.print(f"to continue  start the same command again: it begins after step {kept}{again}", soft_wrap=True)
+    for name in filter(KINDS.__contains__, prepared.config.run.tracker_names):
+        with contextlib.suppress(ValueError):
+            marks = SentSteps.read(run.tracker(name).with_suffix(".json"))
+            again = f"; python -m launch.services.track --run_dir={run.path} --tracker={name} sends the rest"
+            left = f"   ({marks.num_left} rows are not there: {marks.problem}{again})" if marks.problem else ""
+            console.print(f"{name:<12} {marks.where}{left}", soft_wrap=True, markup=False, highlight=False)
+    model = run.model(summary["steps"])
+    if model.is_dir():
+        console.print(f"model        {model}   (Hugging Face format)", soft_wrap=True)
+
+
+def _scale(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
 
 NUM_SAMPLES = 3
 _LONG_BYTES = 30_000_000

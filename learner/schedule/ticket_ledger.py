@@ -8,14 +8,35 @@ Which tickets are due is the policy's matter: by rounds (`planner.RoundPlanner`)
 import abc
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from bridge.rollout_types import Sampling, Ticket, Version
 from configs.schema import Config
 from configs.sections import RoundsConfig
 from learner.data.problem import Problem
-from learner.schedule import deadlines
+
+
+def num_sequences(deadline: int, coming: Mapping[int, int], *, update: int, left: int, per_update: int) -> int:
+    """Returns how many groups with this deadline the update being filled can take before all earlier ones arrive.
+
+    min over update <= d < deadline of left + (d - update) U - (groups due by d that have not arrived); `left` for a
+    group that is due itself. Below 1 the group has to wait.
+
+    Args:
+      deadline: the last update that can train the group.
+      coming: how many groups have not arrived, by deadline; a past deadline counts as due.
+      update: number of the update being filled, which is the learner's step.
+      left: groups that it still lacks.
+      per_update: U.
+    """
+    places, total = left, left
+    for last in range(update, deadline):
+        due = sum(number for at, number in coming.items() if at <= last)
+        places = min(places, total - due)
+        total += per_update
+    return places
+
 
 MAX_REPLACED_PER_GROUP = 10
 """Prompts that a filter may throw away in a round, for each of its groups; then it lets groups pass."""
@@ -127,14 +148,14 @@ class TicketLedger(abc.ABC):
         """Returns how many groups with an oldest token of `min_step` the update being filled can take now.
 
         Fewer than it lacks, where older groups that have not arrived need the places by their deadlines
-        (`deadlines.num_sequences`). `step` is the learner's.
+        (`num_sequences`). `step` is the learner's.
         """
         deadline, left = min_step + max_lag_steps, self.num_left_in_update
         if deadline <= step:
             return left
         coming = collections.Counter(ticket.min_version.step + max_lag_steps for ticket in self._coming())
         per_update = self._rounds.groups_per_update
-        return deadlines.num_sequences(deadline, coming, update=step, left=left, per_update=per_update)
+        return num_sequences(deadline, coming, update=step, left=left, per_update=per_update)
 
     def is_open(self, ticket_id: str) -> bool:
         """Whether this ticket's group is still wanted."""

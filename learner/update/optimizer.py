@@ -13,14 +13,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 
 from configs.sections import OptimizerConfig
 from learner.model.decoder import Params
 from learner.update import diagnostics
 from learner.update.diagnostics import Stats
-from learner.update.rounding import round_stochastically, rounding_words
+
+Words = UInt32[Array, "2"]
+"""Values that tell the bits of one leaf and one step from all others."""
+
+
+def rounding_words(params: Params, *, seed: int, step: Array, epoch: Array) -> Params:
+    """Returns the words of each parameter, a tree like theirs: the same for one seed, step and pass over a batch."""
+    # Of one named generator, so that neither a flag of JAX nor its next default changes what a resumed run does.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), epoch)
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten(list(jax.random.bits(key, (len(leaves), 2), jnp.uint32)))
+
+
+def round_stochastically(x: Float32[Array, "*shape"], dtype: DTypeLike, words: Words) -> Float[Array, "*shape"]:
+    """Rounds to one of the two nearest numbers of `dtype`, so that the expectation is x; what it holds stays exact.
+
+    For bfloat16, which is the upper half of a float32: (bits(x) + u) with its lower half cut off, u uniform in
+    [0, 2^16) (Gupta et al., 2015, section 3). float32 is handed back as it is.
+    """
+    if jnp.dtype(dtype) == jnp.float32:
+        return x
+    if jnp.dtype(dtype) != jnp.bfloat16:
+        raise ValueError(f"stochastic rounding: expected float32 or bfloat16, got {jnp.dtype(dtype)}")
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    up = (bits + _uniform_halves(x.shape, words)) & jnp.uint32(0xFFFF0000)
+    rounded = jax.lax.bitcast_convert_type(up, jnp.float32)
+    # Infinities are exact already; a NaN's bits would overflow into the sign.
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
+
+
+def _uniform_halves(shape: tuple[int, ...], words: Words) -> UInt32[Array, "*shape"]:
+    """Uniform integers in [0, 2^16), by place; places repeat after 2^32."""
+    place = jnp.zeros(shape, jnp.uint32)
+    for dim, size in enumerate(shape):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, dim)
+    return _mixed(_mixed(place ^ words[0]) + words[1]) >> 16
+
+
+def _mixed(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """A bijection of 32 bits of which each depends on all (the last step of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
 
 _NOT_DECAYED = ("norm", "bias")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs import overrides
-from configs.other_names import OTHER_NAMES
+from configs.overrides import OTHER_NAMES
 from configs.schema import Config
 from configs.sections.prompts import PromptSource
 

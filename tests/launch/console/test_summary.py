@@ -6,7 +6,7 @@ import pytest
 from bridge.timeline import Timeline
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.console import summary
+from launch.console import finalize
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 
@@ -53,7 +53,7 @@ def write(prepared, rows, tail=""):
 
 def test_summarize_gives_the_run_in_numbers(prepared):
     write(prepared, ROWS)
-    assert summary.summarize(prepared, RunOutcome.DONE) == {
+    assert finalize.summarize(prepared, RunOutcome.DONE) == {
         "preset": "cgp",
         "outcome": "done",
         "steps": 4,
@@ -80,19 +80,19 @@ def test_summarize_gives_the_run_in_numbers(prepared):
 
 
 def test_summarize_of_a_run_that_measured_nothing_is_null(prepared):
-    got = summary.summarize(prepared, RunOutcome.FAILED)
+    got = finalize.summarize(prepared, RunOutcome.FAILED)
     assert (got["outcome"], got["steps"], got["trained_groups"], got["held_out"]) == ("failed", 0, 0, [])
     assert {got[k] for k in ("held_out_reward_start", "tokens_per_s", "lag_max", "waiting_ratio", "ess")} == {None}
 
 
 def test_summarize_leaves_a_torn_last_line_out(prepared):
     write(prepared, ROWS[:3], tail='{"kind": "step", "st')
-    assert summary.summarize(prepared, RunOutcome.FAILED)["steps"] == 1
+    assert finalize.summarize(prepared, RunOutcome.FAILED)["steps"] == 1
 
 
 def test_summarize_values_that_were_not_finite_are_left_out(prepared):
     write(prepared, [*ROWS, step_row(5, **{"lag/max": None}), {"kind": "probe", "parity/max_abs_dlogprob": None}])
-    got = summary.summarize(prepared, RunOutcome.DONE)
+    got = finalize.summarize(prepared, RunOutcome.DONE)
     assert (got["lag_max"], got["parity_max_abs_dlogprob"]) == (2.0, 3e-6)
 
 
@@ -101,7 +101,7 @@ def test_finish_writes_summary_json_and_prints_it(prepared, capsys, rows):
     write(prepared, rows)
     (prepared.folder / "events").mkdir()
     (prepared.folder / "model-4").mkdir()
-    got = summary.finish(prepared, RunOutcome.DONE)
+    got = finalize.finish(prepared, RunOutcome.DONE)
     assert json.loads((prepared.folder / "summary.json").read_text()) == got
     assert (prepared.folder / "trace.json").is_file()
     out = capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_engines_are_counted_by_role_over_their_restarts(prepared):
             log.span("reward", 1, 2, kind=kind)
         log.close()
     want = {"actor-0": {"tickets": 2, "starts": 2}, "actor-1": {"tickets": 0, "starts": 1}}
-    assert summary.summarize(prepared, RunOutcome.DONE)["engines"] == want
+    assert finalize.summarize(prepared, RunOutcome.DONE)["engines"] == want
 
 
 def test_summarize_has_the_last_evaluation_of_each_set_with_its_errors(prepared, capsys):
@@ -135,12 +135,12 @@ def test_summarize_has_the_last_evaluation_of_each_set_with_its_errors(prepared,
     ]
     held_out = ROWS[-1] | {"set": "heldout", "eval/heldout/avg@1": 0.5, "eval/heldout/avg@1_stderr": None}
     write(prepared, [*ROWS[:-1], *rows, held_out])
-    got = summary.summarize(prepared, RunOutcome.DONE)
+    got = finalize.summarize(prepared, RunOutcome.DONE)
     assert got["evaluations"] == {
         "aime": {"step": 4, "avg@4": 0.5, "avg@4_stderr": 0.125},
         "heldout": {"step": 4, "avg@1": 0.5, "avg@1_stderr": None},
     }
-    summary._print(prepared, got)
+    finalize._print(prepared, got)
     printed = capsys.readouterr().out
     assert "aime avg@4" in printed and "0.500 +- 0.125" in printed and "heldout avg@1" not in printed
 
@@ -159,7 +159,7 @@ def test_summary_of_a_run_that_was_stopped_says_what_is_kept(prepared, capsys, s
         (prepared.folder / "checkpoints" / str(step)).mkdir(parents=True)
     (prepared.folder / "checkpoints" / "5.orbax-checkpoint-tmp").mkdir(parents=True)  # of a save that was killed
     write(prepared, ROWS)
-    got = summary.finish(dataclasses.replace(prepared, config=config), RunOutcome.INTERRUPTED)
+    got = finalize.finish(dataclasses.replace(prepared, config=config), RunOutcome.INTERRUPTED)
     assert (got["steps"], got["checkpoint"]) == (4, max(saved, default=None))
     shown = capsys.readouterr().out
     assert said in shown and "steps kept in the last checkpoint" in shown
@@ -167,5 +167,5 @@ def test_summary_of_a_run_that_was_stopped_says_what_is_kept(prepared, capsys, s
 
 def test_summary_of_a_run_that_is_done_says_nothing_of_going_on(prepared, capsys):
     write(prepared, ROWS)
-    summary.finish(prepared, RunOutcome.DONE)
+    finalize.finish(prepared, RunOutcome.DONE)
     assert "to continue" not in capsys.readouterr().out

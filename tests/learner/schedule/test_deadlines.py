@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Version
 from configs import schema, sections
-from learner.schedule.deadlines import num_sequences
 from learner.schedule.group_filter import GroupFilter
 from learner.schedule.round_planner import planner_of
 from learner.schedule.served_steps import LOOK_S, ServedSteps
-from learner.schedule.ticket_ledger import training_sampling
+from learner.schedule.ticket_ledger import num_sequences, training_sampling
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Problems
 

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from configs.sections import OptimizerConfig
-from learner.update.optimizer import ApplyUpdate, adamw_step, init_state, make_optimizer
-from learner.update.rounding import round_stochastically, rounding_words
+from learner.update.optimizer import (
+    ApplyUpdate,
+    adamw_step,
+    init_state,
+    make_optimizer,
+    round_stochastically,
+    rounding_words,
+)
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
 
@@ -185,7 +191,7 @@ def test_rounding_is_the_same_on_every_mesh():
     code = """
 import jax, numpy as np, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from learner.update.rounding import round_stochastically
+from learner.update.optimizer import round_stochastically
 x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 8, 4)).astype(np.float32))
 words = jnp.array([3, 5], jnp.uint32)
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))

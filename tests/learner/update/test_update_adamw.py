@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from configs.sections import OptimizerConfig
-from learner.update.optimizer import adamw_step, clip_scale, make_optimizer
-from learner.update.rounding import rounding_words
+from learner.update.optimizer import adamw_step, clip_scale, make_optimizer, rounding_words
 
 NUM_STEPS = 6
 

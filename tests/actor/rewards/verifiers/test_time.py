@@ -5,7 +5,7 @@ import json
 import pytest
 
 from actor.rewards.types import Context, Response
-from actor.rewards.verifiers import cpu_time, math, math_equality, math_expression, math_normalize, text_match
+from actor.rewards.verifiers import cpu_time, math, math_expression, math_normalize, text_match
 from actor.rewards.verifiers.math_extract import extract_answer
 from bridge.rollout_types import Task
 from configs.sections import RewardsConfig
@@ -42,7 +42,7 @@ def test_answer_longer_than_answers_are_reaches_no_rule_and_no_parser(text, monk
     monkeypatch.setattr(
         math_normalize, "normalize_latex", lambda text, **_: text if text == "5" else pytest.fail("was read")
     )
-    monkeypatch.setattr(math_equality, "are_equal", lambda *_: pytest.fail("was compared"))
+    monkeypatch.setattr(math, "are_equal", lambda *_: pytest.fail("was compared"))
     math._gold.cache_clear()
     assert judged(f"\\boxed{{{text}}}") == 0.0
     math._gold.cache_clear()
@@ -57,7 +57,7 @@ def test_computation_that_never_ends_is_wrong_and_the_next_one_is_judged(monkeyp
                 continue
         return gold == stated
 
-    monkeypatch.setattr(math_equality, "are_equal", forever)
+    monkeypatch.setattr(math, "are_equal", forever)
     monkeypatch.setattr(math, "MAX_CPU_S", 0.05)
     assert [judged(rf"\boxed{{{n}}}") for n in (7, 5, 7, 6)] == [0.0, 1.0, 0.0, 0.0]
 
@@ -109,7 +109,7 @@ def test_no_expression_makes_the_verifier_fail(text, answer_in):
 def test_chain_of_divisions_is_not_computed(unit, length, monkeypatch):
     monkeypatch.setattr(math_expression, "latex2sympy", lambda *_, **__: pytest.fail("was read"))
     chain = "1" + unit * 25 * (length // 90)
-    assert not math_equality.are_equal("8128", chain)
+    assert not math.are_equal("8128", chain)
 
 
 def test_failure_of_the_algebra_system_is_no_equality(monkeypatch):
