@@ -49,7 +49,7 @@ def consume(
 
     All groups of the update that are there are packed together, into as many micro-batches as they fill. RolloutPipe's
     feasible batch selector takes the whole groups that fit one micro-batch instead, which leaves up to a group's worth
-    of it empty: 1.18 computed tokens a real one in tests/bench/learner/shapes.py, against 1.02.
+    of it empty: 1.18 computed tokens a real one over fifty updates of 64 groups, against 1.02.
     """
     num_trained = config.rounds.groups_per_round - planner.num_left_in_round
     picked = {g.ticket_id: planner.ticket(g.ticket_id) for i, g in enumerate(groups) if pick.wants(num_trained + i)}

@@ -20,31 +20,46 @@ Peers' environments are made at the first run (minutes; `peers/venvs.py`). A who
 writes `results/learner.md`; --quick takes one seed and two rounds and writes nothing.
 """
 
-import json
 import logging
-import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from absl import app, flags
 
-from tests.bench.learner import table
-from tests.bench.learner.aims import RATIOS, aims_of, batches_of, each_of
+from tests.bench.harness import page, result
+from tests.bench.harness.parts import last_line_of
+from tests.bench.learner.aims import AIMS, RATIOS, batches_of, each_of, without_disturbed
 from tests.bench.peers import models, venvs, workload
-from tests.bench.peers.race import ROOT, Entry, Process, check, summary, timings
+from tests.bench.peers.race import Entry, Process, check, summary, timings
 
 _QUICK = flags.DEFINE_bool("quick", False, "One seed, two rounds, few updates; for development. Writes no results.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Timed rounds after the warm-up.", lower_bound=1)
 _BATCHES = flags.DEFINE_list("batches", list(workload.BATCHES), "Which batches.")
 _SIDES = flags.DEFINE_list("sides", ["ours", "torch_packed", "tunix_padded", "tunix_packed"], "Which sides.")
-_PROFILE = flags.DEFINE_bool("profile", False, "Also print where our update's time goes.")
-_RESULTS = flags.DEFINE_string(
-    "results", str(pathlib.Path(__file__).parents[1] / "results/learner.md"), "The table's file."
-)
+_PROFILE = flags.DEFINE_bool("profile", False, "Also tell where our update's time goes.")
+COLUMNS = {
+    "batch": "{batch}",
+    "real tokens": "{real_tokens}",
+    "fill": "{fill:.0%}",
+    "side": "{side}",
+    "slots": "{slots}",
+    "s": "{s:.3f}",
+    "min - max": "{s_min:.3f} - {s_max:.3f}",
+    "real tokens/s": "{tokens_per_s:.0f}",
+    "times ours": "{over_ours:.2f}",
+    "clean rounds": "{clean_rounds}/{rounds}",
+    "foreign": "{foreign:.0%}",
+    "loss": "{loss:.7f}",
+    "gradient norm": "{grad_norm:.6f}",
+    "loss after": "{loss_after:.7f}",
+    "numbers right": "{right}",
+    "peak over start, GB": "{peak_over_start_gb:.2f}",
+    "peak over empty, GB": "{peak_over_empty_gb:.2f}",
+}
 
 
 def entries(names: list[str]) -> list[Entry]:
@@ -95,35 +110,15 @@ def one_batch(name: str, processes: list[Process], *, rounds: int) -> dict[str, 
     """
     checks = check(processes, name, reference="torch_packed")
     if not checks["ours"]["right"]:
-        raise RuntimeError(f"{name}: our numbers are not PyTorch's; {table.numbers(checks)}")
-    print(f"{name}: {table.numbers(checks)}", flush=True)
+        raise RuntimeError(f"{name}: our numbers are not PyTorch's; {checks}")
+    print(f"{name}: {checks}", flush=True)
     times = timings(processes, rounds=rounds)
-    result = {side: checks[side] | summary(times[side]) for side in times}
-    print(table.batch_line(name, result), flush=True)
-    return result
+    found = {side: checks[side] | summary(times[side]) for side in times}
+    print(name, {side: round(r["s"], 2) for side, r in found.items()}, flush=True)
+    return found
 
 
-def last_line_of(module: str, *args: str) -> dict:
-    """Runs a module of the bench in a process of its own; the JSON that it ends with.
-
-    Raises:
-      RuntimeError: it failed; shows what it said.
-    """
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "2", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, "-m", module, *args]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{module} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def profiles(folder: pathlib.Path, batches: list[str]) -> list[dict]:
-    """Where our update's time goes: on the first batch of each model."""
-    first = {workload.BATCHES[name].model: name for name in reversed(batches)}
-    return [last_line_of("tests.bench.learner.profile", str(folder), name) for name in first.values()]
-
-
-def values_of(results: dict[str, dict], shapes: dict) -> dict:
+def values_of(results: dict[str, dict]) -> dict:
     """Everything measured, flat."""
     batches = {name: workload.make_batch(name) for name in results}
     main = [name for name in workload.MAIN if name in results] or list(results)
@@ -145,7 +140,47 @@ def values_of(results: dict[str, dict], shapes: dict) -> dict:
         values[f"peak_over_empty_gb_{side}"] = r["peak_over_empty_gb"]
     values["numbers_wrong"] = sorted({s for sides in results.values() for s, r in sides.items() if not r["right"]})
     values["disturbed"] = sorted(f"{s}_{n}" for n, sides in results.items() for s, r in sides.items() if r["disturbed"])
-    return values | shapes
+    return values
+
+
+def rows_of(results: dict[str, dict]) -> list[dict[str, Any]]:
+    """Returns a row for each side on each batch."""
+    rows = []
+    for name, sides in results.items():
+        batch = workload.make_batch(name)
+        for side, r in sides.items():
+            rows.append(
+                {
+                    "batch": name,
+                    "side": side,
+                    "real_tokens": batch.num_real_tokens,
+                    "fill": batch.fill,
+                    "tokens_per_s": batch.num_real_tokens / r["s"],
+                    "over_ours": r["s"] / sides["ours"]["s"],
+                    **r,
+                }
+            )
+    return rows
+
+
+def profile_notes(profile: Mapping[str, Any]) -> list[str]:
+    """Returns where the time of our update goes: its parts, and its longest operations."""
+    least = profile["gflop"] / profile["ceiling_gflops"]
+    about = (
+        f"Where our update's time goes, batch {profile['batch']}: matmuls of its shapes sustain "
+        f"{profile['ceiling_gflops']:.0f} GFLOP/s on two threads, so its {profile['gflop']:.0f} GFLOP take at least "
+        f"{least:.2f} s; it takes {profile['update_s']:.2f} s (foreign {profile['foreign']:.0%}). Without "
+        f"recomputation and padding it is {profile['model_gflop']:.0f} GFLOP."
+    )
+    parts = {"part": "{name}", "GFLOP": "{gflop:.1f}", "least s": "{least_s:.3f}", "traced s": "{s:.3f}"}
+    top = {"s": "{s:.3f}", "calls": "{calls}", "operation": "`{name}`", "from": "{where}"}
+    return [about, page.table(parts, profile["parts"]), page.table(top, profile["top"])]
+
+
+def run_alone(module: str, *args: str) -> dict[str, Any]:
+    """Runs a module of the bench in a process of its own, without a compilation cache."""
+    env = {"OMP_NUM_THREADS": "2", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return last_line_of(f"tests.bench.learner.{module}", *args, env=env, timeout_s=1800.0)
 
 
 def main(argv: list[str]) -> None:
@@ -153,25 +188,32 @@ def main(argv: list[str]) -> None:
     del argv
     logging.basicConfig(level=logging.INFO)
     quick = _QUICK.value
-    batches = _BATCHES.value if not quick or flags.FLAGS["batches"].present else ["seed0"]
+    batches = _BATCHES.value if not quick or _BATCHES.present else ["seed0"]
     if unknown := set(batches) - set(workload.BATCHES):
-        raise ValueError(f"--batches: got {sorted(unknown)}, wanted some of {sorted(workload.BATCHES)}")
-    rounds = 2 if quick and not flags.FLAGS["rounds"].present else _ROUNDS.value
+        raise ValueError(f"--batches: got {sorted(unknown)}, expected some of {sorted(workload.BATCHES)}")
+    profiles: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as temporary:
         folder = pathlib.Path(temporary)
+        rounds = 2 if quick and not _ROUNDS.present else _ROUNDS.value
         results = race(batches, entries(_SIDES.value), folder, rounds=rounds)
-        shapes = last_line_of("tests.bench.learner.shapes", *(["--quick"] if quick else []))
-        profile = profiles(folder, batches) if _PROFILE.value else []
-    values = values_of(results, shapes)
-    aims = aims_of(values)
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
-    text = table.markdown(results, values, aims, profile, machine=machine, rounds=rounds)
-    print(text)
-    if not quick:
-        path = pathlib.Path(_RESULTS.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    print(json.dumps({"bench": "learner", "values": values, "aims": aims}))
+        compiling = run_alone("compile_time", *(["--quick"] if quick else []))
+        if _PROFILE.value:
+            first = {workload.BATCHES[name].model: name for name in reversed(batches)}
+            profiles = [run_alone("profile", str(folder), name) for name in first.values()]
+    values = values_of(results)
+    versions = {side: r["version"] for sides in results.values() for side, r in sides.items()}
+    result.finish(
+        "learner",
+        __doc__,
+        values=values | compiling,
+        aims=without_disturbed({key: aim for key, aim in AIMS.items() if key in values or key in compiling}, values),
+        rows=rows_of(results),
+        columns=COLUMNS,
+        notes=[f"Versions: {versions}.", *(note for profile in profiles for note in profile_notes(profile))],
+        beside="two threads a side, float32, sides in turns",
+        is_whole=not quick,
+        profiles=profiles,
+    )
 
 
 if __name__ == "__main__":

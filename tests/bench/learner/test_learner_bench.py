@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.bench.learner import ours as ours_learner
-from tests.bench.learner.aims import aims_of
+from tests.bench.learner.aims import AIMS, without_disturbed
 from tests.bench.learner.profile import Span, model_flop, read_module, shares
 from tests.bench.peers import models, workload
 
@@ -102,29 +102,12 @@ def test_padded_keeps_prompts_left_padded_and_responses_right_padded():
         assert padded.behavior_logprobs[i, : response.size].tolist() == batch.behavior_logprobs[i].tolist()
 
 
-def test_aims_quote_the_fill_and_what_a_peer_gets_wrong():
-    values = {
-        "vs_torch_packed": 1.3,
-        "vs_tunix_shipped": 5.0,
-        "vs_tunix_packed": 2.5,
-        "peak_over_start_gb": 0.6,
-        "fill": 0.3,
-        "numbers_wrong": ["tunix_packed"],
-        "disturbed": [],
-    }
-    aims = aims_of(values)
-    assert {k: a["met"] for k, a in aims.items()} == {
-        "vs_torch_packed": True,
-        "vs_tunix_shipped": False,
-        "vs_tunix_packed": True,
-        "peak_over_start_gb": False,
-    }
-    assert aims["vs_tunix_shipped"]["fill"] == 0.3
-    disturbed = aims_of(values | {"vs_torch_real": 1.2, "disturbed": ["torch_packed_seed1"]})
-    assert disturbed["vs_torch_real"]["met"]
-    assert not aims_of(values | {"vs_torch_real": 1.2, "disturbed": ["ours_real"]})["vs_torch_real"]["met"]
-    assert not disturbed["vs_torch_packed"]["met"] and disturbed["vs_tunix_packed"]["met"]
-    assert "wrong" in aims["vs_tunix_packed"]["remark"] and "remark" not in aims["vs_torch_packed"]
+def test_ratio_of_disturbed_timings_meets_no_aim():
+    ratios = {key: aim for key, aim in AIMS.items() if key.startswith("vs_")}
+    torch = without_disturbed(ratios, {"disturbed": ["torch_packed_seed1"]})
+    assert not torch["vs_torch_packed"].of(9.0)["met"] and torch["vs_torch_real"].of(1.2)["met"]
+    assert torch["vs_tunix_packed"].of(2.5)["met"]
+    assert not without_disturbed(ratios, {"disturbed": ["ours_real"]})["vs_torch_real"].of(9.0)["met"]
 
 
 def test_shares_split_an_instant_between_what_runs_then():

@@ -21,17 +21,16 @@ the tokens of six seconds. `load` is the machine's load average when a part bega
 
 import json
 import os
-import pathlib
-import re
 import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 from absl import app, flags
 
 from tests.bench.harness import result
+from tests.bench.harness.parts import last_line_of
 from tests.bench.publish.sizes import SIZES
-from tests.bench.publish.timing import child
 
 PARTS = ("local", "network", "link", "held", "delta", "swap")
 AIMS = {
@@ -73,23 +72,17 @@ def jobs(parts: list[str], sizes: list[str]) -> dict[str, tuple[str, ...]]:
 
 def run(job: tuple[str, ...]) -> dict[str, Any]:
     """What a part found, or why it found nothing."""
+    module, *arguments = job
     load = os.getloadavg()[0]
-    if len(job) > 1:
-        needed = SIZES[job[1]].num_parameters * _BYTES_A_PARAMETER
-        if (available := available_bytes()) < needed:
+    if arguments:
+        needed = SIZES[arguments[0]].num_parameters * _BYTES_A_PARAMETER
+        if (available := psutil.virtual_memory().available) < needed:
             return {"left_out": f"needs {needed / 1e9:.0f} GB of memory, {available / 1e9:.0f} are available"}
     try:
-        found = child(*job)
+        found = last_line_of(f"tests.bench.publish.{module}", *arguments)
         return found.get("values", found) | {"load": load}
     except (RuntimeError, subprocess.TimeoutExpired) as e:
         return {"left_out": str(e), "load": load}
-
-
-def available_bytes() -> int:
-    """Memory that is free or can be made so."""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def values_of(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:

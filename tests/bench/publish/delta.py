@@ -22,8 +22,8 @@ from bridge.snapshots.delta import make_delta
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement, WeightManifest
+from tests.bench.harness.parts import print_measured
 from tests.bench.publish import smollm2
-from tests.bench.publish.timing import print_measured
 
 RUN = "delta-bench"
 _REPEATS = 3
@@ -34,7 +34,7 @@ def measure() -> dict[str, Any]:
     """Values by their names in the publish bench; only `delta_unavailable`, and why, where the model can't be had."""
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         try:
-            steps = smollm2.steps(smollm2.obtain(), pathlib.Path(folder))
+            steps = smollm2.steps(pathlib.Path(folder))
         except smollm2.UnavailableError as e:
             logging.error("deltas are not measured: %s", e)
             return {"delta_unavailable": str(e)}

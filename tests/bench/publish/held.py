@@ -22,8 +22,8 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from configs.sections import PublishConfig
 from learner.model.decoder import Params
 from learner.publish.publisher import Publisher
+from tests.bench.harness.parts import print_measured
 from tests.bench.publish.sizes import SIZES, make_params
-from tests.bench.publish.timing import print_measured
 
 NUM_UPDATES = 12
 MICRO_BATCHES = 3

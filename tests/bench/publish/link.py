@@ -25,8 +25,8 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
+from tests.bench.harness.parts import print_measured
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
-from tests.bench.publish.timing import print_measured
 from tests.integration.network import namespaces
 
 RATE_BYTES_PER_S = 100_000_000

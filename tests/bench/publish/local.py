@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-from tests.bench.publish.timing import print_measured
+from tests.bench.harness.parts import print_measured
 from tests.param_tensors import iter_tensors
 
 ROUNDS = 9

@@ -26,7 +26,8 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from launch.services.snapshot_server import ServerProcess
 from launch.tools import certificates
-from tests.bench.publish.timing import in_turns, medians, print_measured, speed_over, with_cpu
+from tests.bench.harness.parts import print_measured
+from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
 from tests.param_tensors import iter_tensors
 
 ROUNDS = 5

@@ -28,7 +28,8 @@ from bridge.snapshots.verified_copy import VerifiedCopy
 from bridge.weight_types import WeightManifest
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig
-from tests.bench.publish.timing import cpu_s, print_measured
+from tests.bench.harness.parts import print_measured
+from tests.bench.publish.timing import cpu_s
 from tests.integration.support import models
 
 NUM_IDLE, NUM_BUSY = 7, 4

@@ -15,15 +15,14 @@ def step_of(share, size=200_000):
     return {"w": before.view(np.int16)}, {"w": after.view(np.int16)}
 
 
-def test_step_is_measured_as_it_is_published_and_fetched(tmp_path, monkeypatch):
-    def steps(_, into):
+def test_step_is_measured_as_it_is_published_and_fetched(monkeypatch):
+    def steps(into):
         for rate, share in (("1e-6", 0.005), ("1e-5", 0.03)):
             before, after = step_of(share)
             np.savez(into / f"before-{rate}.npz", allow_pickle=False, **before)
             np.savez(into / f"after-{rate}.npz", allow_pickle=False, **after)
         return {rate: (into / f"before-{rate}.npz", into / f"after-{rate}.npz") for rate in ("1e-6", "1e-5")}
 
-    monkeypatch.setattr(smollm2, "obtain", lambda: tmp_path)
     monkeypatch.setattr(smollm2, "steps", steps)
     values = delta.measure()
     assert values["delta_changed_share_lr1e-6"] == pytest.approx(0.005, rel=0.2)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
+
 from configs.presets import tiny
 from launch.startup.tiny_model import cached_tiny_model
 from launch.supervision.backend import run_tag
@@ -154,7 +156,8 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
         finally:
             job.end()
             judge.kill()
-    orphans = [f"{pid}" for pid, _ in processes.alive(killer.seen)]
+    gone = (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
+    orphans = [str(process.pid) for process in killer.seen if processes.status(process) not in gone]
     orphans += [f"{m.pid} {m.title}" for m in kill_leftovers(lambda mark: mark.startswith(run_tag(run_folder)))]
     tickets, rows = recorder.tickets(store), job.rows("step")
     payloads = {ticket: payload for _, ticket, payload in recorder.groups(store)}

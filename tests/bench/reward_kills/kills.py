@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
+
 from launch.supervision.process_tree import environment
 from tests.bench.reward_kills import busy, judge_server, processes
 
@@ -111,7 +113,7 @@ class Killer:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.done: list[Done] = []
-        self.seen: set[processes.Life] = set()
+        self.seen: set[psutil.Process] = set()
         """Every process of the run that was seen."""
 
     def wait(self, seconds: float) -> None:
@@ -120,7 +122,7 @@ class Killer:
         while True:
             while self._later and self._later[0][0] <= time.monotonic():
                 heapq.heappop(self._later)[2]()
-            self.seen |= processes.lives(self._run)
+            self.seen |= processes.below(self._run)
             if time.monotonic() >= end_s:
                 return
             time.sleep(_LOOK_S)
@@ -133,23 +135,24 @@ class Killer:
     def do(self, kill: Kill) -> bool:
         """Waits for the pause, and for somebody to hit; False if there is nobody."""
         self.wait(kill.pause_s)
-        pid, was_busy = self._find(kill.target)
-        if pid is None or not self._hit(pid, kill):
+        process, was_busy = self._find(kill.target)
+        if process is None or not self._hit(process, kill):
             return False
         one = Done(target=kill.target, how=kill.how, at_s=time.time(), was_busy=was_busy)
         self.done.append(one)
         with self._log.open("a") as log:
             log.write(
-                json.dumps(dataclasses.asdict(one) | {"pid": pid, "outage_timeout_s": kill.outage_timeout_s}) + "\n"
+                json.dumps(dataclasses.asdict(one) | {"pid": process.pid, "outage_timeout_s": kill.outage_timeout_s})
+                + "\n"
             )
         return True
 
-    def _find(self, target: str) -> tuple[int | None, bool]:
+    def _find(self, target: str) -> tuple[psutil.Process | None, bool]:
         """Somebody at work, if there is anybody within a while; else an idle one."""
         end_s, idle = time.monotonic() + _TARGET_S, None
         while time.monotonic() < end_s:
             found = self._candidates(target)
-            working = [pid for pid in found if self._is_busy(target, pid)]
+            working = [process for process in found if self._is_busy(target, process.pid)]
             if working:
                 return random.Random(len(self.done)).choice(working), True
             idle = found[0] if found else None
@@ -157,33 +160,32 @@ class Killer:
             time.sleep(_LOOK_S / 5)
         return idle, False
 
-    def _candidates(self, target: str) -> list[int]:
+    def _candidates(self, target: str) -> list[psutil.Process]:
         if target == "judge":
-            return [self._judge.pid] if self._judge.pid is not None else []
-        return [pid for pid in processes.find(self._run)[target] if not processes.is_stopped(pid)]
+            return [psutil.Process(self._judge.pid)] if self._judge.pid is not None else []
+        found = processes.find(self._run)[target]
+        return [process for process in found if processes.status(process) != psutil.STATUS_STOPPED]
 
     def _is_busy(self, target: str, pid: int) -> bool:
         if target == "zygote":
             return bool(processes.find(self._run)["episode"])
         return busy.is_busy(self._busy, pid)
 
-    def _hit(self, pid: int, kill: Kill) -> bool:
-        below = self._run if kill.target != "judge" else os.getpid()
+    def _hit(self, process: psutil.Process, kill: Kill) -> bool:
         if kill.how in ("500", "garbage"):
-            number = signal.SIGUSR1 if kill.how == "500" else signal.SIGUSR2
-            return processes.send(pid, number, below=below)
+            return processes.send(process, signal.SIGUSR1 if kill.how == "500" else signal.SIGUSR2)
         if kill.how == "kill":
             if kill.target == "judge":
                 self._judge.kill()
                 self._after(kill.outage_timeout_s, self._judge.start)
                 is_hit = True
             else:
-                is_hit = processes.send(pid, signal.SIGKILL, below=below)
-            busy.take(self._busy, pid)
+                is_hit = processes.send(process, signal.SIGKILL)
+            busy.take(self._busy, process.pid)
             return is_hit
-        is_hit = processes.send(pid, signal.SIGSTOP, below=below)
+        is_hit = processes.send(process, signal.SIGSTOP)
         if kill.how == "stop for a while":
-            self._after(kill.outage_timeout_s, lambda: processes.send(pid, signal.SIGCONT, below=below))
+            self._after(kill.outage_timeout_s, lambda: processes.send(process, signal.SIGCONT))
         return is_hit
 
     def _after(self, seconds: float, what: Callable[[], object]) -> None:

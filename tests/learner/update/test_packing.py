@@ -222,7 +222,7 @@ def test_pack_groups_nothing_to_pack_is_refused():
 
 
 def test_pack_groups_lognormal_update_computes_few_tokens_beside_the_real_ones():
-    """The bound of a stream whose learner has work waiting (tests/bench/learner/shapes.py measures fifty)."""
+    """The bound of a stream whose learner has work waiting."""
     rng, config = np.random.default_rng(0), config_of(rows=8, row_tokens=2048)
     lengths = np.clip(rng.lognormal(np.log(300), 0.8, (64, 8)), 2, 2000).astype(int)
     groups = [group_of_lengths(str(i), row.tolist()) for i, row in enumerate(lengths)]
