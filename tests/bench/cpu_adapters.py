@@ -10,23 +10,23 @@ multiplies by them once. The aims were chosen after a first look (1.2 and a quar
 
 import collections
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
-import torch
 from absl import app, flags
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from actor.vllm.lora_serving import engine_arguments, peft_settings
+from actor.weights.model_folder import read_model_folder
+from bridge.param_names import adapter_table
 from configs.schema import Config
 from configs.sections import LoraConfig, PublishConfig
 from tests.bench.harness import result
-from tests.bench.harness.runs import MODEL, PROJECT
+from tests.bench.harness.parts import last_line_of
+from tests.bench.harness.runs import MODEL
+from tests.integration.support.models import random_adapters
 
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Engines of each kind.", lower_bound=1)
 KINDS = {"none": "no adapter", "ours": "an adapter, `actor.vllm.lora_cpu`", "vllm": "an adapter, vLLM's backend"}
@@ -90,9 +90,8 @@ def main(argv: list[str]) -> None:
 
 def run(kind: str) -> dict[str, Any]:
     """One engine, in a process of its own; only with ours it has our plugin."""
-    command = [sys.executable, "-m", "tests.bench.cpu_adapters", f"--one={kind}", f"--model={MODEL.value}"]
-    command += ["--small"] if result.SMALL.value else []
-    environment = os.environ | {
+    small = ["--small"] if result.SMALL.value else []
+    environment = {
         "VLLM_PLUGINS": "sluice" if kind == "ours" else "",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -100,8 +99,7 @@ def run(kind: str) -> dict[str, Any]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run(command, cwd=PROJECT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return last_line_of("tests.bench.cpu_adapters", f"--one={kind}", f"--model={MODEL.value}", *small, env=environment)
 
 
 def measure(kind: str, num_prompts: int) -> dict[str, Any]:
@@ -145,27 +143,11 @@ def measure(kind: str, num_prompts: int) -> dict[str, Any]:
 
 
 def write_adapter(model: pathlib.Path, folder: pathlib.Path) -> None:
-    """A random adapter of all matrices of a Llama's layers, in PEFT's format."""
-    config = json.loads((model / "config.json").read_text())
-    width, hidden, rank = config["hidden_size"], config["intermediate_size"], CONFIG.lora.rank
-    shared = width * config["num_key_value_heads"] // config["num_attention_heads"]
-    shapes = {
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (width, shared),
-        "self_attn.v_proj": (width, shared),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (width, hidden),
-        "mlp.up_proj": (width, hidden),
-        "mlp.down_proj": (hidden, width),
-    }
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, (inputs, outputs) in shapes.items():
-            prefix = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) / inputs**0.5
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.01
-    save_file(tensors, folder / "adapter_model.safetensors")
+    """Writes a random adapter of all matrices of the layers, in PEFT's format."""
+    tensors = read_model_folder(model, dtype="float32").tensors
+    table = adapter_table(tensors, modules=CONFIG.lora.modules, rank=CONFIG.lora.rank)
+    small = {name: 0.05 * x for name, x in random_adapters(table, seed=0).items()}
+    save_file(small, folder / "adapter_model.safetensors")
     settings = {**peft_settings(CONFIG.lora), "peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
 

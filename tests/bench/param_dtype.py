@@ -21,13 +21,14 @@ import numpy as np
 from absl import app, flags
 from tokenizers import Tokenizer
 
-from bridge.rollout_types import Group, Rollout
+from bridge.rollout_types import Group
 from configs import schema, sections
 from learner.distributed.sharding import make_mesh
 from learner.model import hf_load as hf_io
 from learner.update.packing import PackedBatch, pack_groups
 from learner.update.train_step import TrainStep, build_train_step
 from tests.bench.harness import result
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 _MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder.", required=True)
 _UPDATES = flags.DEFINE_integer("updates", 30, "Of each side.", lower_bound=1)
@@ -130,30 +131,13 @@ def _batches(tokenizer: Tokenizer, config: schema.Config, seed: int) -> Iterator
 def _group(tokenizer: Tokenizer, rng: np.random.Generator, name: str) -> Group:
     a, b = (int(x) for x in rng.integers(10, 90, 2))
     answers = {str(a + b): 1.0, str(a + b + int(rng.integers(1, 9))): 0.0}
-    return Group(
-        ticket_id=name,
-        kind="train",
-        round=0,
-        order=0,
-        prompt_tokens=np.asarray(tokenizer.encode(f"What is {a} + {b}?").ids, np.int32),
-        rollouts=tuple(_rollout(tokenizer.encode(f" {text}.").ids, reward) for text, reward in answers.items()),
-        incarnation=0,
-        actor="bench",
-        started_s=0.0,
-        finished_s=1.0,
-    )
-
-
-def _rollout(ids: list[int], reward: float) -> Rollout:
-    size = len(ids)
-    return Rollout(
-        tokens=np.asarray(ids, np.int32),
-        loss_mask=np.ones(size, bool),
-        behavior_logprobs=np.zeros(size, np.float32),  # the first policy's own, once it is there
-        token_versions=np.zeros(size, np.int32),
-        finish="stop",
-        reward=reward,
-    )
+    prompt = np.asarray(tokenizer.encode(f"What is {a} + {b}?").ids, np.int32)
+    rollouts = [
+        # The logprobs are to be the first policy's own, once it is there.
+        make_rollout(len(ids), tokens=np.asarray(ids, np.int32), reward=reward)
+        for ids, reward in ((tokenizer.encode(f" {text}.").ids, reward) for text, reward in answers.items())
+    ]
+    return make_group(make_ticket(name, prompt_tokens=prompt), rollouts=tuple(rollouts))
 
 
 def _with_logprobs(steps: TrainStep, params: Any, batch: PackedBatch) -> PackedBatch:

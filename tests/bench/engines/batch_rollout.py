@@ -10,11 +10,11 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import Engine
 from bridge.rollout_types import Sampling
 from configs.schema import Config
 
@@ -25,7 +25,7 @@ def deal(num_groups: int, num_engines: int) -> list[int]:
 
 
 async def roll_out(
-    engines: Sequence[Engine],
+    engines: Sequence[Any],
     prompts: Sequence[Int32[np.ndarray, " P"]],
     is_flat: Sequence[bool],
     config: Config,
@@ -35,7 +35,7 @@ async def roll_out(
     """Rounds, one after the other; the seconds that each took.
 
     Args:
-      engines: what samples.
+      engines: what samples, each an `actor.engine_protocol.Engine`.
       prompts: in the order in which they are taken, as many as it may take.
       is_flat: of each prompt, whether its group has no variance.
       config: says R, K and the sampling.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bridge import param_names
-from bridge.rollout_types import Group, Rollout
+from bridge.rollout_types import Group
 from configs.schema import Config
 from configs.sections import LossConfig, ModelConfig, OptimizerConfig, PackingConfig, RoundsConfig, SamplingConfig
 from learner.distributed.sharding import make_mesh, param_shardings
@@ -24,6 +24,7 @@ from learner.update.packing import MicroBatch, pack_groups
 from learner.update.train_step import TrainStep, build_train_step
 from tests.bench.peers import workload
 from tests.bench.peers.serve import serve
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
 def groups(batch: workload.Batch) -> list[Group]:
@@ -35,29 +36,16 @@ def groups(batch: workload.Batch) -> list[Group]:
             rest, response = batch.prompts[i][common.size :], batch.responses[i]
             size = rest.size + response.size
             rollouts.append(
-                Rollout(
+                make_rollout(
+                    size,
                     tokens=np.concatenate([rest, response]),
                     loss_mask=np.arange(size) >= rest.size,
                     behavior_logprobs=np.concatenate([np.zeros(rest.size, np.float32), batch.behavior_logprobs[i]]),
-                    token_versions=np.zeros(size, np.int32),
-                    finish="stop",
                     reward=float(batch.rewards[i]),
                 )
             )
-        made.append(
-            Group(
-                ticket_id=f"t{first}",
-                kind="train",
-                round=0,
-                order=first,
-                prompt_tokens=common,
-                rollouts=tuple(rollouts),
-                incarnation=0,
-                actor="bench",
-                started_s=0.0,
-                finished_s=1.0,
-            )
-        )
+        ticket = make_ticket(f"t{first}", order=first, prompt_tokens=common)
+        made.append(make_group(ticket, rollouts=tuple(rollouts)))
     return made
 
 

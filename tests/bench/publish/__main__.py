@@ -34,7 +34,7 @@ from tests.bench.publish.sizes import SIZES
 
 PARTS = ("local", "network", "link", "held", "delta", "swap")
 AIMS = {
-    **dict.fromkeys(("publish_over_memcpy", "publish_over_memcpy_2"), result.at_least(0.5, "ours")),
+    "publish_over_memcpy": result.at_least(0.5, "ours"),
     "attach_ms": result.at_most(5.0, "ours"),
     "network_over_memcpy": result.at_least(0.4, "ours"),
     "network_tls_over_memcpy": result.at_least(0.15, "ours"),
@@ -117,11 +117,13 @@ def main(argv: list[str]) -> None:
     for name, job in jobs(_PARTS.value, _SIZES.value).items():
         parts[name] = run(job)
         print(name, json.dumps(parts[name]), flush=True)
+    values = values_of(parts)
+    with_one = values["publish_over_memcpy"] or 0.0
     result.finish(
         "publish",
         __doc__,
-        values=values_of(parts),
-        aims=AIMS,
+        values=values,
+        aims=AIMS | {"publish_over_memcpy_2": result.at_least(max(0.5, with_one), "ours: faster than on one core")},
         rows=[
             {"part": part, "name": name, "value": f"{value:.4g}" if isinstance(value, float) else value}
             for part, found in sorted(parts.items())

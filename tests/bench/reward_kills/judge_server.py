@@ -3,12 +3,13 @@
 SIGUSR1: it answers the next requests with status 500. SIGUSR2: with text that holds no score.
 """
 
+import collections
+import contextlib
 import http.server
 import json
 import re
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
@@ -24,34 +25,18 @@ _WORD_JOINER = "\u2060"
 """Put into marks of chat templates before the response is shown to a judge; no token of the model is one."""
 
 
-class _Spoiled:
-    """How many of the next requests go wrong, and how."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left: dict[str, int] = {"500": 0, "garbage": 0}
-
-    def spoil(self, how: str) -> None:
-        self._left[how] = NUM_BAD  # in a signal's handler: takes no lock
-
-    def take(self) -> str:
-        with self._lock:
-            for how, left in self._left.items():
-                if left:
-                    self._left[how] = left - 1
-                    return how
-        return ""
-
-
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    spoiled: _Spoiled
+    spoiled: collections.deque[str] = collections.deque()
+    """How the next requests go wrong."""
 
     def do_POST(self) -> None:
         with busy():
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             time.sleep(ANSWER_S)
-            how = self.spoiled.take()
+            how = ""
+            with contextlib.suppress(IndexError):
+                how = self.spoiled.popleft()
             if how == "500":
                 self._say(500, {"error": "out of order"})
             else:
@@ -84,9 +69,8 @@ class _Server(http.server.ThreadingHTTPServer):
 def main() -> None:
     """Serves until it is killed."""
     die_with_parent()
-    spoiled = _Handler.spoiled = _Spoiled()
-    signal.signal(signal.SIGUSR1, lambda *_: spoiled.spoil("500"))
-    signal.signal(signal.SIGUSR2, lambda *_: spoiled.spoil("garbage"))
+    signal.signal(signal.SIGUSR1, lambda *_: _Handler.spoiled.extend(["500"] * NUM_BAD))
+    signal.signal(signal.SIGUSR2, lambda *_: _Handler.spoiled.extend(["garbage"] * NUM_BAD))
     _Server(("127.0.0.1", int(sys.argv[1])), _Handler).serve_forever()
 
 

@@ -17,6 +17,7 @@ from bridge.rollout_types import Group, RewardScore, Rollout
 from tests.bench.reward_kills import truth
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, NUM_TURNS, WORKER
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import REPO
 
 PAD, EOS = 96, 97
@@ -28,15 +29,9 @@ def tokens(text: str) -> list[int]:
 
 
 def rollout(parts: Sequence[tuple[list[int], bool]], **fields) -> Rollout:
-    size = sum(len(part) for part, _ in parts)
-    return Rollout(
-        tokens=np.asarray([t for part, _ in parts for t in part], np.int32),
-        loss_mask=np.asarray([is_sampled for part, is_sampled in parts for _ in part], np.bool_),
-        behavior_logprobs=np.zeros(size, np.float32),
-        token_versions=np.zeros(size, np.int32),
-        finish="stop",
-        **fields,
-    )
+    whole = np.asarray([t for part, _ in parts for t in part], np.int32)
+    sampled = np.asarray([is_sampled for part, is_sampled in parts for _ in part], np.bool_)
+    return make_rollout(whole.size, tokens=whole, loss_mask=sampled, **fields)
 
 
 def judged(source: str, text: str, value: float | None = None) -> Rollout:
@@ -52,19 +47,8 @@ def episode(*texts: str, **turn: float) -> Rollout:
 
 
 def group(ticket: str, source: str, *rollouts: Rollout) -> Group:
-    prompt = next(truth.prompts(source))[0]
-    return Group(
-        ticket_id=ticket,
-        kind="train",
-        round=0,
-        order=int(ticket),
-        prompt_tokens=np.asarray(tokens(prompt), np.int32),
-        rollouts=rollouts,
-        incarnation=0,
-        actor="actor-0",
-        started_s=0.0,
-        finished_s=1.0,
-    )
+    prompt = np.asarray(tokens(next(truth.prompts(source))[0]), np.int32)
+    return make_group(make_ticket(ticket, order=int(ticket), prompt_tokens=prompt), rollouts=rollouts)
 
 
 GOOD = (

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -137,7 +138,7 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             store, factor=FACTOR, min_s=T_MIN_S / size.sleep_speed, max_s=T_MAX_S / size.sleep_speed
         ) if arm in (ADAPTIVE, OWN) else None  # fmt: skip
         rewards = Clocked(RewardScorer(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
-        engine = Answering(workload)
+        engine: Any = Answering(workload)
 
         def read(ticket: Ticket, sample: Sample) -> Response:
             del ticket

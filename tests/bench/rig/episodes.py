@@ -6,6 +6,7 @@ The actor asks for a response and gets an episode, played by `actor.environments
 import asyncio
 import contextlib
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -82,7 +83,7 @@ class EpisodeEngine(ReplayEngine):
         self._lock_step = LockStep(work.lock_step) if work.lock_step else None
         config = EnvironmentsConfig(max_turns=work.num_turns)
         self.pool = EnvironmentPool(config, own=(work.environment,))
-        turns = TurnEngine(engine, work, self._lock_step)
+        turns: Any = TurnEngine(engine, work, self._lock_step)
         self._episodes = Episodes(turns, self.pool, rendering, config, max_context_tokens=max_context_tokens)
 
     async def load(self) -> None:

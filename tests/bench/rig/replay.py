@@ -8,14 +8,15 @@ import heapq
 import itertools
 import pathlib
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
+from actor.engine_protocol import Engine, Sample, SwapTimings
 from actor.rewards.scorer import RewardResult
 from actor.rewards.types import Response
-from bridge.rollout_types import RewardScore, Sampling, Task, Version
+from bridge.rollout_types import RewardScore, Sampling, Task
 from bridge.weight_types import WeightManifest
 from tests.bench.rig.lengths import Lengths
 
@@ -70,38 +71,13 @@ class ReplayEngine:
 
     def __init__(self, engine: Engine, lengths: Lengths | None, *, places: int | None = None) -> None:
         """Wraps `engine`, as one of `places` sequences if that is given; closing it is left to its owner."""
-        self._engine = engine
+        self._engine: Any = engine
         self._lengths = lengths
         self._places = Places(places) if places is not None else None
         self._swap: asyncio.Task[SwapTimings] | None = None
 
-    @property
-    def version(self) -> Version | None:
-        return self._engine.version
-
-    @property
-    def is_dead(self) -> bool:
-        return self._engine.is_dead
-
-    @property
-    def num_requests(self) -> int:
-        return self._engine.num_requests
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        return self._engine.num_sampled_tokens
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._engine.stats
-
-    @property
-    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        return self._engine.recent_lengths
-
-    @property
-    def size(self) -> EngineSize:
-        return self._engine.size
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     async def sample(
         self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
@@ -120,20 +96,14 @@ class ReplayEngine:
             return sample
         return dataclasses.replace(sample, finish="stop" if length < sampling.max_tokens else "length")
 
-    async def abort(self, request_id: str) -> None:
-        await self._engine.abort(request_id)
-
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        self._swap = asyncio.ensure_future(self._engine.swap_weights(path, manifest))
-        return await asyncio.shield(self._swap)
+        swap = self._swap = asyncio.ensure_future(self._engine.swap_weights(path, manifest))
+        return await asyncio.shield(swap)
 
     async def settle(self) -> None:
         """Waits for a swap whose actor was stopped in the middle: the engine must not be left paused."""
         if self._swap is not None:
             await self._swap
-
-    async def close(self) -> None:
-        await self._engine.close()
 
 
 class HashRewards:

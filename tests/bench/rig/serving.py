@@ -108,8 +108,8 @@ def run_server(server: type[Server], core: str | None) -> None:
         raise
 
 
-async def serve(name: str, session: Session, engine: ReplayEngine, model: ModelFolder, load: LoadLog | None) -> None:
-    """Serves a session's store until it is cancelled; the engine is left as it is, and `load` looks at it meanwhile."""
+async def serve(name: str, session: Session, engine: Any, model: ModelFolder, load: LoadLog | None) -> None:
+    """Serves a session's store until it is cancelled; the `ReplayEngine` is left as it is, and `load` looks at it."""
     config = session.config
     snapshots = snapshot_folder(config)
     with contextlib.ExitStack() as parts:
