@@ -37,6 +37,7 @@ from tests.bench.rig.replay import ReplayEngine
 from tests.bench.rig.serving import serve
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config, tiny_model
+from tests.bridge.factories import make_ticket
 
 VERSION = Version(incarnation=0, step=0)
 LOOK_S = 0.005
@@ -138,17 +139,13 @@ class Phases:
             await asyncio.sleep(LOOK_S)
 
     def _ticket(self, order: int, prompt: np.ndarray) -> Ticket:
-        return Ticket(
-            id=f"{order:09d}",
-            kind="train",
-            round=0,
+        return make_ticket(
+            f"{order:09d}",
             order=order,
             prompt_tokens=prompt,
             task=Task.judged_by("exact", answer="7"),
             num_samples=self._phase.num_samples,
-            num_requests=self._phase.num_samples,
             sampling=self._phase.sampling,
-            min_version=VERSION,
         )
 
     def _config(self) -> Config:

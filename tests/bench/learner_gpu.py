@@ -4,13 +4,9 @@ Random weights of a published shape, bfloat16 compute over float32 masters, rows
 length, one accumulate and one apply. MFU is taken against the card's own measured bfloat16 matmul rate and, where it
 is known, against its published peak (`learner/metrics/flops.py` states what counts as a model FLOP). On a CPU it runs
 with a toy shape, to show that it works; such numbers mean nothing.
-
-Ends with one line of JSON, and writes the table to --out if it is given.
 """
 
 import dataclasses
-import json
-import pathlib
 import statistics
 import time
 
@@ -28,6 +24,7 @@ from learner.model.architecture import Architecture as Shape
 from learner.model.decoder import abstract_params, init_params
 from learner.update.packing import PackedBatch, empty_batch
 from learner.update.train_step import TrainStep, build_train_step
+from tests.bench.harness import result
 
 MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
 ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")
@@ -36,9 +33,6 @@ ATTENTION = flags.DEFINE_enum("attention", "auto", ["auto", "cudnn", "xla"], "mo
 REMAT = flags.DEFINE_enum("remat", "attention", ["full", "attention", "dots", "none"], "model.remat.")
 MAX_ROW_SEQUENCES = flags.DEFINE_integer("max_row_sequences", 16, "packing.max_row_sequences.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed updates.")
-OUT = flags.DEFINE_string("out", "", "Also write the table to this file (Markdown).")
-
-AIM = 0.5
 
 
 def toy(shape: Shape) -> Shape:
@@ -126,40 +120,52 @@ def main(argv: list[str]) -> None:
     del argv
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
-    rows, row_tokens = (2, 128) if on_cpu else (ROWS.value, ROW_TOKENS.value)
+    rows_of, row_tokens = (2, 128) if on_cpu else (ROWS.value, ROW_TOKENS.value)
     ceiling, peak = matmul_flops_per_s(512 if on_cpu else 8192), peak_flops(device.device_kind)
     values: dict[str, float] = {"matmul_tflops_per_s": ceiling / 1e12}
-    lines = [
-        f"{device.device_kind}, jax {jax.__version__}: bfloat16 matmul {ceiling / 1e12:.1f} TFLOP/s measured, "
-        f"{peak / 1e12 if peak else float('nan'):.0f} published; {rows} x {row_tokens} tokens, remat {REMAT.value}, "
-        f"attention {ATTENTION.value}, max_row_sequences {MAX_ROW_SEQUENCES.value}",
-        "",
-        "| model | s an update | real tokens/s | model TFLOP/s | MFU of the measured matmul rate | of the peak |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name in MODELS.value:
         shape = Shape.from_hf(MODEL_SIZES[name])
         shape = toy(shape) if on_cpu else shape
-        config, mesh = config_of(rows, row_tokens), make_mesh(devices=[device])
+        config, mesh = config_of(rows_of, row_tokens), make_mesh(devices=[device])
         batch, squares = filled_batch(config.packing, shape.vocab_size, seed=0)
         seconds = update_s(build_train_step(shape, config, mesh), shape, batch, mesh)
         tokens = int((np.asarray(batch.segment_ids) > 0).sum())
         scored = int(np.asarray(batch.loss_mask).sum())
         flops = model_flops(shape, num_tokens=tokens, num_scored_tokens=scored, sum_squared_lengths=squares)
-        mfu, of_peak = flops / seconds / ceiling, flops / seconds / peak if peak else float("nan")
-        values |= {f"{name}/mfu": mfu, f"{name}/tokens_per_s": tokens / seconds}
-        lines.append(
-            f"| {name}{' (toy)' if on_cpu else ''} | {seconds:.3f} | {tokens / seconds:,.0f} "
-            f"| {flops / seconds / 1e12:.1f} | {mfu:.1%} | {of_peak:.1%} |"
+        rows.append(
+            {
+                "name": f"{name}{' (toy)' if on_cpu else ''}",
+                "update_s": seconds,
+                "tokens_per_s": tokens / seconds,
+                "tflops_per_s": flops / seconds / 1e12,
+                "mfu": flops / seconds / ceiling,
+                "of_peak": flops / seconds / peak if peak else None,
+            }
         )
-    print("\n".join(lines))
-    if OUT.value:
-        pathlib.Path(OUT.value).write_text("\n".join(lines) + "\n")
-    aims = {
-        f"{name}/mfu": {"value": values[f"{name}/mfu"], "aim": AIM, "met": values[f"{name}/mfu"] >= AIM}
-        for name in MODELS.value
-    }
-    print(json.dumps({"bench": "learner_gpu", "values": values, "aims": aims}))
+        values |= {f"{name}/mfu": rows[-1]["mfu"], f"{name}/tokens_per_s": tokens / seconds}
+    result.finish(
+        "learner_gpu",
+        __doc__,
+        values=values,
+        aims={f"{name}/mfu": result.at_least(0.5, "ours") for name in MODELS.value},
+        rows=rows,
+        columns={
+            "model": "{name}",
+            "s an update": "{update_s:.3f}",
+            "real tokens/s": "{tokens_per_s:,.0f}",
+            "model TFLOP/s": "{tflops_per_s:.1f}",
+            "MFU of the measured matmul rate": "{mfu:.1%}",
+            "of the peak": "{of_peak:.1%}",
+        },
+        notes=[
+            f"Bfloat16 matmul {ceiling / 1e12:.1f} TFLOP/s measured, {(peak or 0.0) / 1e12:.0f} published (0 if "
+            f"unknown); {rows_of} x {row_tokens} tokens, remat {REMAT.value}, attention {ATTENTION.value}, "
+            f"max_row_sequences {MAX_ROW_SEQUENCES.value}."
+        ],
+        beside=f"{device.device_kind}, nothing else of ours",
+        is_whole=not on_cpu,
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tests.bench.agentic.setups import (
     Setup,
     engine_profile,
 )
-from tests.bench.rig.measure import publish_costs
+from tests.bench.rig.measure import learner_costs, publish_costs
 from tests.bench.rig.rig import Result, Rig
 
 MAX_TURN_S = 0.01
@@ -66,13 +66,9 @@ def calibrate(rig: Rig, setup: Setup) -> Costs:
     config = setup.config(NUM_CALIBRATED)
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, NUM_CALIBRATED * setup.groups)]
     over_few, over_many = (_beyond_drawn_s(result, setup, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
-    train_s = sum(e["dur"] for e in many.events if e["name"] == "train") / 1e6
     num_observed = many.response_tokens - NUM_TURNS * TURN_TOKENS
     costs = Costs(
-        learner=LearnerProfile(
-            seconds_per_token=train_s / many.real_tokens,
-            optimizer_step_s=statistics.median(e["dur"] / 1e6 for e in many.events if e["name"] == "apply"),
-        ),
+        learner=LearnerProfile(**learner_costs([many])),
         publish=PublishProfile(**publish_costs([many])),
         prompt_tokens=round(statistics.fmean(p.size for p in prompts)),
         observation_tokens=round(num_observed / (NUM_TURNS - 1)),

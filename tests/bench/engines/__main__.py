@@ -42,10 +42,11 @@ from typing import Any
 from absl import app
 
 from launch.tools.plan.profile import LearnerProfile, PublishProfile
-from tests.bench.engines.measure import publish_costs, run_batches, run_rollouts, run_training
+from tests.bench.engines.measure import run_batches, run_rollouts, run_training
 from tests.bench.engines.setups import NUM_ENGINES, PAIRS, ROLL_FLASH, ROLLOUTPIPE, SERIAL, TRAINED
 from tests.bench.harness import result, sessions
-from tests.bench.rig.calibrate import Calibration, calibrate
+from tests.bench.rig.calibrate import calibrate
+from tests.bench.rig.measure import learner_costs, publish_costs
 
 FLEET = "tests.bench.engines.fleet_process"
 WAITING_RATIO = (0.72, 0.78)
@@ -91,11 +92,13 @@ def main(argv: list[str]) -> None:
         for setup in (s for pair in PAIRS.values() for s in pair if s not in TRAINED):
             keep((run_batches if setup.is_batch_rollout else run_rollouts)(rig, setup, num_rollouts))
         calibration = calibrate(rig, {"serial": SERIAL.session(2)}, bounds=WAITING_RATIO, tries=tries)
-        costs, passes = costs_of(calibration), calibration.passes_per_token
+        # What training and publishing cost, from the calibration's session: it ran beside the same fleet.
+        ran, passes = list(calibration.results.values()), calibration.passes_per_token
+        learner, publish = LearnerProfile(**learner_costs(ran)), PublishProfile(**publish_costs(ran))
         for setup in TRAINED:
-            keep(run_training(rig, setup, PERIOD * (1 if setup is SERIAL else num_periods), passes, **costs))
+            keep(run_training(rig, setup, PERIOD * (1 if setup is SERIAL else num_periods), passes, learner, publish))
         for setup in (ROLLOUTPIPE, ROLL_FLASH):
-            keep(run_training(rig, setup, 1, passes, **costs))
+            keep(run_training(rig, setup, 1, passes, learner, publish))
     result.finish(
         "engines",
         __doc__,
@@ -107,19 +110,6 @@ def main(argv: list[str]) -> None:
         spread={f"round_s {name}": result.mean_std(row["rounds_s"])[1] for name, row in rows.items()},
         beside=f"{NUM_ENGINES} simulated engines and their actors on one core, the learner on the other",
     )
-
-
-def costs_of(calibration: Calibration) -> dict[str, LearnerProfile | PublishProfile]:
-    """Returns what training and publishing cost, from the calibration's session: it ran beside the same fleet."""
-    (ran,) = calibration.results.values()
-    train_s = sum(e["dur"] for e in ran.events if e["name"] == "train") / 1e6
-    applied_s = [e["dur"] / 1e6 for e in ran.events if e["name"] == "apply"]
-    return {
-        "learner": LearnerProfile(
-            seconds_per_token=train_s / ran.real_tokens, optimizer_step_s=statistics.median(applied_s)
-        ),
-        "publish": publish_costs(ran),
-    }
 
 
 def values_of(rows: Mapping[str, dict[str, Any]]) -> dict[str, float]:

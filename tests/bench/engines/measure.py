@@ -1,6 +1,5 @@
 """Runs a schedule on the fleet, and has the planner predict it from what was known before."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -42,21 +41,6 @@ def tickets_of(result: Result) -> tuple[int, int]:
     for event in _judged(result):
         counts[event["pid"]] += 1
     return min(counts.values(), default=0), max(counts.values(), default=0)
-
-
-def publish_costs(result: Result) -> PublishProfile:
-    """Of all versions but the first, which finds the actors with nothing to do: medians over versions and engines."""
-    published = sorted((e["ts"], e["dur"]) for e in result.events if e["name"] == "publish")[1:]
-    after = published[0][0] if published else math.inf
-    pauses = [e for e in result.events if e["name"] == "pause" and e["ts"] >= after]
-    if not pauses:
-        raise ValueError("no version but the first was published and served")
-    gaps = [p["ts"] - max(ts + dur for ts, dur in published if ts <= p["ts"]) for p in pauses]
-    return PublishProfile(
-        export_s=statistics.median(dur for _, dur in published) / 1e6,
-        prefetch_s=max(0.0, statistics.median(gaps)) / 1e6,
-        pause_s=statistics.median(p["dur"] for p in pauses) / 1e6,
-    )
 
 
 def _judged(result: Result) -> list[dict[str, Any]]:
@@ -169,13 +153,15 @@ def run_rollouts(rig: Rig, setup: Setup, num_rounds: int) -> dict[str, Any]:
     return _row(setup, ran, rollout_s(ran)[1:], predicted_s, ideal)
 
 
-def run_training(rig: Rig, setup: Setup, num_rounds: int, passes_per_token: float, **costs: Any) -> dict[str, Any]:
+def run_training(
+    rig: Rig, setup: Setup, num_rounds: int, passes_per_token: float, learner: LearnerProfile, publish: PublishProfile
+) -> dict[str, Any]:
     """A schedule of ours, by what its rounds take with their training; the oracle knows those of `TRAINED`."""
     ran = rig.run(setup.session(num_rounds, passes_per_token=passes_per_token))
     problems = problems_of(rig, setup, num_rounds)
-    predicted_s = predict_rounds_s(setup, profile_of(setup, problems, **costs), num_rounds)
+    predicted_s = predict_rounds_s(setup, profile_of(setup, problems, learner=learner, publish=publish), num_rounds)
     rounds_s = [row["round/rollout_to_train_end_s"] for row in ran.rounds]
-    ideal = ideal_s(setup, problems, num_rounds, learner=costs["learner"]) if setup in TRAINED else None
+    ideal = ideal_s(setup, problems, num_rounds, learner=learner) if setup in TRAINED else None
     return _row(setup, ran, rounds_s, predicted_s, ideal)
 
 

@@ -30,6 +30,7 @@ from launch.tools.plan.profile import EngineProfile
 from tests.bench.rewards.workload import FACTOR, MAX_TOKENS, SAMPLES, T_MAX_S, T_MIN_S, TOKENS_PER_S, Workload
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
+from tests.bridge.factories import make_ticket
 
 SYNCHRONOUS, FIXED, ADAPTIVE = "synchronous", "asynchronous", "asynchronous, adaptive timeout"
 OWN = "adaptive, own solutions first"
@@ -212,17 +213,14 @@ async def _step(
 
 def _ticket(workload: Workload, epoch: int, round_: int, prompt: int, *, has_solutions: bool) -> Ticket:
     order = (epoch * len(workload.size.period) + round_) * workload.size.prompts + prompt
-    return Ticket(
-        id=f"{order:06d}",
-        kind="train",
+    return make_ticket(
+        f"{order:06d}",
         round=epoch * len(workload.size.period) + round_,
         order=order,
         prompt_tokens=np.array([epoch, round_, prompt], np.int32),
         task=workload.task(round_, prompt, has_solution=has_solutions),
         num_samples=SAMPLES,
-        num_requests=SAMPLES,
         sampling=Sampling(max_tokens=MAX_TOKENS),
-        min_version=_VERSION,
     )
 
 

@@ -33,8 +33,7 @@ def measure_profile(
     """A profile as `launch/tools/plan/profile.py` reads it.
 
     Training and publishing are taken from sessions that ran beside the engine as the measured ones do, but none of
-    those: what the planner is to predict must not be in its input. A token's seconds are the training spans' over the
-    real tokens, padding and all.
+    those: what the planner is to predict must not be in its input.
 
     Args:
       rig: has run a session.
@@ -48,10 +47,8 @@ def measure_profile(
         counts = counts_up_to(config.actor.max_num_seqs)
         engine = rig.ask_actor("profile", counts=counts, num_tokens=min(64, config.sampling.max_response_tokens))
         engine["request_s"] = request_s(rig, config, engine)
-    events = [e for r in results for e in r.events]
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, num_groups)]
     num_requests = config.rounds.requests_per_group
-    train_s = sum(e["dur"] for e in events if e["name"] == "train") / 1e6
     return {
         "engine": engine,
         "response_tokens": {
@@ -59,10 +56,7 @@ def measure_profile(
             "groups": [[lengths.tokens(p, i) for i in range(num_requests)] for p in prompts],
         },
         "prompt_tokens": {"kind": "groups", "groups": [[p.size] for p in prompts]},
-        "learner": {
-            "seconds_per_token": train_s / sum(r.real_tokens for r in results),
-            "optimizer_step_s": statistics.median(e["dur"] / 1e6 for e in events if e["name"] == "apply"),
-        },
+        "learner": learner_costs(results),
         "publish": publish_costs(results),
         "claim_s": LOOK_S / 2,
     }
@@ -109,21 +103,33 @@ def limited(engine: dict[str, Any], places: int) -> dict[str, Any]:
     return engine | {"running": list(running), "tokens_per_s": list(rates), "max_num_seqs": places}
 
 
-def publish_costs(results: list[Result]) -> dict[str, float]:
-    """The `publish` part of a profile, medians over the publishes of these runs.
+def learner_costs(results: list[Result]) -> dict[str, Any]:
+    """Returns the `learner` part of a profile; a token's seconds are the training spans' over the real tokens."""
+    events = [e for r in results for e in r.events]
+    train_s = sum(e["dur"] for e in events if e["name"] == "train") / 1e6
+    return {
+        "seconds_per_token": train_s / sum(r.real_tokens for r in results),
+        "optimizer_step_s": statistics.median(e["dur"] / 1e6 for e in events if e["name"] == "apply"),
+    }
 
-    The first of a run, which maps cold memory and finds the actor idle, is left out where there are others.
+
+def publish_costs(results: list[Result]) -> dict[str, float]:
+    """Returns the `publish` part of a profile, medians over the publishes of these runs and over engines.
+
+    The first of a run, which maps cold memory and finds the actors idle, is left out where there are others.
     """
     exports, gaps, pauses = [], [], []
     for result in results:
-        published, paused = (sorted(_spans(result, name)) for name in ("publish", "pause"))
-        exports += [end - start for start, end in published[1:] or published]
-        for start, end in paused[1:] or paused:
-            pauses.append(end - start)
-            gaps.append(start - max(e for _, e in published if e <= start))
+        published = sorted(_spans(result, "publish"))
+        counted = published[1:] or published
+        exports += [end - start for start, end in counted]
+        for start, end in _spans(result, "pause"):
+            if start >= counted[0][0]:
+                pauses.append(end - start)
+                gaps.append(start - max(e for s, e in published if s <= start))
     return {
         "export_s": statistics.median(exports),
-        "prefetch_s": statistics.median(gaps),
+        "prefetch_s": max(0.0, statistics.median(gaps)),
         "pause_s": statistics.median(pauses),
     }
 

@@ -124,3 +124,28 @@ def test_checkpoint_is_exported_once_and_evaluated_with_the_same_seed_alike(job:
     assert (job.folder / f"model-{step}" / "model.safetensors").stat().st_mtime_ns == made
     # In batches of another size: what is drawn is each sample's own.
     assert first["sets"][0]["samples"] == again["sets"][0]["samples"] and first["sets"][0]["k"] == 4
+
+
+@pytest.mark.nightly
+def test_greedy_answers_of_the_command_are_those_of_transformers(tmp_path: Path, model: Path):
+    import torch
+    import transformers
+
+    rows = [{"prompt": f"{a} + {b} =", "answer": a + b} for a in range(1, 5) for b in range(1, 5)]
+    file, num_tokens = tmp_path / "sums.jsonl", 8
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = evaluate(
+        *(f"--model={model}", f"--out={tmp_path / 'results.json'}", f"--prompts=greedy={file}", "--verifier=exact"),
+        *(f"--max_tokens={num_tokens}", "--show=1000", "--config.model.served_dtype=float32"),
+        "--config.actor.enforce_eager=true",
+    )["sets"]
+    texts = {sample["problem"]: sample["responses"][0]["text"] for sample in found["samples"]}
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
+    policy: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    wanted = {}
+    for number, row in enumerate(rows):
+        ids = tokenizer(row["prompt"], return_tensors="pt", add_special_tokens=False).input_ids  # it has no template
+        said = policy.generate(ids, do_sample=False, max_new_tokens=num_tokens)[0, ids.shape[1] :]
+        wanted[number] = tokenizer.decode(said, skip_special_tokens=True)
+    # Two tokens may be as likely to the last digit.
+    assert sum(texts[number] != text for number, text in wanted.items()) <= 1
