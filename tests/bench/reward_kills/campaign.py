@@ -1,6 +1,7 @@
 """One run under kills, from its start to what it left."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -8,6 +9,7 @@ import os
 import pathlib
 import re
 import signal
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +20,9 @@ from configs.presets import tiny
 from launch.startup.tiny_model import cached_tiny_model
 from launch.supervision.backend import run_tag
 from launch.supervision.process_tree import kill_leftovers
-from tests.bench.reward_kills import busy, judges, processes, recorder
+from tests.bench.reward_kills import busy, judges
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
-from tests.bench.reward_kills.kills import Done, JudgeProcess, Killer, draw
+from tests.bench.reward_kills.kills import Done, JudgeProcess, Killer, draw, status
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, WORKER, prompts, source_of
 from tests.integration.faults.evidence import array, body
 from tests.integration.support.jobs import Job, start_command
@@ -37,6 +39,19 @@ _FAILURES = {
     "stopped": re.compile(r"process \d+ below this one (was stopped)"),
 }
 """What the actor's log says of each attempt that failed."""
+
+
+_RECORDER = """
+CREATE TABLE recorder (
+    number INTEGER PRIMARY KEY, time_s REAL NOT NULL, ticket_id TEXT NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL
+);
+CREATE TRIGGER recorder_notes AFTER INSERT ON groups BEGIN
+    INSERT INTO recorder (time_s, ticket_id, kind, payload) SELECT
+        (julianday('now') - 2440587.5) * 86400, NEW.ticket_id, NEW.kind, payload
+        FROM payloads WHERE run = NEW.run AND call = NEW.call;
+END;
+"""
+"""By it the store itself writes down each group that comes into it, whoever asks for what."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +150,7 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
         try:
             killer = Killer(job.process.pid, judge, busy_folder, folder / "kills.jsonl")
             store = run_folder / "store.sqlite"
-            _wait(killer, job, lambda: recorder.install(store), "a store", limit_s=START_S)
+            _wait(killer, job, lambda: install_recorder(store), "a store", limit_s=START_S)
             _wait(killer, job, lambda: len(job.rows("step")) >= 2, "two updates", limit_s=START_S)
             missed, end_s = 0, time.monotonic() + 60 * minutes
             for kill in draw(seed):
@@ -157,10 +172,10 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
             job.end()
             judge.kill()
     gone = (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
-    orphans = [str(process.pid) for process in killer.seen if processes.status(process) not in gone]
+    orphans = [str(process.pid) for process in killer.seen if status(process) not in gone]
     orphans += [f"{m.pid} {m.title}" for m in kill_leftovers(lambda mark: mark.startswith(run_tag(run_folder)))]
-    tickets, rows = recorder.tickets(store), job.rows("step")
-    payloads = {ticket: payload for _, ticket, payload in recorder.groups(store)}
+    tickets, rows = ticket_states(store), job.rows("step")
+    payloads = {ticket: payload for _, ticket, payload in recorded_groups(store)}
     log = "".join(p.read_text(errors="replace") for p in sorted((run_folder / "logs").glob("actor*.log")))
     return Outcome(
         verdict=audit(Evidence(rows=rows, payloads=payloads, tickets=tickets), Characters.read(model)),
@@ -205,7 +220,7 @@ def _since(job: Job, store: pathlib.Path, since_s: float) -> dict[str, int]:
     """Groups by source that came after a time and were trained."""
     trained = set(itertools.chain.from_iterable(row["groups"] for row in job.rows("step")))
     found: collections.Counter[str] = collections.Counter()
-    for _, ticket, payload in recorder.groups(store, since_s=since_s):
+    for _, ticket, payload in recorded_groups(store, since_s=since_s):
         if ticket in trained:
             found[source_of(chr(32 + int(array(body(payload)["prompt_tokens"])[0])))] += 1
     return dict(found)
@@ -226,3 +241,33 @@ def _end(job: Job, killer: Killer) -> int:
             raise RuntimeError(f"the run did not end within {STOP_S:.0f} s\n{job.logs()}")
         killer.wait(0.1)
     return job.process.returncode
+
+
+def install_recorder(store: pathlib.Path) -> bool:
+    """Puts the trigger into a run's store; False while there is none yet."""
+    if not store.is_file():
+        return False
+    with contextlib.closing(_open(store)) as db:
+        if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
+            return False
+        db.executescript("BEGIN IMMEDIATE;" + _RECORDER + "COMMIT;")
+    return True
+
+
+def recorded_groups(store: pathlib.Path, *, since_s: float = 0.0) -> list[tuple[float, str, bytes]]:
+    """Training groups in the order in which they came: when, their ticket, their bytes."""
+    with contextlib.closing(_open(store)) as db:
+        return db.execute(
+            "SELECT time_s, ticket_id, payload FROM recorder WHERE kind = 'train' AND time_s > ? ORDER BY number",
+            (since_s,),
+        ).fetchall()
+
+
+def ticket_states(store: pathlib.Path) -> dict[str, str]:
+    """The state of each training ticket."""
+    with contextlib.closing(_open(store)) as db:
+        return dict(db.execute("SELECT id, state FROM tickets WHERE kind = 'train'"))
+
+
+def _open(store: pathlib.Path) -> sqlite3.Connection:
+    return sqlite3.connect(store, timeout=60.0, isolation_level=None)

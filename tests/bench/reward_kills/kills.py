@@ -1,5 +1,6 @@
 """The kills: which, drawn by a seed, and how each is done. One thread does all of it, and continues what it stopped."""
 
+import contextlib
 import dataclasses
 import heapq
 import itertools
@@ -16,9 +17,10 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from launch.supervision.process_tree import environment
-from tests.bench.reward_kills import busy, judge_server, processes
+from launch.supervision.process_tree import descendants, environment
+from tests.bench.reward_kills import busy, judge_server
 
+_WORKER, _ZYGOTE = "actor.rewards.verifier_worker", "actor.environments.fork_server"
 KINDS = (
     ("worker", "kill"), ("worker", "stop"), ("worker", "stop for a while"),
     ("episode", "kill"), ("episode", "stop"),
@@ -104,6 +106,44 @@ class JudgeProcess:
             self._process.wait()
 
 
+def below(pid: int) -> set[psutil.Process]:
+    """Returns all processes below one; each is itself and no later one of its id."""
+    found = set()
+    for child in descendants(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(psutil.Process(child))
+    return found
+
+
+def find(run: int) -> dict[str, list[psutil.Process]]:
+    """Returns verifier workers, zygotes and episodes' processes below the run's command."""
+    found: dict[str, list[psutil.Process]] = {"worker": [], "zygote": [], "episode": []}
+    for process in sorted(below(run), key=lambda p: p.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command, parent = process.cmdline(), process.parent()
+            if _WORKER in command:
+                found["worker"].append(process)
+            elif _ZYGOTE in command:
+                is_forked = parent is not None and _ZYGOTE in parent.cmdline()
+                found["episode" if is_forked else "zygote"].append(process)
+    return found
+
+
+def status(process: psutil.Process) -> str:
+    """Returns `psutil.STATUS_*`; that of a process that is gone is dead."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() if process.is_running() else psutil.STATUS_DEAD
+    return psutil.STATUS_DEAD
+
+
+def send(process: psutil.Process, number: signal.Signals) -> bool:
+    """Signals a process; returns False if it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+        return True
+    return False
+
+
 class Killer:
     """Does kills on a run."""
 
@@ -122,7 +162,7 @@ class Killer:
         while True:
             while self._later and self._later[0][0] <= time.monotonic():
                 heapq.heappop(self._later)[2]()
-            self.seen |= processes.below(self._run)
+            self.seen |= below(self._run)
             if time.monotonic() >= end_s:
                 return
             time.sleep(_LOOK_S)
@@ -163,29 +203,29 @@ class Killer:
     def _candidates(self, target: str) -> list[psutil.Process]:
         if target == "judge":
             return [psutil.Process(self._judge.pid)] if self._judge.pid is not None else []
-        found = processes.find(self._run)[target]
-        return [process for process in found if processes.status(process) != psutil.STATUS_STOPPED]
+        found = find(self._run)[target]
+        return [process for process in found if status(process) != psutil.STATUS_STOPPED]
 
     def _is_busy(self, target: str, pid: int) -> bool:
         if target == "zygote":
-            return bool(processes.find(self._run)["episode"])
+            return bool(find(self._run)["episode"])
         return busy.is_busy(self._busy, pid)
 
     def _hit(self, process: psutil.Process, kill: Kill) -> bool:
         if kill.how in ("500", "garbage"):
-            return processes.send(process, signal.SIGUSR1 if kill.how == "500" else signal.SIGUSR2)
+            return send(process, signal.SIGUSR1 if kill.how == "500" else signal.SIGUSR2)
         if kill.how == "kill":
             if kill.target == "judge":
                 self._judge.kill()
                 self._after(kill.outage_timeout_s, self._judge.start)
                 is_hit = True
             else:
-                is_hit = processes.send(process, signal.SIGKILL)
+                is_hit = send(process, signal.SIGKILL)
             busy.take(self._busy, process.pid)
             return is_hit
-        is_hit = processes.send(process, signal.SIGSTOP)
+        is_hit = send(process, signal.SIGSTOP)
         if kill.how == "stop for a while":
-            self._after(kill.outage_timeout_s, lambda: processes.send(process, signal.SIGCONT))
+            self._after(kill.outage_timeout_s, lambda: send(process, signal.SIGCONT))
         return is_hit
 
     def _after(self, seconds: float, what: Callable[[], object]) -> None:
