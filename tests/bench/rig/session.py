@@ -38,28 +38,14 @@ class Session:
         return pathlib.Path(self.config.run_dir)
 
     def to_json(self) -> dict[str, Any]:
-        lengths = dataclasses.asdict(self.lengths) if self.lengths else None
-        return {
-            "config": json.loads(overrides.to_json(self.config)),
-            "lengths": lengths,
-            "rewards": self.rewards,
-            "flat_share": self.flat_share,
-            "passes_per_token": self.passes_per_token,
-            "engine": dataclasses.asdict(self.engine) if self.engine else None,
-            "episodes": dataclasses.asdict(self.episodes) if self.episodes else None,
-        }
+        rest = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "config"}
+        return msgspec.to_builtins(rest) | {"config": json.loads(overrides.to_json(self.config))}
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> "Session":
-        return cls(
-            config=overrides.from_dict(raw["config"]),
-            lengths=msgspec.convert(raw["lengths"], Lengths | None),
-            rewards=raw["rewards"],
-            flat_share=raw["flat_share"],
-            passes_per_token=raw["passes_per_token"],
-            engine=msgspec.convert(raw["engine"], EngineProfile | None),
-            episodes=msgspec.convert(raw["episodes"], Work | None),
-        )
+        config = overrides.from_dict(raw["config"])
+        types = {field.name: field.type for field in dataclasses.fields(cls) if field.name != "config"}
+        return cls(config=config, **{name: msgspec.convert(raw[name], type_) for name, type_ in types.items()})
 
     def prepare(self, model_folder: pathlib.Path) -> None:
         """Makes the run folder as the launcher does."""
