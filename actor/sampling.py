@@ -7,7 +7,7 @@ import json
 from collections.abc import Coroutine
 from typing import Any
 
-from actor.engine_protocol import Engine, Episode, Sample
+from actor.engine_protocol import Engine, Sample
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import EpisodeRequest
@@ -92,7 +92,7 @@ class Sampler:
         task = ticket.task
         if self._episodes is None:
             raise EpisodeError(f"this actor plays no environments, and ticket {ticket.id} is of {task.environment}")
-        played = await self._episodes.play(
+        return await self._episodes.play(
             EpisodeRequest(
                 environment=task.environment,
                 prompt_tokens=ticket.prompt_tokens,
@@ -101,13 +101,6 @@ class Sampler:
                 request_id=request_id,
                 priority=ticket.order,
             )
-        )
-        return Sample(
-            tokens=played.tokens,
-            logprobs=played.logprobs,
-            token_versions=played.token_versions,
-            finish=played.finish,
-            episode=Episode(sampled=played.loss_mask, turn_rewards=played.turn_rewards),
         )
 
     def forget(self, ticket_id: str) -> None:

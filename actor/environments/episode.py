@@ -6,20 +6,18 @@ environment takes its time nothing is in the engine.
 """
 
 import collections
-import dataclasses
-from typing import Any
 
 import msgspec
 import numpy as np
 from absl import logging
 
-from actor.engine_protocol import Engine
+from actor.engine_protocol import Engine, Sample
 from actor.environments import wire
 from actor.environments.chat_render import ChatRenderer
 from actor.environments.environment_pool import EnvironmentPool, EpisodeProcess
 from actor.environments.protocol import EpisodeError
 from actor.environments.token_endpoint import Conversation, TokenEndpoint
-from actor.environments.transcript import EpisodeRequest, EpisodeTurns, Trajectory
+from actor.environments.transcript import EpisodeRequest, EpisodeTurns
 from bridge.rollout_types import MAX_ABS_REWARD
 from configs.sections.actor import EnvironmentsConfig
 
@@ -48,7 +46,7 @@ class Episodes:
         """Those of them that were a process's, by kind (`EnvironmentPool.failures`)."""
         return self._pool.failures
 
-    async def play(self, episode: EpisodeRequest) -> Trajectory:
+    async def play(self, episode: EpisodeRequest) -> Sample:
         """Plays an episode to its end, from its start again where its environment fails.
 
         Cancelling it ends its request and its process.
@@ -62,8 +60,11 @@ class Episodes:
             try:
                 async with self._pool.open(episode.environment) as process:
                     played = await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
-                played = self._rewarded(played)
-                earned = float(played.turn_rewards.sum(dtype=np.float64))
+                assert played.episode is not None
+                rewards = played.episode.turn_rewards
+                if played.finish == "length":  # what it costs that a budget ended it
+                    rewards[-1] += self._config.truncated_reward
+                earned = float(rewards.sum(dtype=np.float64))
                 if abs(earned) > MAX_ABS_REWARD:
                     raise EpisodeError(f"its turns earn {earned} together, at most {MAX_ABS_REWARD:g} counts")
                 return played
@@ -81,15 +82,7 @@ class Episodes:
             await self._endpoint.close()
         await self._pool.close()
 
-    def _rewarded(self, played: Trajectory) -> Trajectory:
-        """With what it costs that a budget ended the episode."""
-        if played.finish != "length" or not self._config.truncated_reward:
-            return played
-        rewards = played.turn_rewards.copy()
-        rewards[-1] += self._config.truncated_reward
-        return dataclasses.replace(played, turn_rewards=rewards)
-
-    async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Trajectory:
+    async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Sample:
         start = await process.reset(episode.row)
         budget = min(episode.sampling.max_tokens, self._max_context_tokens - episode.prompt_tokens.size)
         turns = EpisodeTurns(
@@ -105,12 +98,11 @@ class Episodes:
 
     async def _play_turns(
         self, episode: EpisodeRequest, process: EpisodeProcess, turns: EpisodeTurns, start: wire.Observed
-    ) -> Trajectory:
+    ) -> Sample:
         history, transcript = [*episode.messages, *start.messages], turns.transcript
         rendering = self._rendering.of_prompt(episode.tools, episode.template_arguments)
         rendering.check(history, start.roles)
         transcript.observe(rendering.opening(episode.messages, start.messages))
-        infos: list[dict[str, Any]] = []
         if turns.left_tokens <= 0:
             raise EpisodeError(
                 f"environment {episode.environment}: {episode.prompt_tokens.size} tokens of prompt and "
@@ -123,21 +115,20 @@ class Episodes:
             context = transcript.request_tokens
             turn = await turns.take()
             if turn.finish == "length":
-                return transcript.end("length", tuple(infos))  # A part of a turn is no action.
+                return transcript.end("length")  # A part of a turn is no action.
             said = self._rendering.read(context, turn.tokens, episode.sampling.stop_token_ids)
             step = await process.step(said.begun + said.text if start.sees_thinking else said.parts.answer)
             transcript.reward(step.reward)
-            infos.append(step.info)
             if step.done:
-                return transcript.end("stop", tuple(infos))
+                return transcript.end("stop")
             if transcript.num_turns >= self._config.max_turns:
-                return transcript.end("length", tuple(infos))
+                return transcript.end("length")
             observed = rendering.between(history, step.messages, turn=turn.tokens)
             if observed.size >= turns.left_tokens:
-                return transcript.end("length", tuple(infos))
+                return transcript.end("length")
             transcript.observe(observed)
 
-    async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Trajectory:
+    async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Sample:
         """An environment that asks for its turns itself, at an endpoint that is its own for as long."""
         if self._endpoint is None:
             self._endpoint = TokenEndpoint()

@@ -19,7 +19,7 @@ from aiohttp import web
 from actor.engine_protocol import Sample
 from actor.environments import wire
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import EpisodeTurns, Trajectory
+from actor.environments.transcript import EpisodeTurns
 from bridge.rollout_types import MAX_STOP_TOKENS
 
 MAX_REQUEST_BYTES = 32 * 2**20
@@ -106,7 +106,7 @@ class Conversation:
                 raise _RefusedError(f"the turn was cut off: the episode's {turns.budget_tokens} tokens are used up")
             return sample
 
-    def end(self, step: wire.Observed) -> Trajectory:
+    def end(self, step: wire.Observed) -> Sample:
         """The episode, its reward booked on the last turn that the environment was shown.
 
         Raises:
@@ -121,7 +121,7 @@ class Conversation:
         if not transcript.num_turns:
             raise EpisodeError("the environment asked for no turn", is_final=self._is_truncated)
         transcript.reward(step.reward, before_last=self._is_cut_off)
-        return transcript.end("length" if self._is_truncated else "stop", (step.info,))
+        return transcript.end("length" if self._is_truncated else "stop")
 
 
 class TokenEndpoint:

@@ -5,31 +5,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Int32
 
-from actor.engine_protocol import Engine, Sample
+from actor.engine_protocol import Engine, Episode, Sample
 from actor.environments.protocol import EpisodeError
 from bridge.chat_template import PROMPT_TEMPLATE, JsonObject
 from bridge.rollout_types import Finish, Sampling, Version
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """An episode that has ended; T tokens follow the prompt, N turns are among them."""
-
-    tokens: Int32[np.ndarray, " T"]
-    loss_mask: Bool[np.ndarray, " T"]
-    """True where the policy sampled the token."""
-    logprobs: Float32[np.ndarray, " T"]
-    """Nats, as the engine's; 0 where nothing was sampled."""
-    token_versions: tuple[Version, ...]
-    """T entries: the weights behind each token; of an observed one, those of the sampled token before it (of the first
-    ones: of the first sampled token), so that they decrease nowhere."""
-    finish: Finish
-    """stop: the environment was done. length: a budget was used up before."""
-    turn_rewards: Float32[np.ndarray, " N"]
-    infos: tuple[dict[str, Any], ...] = ()
-    """What the environment said to people, at each of its steps."""
 
 
 class Transcript:
@@ -71,23 +52,28 @@ class Transcript:
         elif len(self._rewards) > 1:
             self._rewards[-2] = value
 
-    def end(self, finish: Finish, infos: tuple[dict[str, Any], ...] = ()) -> Trajectory:
-        """The whole episode; at least one turn was taken."""
+    def end(self, finish: Finish) -> Sample:
+        """The whole episode, T tokens behind the prompt and N turns; at least one turn was taken.
+
+        stop: the environment was done. length: a budget was used up before. An observed token has the weights of the
+        sampled token before it (the first ones: of the first sampled token), so that they decrease nowhere.
+        """
         versions: list[Version | None] = []
         for part in self._parts:
             last = versions[-1] if versions else None
             versions += part.token_versions if isinstance(part, Sample) else [last] * part.size
         first = next(v for v in versions if v is not None)
-        return Trajectory(
+        return Sample(
             tokens=np.concatenate([*map(_tokens, self._parts)]),
-            loss_mask=np.concatenate([np.full(_tokens(p).size, isinstance(p, Sample)) for p in self._parts]),
             logprobs=np.concatenate(
                 [p.logprobs if isinstance(p, Sample) else np.zeros(p.size, np.float32) for p in self._parts]
             ),
             token_versions=tuple(first if v is None else v for v in versions),
             finish=finish,
-            turn_rewards=np.asarray(self._rewards, np.float32),
-            infos=infos,
+            episode=Episode(
+                sampled=np.concatenate([np.full(_tokens(p).size, isinstance(p, Sample)) for p in self._parts]),
+                turn_rewards=np.asarray(self._rewards, np.float32),
+            ),
         )
 
 

@@ -7,9 +7,10 @@ from typing import cast
 import numpy as np
 
 from actor import background
+from actor.engine_protocol import Episode, Sample
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import EpisodeRequest, Trajectory
+from actor.environments.transcript import EpisodeRequest
 from bridge.rollout_types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
@@ -26,20 +27,19 @@ class TwoTurns:
         self.asked: list[EpisodeRequest] = []
         self._num_failing, self._is_final = num_failing, is_final
 
-    async def play(self, episode: EpisodeRequest) -> Trajectory:
+    async def play(self, episode: EpisodeRequest) -> Sample:
         self.asked.append(episode)
         if self.num_failures < self._num_failing:
             self.num_failures += 1
             self.failures["crash"] += 1
             raise EpisodeError("its environment is broken", is_final=self._is_final)
         mask = np.array([False, False, True, False, False, True])
-        return Trajectory(
+        return Sample(
             tokens=np.arange(6, dtype=np.int32),
-            loss_mask=mask,
             logprobs=np.where(mask, -0.5, 0).astype(np.float32),
             token_versions=(Version(incarnation=0, step=0),) * 6,
             finish="stop",
-            turn_rewards=np.array([0.25, 1.0], np.float32),
+            episode=Episode(sampled=mask, turn_rewards=np.array([0.25, 1.0], np.float32)),
         )
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
-from actor.environments.transcript import EpisodeRequest, Trajectory
+from actor.environments.transcript import EpisodeRequest
 from bridge.rollout_types import Sampling
 from configs.sections.actor import EnvironmentsConfig
 from tests.actor.environments.chat import CHARACTERS, CHATML, EOS, IM_END, characters, rendering, user
@@ -38,7 +38,7 @@ def play(
     max_context_tokens: int = 1000,
     row: dict[str, Any] | None = None,
     **config: Any,
-) -> Trajectory:
+) -> Any:
     return asyncio.run(
         make(engine, pool, template, max_context_tokens, **config).play(episode(prompt, max_tokens, row))
     )
@@ -65,11 +65,11 @@ def test_play_is_what_was_sampled_and_observed_in_turns():
     pool = ScriptedPool([observed(">:"), observed(reward=1.0, done=True)])
     played = play(engine, pool)
     assert text_of(played.tokens) == "5<eos>>:7<eos>"
-    assert played.loss_mask.tolist() == [True, True, False, False, True, True]
+    assert played.episode.sampled.tolist() == [True, True, False, False, True, True]
     np.testing.assert_array_equal(played.logprobs, np.asarray([-2, -1, 0, 0, -2, -1], np.float32))
     assert [v.step for v in played.token_versions] == [3, 3, 3, 3, 4, 4]
     assert played.finish == "stop"
-    assert played.turn_rewards.dtype == np.float32 and played.turn_rewards.tolist() == [0.0, 1.0]
+    assert played.episode.turn_rewards.dtype == np.float32 and played.episode.turn_rewards.tolist() == [0.0, 1.0]
     assert pool.actions == ["5", "7"]
     assert [text_of(r.tokens) for r in engine.requests] == ["0-9:", "0-9:5<eos>>:"]
     assert {r.priority for r in engine.requests} == {5}
@@ -88,7 +88,7 @@ def test_truncated_reward_is_added_to_the_last_turn_of_an_episode_that_a_budget_
     engine = ScriptedEngine([Turn(ids("5<eos>")), Turn(ids("67<eos>")), Turn(ids("8<eos>"))])
     pool = ScriptedPool([observed(">:>", reward=0.25), observed("<:<", reward=0.5), observed(reward=1.0, done=True)])
     played = play(engine, pool, max_tokens=max_tokens, truncated_reward=-1.0, **config)
-    assert played.turn_rewards.tolist() == wanted and played.turn_rewards.dtype == np.float32
+    assert played.episode.turn_rewards.tolist() == wanted and played.episode.turn_rewards.dtype == np.float32
 
 
 def test_turns_that_earn_too_much_together_are_a_failure_and_no_reward():
@@ -106,7 +106,7 @@ def test_play_with_a_template_begins_with_the_generation_prompt_masked():
     played = play(engine, pool, template=CHATML, prompt=prompt, row=row)
     opening = "<|im_start|>user\nBoard<|im_end|>\n<|im_start|>assistant\n"
     assert text_of(played.tokens) == opening + "5<|im_end|>"
-    assert played.loss_mask.sum() == 2 and played.loss_mask[-2:].all()
+    assert played.episode.sampled.sum() == 2 and played.episode.sampled[-2:].all()
     assert {v.step for v in played.token_versions} == {7}  # those observed first have the first sampled token's
     assert text_of(engine.requests[0].tokens) == prompt + opening
 
@@ -153,15 +153,15 @@ def test_any_episode_is_exactly_what_the_engine_was_asked_to_go_on_with(
         max_turns=min(max_turns, len(script)),
         max_turn_tokens=max_turn_tokens,
     )
-    runs = np.flatnonzero(np.diff(np.concatenate([[False], played.loss_mask]).astype(int)) == 1)
-    assert len(runs) == len(engine.requests) == played.turn_rewards.size
+    runs = np.flatnonzero(np.diff(np.concatenate([[False], played.episode.sampled]).astype(int)) == 1)
+    assert len(runs) == len(engine.requests) == played.episode.turn_rewards.size
     for start, request in zip(runs, engine.requests, strict=True):
         assert request.tokens.tolist() == [*ids(prompt), *played.tokens[:start].tolist()]
     sampled = [
         t for r, s in zip(engine.requests, engine.turns, strict=False) for t in s.tokens[: r.sampling.max_tokens]
     ]
-    assert played.tokens[played.loss_mask].tolist() == sampled
-    assert not played.logprobs[~played.loss_mask].any() and np.all(played.logprobs[played.loss_mask] < 0)
+    assert played.tokens[played.episode.sampled].tolist() == sampled
+    assert not played.logprobs[~played.episode.sampled].any() and np.all(played.logprobs[played.episode.sampled] < 0)
     versions = [v.step for v in played.token_versions]
     assert versions == sorted(versions) and len(versions) == played.tokens.size
     assert played.tokens.size <= min(max_tokens, context - len(ids(prompt)))
@@ -173,7 +173,7 @@ def test_turn_that_uses_up_the_budget_is_truncated_and_no_action():
     pool = ScriptedPool([observed(">:", reward=0.5), observed(done=True, reward=1.0)])
     played = play(engine, pool, max_tokens=7)
     assert (text_of(played.tokens), played.finish) == ("5<eos>>:777", "length")
-    assert played.turn_rewards.tolist() == [0.5, 0.0]
+    assert played.episode.turn_rewards.tolist() == [0.5, 0.0]
     assert pool.actions == ["5"]
     assert engine.requests[1].sampling.max_tokens == 3
 
@@ -181,14 +181,14 @@ def test_turn_that_uses_up_the_budget_is_truncated_and_no_action():
 def test_turn_that_ends_with_the_budget_is_an_action():
     engine = ScriptedEngine([Turn(ids("5<eos>")), Turn(ids("7<eos>"))])
     played = play(engine, ScriptedPool([observed(">:"), observed(done=True, reward=1.0)]), max_tokens=6)
-    assert (played.finish, played.turn_rewards.tolist()) == ("stop", [0.0, 1.0])
+    assert (played.finish, played.episode.turn_rewards.tolist()) == ("stop", [0.0, 1.0])
 
 
 @pytest.mark.parametrize(("max_tokens", "context"), [(4, 1000), (100, 8)])
 def test_observation_that_leaves_no_room_ends_the_episode_and_is_left_out(max_tokens, context):
     engine = ScriptedEngine([Turn(ids("5<eos>"))])
     played = play(engine, ScriptedPool([observed(">:", reward=0.5)]), max_tokens=max_tokens, max_context_tokens=context)
-    assert (text_of(played.tokens), played.finish, played.turn_rewards.tolist()) == ("5<eos>", "length", [0.5])
+    assert (text_of(played.tokens), played.finish, played.episode.turn_rewards.tolist()) == ("5<eos>", "length", [0.5])
 
 
 def test_episode_that_is_not_done_after_its_turns_is_truncated():
@@ -209,7 +209,7 @@ def test_turn_cut_off_by_its_own_limit_is_no_action_and_ends_the_episode(turns, 
     pool = ScriptedPool([observed("no", reward=0.25), observed(done=True, reward=1.0)])
     row = {"messages": [user("Q")]}
     played = play(engine, pool, template=CHATML, prompt="<|im_start|>user\nQ<|im_end|>\n", row=row, max_turn_tokens=2)
-    assert (pool.actions, played.finish, played.turn_rewards.tolist()) == (actions, "length", rewards)
+    assert (pool.actions, played.finish, played.episode.turn_rewards.tolist()) == (actions, "length", rewards)
 
 
 OPENS = CHATML.replace("assistant\\n", "assistant\\n<think>\\n")
@@ -255,7 +255,7 @@ def test_episode_whose_environment_fails_is_played_again_from_its_start(where):
     pool = ScriptedPool([observed(">:"), observed(reward=1.0, done=True)])
     pool.failures = [where] * 2
     played = play(engine, pool, retries=2)
-    assert text_of(played.tokens) == "5<eos>>:7<eos>" and played.turn_rewards.tolist() == [0.0, 1.0]
+    assert text_of(played.tokens) == "5<eos>>:7<eos>" and played.episode.turn_rewards.tolist() == [0.0, 1.0]
     assert pool.num_opened == pool.num_closed == 3
     assert len({r.request_id for r in engine.requests}) == len(engine.requests)
     assert all(r.request_id.startswith("t.0") for r in engine.requests)

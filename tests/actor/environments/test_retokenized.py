@@ -74,9 +74,10 @@ def test_transcripts_of_real_episodes_are_kept_where_tokenizing_again_would_chan
 
     for index, by_digits in enumerate(([False, False, False], [True, False, False], [False, True, True])):
         row, engine, played = asyncio.run(asyncio.wait_for(play(index, by_digits), 60))
-        assert played.turn_rewards.tolist() == [0.0, 0.0, 1.0] and played.finish == "stop"
+        assert played.episode is not None
+        assert played.episode.turn_rewards.tolist() == [0.0, 0.0, 1.0] and played.finish == "stop"
         sampled = [t for script in engine.turns for t in script.tokens]
-        assert played.tokens[played.loss_mask].tolist() == sampled
+        assert played.tokens[played.episode.sampled].tolist() == sampled
         text = tokenizer.decode(played.tokens.tolist(), skip_special_tokens=False)
         again = np.asarray(ids(text), np.int32)
         where = differences(played.tokens, again)
@@ -84,7 +85,7 @@ def test_transcripts_of_real_episodes_are_kept_where_tokenizing_again_would_chan
             assert where == []  # the one tokenization that would be found again
             continue
         # It parts at the first turn that was sampled digit by digit, and everything behind it is shifted.
-        starts = np.flatnonzero(np.diff(np.concatenate([[False], played.loss_mask]).astype(int)) == 1)
+        starts = np.flatnonzero(np.diff(np.concatenate([[False], played.episode.sampled]).astype(int)) == 1)
         assert where[0] == starts[by_digits.index(True)]
         assert again.size == played.tokens.size - sum(by_digits)
         print(f"transcript={text!r} tokens={played.tokens.size} again={again.size} at={where[0]}")

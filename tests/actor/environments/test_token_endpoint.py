@@ -11,7 +11,7 @@ from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.token_endpoint import Conversation
-from actor.environments.transcript import EpisodeRequest, EpisodeTurns, Trajectory
+from actor.environments.transcript import EpisodeRequest, EpisodeTurns
 from bridge.rollout_types import Sampling
 from configs.sections.actor import EnvironmentsConfig
 from tests.actor.environments.chat import CHATML, IM_END, characters, rendering
@@ -22,15 +22,21 @@ MODULE = "tests.actor.environments.playing_environments"
 PLAYING = f"{MODULE}:Playing"
 PROMPT = [7, 8]
 STOP = 9
+INFOS: list[dict[str, Any]] = []
+"""What the environments of the last `play` said to people."""
 
 
 def play(
     engine: Any, *, how: str = "", turns: int = 2, max_tokens: int = 50, prompt: list[int] | None = None, **config
 ):
-    async def body() -> Trajectory:
+    async def body() -> Any:
         settings = EnvironmentsConfig(**config)
         pool = EnvironmentPool(settings, own=(PLAYING,))
         episodes = Episodes(cast(Any, engine), pool, rendering(), settings, max_context_tokens=1000)
+        monkeypatch = pytest.MonkeyPatch()
+        INFOS.clear()
+        end = Conversation.end
+        monkeypatch.setattr(Conversation, "end", lambda self, step: (INFOS.append(step.info), end(self, step))[1])
         episode = EpisodeRequest(
             environment=PLAYING,
             prompt_tokens=np.asarray(prompt or PROMPT, np.int32),
@@ -42,6 +48,7 @@ def play(
         try:
             return await episodes.play(episode)
         finally:
+            monkeypatch.undo()
             await episodes.close()
             await pool.close()
 
@@ -52,9 +59,9 @@ def test_episode_told_by_requests_is_what_was_sampled_and_observed():
     engine = ScriptedEngine([Turn([3, STOP], step=1), Turn([4, STOP], step=2)])
     played = play(engine)
     assert played.tokens.tolist() == [0, 3, STOP, 1, 4, STOP]
-    assert played.loss_mask.tolist() == [False, True, True, False, True, True]
+    assert played.episode.sampled.tolist() == [False, True, True, False, True, True]
     assert [v.step for v in played.token_versions] == [1, 1, 1, 1, 2, 2]
-    assert played.turn_rewards.tolist() == [0.0, 0.5] and played.finish == "stop"
+    assert played.episode.turn_rewards.tolist() == [0.0, 0.5] and played.finish == "stop"
     assert [r.tokens.tolist() for r in engine.requests] == [[7, 8, 0], [7, 8, 0, 3, STOP, 1]]
 
 
@@ -77,7 +84,7 @@ def test_budget_that_is_used_up_truncates_the_episode(max_tokens, max_turns):
     engine = ScriptedEngine([Turn([3, STOP]), Turn([4, STOP]), Turn([5, STOP])])
     played = play(engine, turns=3, max_tokens=max_tokens, max_turns=max_turns)
     assert played.tokens.tolist() == [0, 3, STOP, 1, 4, STOP] and played.finish == "length"
-    assert played.infos[0]["answers"] == ["stop", "stop", 400]
+    assert INFOS[0]["answers"] == ["stop", "stop", 400]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +94,15 @@ def test_budget_that_is_used_up_truncates_the_episode(max_tokens, max_turns):
 def test_turn_that_uses_up_the_budget_and_does_not_end_is_no_action(max_tokens, answers, rewards):
     engine = ScriptedEngine([Turn([3, 3, 3, STOP] if max_tokens == 4 else [3, STOP]), Turn([4, 4, 4, STOP])])
     played = play(engine, max_tokens=max_tokens)
-    assert played.infos[0]["answers"] == answers and played.tokens.size == max_tokens
-    assert played.turn_rewards.tolist() == rewards
+    assert INFOS[0]["answers"] == answers and played.tokens.size == max_tokens
+    assert played.episode.turn_rewards.tolist() == rewards
     assert played.finish == ("length" if 400 in answers else "stop")
 
 
 @pytest.mark.parametrize(("how", "statuses"), [("wrong token", [401]), ("wrong body", [400, 400, 400])])
 def test_request_that_is_none_is_refused_and_changes_nothing(how, statuses):
     played = play(ScriptedEngine([Turn([3, STOP])]), how=how, turns=1)
-    assert played.infos[0]["answers"] == ["stop", *statuses]
+    assert INFOS[0]["answers"] == ["stop", *statuses]
     assert played.tokens.tolist() == [0, 3, STOP]
 
 
@@ -170,7 +177,7 @@ def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path
 
     engine = ScriptedEngine([Turn(ids("5<|im_end|>")), Turn(ids("8<|im_end|>")), Turn(ids("7<|im_end|>"))])
 
-    async def body() -> Trajectory:
+    async def body() -> Any:
         config = EnvironmentsConfig(python=os.environ["SLUICE_VERIFIERS_PYTHON"], max_memory_gib=16, retries=0)
         pool = EnvironmentPool(config)
         episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000)
@@ -194,5 +201,5 @@ def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path
     said = [f"<|im_start|>user\n{word}{end}{start}" for word in ("higher", "lower")]
     text = tokenizer.decode(played.tokens.tolist(), skip_special_tokens=False)
     assert text == f"{start}5{end}{said[0]}8{end}{said[1]}7<|im_end|>"
-    assert tokenizer.decode(played.tokens[played.loss_mask].tolist()) == "587"
-    assert played.turn_rewards.tolist() == [0.0, 0.0, 1.0] and played.finish == "stop"
+    assert tokenizer.decode(played.tokens[played.episode.sampled].tolist()) == "587"
+    assert played.episode.turn_rewards.tolist() == [0.0, 0.0, 1.0] and played.finish == "stop"

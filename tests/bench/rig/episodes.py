@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import Engine, Episode, Sample
+from actor.engine_protocol import Engine, Sample
 from actor.environments.chat_render import ChatRenderer
 from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
@@ -105,14 +105,7 @@ class EpisodeEngine(ReplayEngine):
         with contextlib.ExitStack() as batch:
             if self._lock_step is not None:
                 batch.callback(self._lock_step.leave)
-            played = await self._episodes.play(request)
-        return Sample(
-            tokens=played.tokens,
-            logprobs=played.logprobs,
-            token_versions=played.token_versions,
-            finish=played.finish,
-            episode=Episode(sampled=played.loss_mask, turn_rewards=played.turn_rewards),
-        )
+            return await self._episodes.play(request)
 
     async def close(self) -> None:
         """Ends the environments; the engine is left to its owner."""
