@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from absl import logging
@@ -30,57 +30,44 @@ from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
 from bridge.store.store_errors import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 
+Member = tuple[Sample, RewardResult, Response | None]
+"""A sample, its reward, and the response that it is, which says how much of it is thinking."""
 
-class GroupBuilder:
-    """One attempt at one ticket."""
 
-    def __init__(self, ticket: Ticket, *, actor: str, started_s: float) -> None:
-        """Starts empty; `started_s` is the Unix time at which the first request entered the engine."""
-        self._ticket = ticket
-        self._actor = actor
-        self._started_s = started_s
-        self._members: dict[int, tuple[Sample, RewardResult, Response | None]] = {}
+def build_group(
+    ticket: Ticket, members: Mapping[int, Member], *, actor: str, started_s: float, finished_s: float
+) -> Group:
+    """Returns the group of one attempt at a ticket, its rollouts in order of request.
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether K samples have their rewards."""
-        return len(self._members) == self._ticket.num_samples
+    Args:
+      ticket: what is served.
+      members: the K samples, by the index of their request.
+      actor: name of the process that sampled them.
+      started_s: Unix time at which the first request entered the engine.
+      finished_s: Unix time at which the last reward was known.
 
-    def add(self, index: int, sample: Sample, judged: RewardResult, response: Response | None = None) -> None:
-        """Books the sample of request `index`, and how much of it the response that it is says is thinking.
-
-        Raises:
-          ValueError: no such index, twice the same, or a reward that is no number.
-        """
-        if not 0 <= index < self._ticket.num_requests or index in self._members or self.is_complete:
-            raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range, here already or one too many")
+    Raises:
+      ValueError: there are not K members, or a reward is no number.
+    """
+    if len(members) != ticket.num_samples:
+        raise ValueError(f"ticket {ticket.id} has {len(members)} of {ticket.num_samples} samples")
+    for index, (_, judged, _) in members.items():
         if not math.isfinite(judged.reward):
-            raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {judged.reward}")
-        self._members[index] = (sample, judged, response)
-
-    def build(self, *, finished_s: float) -> Group:
-        """The complete group, its rollouts in order of request.
-
-        Raises:
-          ValueError: it is not complete.
-        """
-        if not self.is_complete:
-            raise ValueError(f"ticket {self._ticket.id} has {len(self._members)} of {self._ticket.num_samples} samples")
-        members = [self._members[i] for i in sorted(self._members)]
-        *older, newest = newest_of_each(v for sample, _, _ in members for v in _ends_of_incarnations(sample))
-        return Group(
-            ticket_id=self._ticket.id,
-            kind=self._ticket.kind,
-            round=self._ticket.round,
-            order=self._ticket.order,
-            prompt_tokens=self._ticket.prompt_tokens,
-            rollouts=tuple(_rollout(*member) for member in members),
-            incarnation=newest.incarnation,
-            older_versions=tuple(older),
-            actor=self._actor,
-            started_s=self._started_s,
-            finished_s=finished_s,
-        )
+            raise ValueError(f"ticket {ticket.id}: sample {index} has reward {judged.reward}")
+    *older, newest = newest_of_each(v for sample, _, _ in members.values() for v in _ends_of_incarnations(sample))
+    return Group(
+        ticket_id=ticket.id,
+        kind=ticket.kind,
+        round=ticket.round,
+        order=ticket.order,
+        prompt_tokens=ticket.prompt_tokens,
+        rollouts=tuple(_rollout(*members[index]) for index in sorted(members)),
+        incarnation=newest.incarnation,
+        older_versions=tuple(older),
+        actor=actor,
+        started_s=started_s,
+        finished_s=finished_s,
+    )
 
 
 def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
@@ -123,17 +110,6 @@ class TimelineRows:
     def give_back(self, lane: int) -> None:
         """Frees one that was taken."""
         heapq.heappush(self._free, lane)
-
-
-def begin(timeline: Timeline, ticket: Ticket, *, lane: int, time_s: float) -> None:
-    """Records that a ticket is begun (Unix seconds): a span is written when it ends, which a hang never does."""
-    about = {"ticket": ticket.id, "kind": ticket.kind, "round": ticket.round, "order": ticket.order}
-    timeline.instant("begin", time_s=time_s, lane=lane, **about)
-
-
-def abort(timeline: Timeline, ticket: Ticket, *, lane: int) -> None:
-    """Records that a ticket that was begun is served no more, and has no group of this process."""
-    timeline.instant("aborted", lane=lane, ticket=ticket.id)
 
 
 def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> None:
@@ -288,7 +264,7 @@ class TicketServer:
         self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
         unix_s = start_s - time.monotonic()
-        builder = GroupBuilder(ticket, actor=self.actor, started_s=start_s)
+        members: dict[int, Member] = {}
         race = SampleRace(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
         requests: list[asyncio.Task[None]] = []
 
@@ -308,15 +284,19 @@ class TicketServer:
                 requests[loser].cancel()
             self._request_ended(ticket, 1 + len(losers))
             response = self.read(ticket, sample)
-            builder.add(index, sample, await self.rewards.score(response, ticket.task), response)
+            members[index] = (sample, await self.rewards.score(response, ticket.task), response)
 
         lane, is_recorded = self._lanes.take(), False
-        begin(self.timeline, ticket, lane=lane, time_s=start_s)
+        # A span is written when it ends, which a hang never does.
+        about = {"ticket": ticket.id, "kind": ticket.kind, "round": ticket.round, "order": ticket.order}
+        self.timeline.instant("begin", time_s=start_s, lane=lane, **about)
         try:
             async with asyncio.TaskGroup() as samples:
                 for index in range(ticket.num_requests):
                     requests.append(samples.create_task(serve_sample(index)))
-            group = builder.build(finished_s=unix_s + time.monotonic())
+            group = build_group(
+                ticket, members, actor=self.actor, started_s=start_s, finished_s=unix_s + time.monotonic()
+            )
             await self._submit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
             is_recorded = True
@@ -325,7 +305,7 @@ class TicketServer:
         finally:
             self.sampler.forget(ticket.id)
             if not is_recorded:
-                abort(self.timeline, ticket, lane=lane)
+                self.timeline.instant("aborted", lane=lane, ticket=ticket.id)
             self._lanes.give_back(lane)
 
     def _request_ended(self, ticket: Ticket, num_requests: int) -> None:

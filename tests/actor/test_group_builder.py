@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from actor.engine_protocol import Episode, Sample
 from actor.rewards.scorer import RewardResult
-from actor.serving import GroupBuilder
-from bridge.rollout_types import RewardScore, Version
+from actor.serving import Member, build_group
+from bridge.rollout_types import Group, RewardScore, Version
 from tests.bridge.factories import make_ticket
 
 
@@ -28,29 +28,30 @@ def judged(reward: float, *scores: RewardScore) -> RewardResult:
     return RewardResult(reward=reward, scores=scores)
 
 
-def builder(num_samples: int) -> GroupBuilder:
-    return GroupBuilder(make_ticket(num_samples=num_samples), actor="a", started_s=3.0)
+def build(*members: tuple[Sample, RewardResult]) -> Group:
+    return built({i: (*member, None) for i, member in enumerate(members)}, len(members))
+
+
+def built(members: dict[int, Member], num_samples: int) -> Group:
+    return build_group(make_ticket(num_samples=num_samples), members, actor="a", started_s=3.0, finished_s=4.0)
 
 
 @settings(deadline=None)
 @given(order=st.permutations(range(4)))
 def test_build_in_any_order_of_arrival_gives_rollouts_by_index(order):
-    b = builder(4)
+    members: dict[int, Member] = {}
     for number, index in enumerate(order):
-        assert not b.is_complete
         with pytest.raises(ValueError, match=f"has {number} of 4"):
-            b.build(finished_s=4.0)
-        b.add(index, sample(index, (0, 0)), judged(float(index)))
-    group = b.build(finished_s=4.0)
+            built(members, 4)
+        members[index] = (sample(index, (0, 0)), judged(float(index)), None)
+    group = built(members, 4)
     assert [int(r.tokens[0]) for r in group.rollouts] == [0, 1, 2, 3]
     assert [r.reward for r in group.rollouts] == [0.0, 1.0, 2.0, 3.0]
     assert (group.actor, group.started_s, group.finished_s) == ("a", 3.0, 4.0)
 
 
 def test_build_over_an_update_keeps_every_tokens_step():
-    b = builder(1)
-    b.add(0, sample(7, (0, 4), (0, 4), (1, 5)), judged(1.0))
-    group = b.build(finished_s=4.0)
+    group = build((sample(7, (0, 4), (0, 4), (1, 5)), judged(1.0)))
     (rollout,) = group.rollouts
     assert rollout.token_versions.tolist() == [4, 4, 5]
     assert rollout.loss_mask.tolist() == [True] * 3
@@ -61,31 +62,18 @@ def test_build_over_an_update_keeps_every_tokens_step():
 
 def test_incarnation_is_the_newest_of_any_sample():
     for versions in itertools.permutations([(0, 3), (2, 3), (1, 3)]):
-        b = builder(3)
-        for i, v in enumerate(versions):
-            b.add(i, sample(0, v), judged(0.0))
-        assert b.build(finished_s=4.0).incarnation == 2
-
-
-@pytest.mark.parametrize("index", [-1, 2, 0])
-def test_add_of_a_wrong_index_is_refused(index):
-    b = builder(2)
-    b.add(0, sample(0, (0, 0)), judged(0.0))
-    with pytest.raises(ValueError, match="out of range, here already or one too many"):
-        b.add(index, sample(0, (0, 0)), judged(0.0))
+        assert build(*((sample(0, v), judged(0.0)) for v in versions)).incarnation == 2
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_add_of_a_reward_that_is_no_number_is_refused(reward):
+def test_build_with_a_reward_that_is_no_number_is_refused(reward):
     with pytest.raises(ValueError, match="reward"):
-        builder(1).add(0, sample(0, (0, 0)), judged(reward))
+        build((sample(0, (0, 0)), judged(reward)))
 
 
 def test_build_of_decreasing_steps_is_refused():
-    b = builder(1)
-    b.add(0, sample(0, (0, 5), (1, 4)), judged(0.0))
     with pytest.raises(ValueError, match="must not decrease"):
-        b.build(finished_s=4.0)
+        build((sample(0, (0, 5), (1, 4)), judged(0.0)))
 
 
 def test_build_of_an_episode_trains_what_was_sampled_and_adds_its_turns_rewards():
@@ -94,9 +82,7 @@ def test_build_of_an_episode_trains_what_was_sampled_and_adds_its_turns_rewards(
     episode = Episode(sampled=sampled, turn_rewards=np.array([0.5, -0.25], np.float32))
     whole = dataclasses.replace(response, episode=episode, tokens=np.arange(5, dtype=np.int32))
     assert whole.last_turn.tolist() == [3, 4] and whole.num_sampled == 3
-    b = builder(1)
-    b.add(0, whole, judged(2.0, RewardScore(name="exact", value=1.0, verdict="ok")))
-    (rollout,) = b.build(finished_s=4.0).rollouts
+    (rollout,) = build((whole, judged(2.0, RewardScore(name="exact", value=1.0, verdict="ok")))).rollouts
     assert rollout.loss_mask.tolist() == sampled.tolist() and rollout.turn_rewards.tolist() == [0.5, -0.25]
     assert rollout.reward == 2.25 and rollout.scores == (RewardScore(name="exact", value=1.0, verdict="ok"),)
 
@@ -113,11 +99,11 @@ def test_last_turn_is_the_last_run_of_sampled_tokens(mask, turn):
 
 
 def test_build_names_the_newest_weights_of_each_earlier_incarnation():
-    b = builder(3)
-    b.add(0, sample(7, (0, 3), (0, 4), (1, 4)), judged(1.0))
-    b.add(1, sample(8, (0, 2)), judged(1.0))
-    b.add(2, sample(9, (1, 4), (1, 6), (3, 6), (3, 7)), judged(0.0))
-    group = b.build(finished_s=4.0)
+    group = build(
+        (sample(7, (0, 3), (0, 4), (1, 4)), judged(1.0)),
+        (sample(8, (0, 2)), judged(1.0)),
+        (sample(9, (1, 4), (1, 6), (3, 6), (3, 7)), judged(0.0)),
+    )
     assert [str(v) for v in group.older_versions] == ["0:4", "1:6"]
     assert (group.incarnation, group.oldest_incarnation, group.max_step) == (3, 0, 7)
     for base_steps, is_abandoned in (

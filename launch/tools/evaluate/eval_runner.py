@@ -24,7 +24,7 @@ from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.rewards.verifiers.judge import Judge
 from actor.sampling import Sampler
-from actor.serving import GroupBuilder
+from actor.serving import Member, build_group
 from actor.weights.model_folder import tensor_table
 from bridge.rollout_types import Group, Sampling, Ticket, Version
 from bridge.timeline import Timeline
@@ -206,18 +206,19 @@ class Runner:
 
     async def _attempt(self, ticket: Ticket) -> Group:
         started_s, started = time.time(), time.monotonic()
-        builder = GroupBuilder(ticket, actor=ACTOR, started_s=started_s)
+        members: dict[int, Member] = {}
 
         async def sample(index: int) -> None:
             async with self._places:
                 made = await self._sampler.sample(ticket, index)
             response = self._read(ticket, made)
-            builder.add(index, made, await self._rewards.score(response, ticket.task), response)
+            members[index] = (made, await self._rewards.score(response, ticket.task), response)
 
         async with asyncio.TaskGroup() as samples:
             for index in range(ticket.num_samples):
                 samples.create_task(sample(index))
-        return builder.build(finished_s=started_s + time.monotonic() - started)
+        finished_s = started_s + time.monotonic() - started
+        return build_group(ticket, members, actor=ACTOR, started_s=started_s, finished_s=finished_s)
 
 
 def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, ...], place: int) -> list[Ticket]:

@@ -16,7 +16,7 @@ from actor.admission import Admission
 from actor.engine_protocol import Sample
 from actor.rewards.scorer import RewardResult
 from actor.sampling import Sampler, _EngineRequest  # pyright: ignore[reportPrivateUsage]
-from actor.serving import GroupBuilder
+from actor.serving import Member, build_group
 from actor.weight_updates import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Ticket, Version
@@ -179,7 +179,7 @@ class Engine:
             if world.shared.renew(self.name, [ticket.id], lease_s=LEASE_S):
                 world.shared.fail_ticket(ticket.id, "no verdict", max_attempts=MAX_ATTEMPTS)
             return
-        builder = GroupBuilder(ticket, actor=self.name, started_s=0.0)
+        members: dict[int, Member] = {}
         is_flat = world.rng.random() < 0.3  # without signal, for a filter
         for index, request in ticketed.ended.items():
             world.versions[request.number] = tuple(request.versions)
@@ -190,10 +190,10 @@ class Engine:
                 finish="stop",
             )
             reward = 0.0 if is_flat else float(request.number % 2)
-            builder.add(index, sample, RewardResult(reward=reward, scores=()))
+            members[index] = (sample, RewardResult(reward=reward, scores=()), None)
         with contextlib.suppress(KeyError, UnfitGroupError):  # withdrawn, or another prompt by now
             try:
-                world.shared.put_group(builder.build(finished_s=0.0))
+                world.shared.put_group(build_group(ticket, members, actor=self.name, started_s=0.0, finished_s=0.0))
             except FencedError:
                 world.replace(self)
 

@@ -9,7 +9,7 @@ import pytest
 
 from actor.engine_protocol import AbortedError, Sample, WeightLoadError
 from actor.rewards.scorer import NO_REWARD
-from actor.serving import GroupBuilder
+from actor.serving import build_group
 from bridge import timeline
 from bridge.rollout_types import Version
 from configs.sections import LossConfig, PackingConfig
@@ -37,10 +37,9 @@ def assert_serves(bench: Bench, version: Version, prompt: np.ndarray = PROMPT) -
 
 def assert_batches_carry_the_spans(samples: list[Sample], packing: PackingConfig) -> None:
     """A group of these samples, packed: every response token has the step that the engine stamped on it."""
-    builder = GroupBuilder(make_ticket(prompt_tokens=PROMPT, num_samples=len(samples)), actor="a", started_s=0.0)
-    for i, sample in enumerate(samples):
-        builder.add(i, sample, NO_REWARD)
-    group = builder.build(finished_s=1.0)
+    ticket = make_ticket(prompt_tokens=PROMPT, num_samples=len(samples))
+    members = {i: (sample, NO_REWARD, None) for i, sample in enumerate(samples)}
+    group = build_group(ticket, members, actor="a", started_s=0.0, finished_s=1.0)
     batches = pack_groups([group], packing=packing, loss=LossConfig(), max_response_tokens=400)
     rows = [(micro.batch, b) for micro in batches for b in range(packing.rows) if micro.batch.segment_ids[b].any()]
     assert len(rows) == len(samples)  # 404 of 512 tokens: a row holds one, in order, since all are of one length

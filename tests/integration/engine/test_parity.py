@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from actor.rewards.scorer import NO_REWARD
-from actor.serving import GroupBuilder
+from actor.serving import build_group
 from bridge.param_names import flatten, unflatten
 from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
 from learner.distributed.sharding import make_mesh
@@ -70,10 +70,9 @@ async def sample_group(bench: Bench, version: Version) -> Group:
         bench.engine.sample(prompt, SAMPLING, request_id=f"{ticket.id}.{i}", priority=0)
         for i in range(ticket.num_samples)
     ]
-    builder = GroupBuilder(ticket, actor="actor-0", started_s=time.time())
-    for i, sample in enumerate(await asyncio.gather(*requests)):
-        builder.add(i, sample, NO_REWARD)
-    return builder.build(finished_s=time.time())
+    started_s = time.time()
+    members = {i: (sample, NO_REWARD, None) for i, sample in enumerate(await asyncio.gather(*requests))}
+    return build_group(ticket, members, actor="actor-0", started_s=started_s, finished_s=time.time())
 
 
 def moved(params, seed: int, noise: float):
