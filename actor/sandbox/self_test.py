@@ -9,6 +9,7 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 from actor.sandbox import bwrap, languages, packages
 from actor.sandbox.bwrap import HostView
@@ -19,7 +20,7 @@ TIMEOUT_S = 20.0
 """Of each probe."""
 INSTALL = "apt-get install bubblewrap"
 OLDEST = "0.8"
-_PROBES = pathlib.Path(__file__).parent / "probes"
+_PROBE = pathlib.Path(__file__).parent / "probe.py"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ def _way_out(sandbox: Sandbox) -> list[str]:
             "num_processes": sandbox.limits.num_processes,
             "address_space_bytes": sandbox.limits.address_space_bytes,
         }
-        outcome = _probe(sandbox, "way_out", json.dumps(wanted).encode())
+        (outcome,) = _probe(sandbox, "way_out", **wanted)
     if not outcome.succeeded:
         return [f"the probe ended by {outcome.ended} {outcome.code}: {_last_line(outcome)}"]
     try:
@@ -138,22 +139,20 @@ def _check_packages(sandbox: Sandbox, view: HostView) -> None:
 
 def _left_behind(sandbox: Sandbox) -> list[str]:
     """What a case found of the case before."""
-    program = languages.program("python", (_PROBES / "left_behind.py").read_text())
-    first, second = sandbox.run(program, [Case(timeout_s=TIMEOUT_S)] * 2)
+    first, second = _probe(sandbox, "left_behind", times=2)
     if not first.succeeded or not second.succeeded:
         return [f"a case ended by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]
     return [] if first.stdout == second.stdout else [f"a case found what another left: {second.stdout[:200]!r}"]
 
 
 def _memory(sandbox: Sandbox) -> list[str]:
-    outcome = _probe(sandbox, "memory", str(sandbox.limits.memory_bytes).encode())
+    (outcome,) = _probe(sandbox, "memory", memory_bytes=sandbox.limits.memory_bytes)
     return [] if outcome.ended == "memory" else [f"processes got more memory together than they may ({outcome.ended})"]
 
 
-def _probe(sandbox: Sandbox, name: str, stdin: bytes) -> Outcome:
-    program = languages.program("python", (_PROBES / f"{name}.py").read_text())
-    (outcome,) = sandbox.run(program, [Case(timeout_s=TIMEOUT_S, stdin=stdin)])
-    return outcome
+def _probe(sandbox: Sandbox, name: str, *, times: int = 1, **given: Any) -> list[Outcome]:
+    case = Case(timeout_s=TIMEOUT_S, stdin=json.dumps({"probe": name, **given}).encode())
+    return list(sandbox.run(languages.program("python", _PROBE.read_text()), [case] * times))
 
 
 def _last_line(outcome: Outcome) -> str:

@@ -1,4 +1,7 @@
-"""Tries to get out of the sandbox and prints, as JSON, a line for each way that was open."""
+"""Program that `self_test` runs in a sandbox: tries to get out, to leave something behind, or to take too much memory.
+
+A JSON object on its standard input says which ("probe"), and what it needs for that.
+"""
 
 import ctypes
 import json
@@ -17,13 +20,36 @@ ENVIRONMENT = {
 OUTSIDE = ("/", "/usr", "/usr/bin", "/etc", "/dev", "/sluice", "/proc/sys/kernel", "/proc")
 
 
-def main():
-    """Prints what was open."""
-    given = json.load(sys.stdin)
-    found = []
-    for probe in (files, network, identity, processes):
-        found += probe(given)
-    print(json.dumps(found))
+PLACES = ("/scratch/work", "/tmp", "/dev/shm", "/scratch")
+
+
+def way_out(given):
+    """Tries to get out of the sandbox and prints, as JSON, a line for each way that was open."""
+    print(json.dumps([line for probe in (files, network, identity, processes) for line in probe(given)]))
+
+
+def left_behind(given):
+    """Prints which files and processes there are, then leaves some of both."""
+    pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    print(pids, [sorted(os.listdir(place)) for place in PLACES], flush=True)
+    for place in PLACES:
+        os.makedirs(os.path.join(place, "left", "deep"))
+        os.chmod(os.path.join(place, "left", "deep"), 0)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+
+
+def memory(given):
+    """Takes more memory than a sandbox may have, in four processes; each may have its part."""
+    for _ in range(3):
+        if os.fork() == 0:
+            break
+    taken = bytearray(given["memory_bytes"] // 3)
+    taken[::4096] = b"1" * len(taken[::4096])
+    time.sleep(15)
 
 
 def files(given):
@@ -130,4 +156,5 @@ def processes(given):
 
 
 if __name__ == "__main__":
-    main()
+    given = json.load(sys.stdin)
+    {"way_out": way_out, "left_behind": left_behind, "memory": memory}[given["probe"]](given)
