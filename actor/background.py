@@ -162,7 +162,8 @@ async def send_heartbeat(actor: Actor) -> None:
 
 async def _say_alive(actor: Actor) -> None:
     stats, tally, rewards = actor.engine.stats, actor.serving.tally, actor.serving.rewards
-    failures = actor.sampler.failures
+    episodes = actor.sampler.episodes
+    failures = episodes.failures if episodes is not None else collections.Counter[str]()
     report = ActorReport(
         **actor.weights.timings,
         num_refused_snapshots=actor.weights.num_refused,
@@ -172,9 +173,9 @@ async def _say_alive(actor: Actor) -> None:
         num_groups=tally.num_emitted,
         num_dropped_groups=tally.num_dropped,
         num_verifier_failures=rewards.num_failures,
-        num_judge_retries=rewards.num_judge_retries,
-        num_judge_failures=rewards.num_judge_failures,
-        num_episode_failures=actor.sampler.num_failures,
+        num_judge_retries=rewards.judge_counts.num_retries,
+        num_judge_failures=rewards.judge_counts.num_failures,
+        num_episode_failures=episodes.num_failures if episodes is not None else 0,
         num_episode_deadlines=failures["deadline"],
         num_episode_crashes=failures["crash"],
         num_episode_exceptions=failures["exception"],

@@ -51,12 +51,6 @@ class Sample:
         edges = np.flatnonzero(np.diff(self.episode.sampled.astype(np.int8), prepend=0, append=0))
         return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
 
-    @property
-    def last_turn(self) -> Int32[np.ndarray, " L"]:
-        """The tokens of the last turn: what is judged."""
-        begin, end = self.turns[-1]
-        return self.tokens[begin:end]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SwapTimings:

@@ -26,16 +26,12 @@ class Fence:
         self._actor, self._store, self._timeline, self._noticed = actor, store, timeline, noticed
         self._reason = ""
         """Why the learner has fenced this actor; empty if it hasn't, as far as is known here."""
-        self._must_start_over = False
-
-    @property
-    def must_restart(self) -> bool:
-        """Whether what was sampled by weights from before the fence may be here: once it isn't, probes are served."""
-        return self._must_start_over
+        self.must_restart = False
+        """What was sampled by weights from before the fence may be here: once it isn't, probes are served."""
 
     def restarted(self) -> None:
         """Weights fetched anew are served, and nothing of those before is left."""
-        self._must_start_over = False
+        self.must_restart = False
 
     async def check(self, tickets: Sequence[Ticket] | None = None) -> None:
         """Whether it is fenced; asked where it was said so (None), or where a claim gave what a fenced one gets too.
@@ -60,7 +56,7 @@ class Fence:
         if reason != self._reason:  # another one: it answered a probe, and was off again
             logging.error("actor fenced reason=%s", reason)
             self._timeline.instant("fenced", reason=reason)
-            self._reason, self._must_start_over = reason, True
+            self._reason, self.must_restart = reason, True
             self._noticed.notify()
 
 
@@ -75,27 +71,20 @@ class Leases:
         """Nothing is held; claims are leases of `lease_s`."""
         self._actor, self._store, self._lease_s = actor, store, lease_s
         self._held: dict[str, Ticket] = {}
+        self.tickets: Mapping[str, Ticket] = types.MappingProxyType(self._held)
+        """Those held, by their ids."""
         self._submit_queue: dict[str, Ticket] = {}
         """Not held any more: a lease that ends while a group is on its way to the store is no reason to stop."""
         self._unput: dict[str, Ticket] = {}
         """Sampled, and their tasks ended before the store was given anything: leased still, to be given back."""
         self._puts = asyncio.Semaphore(PUTS_AT_ONCE)
-        self._submitting: set[asyncio.Future[bool]] = set()
-
-    @property
-    def tickets(self) -> Mapping[str, Ticket]:
-        """Those held, by their ids."""
-        return types.MappingProxyType(self._held)
+        self.submitting: set[asyncio.Future[bool]] = set()
+        """Of groups that the store is being given now."""
 
     @property
     def to_renew(self) -> list[str]:
         """Ids of all that must not go to others meanwhile: also what is sampled, and waits for its turn to be put."""
         return [*self._held, *self._submit_queue]
-
-    @property
-    def num_on_their_way(self) -> int:
-        """Groups that the store is being given now."""
-        return len(self._submitting)
 
     def holds(self, ticket: Ticket) -> bool:
         """Whether this very ticket is here: another prompt, or newer weights, make it another one."""
@@ -197,7 +186,7 @@ class Leases:
             async with self._puts:
                 is_begun = True
                 putting = asyncio.ensure_future(asyncio.to_thread(self._store.put_group, group))
-                self._submitting.add(putting)
+                self.submitting.add(putting)
                 putting.add_done_callback(self._put_ended)
                 return await asyncio.shield(putting)
         finally:
@@ -206,11 +195,11 @@ class Leases:
                 self._unput[ticket.id] = ticket
 
     def _put_ended(self, putting: "asyncio.Future[bool]") -> None:
-        self._submitting.discard(putting)
+        self.submitting.discard(putting)
         if not putting.cancelled():
             putting.exception()  # seen by who waits, if anybody still does
 
     async def all_submitted(self) -> None:
         """Returns when no group is on its way to the store any more."""
-        while self._submitting:
-            await asyncio.wait(set(self._submitting))
+        while self.submitting:
+            await asyncio.wait(set(self.submitting))

@@ -124,34 +124,19 @@ class Actor:
         self.heartbeat_lock = asyncio.Lock()
         """Held while it says that it lives: one sign after the other, or an older one would be believed."""
         self._engines: dict[int, int] = {}
-        self._is_counted = False
-        self._is_paused = False
-        self._is_leaving = False
-
-    @property
-    def held(self) -> Mapping[str, Ticket]:
-        """Tickets leased to this actor, by their ids."""
-        return self.holdings.tickets
-
-    @property
-    def is_counted(self) -> bool:
+        self.held: Mapping[str, Ticket] = self.holdings.tickets
+        """Leased to this actor, by their ids."""
+        self.is_counted = False
         """Whether this engine is among those that the store says serve."""
-        return self._is_counted
+        self.is_paused = False
+        """Nothing is claimed or started for now: weights are replaced on which nothing may start."""
+        self.is_shutting_down = False
+        """This actor only finishes what it has."""
 
     @property
     def num_groups(self) -> int:
         """Groups in progress, up to where they are emitted."""
         return len(self._groups)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is claimed or started for now: weights are replaced on which nothing may start."""
-        return self._is_paused
-
-    @property
-    def is_shutting_down(self) -> bool:
-        """Whether this actor only finishes what it has."""
-        return self._is_leaving
 
     async def run(self, duties: Iterable[BackgroundTask]) -> None:
         """Serves, the duties beside it; what it holds is given back when it ends.
@@ -188,12 +173,12 @@ class Actor:
 
     def pause(self) -> None:
         """Claims and starts nothing until `resume`; what runs goes on."""
-        self._is_paused = True
+        self.is_paused = True
 
     def resume(self, restarting: Iterable[Ticket] = ()) -> None:
         """Ends a pause; of `restarting` (what `abort_all` returned) those that are still held start again."""
         self.admission.offer(t for t in restarting if t.id in self.held)
-        self._is_paused = False
+        self.is_paused = False
         self._changed.notify()
 
     async def abort_all(self, ticket_ids: Iterable[str] | None = None) -> list[Ticket]:
@@ -245,7 +230,7 @@ class Actor:
 
         `is_counted`: whether the store has heard that this one serves.
         """
-        self._is_counted = is_counted
+        self.is_counted = is_counted
         if engines == self._engines:
             return
         self._engines = dict(engines)
@@ -259,13 +244,13 @@ class Actor:
 
     def shut_down(self) -> None:
         """From here on it claims and starts nothing any more and only finishes what it has."""
-        self._is_leaving = True
+        self.is_shutting_down = True
 
     @property
     def _takes_new(self) -> bool:
         num_unstored = len(self._groups) - len(self.admission.in_service)
         is_held_up = num_unstored >= self.limits.max_unstored_groups
-        return not (self._is_paused or self._is_leaving or is_held_up or self.fence.must_restart)
+        return not (self.is_paused or self.is_shutting_down or is_held_up or self.fence.must_restart)
 
     async def _claim(self) -> None:
         if self.engine.version is None or self.weights.is_blocked or not self._takes_new:

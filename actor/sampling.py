@@ -1,7 +1,6 @@
 """Responses from the engine, begun anew when they get stale."""
 
 import asyncio
-import collections
 import dataclasses
 import json
 from collections.abc import Coroutine
@@ -33,7 +32,7 @@ class Sampler:
         self, engine: Engine, *, timeline: Timeline, max_lag_steps: int | None, episodes: Episodes | None = None
     ) -> None:
         """No request runs; `max_lag_steps`, `episodes`: see `Actor`."""
-        self._episodes = episodes
+        self.episodes = episodes
         self._engine, self._timeline, self._lag_bound = engine, timeline, max_lag_steps
         self._running: dict[str, _EngineRequest] = {}
         """Those for training, by their ids."""
@@ -72,16 +71,6 @@ class Sampler:
             attempt += 1
             request_id = f"{ticket.id}.{index}+{attempt}"
 
-    @property
-    def num_failures(self) -> int:
-        """Times that an environment failed or hung, whether or not a later attempt succeeded."""
-        return self._episodes.num_failures if self._episodes is not None else 0
-
-    @property
-    def failures(self) -> collections.Counter[str]:
-        """Those of environments' processes, by kind (`EnvironmentPool.failures`)."""
-        return self._episodes.failures if self._episodes is not None else collections.Counter()
-
     def _respond(self, ticket: Ticket, request_id: str) -> Coroutine[Any, Any, Sample]:
         """A response of one turn, or an episode, as the ticket's task says."""
         if ticket.task.environment:
@@ -90,9 +79,9 @@ class Sampler:
 
     async def _play(self, ticket: Ticket, request_id: str) -> Sample:
         task = ticket.task
-        if self._episodes is None:
+        if self.episodes is None:
             raise EpisodeError(f"this actor plays no environments, and ticket {ticket.id} is of {task.environment}")
-        return await self._episodes.play(
+        return await self.episodes.play(
             EpisodeRequest(
                 environment=task.environment,
                 prompt_tokens=ticket.prompt_tokens,

@@ -322,9 +322,9 @@ async def watch_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) ->
     Raises:
       RuntimeError: says why it was.
     """
-    while not judge.failure:
+    while not judge.failure():
         await asyncio.sleep(every_s)
-    raise RuntimeError(judge.failure)
+    raise RuntimeError(judge.failure())
 
 
 def _limits_file(joined: JoinedRun) -> EngineSizeFile:

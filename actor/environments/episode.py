@@ -5,8 +5,6 @@ of its own whose prompt is all that came before, so that with prefix caching it 
 environment takes its time nothing is in the engine.
 """
 
-import collections
-
 import msgspec
 import numpy as np
 from absl import logging
@@ -39,12 +37,9 @@ class Episodes:
         self._max_context_tokens = max_context_tokens
         self.num_failures = 0
         """Attempts at an episode that failed, whether or not a later one succeeded."""
-        self._endpoint: TokenEndpoint | None = None
-
-    @property
-    def failures(self) -> collections.Counter[str]:
+        self.failures = pool.failures
         """Those of them that were a process's, by kind (`EnvironmentPool.failures`)."""
-        return self._pool.failures
+        self._endpoint: TokenEndpoint | None = None
 
     async def play(self, episode: EpisodeRequest) -> Sample:
         """Plays an episode to its end, from its start again where its environment fails.

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Protocol
 
 from absl import logging
 
@@ -12,6 +10,7 @@ from actor.rewards.adaptive_timeout import AdaptiveTimeouts, task_key
 from actor.rewards.registry import gold_response
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import TIMES_CASES, HangError, VerifierError, VerifierPool
+from actor.rewards.verifiers.judge import Judge, JudgeCounts
 from bridge.rollout_types import RewardPart, RewardScore, Task
 from configs import custom_functions
 from configs.sections.prompts import Truncated
@@ -35,32 +34,6 @@ NO_REWARD = RewardResult(reward=0.0, scores=())
 and of an episode that only its environment rewards."""
 
 
-class RemoteVerifier(Protocol):
-    """A verifier that is asked elsewhere, not in a worker: the judge."""
-
-    @property
-    def num_retries(self) -> int:
-        """Attempts that failed and were followed by another."""
-        ...
-
-    @property
-    def num_failures(self) -> int:
-        """Responses that it could not score."""
-        ...
-
-    async def score(self, response: Response, task: Task) -> Score:
-        """What it gives a response.
-
-        Raises:
-          VerifierError: it can't be asked, or gives no answer.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Lets go of it."""
-        ...
-
-
 class RewardScorer:
     """Asks verifiers, and tells a wrong answer from a broken verifier."""
 
@@ -69,18 +42,19 @@ class RewardScorer:
         pool: VerifierPool,
         *,
         truncated: Truncated = "zero",
-        remote_verifiers: Mapping[str, RemoteVerifier] | None = None,
+        judge: Judge | None = None,
         anchors: AdaptiveTimeouts | None = None,
     ) -> None:
         """Nothing is asked yet.
 
         Args:
-          pool: judges by all verifiers but those `elsewhere`; closed with this.
+          pool: judges by all verifiers but the judge; closed with this.
           truncated: `prompts.truncated_responses`.
-          remote_verifiers: verifiers that are no worker's, by name; closed with this.
+          judge: the verifier `judge`, which is no worker's; closed with this.
           anchors: of the adaptive timeouts, closed with this; without, each test case has `rewards.max_timeout_s`.
         """
-        self._pool, self._elsewhere, self._anchors = pool, dict(remote_verifiers or {}), anchors
+        self._pool, self._judge, self._anchors = pool, judge, anchors
+        self.judge_counts = JudgeCounts() if judge is None else judge.counts
         self._truncated: Truncated = truncated
         self._own_runs: dict[str, asyncio.Task[None]] = {}
         """Of tasks' own answers, by the key of their anchors."""
@@ -88,17 +62,7 @@ class RewardScorer:
     @property
     def num_failures(self) -> int:
         """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
-        return self._pool.num_failures + self.num_judge_retries + self.num_judge_failures
-
-    @property
-    def num_judge_retries(self) -> int:
-        """Requests of the judge that failed and were followed by another."""
-        return sum(scorer.num_retries for scorer in self._elsewhere.values())
-
-    @property
-    def num_judge_failures(self) -> int:
-        """Responses that the judge could not score."""
-        return sum(scorer.num_failures for scorer in self._elsewhere.values())
+        return self._pool.num_failures + self.judge_counts.num_retries + self.judge_counts.num_failures
 
     def begin(self, task: Task) -> None:
         """A group of this task begins; its first response is to be judged soon.
@@ -144,16 +108,16 @@ class RewardScorer:
         for run in self._own_runs.values():
             run.cancel()
         await asyncio.gather(*self._own_runs.values(), return_exceptions=True)
-        for scorer in self._elsewhere.values():
-            await scorer.close()
+        if self._judge is not None:
+            await self._judge.close()
         await self._pool.close()
         if self._anchors is not None:
             with contextlib.suppress(TimeoutError):  # what could not be written is in the log; others will find it anew
                 await self._anchors.close()
 
     async def _score(self, part: RewardPart, response: Response, task: Task) -> RewardScore:
-        if part.name in self._elsewhere:
-            score = await self._elsewhere[part.name].score(response, task)
+        if self._judge is not None and part.name == "judge":
+            score = await self._judge.score(response, task)
         else:
             score = await self._pooled(part.name, response, task)
         return RewardScore(name=part.name, value=score.value, verdict=score.verdict, answer=score.answer)

@@ -100,11 +100,6 @@ class Adapters:
         """What requests run under that begin now; None before the first version."""
         return None if self._current is None else self._current.version
 
-    @property
-    def num_alive(self) -> int:
-        """Adapters that the engine holds."""
-        return len(self._users)
-
     @contextlib.contextmanager
     def used_by(self, request_id: str) -> Any:
         """The newest adapter, kept for as long as the request runs under it."""

@@ -27,8 +27,7 @@ def build_scorer(
 ) -> RewardScorer:
     """Returns what scores responses, by verifiers on their cores and by the judge."""
     pool = VerifierPool.of_config(config, own=own, cores=verifier_cores(config))
-    elsewhere = {"judge": judge} if judge is not None else {}
-    return RewardScorer(pool, truncated=config.prompts.truncated_responses, anchors=anchors, remote_verifiers=elsewhere)
+    return RewardScorer(pool, truncated=config.prompts.truncated_responses, anchors=anchors, judge=judge)
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ def make_setup(
 def read_bytes(ticket: Ticket, sample: Sample) -> Response:
     """A response whose tokens are characters."""
     del ticket
-    text = bytes(sample.last_turn.astype(np.uint8)).decode()
+    text = bytes(sample.tokens[slice(*sample.turns[-1])].astype(np.uint8)).decode()
     return Response(text=text, finish=sample.finish, num_tokens=sample.num_sampled)
 
 

@@ -70,12 +70,13 @@ def test_ticket_of_an_environment_is_played_and_its_rewards_are_its_turns(tmp_pa
 
 def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offered_again(tmp_path):
     async def body():
-        s = setup_of(tmp_path, TwoTurns(num_failing=1))
+        episodes = TwoTurns(num_failing=1)
+        s = setup_of(tmp_path, episodes)
         s.publish(0)
         s.put(0, task=GUESS)
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
-        assert s.store.counts()["reissued"] == s.actor.serving.tally.num_dropped == s.actor.sampler.num_failures == 1
+        assert s.store.counts()["reissued"] == s.actor.serving.tally.num_dropped == episodes.num_failures == 1
 
     run(body())
 

@@ -81,7 +81,7 @@ def test_build_of_an_episode_trains_what_was_sampled_and_adds_its_turns_rewards(
     sampled = np.array([False, True, False, True, True])
     episode = Episode(sampled=sampled, turn_rewards=np.array([0.5, -0.25], np.float32))
     whole = dataclasses.replace(response, episode=episode, tokens=np.arange(5, dtype=np.int32))
-    assert whole.last_turn.tolist() == [3, 4] and whole.num_sampled == 3
+    assert whole.tokens[slice(*whole.turns[-1])].tolist() == [3, 4] and whole.num_sampled == 3
     (rollout,) = build((whole, judged(2.0, RewardScore(name="exact", value=1.0, verdict="ok")))).rollouts
     assert rollout.loss_mask.tolist() == sampled.tolist() and rollout.turn_rewards.tolist() == [0.5, -0.25]
     assert rollout.reward == 2.25 and rollout.scores == (RewardScore(name="exact", value=1.0, verdict="ok"),)
@@ -95,7 +95,7 @@ def test_last_turn_is_the_last_run_of_sampled_tokens(mask, turn):
     episode = Episode(sampled=sampled, turn_rewards=np.zeros(0, np.float32))
     tokens = np.arange(sampled.size, dtype=np.int32)
     whole = dataclasses.replace(sample(0, *[(0, 0)] * sampled.size), tokens=tokens, episode=episode)
-    assert whole.last_turn.tolist() == turn
+    assert whole.tokens[slice(*whole.turns[-1])].tolist() == turn
 
 
 def test_build_names_the_newest_weights_of_each_earlier_incarnation():

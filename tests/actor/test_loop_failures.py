@@ -218,7 +218,7 @@ def test_group_that_is_on_its_way_when_the_actor_is_fenced_has_arrived_before_it
             await s.runs("t0.0", "t0.1")
             for id_ in s.running():
                 s.engine.finish(id_)
-            await until(lambda: s.actor.holdings.num_on_their_way == 1, "the group is on its way")
+            await until(lambda: len(s.actor.holdings.submitting) == 1, "the group is on its way")
             s.store.fence("actor-0", "off by 2.2")
             await until(lambda: s.actor.is_paused, "it starts over")
             go_on.set()
@@ -237,7 +237,7 @@ def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, m
         s.publish(0)
         s.put(*range(20))
         async with s.serving():
-            await until(lambda: s.actor.holdings.num_on_their_way == 2, "as many as may wait")
+            await until(lambda: len(s.actor.holdings.submitting) == 2, "as many as may wait")
             for _ in range(5):
                 await asyncio.to_thread(s.store.heartbeats)
             assert s.actor.num_groups <= 3  # the one that had begun before the second was sampled
@@ -259,7 +259,7 @@ async def one_is_put_and_one_waits(tmp_path, monkeypatch, limits=LIMITS):
     try:
         async with s.serving() as task:
             await until(lambda: s.actor.num_groups == 2 and not s.actor.held, "both are sampled")
-            assert s.actor.holdings.num_on_their_way == 1
+            assert len(s.actor.holdings.submitting) == 1
             yield s, task, go_on
     finally:
         go_on.set()

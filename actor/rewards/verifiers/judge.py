@@ -143,7 +143,7 @@ class Judge:
         self._config = config
         self._template = read_template(config)
         self._sleep, self._clock, self._draw = sleep, clock, draw
-        self._failure = failure
+        self.failure = failure
         self._places = asyncio.Semaphore(config.concurrency)
         self._resume_at_s = 0.0
         """Before this nothing is asked: the endpoint said so."""
@@ -155,21 +155,6 @@ class Judge:
             concurrency=config.concurrency,
         )
         self.counts = JudgeCounts()
-
-    @property
-    def failure(self) -> str:
-        """Why there is no judge any more; empty as long as there may be one."""
-        return self._failure()
-
-    @property
-    def num_retries(self) -> int:
-        """Attempts that failed and were followed by another."""
-        return self.counts.num_retries
-
-    @property
-    def num_failures(self) -> int:
-        """Responses that got no score."""
-        return self.counts.num_failures
 
     async def score(self, response: Response, task: Task) -> Score:
         """The judge's score of a response's answer, between 0 and 1; ok where it is above 0.
@@ -217,8 +202,8 @@ class Judge:
                     continue
                 raise VerifierError(f"the judge refuses: {e}") from e
             self._note(problem.kind, problem)
-            if self.failure:
-                raise VerifierError(f"the judge is gone: {self.failure}") from problem
+            if gone := self.failure():
+                raise VerifierError(f"the judge is gone: {gone}") from problem
             if said := failed.add(problem, self._clock()):
                 raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
             if isinstance(problem, JudgeUnreachedError):

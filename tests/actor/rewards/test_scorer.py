@@ -1,6 +1,6 @@
 import asyncio
 import sys
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -8,6 +8,7 @@ from actor.rewards.adaptive_timeout import AdaptiveTimeouts
 from actor.rewards.scorer import NO_REWARD, RewardResult, RewardScorer
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import HangError, VerifierError, VerifierPool
+from actor.rewards.verifiers.judge import Judge, JudgeCounts
 from bridge.rollout_types import Finish, RewardPart, RewardScore, Task, Verdict
 from configs.sections.prompts import Truncated
 from tests.actor.fakes import until
@@ -61,7 +62,7 @@ class Elsewhere:
         self._verdict: Verdict = verdict
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.is_closed = self.was_cancelled = False
-        self.num_retries = self.num_failures = 0
+        self.counts = JudgeCounts()
 
     async def score(self, response: Response, task: Task) -> Score:
         self.asked.set()
@@ -176,7 +177,7 @@ def test_verifier_that_hangs_on_the_own_answer_too_is_broken_and_gives_no_reward
 def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_path):
     async def body():
         slow = Elsewhere(1.0)
-        rewards = RewardScorer(bad(tmp_path), remote_verifiers={"judge": slow})
+        rewards = RewardScorer(bad(tmp_path), judge=cast(Judge, slow))
         task = Task(rewards=(RewardPart("judge"), RewardPart("raise")), answer="a")
         with pytest.raises(VerifierError, match=r"verifier raise: .*2 attempts"):
             await rewards.score(response("9"), task)
@@ -190,30 +191,30 @@ def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_
 def test_failures_are_those_of_workers_and_of_what_is_asked_elsewhere(tmp_path):
     async def body():
         one = Elsewhere(1.0)
-        rewards = RewardScorer(bad(tmp_path), remote_verifiers={"judge": one})
+        rewards = RewardScorer(bad(tmp_path), judge=cast(Judge, one))
         await rewards.score(response("1"), Task.judged_by("raise", answer="a"))
-        one.num_retries, one.num_failures = 3, 2
-        assert (rewards.num_failures, rewards.num_judge_retries, rewards.num_judge_failures) == (6, 3, 2)
+        one.counts.num_retries, one.counts.num_failures = 3, 2
+        assert rewards.num_failures == 6 and rewards.judge_counts is one.counts
         await rewards.close()
 
     run(body())
 
 
-def test_verifiers_of_a_response_are_asked_side_by_side():
+def test_verifiers_of_a_response_are_asked_side_by_side(monkeypatch):
     async def body():
         one, other = Elsewhere(0.25), Elsewhere(0.5, "timeout")
-        rewards = RewardScorer(
-            VerifierPool(num_workers=1, timeout_s=1.0, retries=0), remote_verifiers={"a": one, "b": other}
-        )
+        pool = VerifierPool(num_workers=1, timeout_s=1.0, retries=0)
+        monkeypatch.setattr(pool, "score", lambda name, response, task, **_: other.score(response, task))
+        rewards = RewardScorer(pool, judge=cast(Judge, one))
         judging = asyncio.create_task(
-            rewards.score(response("x"), Task(rewards=(RewardPart("a"), RewardPart("b", 2.0)), answer=""))
+            rewards.score(response("x"), Task(rewards=(RewardPart("judge"), RewardPart("b", 2.0)), answer=""))
         )
         await one.asked.wait()
         await other.asked.wait()
         other.may_answer.set()
         one.may_answer.set()
         got = await judging
-        assert got.reward == 1.25 and [s.name for s in got.scores] == ["a", "b"]
+        assert got.reward == 1.25 and [s.name for s in got.scores] == ["judge", "b"]
         assert [s.verdict for s in got.scores] == ["ok", "timeout"]
         await rewards.close()
 

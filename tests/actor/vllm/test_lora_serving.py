@@ -121,7 +121,7 @@ def test_requests_stay_with_their_adapter_which_goes_when_the_last_one_ends(tmp_
         first, second = rig.request("a"), rig.request("b")
         await rig.settle()
         await rig.publish(1)
-        assert rig.llm.held == {1, 2} and rig.adapters.num_alive == 2
+        assert rig.llm.held == {1, 2} and len(rig.adapters._users) == 2
         third = rig.request("c")
         await rig.settle()
         await rig.end("a", first)

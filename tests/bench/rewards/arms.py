@@ -19,6 +19,7 @@ from actor.rewards.adaptive_timeout import AdaptiveTimeouts
 from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierPool
+from actor.rewards.verifiers.judge import JudgeCounts
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
@@ -108,7 +109,7 @@ class Clocked:
     def num_failures(self) -> int:
         return self._rewards.num_failures
 
-    num_judge_retries = num_judge_failures = 0
+    judge_counts = JudgeCounts()
 
     def begin(self, task: Task) -> None:
         self._rewards.begin(task)

@@ -16,6 +16,7 @@ from jaxtyping import Int32
 from actor.engine_protocol import Engine, Sample, SwapTimings
 from actor.rewards.scorer import RewardResult
 from actor.rewards.types import Response
+from actor.rewards.verifiers.judge import JudgeCounts
 from bridge.rollout_types import RewardScore, Sampling, Task
 from bridge.weight_types import WeightManifest
 from tests.bench.rig.lengths import Lengths
@@ -116,7 +117,8 @@ class HashRewards:
         """`flat_share` is of the prompts."""
         self._flat_share = flat_share
 
-    num_failures = num_judge_retries = num_judge_failures = 0
+    num_failures = 0
+    judge_counts = JudgeCounts()
 
     def begin(self, task: Task) -> None:
         """No timeouts are to be known."""

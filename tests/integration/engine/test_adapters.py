@@ -85,7 +85,7 @@ def test_a_running_request_ends_under_the_adapter_it_began_with_while_newer_ones
     assert adapters is not None
 
     async def settled():
-        await until(lambda: adapters.num_alive == 1, "the older one is gone", deadline_s=60)
+        await until(lambda: len(adapters._users) == 1, "the older one is gone", deadline_s=60)
         await asyncio.gather(*adapters._removals)
         return await held(bench)
 

@@ -134,7 +134,7 @@ def test_endpoint_that_is_away_is_asked_again(behaviour, kind):
             one = judge(served, time)
             assert (await one.score(response(), TASK)).value == 0.7
             assert time.slept_s == [1.0, 2.0]
-            assert (one.num_retries, one.num_failures) == (2, 0)
+            assert (one.counts.num_retries, one.counts.num_failures) == (2, 0)
             assert one.counts.problems == {kind: 2} and one.counts.num_retries == 2
             assert one.counts.num_requests == served.num_requests == 3 and one.counts.num_failures == 0
             await one.close()
@@ -150,7 +150,7 @@ def test_answer_that_can_not_be_read_is_asked_for_again_and_then_an_error_but_ne
             with pytest.raises(VerifierError, match=r"gave no score: .*\(3 attempts\)"):
                 await one.score(response(), TASK)
             assert served.num_requests == 3 and one.counts.problems == {kind: 3} and one.counts.num_failures == 1
-            assert (one.num_retries, one.num_failures) == (2, 1)
+            assert (one.counts.num_retries, one.counts.num_failures) == (2, 1)
             await one.close()
         async with endpoint.serving(behaviour, endpoint.score(7)) as served:
             one = judge(served)
