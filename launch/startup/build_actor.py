@@ -11,7 +11,8 @@ from actor.environments.episode import Episodes
 from actor.rewards.adaptive_timeout import AdaptiveTimeouts
 from actor.rewards.scorer import RewardScorer
 from actor.rewards.verifier_pool import VerifierPool
-from actor.rewards.verifiers.judge import Judge, read_template
+from actor.rewards.verifiers.judge import Judge
+from actor.rewards.verifiers.judge_text import read_template
 from configs.schema import Config
 from launch.services.judge_server import JudgeService
 from launch.supervision.placement import core_ids

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actor.rewards.verifiers.judge_endpoint import Endpoint
+from actor.rewards.verifiers.judge import Judge
 from actor.sandbox.self_test import missing
 from actor.weights import check_run_card
 from bridge.credentials import Tls
@@ -24,6 +24,7 @@ from configs.race_capacity import check_race_capacity
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from configs.sections import RunConfig
+from configs.sections.rewards import JudgeConfig
 from launch.console.live_view import RunView
 from launch.console.plain_progress import PlainProgress
 from launch.startup import join_run, preflight
@@ -153,10 +154,10 @@ def _look_up() -> None:
 
 def _ask() -> None:
     async def ask() -> None:
-        endpoint = Endpoint("http://127.0.0.1:9", api_key=None, timeout_s=5.0, concurrency=1)
+        judge = Judge(JudgeConfig(url="http://127.0.0.1:9", model="m", timeout_s=5.0))
         try:
-            await endpoint.ask({})
+            await judge._post({})
         finally:
-            await endpoint.close()
+            await judge.close()
 
     asyncio.run(ask())

@@ -2,7 +2,7 @@ import datetime
 
 import pytest
 
-from actor.rewards.verifiers.judge_endpoint import retry_after_s
+from actor.rewards.verifiers.judge import retry_after_s
 
 NOW = datetime.datetime(2026, 11, 23, 9, 0, 0, tzinfo=datetime.UTC)
 

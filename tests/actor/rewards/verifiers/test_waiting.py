@@ -74,7 +74,7 @@ def test_endpoint_that_is_back_within_its_time_has_used_up_no_retry():
             async def sleep(seconds: float) -> None:
                 await time.sleep(seconds)
                 if time.now_s > 100.0 + 90.0:
-                    one._endpoint._url = f"{url}/chat/completions"
+                    one._config = dataclasses.replace(one._config, url=url)
 
             one = Judge(
                 dataclasses.replace(CONFIG, url=served.url, retries=1, outage_timeout_s=120.0),
@@ -97,7 +97,7 @@ def test_retry_after_holds_up_all_requests_of_this_judge():
             one = judge(served, time)
             assert (await one.score(response(), TASK)).value == 0.7
             assert time.now_s == 107.0  # a second of backoff is among them
-            one._pause_until(5.0)
+            one._resume_at_s = time.now_s + 5.0
             await one.score(response(), TASK)
             assert time.now_s == 112.0
             await one.close()
@@ -112,11 +112,11 @@ def test_retry_after_that_was_extended_meanwhile_is_kept():
 
             async def sleep(seconds: float) -> None:
                 if not time.slept_s:
-                    one._pause_until(9.0)  # another request was told so
+                    one._resume_at_s = time.now_s + 9.0  # another request was told so
                 await time.sleep(seconds)
 
             one = Judge(dataclasses.replace(CONFIG, url=served.url), sleep=sleep, clock=lambda: time.now_s)
-            one._pause_until(5.0)
+            one._resume_at_s = time.now_s + 5.0
             assert (await one.score(response(), TASK)).value == 0.7
             assert time.slept_s == [5.0, 4.0]
             await one.close()
@@ -135,7 +135,7 @@ def test_retry_after_is_waited_out_without_a_place():
 
             config = dataclasses.replace(CONFIG, url=served.url, concurrency=1)
             one = Judge(config, sleep=sleep, clock=lambda: time.now_s)
-            one._pause_until(5.0)
+            one._resume_at_s = time.now_s + 5.0
             first = asyncio.create_task(one.score(response(), TASK))
             await waits.wait()
             time.now_s += 5.0  # it is over, and the first one sleeps on
@@ -155,13 +155,13 @@ def test_retry_after_of_a_request_is_kept_by_one_that_waited_for_its_place():
         async with endpoint.serving(limited, endpoint.score(7)) as served:
             time = Time()
             one = judge(served, time, concurrency=1, backoff_s=0.01)
-            ask, asked_s = one._endpoint.ask, []
+            ask, asked_s = one._post, []
 
             async def noted(body: Mapping[str, Any]) -> str:
                 asked_s.append(time.now_s)
                 return await ask(body)
 
-            one._endpoint.ask = noted
+            one._post = noted
             asking = [asyncio.create_task(one.score(response(), TASK)) for _ in range(2)]
             await until(lambda: served.num_running == 1, "the first one runs, the other waits for the place")
             go.set()

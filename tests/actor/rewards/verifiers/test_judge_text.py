@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.rewards.verifiers import judge_answer
+from actor.rewards.verifiers import judge_text
 from configs.sections.rewards import JudgeConfig
 
 JSON = JudgeConfig()
@@ -36,7 +36,7 @@ TRUTH = JudgeConfig(json_fields={"score": "number", "is_safe": "boolean"})
     ],
 )
 def test_raw_score_is_the_one_that_is_stated(config, text, score):
-    assert judge_answer.raw_score(text, config) == score
+    assert judge_text.raw_score(text, config) == score
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_raw_score_is_the_one_that_is_stated(config, text, score):
     ],
 )
 def test_raw_score_of_what_states_none_is_an_error_of_its_kind(config, text, kind):
-    with pytest.raises(judge_answer.JudgeParseError) as e:
-        judge_answer.raw_score(text, config)
+    with pytest.raises(judge_text.JudgeParseError) as e:
+        judge_text.raw_score(text, config)
     assert e.value.kind == kind
 
 
 @given(st.floats(allow_nan=False), st.floats(-100, 100), st.floats(0.5, 100))
 def test_scaled_is_between_0_and_1_and_grows_with_the_score(number, low, width):
     config = JudgeConfig(min_score=low, max_score=low + width)
-    got = judge_answer.scaled(number, config)
+    got = judge_text.scaled(number, config)
     assert 0.0 <= got <= 1.0 and math.isfinite(got)
-    assert judge_answer.scaled(low, config) == 0.0 and judge_answer.scaled(low + width, config) == 1.0
+    assert judge_text.scaled(low, config) == 0.0 and judge_text.scaled(low + width, config) == 1.0
     if low <= number <= low + width:
         assert got == pytest.approx((number - low) / width, abs=1e-9)
 
@@ -93,9 +93,9 @@ def test_scaled_is_between_0_and_1_and_grows_with_the_score(number, low, width):
 )
 def test_objects_of_a_text_with_one_are_that_one(value):
     wanted = {"score": value}
-    assert judge_answer.objects(f"so {{ it is {json.dumps(wanted)} and that }} is all") == [wanted]
+    assert judge_text.objects(f"so {{ it is {json.dumps(wanted)} and that }} is all") == [wanted]
 
 
 def test_schema_is_that_of_the_fields():
     wanted = {"score": {"type": "number"}, "is_safe": {"type": "boolean"}}
-    assert judge_answer.schema(TRUTH)["json_schema"]["schema"]["properties"] == wanted
+    assert judge_text.schema(TRUTH)["json_schema"]["schema"]["properties"] == wanted
