@@ -53,14 +53,13 @@ class TurnReader:
         num_thinking_tokens = 0
         if parts.thinking or not parts.is_finished:
             # Only the answer is tokenized, which is short: where the thinking ends among the tokens is not known.
-            num_thinking_tokens = max(0, tokens.size - self._num_tokens(parts.answer))
+            num_thinking_tokens = max(
+                0, tokens.size - len(self.tokenizer.encode(parts.answer, add_special_tokens=False).ids)
+            )
         return TurnText(begun=begun, text=text, parts=parts, num_thinking_tokens=num_thinking_tokens)
 
     def _decode(self, tokens: Int32[np.ndarray, " T"]) -> str:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-
-    def _num_tokens(self, text: str) -> int:
-        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def turn_reader(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, thinking_marks: str) -> TurnReader:

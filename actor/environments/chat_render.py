@@ -132,7 +132,7 @@ class ChatRenderer:
     def _num_there(self, tokens: Int32[np.ndarray, " T"], last: int) -> int:
         """How many of the first tokens, the end of a turn with white space before it, were sampled already."""
         found = np.flatnonzero(tokens == last)
-        if not found.size or self._decode(tokens[: found[0]]).strip():
+        if not found.size or self.tokenizer.decode(tokens[: found[0]].tolist(), skip_special_tokens=False).strip():
             return 0
         return int(found[0]) + 1
 
@@ -158,9 +158,6 @@ class ChatRenderer:
 
     def _plain(self, observed: Sequence[Message]) -> str:
         return "".join(m["content"] for m in self.control.as_text(observed))
-
-    def _decode(self, tokens: Int32[np.ndarray, " T"]) -> str:
-        return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
 
 def read_rendering(

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -80,9 +80,11 @@ class Conversation:
             had = transcript.request_tokens
             asked = np.asarray(tokens, np.int32)
             if not np.array_equal(asked[: had.size], had):
+                size = min(asked.size, had.size)
+                parting = int(np.argmax(np.append(asked[:size] != had[:size], True)))
                 self._failure = EpisodeError(
                     "the environment asked with a history that is not what was said (rendered or tokenized again), or "
-                    f"with another prompt than its row's: it parts at token {_first_difference(asked, had)}",
+                    f"with another prompt than its row's: it parts at token {parting}",
                     is_final=True,
                 )
                 raise _RefusedError(str(self._failure))
@@ -176,20 +178,11 @@ class TokenEndpoint:
             sample = await conversation.go_on(asked.token_ids, asked.sampling_params.stop_token_ids)
         except (_RefusedError, msgspec.MsgspecError) as e:
             return web.json_response({"error": {"message": str(e)}}, status=400)
-        return web.json_response(_reply(sample))
-
-
-def _reply(sample: Sample) -> dict[str, Any]:
-    ids = sample.tokens.tolist()
-    logprobs = [{"token": f"token_id:{i}", "logprob": p} for i, p in zip(ids, sample.logprobs.tolist(), strict=True)]
-    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": logprobs}, "finish_reason": sample.finish}
-    return {"request_id": "", "choices": [choice]}
+        ids, logprobs = sample.tokens.tolist(), sample.logprobs.tolist()
+        content = [{"token": f"token_id:{i}", "logprob": p} for i, p in zip(ids, logprobs, strict=True)]
+        choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": sample.finish}
+        return web.json_response({"request_id": "", "choices": [choice]})
 
 
 def _key(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
-
-
-def _first_difference(asked: np.ndarray, had: np.ndarray) -> int:
-    size = min(asked.size, had.size)
-    return int(np.argmax(np.append(asked[:size] != had[:size], True)))

@@ -49,12 +49,8 @@ def task_key(task: Task) -> str:
     The same in every process and every run: a BLAKE3 hash of the names of its verifiers, its answer and its metadata.
     What the verifiers' scores count, and their order, changes no test case.
     """
-    named = msgspec.msgpack.encode([sorted(_verifiers(task)), task.answer, task.metadata])
+    named = msgspec.msgpack.encode([sorted(part.name for part in task.rewards), task.answer, task.metadata])
     return blake3.blake3(named).hexdigest(length=16)
-
-
-def _verifiers(task: Task) -> list[str]:
-    return [part.name for part in task.rewards]
 
 
 class AdaptiveTimeouts:

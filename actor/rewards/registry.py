@@ -31,12 +31,9 @@ def gold_response(name: str, task: Task, settings: RewardsConfig) -> str:
         return fenced(tests.solution, tests.language) if tests.solution and in_block else tests.solution
     if name == "math" and task.answer:
         # In LaTeX's own marks it is found already; a box would hide them.
-        return f"The answer is {task.answer}" if _is_marked(task.answer) else f"\\boxed{{{task.answer}}}"
+        is_marked = re.search(r"(?<!\\)(?:\$|\\[(\[])|\\boxed", task.answer)  # \$18.90 is money
+        return f"The answer is {task.answer}" if is_marked else f"\\boxed{{{task.answer}}}"
     return task.answer
-
-
-def _is_marked(answer: str) -> bool:
-    return bool(re.search(r"(?<!\\)(?:\$|\\[(\[])|\\boxed", answer))  # \$18.90 is money
 
 
 MODULES = {

@@ -21,7 +21,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from actor.sandbox import packages
 from actor.sandbox.program import SandboxLimits
@@ -224,7 +224,8 @@ def _mount_table(view: HostView) -> tuple[tuple[str, ...], ...]:
             mounts.append(("--symlink", os.readlink(folder), folder))
         elif os.path.isdir(folder):
             mounts.append(("--ro-bind", folder, folder))
-    mounts += [("--ro-bind", str(path), str(path)) for path in _etc()]
+    for pattern in _ETC:
+        mounts += [("--ro-bind", str(p), str(p)) for p in sorted(pathlib.Path("/").glob(pattern.lstrip("/")))]
     bound = ["/usr"]
     for path in (prefix, *view.read_only_paths):
         if not _is_under(path, bound):
@@ -242,11 +243,6 @@ def _parents(mounts: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         str(parent) for *_, path in mounts for parent in pathlib.PurePath(path).parents if not _is_under(path, ["/usr"])
     }
     return [("--perms", "0755", "--dir", folder) for folder in sorted(above - {"/"})]
-
-
-def _etc() -> Iterator[pathlib.Path]:
-    for pattern in _ETC:
-        yield from sorted(pathlib.Path("/").glob(pattern.lstrip("/")))
 
 
 def _hidden(bound: Sequence[str], prefix: str) -> list[str]:

@@ -33,7 +33,12 @@ def files_of(names: tuple[str, ...]) -> dict[str, str]:
 
 def modules_of(names: tuple[str, ...]) -> list[str]:
     """Returns the modules that the named packages are imported by."""
-    stems = {path.name.partition(".")[0] for name in names for path in _top_level(_installed(name)) if _is_module(path)}
+    stems = {
+        path.name.partition(".")[0]
+        for name in names
+        for path in _top_level(_installed(name))
+        if ((path / "__init__.py").is_file() if path.is_dir() else path.suffix in (".py", ".so"))
+    }
     return sorted(stem for stem in stems if stem.isidentifier() and stem[0] != "_" and stem not in _NOT_IMPORTED)
 
 
@@ -67,7 +72,3 @@ def _top_level(one: importlib.metadata.Distribution) -> list[pathlib.Path]:
     first = {file.parts[0] for file in one.files or () if not file.is_absolute()}
     names = sorted(n for n in first if n not in ("..", "__pycache__") and not n.endswith((".dist-info", ".pth")))
     return [path for name in names if (path := pathlib.Path(str(one.locate_file(name)))).exists()]
-
-
-def _is_module(path: pathlib.Path) -> bool:
-    return (path / "__init__.py").is_file() if path.is_dir() else path.suffix in (".py", ".so")

@@ -94,9 +94,7 @@ class Sandbox:
     def tools(self) -> frozenset[str]:
         """The compilers and interpreters that sandboxes find; raises SandboxError as `open` does."""
         process = self._take()
-        with self._changed:
-            self._warm.appendleft(process)
-            self._changed.notify_all()
+        self._give_back(process)
         return process.tools
 
     def _hand_over(self, program: Program) -> SandboxProcess:

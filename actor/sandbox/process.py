@@ -117,7 +117,8 @@ class SandboxProcess:
             self.python_version = hello["version"]
         except (OSError, ValueError, KeyError, TypeError, SandboxCrashError) as e:
             self.kill()
-            raise SandboxCrashError(self._stderr() or f"no sandbox: {type(e).__name__}: {e}") from e
+            said = os.pread(self._said, 4096, 0).decode("utf-8", "replace").strip()
+            raise SandboxCrashError(said or f"no sandbox: {type(e).__name__}: {e}") from e
 
     @property
     def is_alive(self) -> bool:
@@ -229,9 +230,6 @@ class SandboxProcess:
             if fd >= 0:
                 os.close(fd)
         self._said = self._info = self._inner = -1
-
-    def _stderr(self) -> str:
-        return os.pread(self._said, 4096, 0).decode("utf-8", "replace").strip()
 
     def _read_info(self, deadline: float) -> dict[str, Any]:
         text = b""

@@ -12,8 +12,16 @@ from collections.abc import Callable, Collection, Mapping
 from absl import logging
 
 from actor.background import heartbeat
-from actor.weights.check_run_card import check_versions, installed_vllm, make_model_folder, model_folder_of
-from actor.weights.model_folder import ModelFolder, for_adapters, read_model_folder, with_base
+from actor.weights.model_folder import (
+    ModelFolder,
+    check_versions,
+    for_adapters,
+    installed_vllm,
+    make_model_folder,
+    model_folder_of,
+    read_model_folder,
+    with_base,
+)
 from actor.weights.source import LocalCopy, LocalSource, RemoteSource, WeightSource
 from bridge.credentials import TOKEN_FILE, Token, read_tls, read_token
 from bridge.files import lock_owner

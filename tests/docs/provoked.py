@@ -14,7 +14,7 @@ import pytest
 
 from actor.rewards.verifiers.judge import Judge
 from actor.sandbox.self_test import missing
-from actor.weights import check_run_card
+from actor.weights import model_folder
 from bridge.credentials import Tls
 from bridge.files import RunLock
 from bridge.snapshots.remote.range_server import listen
@@ -106,7 +106,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     yield refused(_look_up)
     yield f"judge is not there, it is waited for: {refused(_ask).removeprefix('error: ')}"
     card = SimpleNamespace(name="tiny", sluice="0.0.9", vllm="")
-    yield refused(check_run_card.check_versions, card, vllm="")
+    yield refused(model_folder.check_versions, card, vllm="")
     yield refused(join_run.check_no_password, "postgresql://learner:secret@db.example/sluice")
     yield refused(
         StepMetrics.check_skipped,
@@ -154,7 +154,7 @@ def _look_up() -> None:
 
 def _ask() -> None:
     async def ask() -> None:
-        judge = Judge(JudgeConfig(url="http://127.0.0.1:9", model="m", timeout_s=5.0))
+        judge = Judge(JudgeConfig(url="http://127.0.0.1:9/v1", model="m", timeout_s=5.0))
         try:
             await judge._post({})
         finally:

@@ -166,7 +166,10 @@ def score(response: Response, task: Task, context: Context) -> Score:
     tests = code_tests.read(json.loads(task.metadata))
     settings = context.settings
     sandbox = open_sandbox(settings)
-    text = _program_text(response, tests, settings)
+    functions = {case.function for case in tests.cases if isinstance(case, Returned)}
+    reads = any(isinstance(case, Printed) and case.stdin.strip() for case in tests.cases)
+    where = tests.code_in or settings.code_in
+    text = program_text(response.answer, tests.language, where, functions=functions, reads=reads)
     if text is None or len(text.encode("utf-8", "replace")) > sandbox.limits.disk_bytes:
         return _failed("wrong", 0, tests, settings)
     program = languages.program(tests.language, text, calls=tests.are_calls)
@@ -175,13 +178,6 @@ def score(response: Response, task: Task, context: Context) -> Score:
             return _judge(box, tests, text, context)
     except CompileError:
         return _failed("wrong", 0, tests, settings)
-
-
-def _program_text(response: Response, tests: CodeTests, settings: RewardsConfig) -> str | None:
-    functions = {case.function for case in tests.cases if isinstance(case, Returned)}
-    reads = any(isinstance(case, Printed) and case.stdin.strip() for case in tests.cases)
-    where = tests.code_in or settings.code_in
-    return program_text(response.answer, tests.language, where, functions=functions, reads=reads)
 
 
 def _judge(box: SandboxHandle, tests: CodeTests, text: str, context: Context) -> Score:

@@ -12,7 +12,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -198,7 +198,7 @@ class Judge:
                     self._resume_at_s = max(self._resume_at_s, until_s)
                     raise
 
-    async def _post(self, body: dict[str, Any]) -> str:
+    async def _post(self, body: Mapping[str, Any]) -> str:
         """Returns the text that the model answers."""
         config = self._config
         if self._session is None:

@@ -33,7 +33,11 @@ def memory_bytes(tmpfs, socket_bytes):
         except OSError:
             continue  # it ended
         total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))
-    return total + sum(_used_bytes(folder) for folder in tmpfs) + _num_sockets() * socket_bytes
+    for info in map(os.statvfs, tmpfs):
+        total += (info.f_blocks - info.f_bfree) * info.f_frsize
+    # The UNIX sockets of the network namespace; none other can be made in it.
+    with open("/proc/net/unix", "rb") as file:
+        return total + (sum(1 for _ in file) - 1) * socket_bytes
 
 
 def cpu():
@@ -61,17 +65,6 @@ def _stat(folder):
     with open(f"{folder}/stat", "rb", 0) as file:
         fields = file.read(1024).rpartition(b")")[2].split()
     return fields[0], [int(ticks) for ticks in fields[11:15]]
-
-
-def _num_sockets():
-    """UNIX sockets of the network namespace; none other can be made in it."""
-    with open("/proc/net/unix", "rb") as file:
-        return sum(1 for _ in file) - 1
-
-
-def _used_bytes(folder):
-    info = os.statvfs(folder)
-    return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
 def num_files(tmpfs):

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from blake3 import blake3
 
-from actor.weights.check_run_card import check_versions, make_model_folder
+from actor.weights.model_folder import check_versions, make_model_folder
 from bridge import weight_types
 from bridge.weight_types import CardFile, RunCard, TensorEntry
 
