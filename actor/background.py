@@ -18,7 +18,7 @@ from actor.loop import Actor
 from bridge.heartbeat_types import ActorReport, Heartbeat
 from bridge.liveness import MAX_LOOK_S, WatchedTime
 from bridge.rollout_types import Version
-from bridge.store.protocol import Finished, Topic
+from bridge.store.store_types import Finished, Topic
 
 HEARD: tuple[Topic, ...] = ("tickets", "weights", "run")
 """What an actor acts on: not what others hand in or claim."""

@@ -13,8 +13,8 @@ from absl import logging
 
 from actor.notifier import Notifier
 from bridge.rollout_types import Group, Ticket
-from bridge.store.protocol import ActorStore
-from bridge.store.store_errors import PERMANENT, FencedError
+from bridge.store.sql.actor_side import ActorStore
+from bridge.store.store_types import PERMANENT, FencedError
 from bridge.timeline import Timeline
 
 

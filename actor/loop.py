@@ -20,8 +20,8 @@ from actor.sampling import Sampler
 from actor.serving import TicketServer
 from actor.weights.client import WeightClient
 from bridge.rollout_types import Ticket
-from bridge.store.protocol import TOPICS, ActorStore, Topic
-from bridge.store.store_errors import FencedError, StoreLostError
+from bridge.store.sql.actor_side import ActorStore
+from bridge.store.store_types import TOPICS, FencedError, StoreLostError, Topic
 from bridge.timeline import Timeline
 
 

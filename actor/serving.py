@@ -27,7 +27,7 @@ from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
 from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
-from bridge.store.store_errors import FencedError, UnfitGroupError
+from bridge.store.store_types import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 
 Member = tuple[Sample, RewardResult, Response | None]

@@ -37,8 +37,8 @@ from actor.weights.client import WeightClient
 from bridge.chat_template import read_chat_template
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.store.open import FinishedRunError
-from bridge.store.protocol import ActorStore
-from bridge.store.store_errors import StoreLostError
+from bridge.store.sql.actor_side import ActorStore
+from bridge.store.store_types import StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
 from launch import cli

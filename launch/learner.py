@@ -126,7 +126,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
     import jax
 
     from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
-    from bridge.store.store_errors import SupersededLearnerError
+    from bridge.store.store_types import SupersededLearnerError
     from launch.services.tracker_service import TrackerService
     from learner.checkpoint_hosts import CheckpointError
     from learner.heartbeat import Stopped

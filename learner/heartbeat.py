@@ -9,7 +9,7 @@ from absl import logging
 
 from bridge.heartbeat_types import Heartbeat
 from bridge.liveness import Activity, Liveness
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from learner.distributed.channel import Processes, SingleProcess
 
 HEARTBEAT_S = 2.0

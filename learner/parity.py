@@ -22,8 +22,8 @@ from absl import logging
 from jaxtyping import Float32
 
 from bridge.rollout_types import Group, Sampling, Ticket, Version
-from bridge.store.protocol import LearnerStore
-from bridge.store.store_errors import PERMANENT
+from bridge.store.sql.learner_side import LearnerStore
+from bridge.store.store_types import PERMANENT
 from configs.sections import LossConfig, PackingConfig
 from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests, pinned_tickets

@@ -16,7 +16,7 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from bridge import codec
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from configs.schema import Config
 from learner.checkpoint import Checkpoints
 from learner.checkpoint_hosts import CheckpointError

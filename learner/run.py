@@ -18,7 +18,7 @@ from bridge.credentials import read_token
 from bridge.files import RunLock
 from bridge.liveness import Liveness, end_phase, report_phase
 from bridge.rollout_types import Group, Version
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from configs.schema import Config

@@ -13,9 +13,9 @@ from bridge.credentials import Token
 from bridge.files import RunLock, lock_owner
 from bridge.liveness import Liveness
 from bridge.snapshots.snapshot_format import sign
-from bridge.store.open import create_run, namesakes, open_store
-from bridge.store.protocol import GroupStore, LearnerStore
-from bridge.store.store_errors import LearnerLivesError
+from bridge.store.open import SqlStore, create_run, namesakes, open_store
+from bridge.store.sql.learner_side import LearnerStore
+from bridge.store.store_types import LearnerLivesError
 from bridge.timeline import Timeline
 from bridge.weight_types import Announcement
 from configs.run_folder import RunFolder, run_id, store_url
@@ -26,7 +26,7 @@ from learner.replicate import Replicator
 POLL_INTERVAL_S = 1.0
 
 
-def open_run_store(config: Config, folder: pathlib.Path) -> GroupStore:
+def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
     """The run's store; the run is made in it where it is new.
 
     Raises:
@@ -91,7 +91,7 @@ class RunContext:
     folder: pathlib.Path
     lead: Replicator
     lock: RunLock
-    store: GroupStore
+    store: SqlStore
     incarnation: int
     finished_step: int | None
     """The step at which the run was finished, if it was, before this start took it up again."""

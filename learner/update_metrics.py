@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from configs.sections import LoraConfig, OptimizerConfig
 from learner.heartbeat import live_actors
 from learner.metrics.flops import adapter_params, model_flops, peak_flops

@@ -10,7 +10,8 @@ import msgspec
 from absl import logging
 
 from bridge.rollout_types import Task
-from bridge.store.protocol import MAX_CASE_S, MAX_CASES, ActorStore
+from bridge.store.sql.actor_side import ActorStore
+from bridge.store.store_types import MAX_CASE_S, MAX_CASES
 
 MAX_KNOWN_CASES = 2**17
 """Test cases whose anchors an actor keeps in memory, of all tasks; a few megabytes."""

@@ -25,7 +25,7 @@ from bridge.snapshots.snapshot_format import (
     latest,
 )
 from bridge.snapshots.verified_copy import VerifiedCopy
-from bridge.store.protocol import ActorStore
+from bridge.store.sql.actor_side import ActorStore
 from bridge.weight_types import Announcement, WeightManifest
 
 _OWNER = "owner"

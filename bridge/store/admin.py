@@ -15,9 +15,10 @@ from bridge.store.postgres import tables_and_roles
 from bridge.store.postgres.postgres_database import PostgresDatabase
 from bridge.store.sql.base import new_request_id
 from bridge.store.sql.database import Database, Row, Statement, Transaction
-from bridge.store.sql.learner_side import DROPPER, NUM_TICKETS
+from bridge.store.sql.learner_side import DROPPER
+from bridge.store.sql.tickets import NUM_TICKETS
 from bridge.store.sqlite_database import SqliteDatabase
-from bridge.store.store_errors import PERMANENT
+from bridge.store.store_types import PERMANENT
 
 ALIVE_S = 10.0
 """A process whose last sign of life is younger is taken for alive."""

@@ -26,7 +26,7 @@ from obstore.store import ObjectStore
 
 from bridge.files import first_line
 from bridge.object_store import open_source
-from bridge.store.store_errors import StoreLostError
+from bridge.store.store_types import StoreLostError
 
 T = TypeVar("T")
 _REFERENCE = re.compile(r"([0-9a-f]{32}):([0-9]{1,12}):([0-9a-f]{64})")

@@ -9,13 +9,33 @@ import os
 import pathlib
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from bridge import codec
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.postgres import tables_and_roles
 from bridge.store.postgres.postgres_database import PostgresDatabase
 from bridge.store.postgres.tables_and_roles import FoundRun
-from bridge.store.sql.sql_store import SqlStore
+from bridge.store.sql.actor_side import ActorStore
+from bridge.store.sql.learner_side import LearnerStore
 from bridge.store.sqlite_database import RUN, SqliteDatabase
+from bridge.store.store_types import StoreLostError
+
+_FAREWELL_S = 2.0
+
+
+class SqlStore(LearnerStore, ActorStore):
+    """One run in a database; safe to use from several threads, closed before a fork."""
+
+    @override
+    def close(self) -> None:
+        # Whoever can't say so ends its lead by the database's clock.
+        try:
+            with contextlib.suppress(StoreLostError, RuntimeError, ValueError):  # a run that was dropped, too
+                self.release_leadership(timeout_s=_FAREWELL_S)
+                self._give_names_back(timeout_s=_FAREWELL_S)
+        finally:
+            super().close()
 
 
 class PostgresStore(SqlStore):

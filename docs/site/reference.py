@@ -18,7 +18,7 @@ API: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("learner.objective.reward_shaping",),
     ),
     "types": ("What travels", ("bridge.rollout_types", "bridge.weight_types")),
-    "store": ("The store", ("bridge.store.protocol", "bridge.store.open")),
+    "store": ("The store", ("bridge.store.sql.learner_side", "bridge.store.sql.actor_side", "bridge.store.open")),
     "snapshots": (
         "Snapshots",
         ("bridge.snapshots.snapshot_writer", "bridge.snapshots.verified_copy", "bridge.snapshots.bucket"),

@@ -14,7 +14,7 @@ from actor.background import heartbeat, shut_down
 from actor.elastic_control import EngineSizeFile
 from actor.loop import Actor, ActorLimits, BackgroundTask
 from bridge.liveness import Activity, Liveness
-from bridge.store.protocol import SharedStore
+from bridge.store.sql.base import SharedStore
 from launch import cli
 
 

@@ -29,11 +29,10 @@ from bridge.liveness import report_phase
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import SnapshotError
-from bridge.store.open import FinishedRunError, NoRunError, find_run, open_store, sqlite_path
+from bridge.store.open import FinishedRunError, NoRunError, SqlStore, find_run, open_store, sqlite_path
 from bridge.store.postgres.connections import libpq_target_of, parse
-from bridge.store.protocol import NAME_LEASE_S, ActorStore
-from bridge.store.sql.sql_store import SqlStore
-from bridge.store.store_errors import NameTakenError
+from bridge.store.sql.actor_side import ActorStore
+from bridge.store.store_types import NAME_LEASE_S, NameTakenError
 from bridge.store.url_login import secret_in
 from bridge.weight_types import RunCard
 from configs import overrides

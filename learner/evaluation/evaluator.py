@@ -13,7 +13,7 @@ from absl import logging
 
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Sampling, Task, Version
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT, EvaluationSet
 from learner.evaluation import eval_summary

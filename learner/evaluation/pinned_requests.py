@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from absl import logging
 
 from bridge.rollout_types import Group, RewardPart, Sampling, Ticket, Version
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from learner.data.problem import Problem
 
 PROBE_PROBLEMS = 2

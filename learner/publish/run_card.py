@@ -10,7 +10,7 @@ from bridge import weight_types
 from bridge.files import BASE_FILE
 from bridge.param_names import TensorNames, flatten
 from bridge.snapshots.shard_map import lay_out
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from bridge.template_files import named_template_files
 from bridge.weight_types import CardFile, RunCard
 from configs.overrides import to_json

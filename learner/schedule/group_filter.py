@@ -68,7 +68,7 @@ class Arrival(Protocol):
 
 
 class TicketStore(Protocol):
-    """What the policy asks of a store (`bridge.store.protocol.LearnerStore`)."""
+    """What the policy asks of a store (`bridge.store.sql.learner_side.LearnerStore`)."""
 
     def put_tickets(self, tickets: Iterable[Ticket]) -> object:
         """Offers tickets."""

@@ -12,7 +12,7 @@ from typing import Any
 import grain  # pyright: ignore[reportMissingTypeStubs]  # it has types inside, but no marker
 
 from bridge.rollout_types import Group
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from bridge.timeline import Timeline
 from configs.schema import Config
 from learner.schedule.group_filter import GroupFilter, TrainingOrder

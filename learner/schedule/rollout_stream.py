@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from bridge import codec
 from bridge.rollout_types import Group, Sampling, Ticket, Version
-from bridge.store.protocol import LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
 from bridge.timeline import Timeline
 from configs.schema import Config
 from configs.sections import PackingConfig

@@ -13,13 +13,14 @@ import numpy as np
 from typing_extensions import override
 
 from bridge.rollout_types import Group, Ticket, Version, newest_of_each
-from bridge.store.protocol import LearnerStore, StoredGroup
+from bridge.store.sql.learner_side import LearnerStore
+from bridge.store.store_types import StoredGroup
 from configs.schema import Config
 from learner.schedule.group_filter import TicketStore
 
 
 class GroupTickets(TicketStore, Protocol):
-    """Tickets of whole training groups; the methods are `bridge.store.protocol.LearnerStore`'s of that name."""
+    """Tickets of whole training groups; the methods are `bridge.store.sql.learner_side.LearnerStore`'s of that name."""
 
     def read_groups(self, *, after_seq: int, limit: int) -> list[StoredGroup]:
         """Unacknowledged groups in order of arrival, from the first after `after_seq`."""

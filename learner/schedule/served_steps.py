@@ -8,7 +8,8 @@ incarnation, so an old answer is a lower bound.
 import time
 from collections.abc import Callable
 
-from bridge.store.protocol import LIVE_S, LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
+from bridge.store.store_types import LIVE_S
 
 LOOK_S = 1.0
 """Interval between two reads of the heartbeats, in seconds."""

@@ -26,7 +26,8 @@ from absl import logging
 
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Ticket
-from bridge.store.protocol import LIVE_S, LearnerStore
+from bridge.store.sql.learner_side import LearnerStore
+from bridge.store.store_types import LIVE_S
 from configs.race_capacity import check_race_capacity, num_racing
 from configs.schema import Config
 from configs.sections import RoundsConfig

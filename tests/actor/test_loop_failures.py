@@ -12,7 +12,7 @@ import pytest
 from actor.engine_protocol import EngineDeadError
 from bridge import timeline
 from bridge.rollout_types import Task, Version
-from bridge.store.store_errors import PERMANENT, FencedError, StoreLostError
+from bridge.store.store_types import PERMANENT, FencedError, StoreLostError
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
 from tests.bridge.factories import make_group

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import Ticket
-from bridge.store.open import SqliteStore
-from bridge.store.protocol import GroupStore
+from bridge.store.open import SqliteStore, SqlStore
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from tests.bridge.factories import make_group, make_rollout
@@ -67,7 +66,7 @@ class Answering:
                 for ticket in tickets:
                     self._answer(store, ticket)
 
-    def _answer(self, store: GroupStore, ticket: Ticket) -> None:
+    def _answer(self, store: SqlStore, ticket: Ticket) -> None:
         version, random = ticket.min_version, np.random.default_rng(zlib.crc32(ticket.id.encode()))
         rollouts = tuple(
             make_rollout(8, step=version.step, tokens=random.integers(3, 90, 8, np.int32), reward=float(i % 2))

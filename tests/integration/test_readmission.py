@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
-from bridge.store.store_errors import FencedError
+from bridge.store.store_types import FencedError
 from learner import parity
 from learner.data.problem import Problem
 from learner.parity import MAX_TRIES, ParityFence

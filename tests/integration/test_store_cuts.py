@@ -16,10 +16,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from bridge.store.open import SqlStore
 from bridge.store.postgres import postgres_database
 from bridge.store.postgres.postgres_database import PostgresDatabase
-from bridge.store.sql.sql_store import SqlStore
-from bridge.store.store_errors import StoreLostError
+from bridge.store.store_types import StoreLostError
 from tests.integration.support import store_operations
 from tests.integration.support.cutting_proxy import CuttingProxy, Direction
 from tests.integration.support.processes import wait_until

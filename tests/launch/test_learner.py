@@ -10,7 +10,7 @@ import pytest
 
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
 from bridge.store.sqlite_database import StoreBusyError
-from bridge.store.store_errors import StoreLostError, SupersededLearnerError
+from bridge.store.store_types import StoreLostError, SupersededLearnerError
 from configs.schema import Config
 from launch import cli, learner
 from launch.startup import prepare_run

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.heartbeat_types import Heartbeat
 from bridge.liveness import Activity, Liveness
-from bridge.store.store_errors import StoreLostError, SupersededLearnerError
+from bridge.store.store_types import StoreLostError, SupersededLearnerError
 from learner import heartbeat as heart_module
 from learner.distributed.channel import SingleProcess
 from learner.heartbeat import LearnerHeartbeat, Stopped

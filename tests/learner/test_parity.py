@@ -13,7 +13,7 @@ import pytest
 
 from bridge.rollout_types import Group, Rollout, Sampling, Task, Version
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import FencedError
+from bridge.store.store_types import FencedError
 from learner import parity
 from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests

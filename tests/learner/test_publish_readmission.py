@@ -9,7 +9,7 @@ import pytest
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Sampling, Task, Ticket, Version
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import PERMANENT, FencedError
+from bridge.store.store_types import PERMANENT, FencedError
 from learner.data.problem import Problem
 from learner.parity import ALONE_S, LOOK_AT_BEATS_S, MAX_TRIES, ParityFence
 from tests.bridge.factories import make_group, make_rollout

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.files import lock_owner
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import LearnerLivesError
+from bridge.store.store_types import LearnerLivesError
 from configs.run_folder import set_up_run
 from configs.schema import Config
 from configs.sections import RunConfig, StoreConfig

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import StoreLostError
+from bridge.store.store_types import StoreLostError
 from learner.restore import TASKS_A_PAGE, TimeoutAnchors
 
 MANY = {f"task-{i:05}": (i / 1000, 99_999.999) for i in range(2 * TASKS_A_PAGE + 3)}

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import FencedError
+from bridge.store.store_types import FencedError
 from learner.parity import MAX_LOST_IN_A_ROW, LostGroupsFence
 from tests.bridge.factories import make_group, make_rollout, make_run_card, make_ticket
 

@@ -22,9 +22,8 @@ from typing_extensions import override
 
 from bridge.store.postgres.connections import Connection, Connections, cut
 from bridge.store.postgres.errors import heals, is_full, reason_of
-from bridge.store.protocol import TOPICS, Mark, Topic
 from bridge.store.sql.database import Database, Row, Statement, StoreClosedError, Transaction, translate
-from bridge.store.store_errors import StoreLostError, SupersededLearnerError
+from bridge.store.store_types import TOPICS, Mark, StoreLostError, SupersededLearnerError, Topic
 
 
 def channel_of(run: str) -> str:

@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 
-from typing_extensions import override
-
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Ticket
 from bridge.store.claim import CLAIM
-from bridge.store.protocol import COUNTED_S, ActorStore
-from bridge.store.sql.base import FENCE, OPEN, check_lease, check_limit, describe_misfit, new_request_id, ticket_digest
+from bridge.store.sql.anchor_rows import AnchorRows
+from bridge.store.sql.base import (
+    FENCE,
+    OPEN,
+    check_blob,
+    check_lease,
+    check_limit,
+    describe_misfit,
+    new_request_id,
+    ticket_digest,
+)
 from bridge.store.sql.database import NO_LIMIT
-from bridge.store.sql.group_rows import BlobLocation, SqlObjects
-from bridge.store.store_errors import FencedError, UnfitGroupError
+from bridge.store.sql.group_rows import BlobLocation, GroupBucket
+from bridge.store.store_types import COUNTED_S, FencedError, UnfitGroupError
+from bridge.weight_types import RunCard
 
 _MAX_REASON_CHARS = 1000
 # A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.
@@ -22,11 +30,15 @@ _TAKES = """EXISTS (SELECT 1 FROM tickets
             AND NOT EXISTS (SELECT 1 FROM fences WHERE run = :run AND actor = :actor))))"""
 
 
-class SqlActorSide(SqlObjects, ActorStore):
-    """Claims, leases and groups."""
+class ActorStore(GroupBucket, AnchorRows):
+    """Claims, leases, groups and the run card."""
 
-    @override
     def engine_capacity(self, *, anew: bool = False) -> dict[int, int]:
+        """How many engines serve, by the sequences that each runs at once.
+
+        Those of actors that have weights, don't leave, and were heard in the last `LIVE_S`. The store counts them at
+        most once in `COUNTED_S`, whoever asks, and now with `anew`.
+        """
         is_old = "abs({now} - counted_s) >= :counted_s"  # also after a clock was set back
         look = self._step(f"SELECT sizes, {is_old} FROM serving WHERE run = :run", counted_s=COUNTED_S)
         rows = self._database.read(self._run, look)
@@ -40,8 +52,16 @@ class SqlActorSide(SqlObjects, ActorStore):
         pairs = (pair.split(":") for sizes, _ in rows for pair in sizes.split(",") if pair)
         return {int(size): int(num) for size, num in pairs}
 
-    @override
     def register_actor(self, beat: Heartbeat, *, location: str) -> None:
+        """Says for the first time that an actor lives, and keeps its name for it as long as its heartbeats come.
+
+        From here on heartbeats of that name by another place are refused, and ours once another has taken it. An actor
+        at the same `location` takes over at once, since a lock there says that its predecessor is dead; one elsewhere
+        when nothing was heard of that one for `NAME_LEASE_S`, or it closed its store.
+
+        Raises:
+          NameTakenError: another place's actor has the name.
+        """
         self._beat(beat, location)
         self._places[beat.process] = location
 
@@ -58,7 +78,6 @@ class SqlActorSide(SqlObjects, ActorStore):
                 timeout_s=timeout_s,
             )
 
-    @override
     def claim(
         self,
         actor: str,
@@ -72,6 +91,24 @@ class SqlActorSide(SqlObjects, ActorStore):
         all_places: int | None = None,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
+        """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
+
+        Args:
+          actor: who claims.
+          limit: tickets at most.
+          lease_s: for how long, in seconds.
+          width: groups of the frontier that all actors serve together (`frontier.choose`); None for none.
+          among: actors that share the training tickets; each takes its part only (`frontier.fair_share`).
+          part: tickets of one order that it takes before any more of it, where a group's samples are tickets of their
+            own and go to several actors (`frontier.spread`); None for the lowest orders as they come.
+          places: sequences that this actor's engine runs at once: its part is in proportion to them.
+          all_places: the sum of the places of the actors that share; None where they have as many each.
+          served: this actor's tickets whose last request has ended, so that they leave the frontier.
+
+        Raises:
+          FencedError: the learner has fenced this actor, and there is no ticket for it alone.
+          ValueError: a negative limit, or a lease that is over at once.
+        """
         check_limit(limit)
         check_lease(lease_s)
         # A claim that is made again gets the tickets it got.
@@ -127,15 +164,19 @@ class SqlActorSide(SqlObjects, ActorStore):
             raise FencedError(f"actor {actor} is fenced: {fences[0][0]}")
         return self._tickets(rows)
 
-    @override
     def leased(self, actor: str) -> set[str]:
+        """The tickets that this actor holds; reads only, so it may be asked often."""
         rows = self._read(
             "SELECT id FROM tickets WHERE run = :run AND state = 'claimed' AND actor = :actor", actor=actor
         )
         return {id_ for (id_,) in rows}
 
-    @override
     def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
+        """Extends leases; returns the ids this actor still holds (the others were taken over).
+
+        Raises:
+          ValueError: a lease that is over at once.
+        """
         check_lease(lease_s)
         held = "WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor"
         params = {"ids": list(ticket_ids), "actor": actor, "lease_s": lease_s}
@@ -146,8 +187,8 @@ class SqlActorSide(SqlObjects, ActorStore):
         still = {id_ for (id_,) in rows}
         return [i for i in ticket_ids if i in still]
 
-    @override
     def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
+        """Gives leased tickets back unserved; the next claim offers them at once."""
         self._write(
             self._step(
                 f"{OPEN} WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor",
@@ -157,8 +198,16 @@ class SqlActorSide(SqlObjects, ActorStore):
             changes=("tickets",),
         )
 
-    @override
     def put_group(self, group: Group) -> bool:
+        """Stores a complete group. False if a group of that ticket is here or was acknowledged.
+
+        The actor need not hold the lease any more: the first complete copy wins.
+
+        Raises:
+          KeyError: no ticket of that id was ever put, or it was withdrawn.
+          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind, round, order).
+          FencedError: the learner has fenced the group's actor.
+        """
         with self._stowed(group.ticket_id, self._encode(group)) as stowed:
             stowed.is_taken = self._hand_in(group, stowed)
             return stowed.is_taken
@@ -221,8 +270,8 @@ class SqlActorSide(SqlObjects, ActorStore):
             raise UnfitGroupError(f"ticket {group.ticket_id} is for actor {only_for} alone, not for {group.actor}")
         return False
 
-    @override
     def fail_ticket(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
+        """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         params = {
             "id": ticket_id,
             "reason": reason[:_MAX_REASON_CHARS].replace("\0", ""),
@@ -244,3 +293,21 @@ class SqlActorSide(SqlObjects, ActorStore):
             ),
             changes=("tickets",),
         )
+
+    def run_card(self) -> RunCard | None:
+        """What is to be known of the run; None before its learner has put it."""
+        rows = self._read("SELECT payload FROM cards WHERE run = :run")
+        return self._decode(RunCard, rows[0][0]) if rows else None
+
+    def blob(self, blake3: str) -> bytes:
+        """A small file of the card, by its hash; it has that hash.
+
+        Raises:
+          KeyError: the store has none such.
+        """
+        rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
+        if not rows:
+            raise KeyError(f"the store has no file of hash {blake3}")
+        (content,) = rows[0]
+        check_blob(blake3, content)
+        return content

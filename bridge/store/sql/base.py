@@ -8,15 +8,13 @@ from typing import Any, TypeVar
 import blake3
 import msgspec
 from absl import logging
-from typing_extensions import override
 
 from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Ticket, Version
-from bridge.store.protocol import NAME_LEASE_S, Finished, GroupStore, Mark, SharedStore, Topic
 from bridge.store.sql.database import Database, Row, Statement, Transaction
-from bridge.store.store_errors import NameTakenError
-from bridge.weight_types import Announcement, RunCard
+from bridge.store.store_types import NAME_LEASE_S, Finished, Mark, NameTakenError, Topic
+from bridge.weight_types import Announcement
 
 
 def ticket_digest(value: Ticket | Group) -> str:
@@ -48,8 +46,12 @@ OPEN = "UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL"
 """Offers tickets, to whoever claims them next; the `WHERE` is its user's."""
 
 
-class SqlShared(SharedStore):
-    """One run in a database."""
+class SharedStore:
+    """One run in a database, as learner and actors both use it.
+
+    Whatever fails on the way to a store elsewhere is tried again, with backoff, for as long as the store was told to;
+    then `StoreLostError`. A call whose connection was lost in its middle may be made again: nothing is doubled by it.
+    """
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
         """`run` is how the run is called in the database's rows."""
@@ -63,16 +65,16 @@ class SqlShared(SharedStore):
         self._led_after_seq = 0
         """The last group when it began to lead: older ones may lie in the bucket that an earlier learner had."""
 
-    @override
     def mark(self) -> Mark:
+        """Where the store's changes stand now; taken before reading, so that `wait` misses nothing read since."""
         return self._database.mark(self._run)
 
-    @override
     def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        """Returns when something of `topics` may have changed since `mark`, at the latest after `timeout_s`."""
         self._database.wait(self._run, mark, topics, timeout_s=timeout_s)
 
-    @override
     def heartbeat(self, beat: Heartbeat) -> None:
+        """Records that a process lives."""
         self._beat(beat, self._places.get(beat.process, ""))
 
     def _beat(self, beat: Heartbeat, place: str) -> None:
@@ -103,8 +105,8 @@ class SqlShared(SharedStore):
         if place and rows and rows[0][0] != place:
             raise NameTakenError(beat.process, rows[0][0], beat_s=rows[0][1])
 
-    @override
     def heartbeats(self) -> list[Heartbeat]:
+        """The last heartbeat of every process, by the process's name; times are the store's, not the processes'."""
         beats: list[Heartbeat] = []
         rows = self._read("SELECT process, payload, time_s FROM heartbeats WHERE run = :run ORDER BY process")
         for process, payload, time_s in rows:
@@ -120,30 +122,30 @@ class SqlShared(SharedStore):
                 beats.append(dataclasses.replace(beat, time_s=time_s))
         return beats
 
-    @override
     def now_s(self) -> float:
+        """The store's clock, in Unix seconds: what leases and heartbeats are counted by."""
         return self._read("SELECT {now} WHERE :run <> ''")[0][0]
 
-    @override
     def announced(self) -> Announcement | None:
+        """The version announced last; None before the first."""
         rows = self._read("SELECT payload FROM announcements WHERE run = :run")
         return self._decode(Announcement, rows[0][0]) if rows else None
 
-    @override
     def fenced(self, actor: str) -> str | None:
+        """Why an actor is fenced; None if it isn't."""
         rows = self._read(FENCE, actor=actor)
         return rows[0][0] if rows else None
 
-    @override
     def finished(self) -> Finished | None:
+        """Whether the run is finished, and how; None: it goes on, or a learner has taken it up again."""
         rows = self._read(
             """SELECT incarnation, finished_step, finished_s FROM runs
             WHERE run = :run AND finished_step IS NOT NULL"""
         )
         return Finished(Version(incarnation=rows[0][0], step=rows[0][1]), rows[0][2]) if rows else None
 
-    @override
     def close(self) -> None:
+        """Lets go of the store; its contents stay."""
         self._database.close()
 
     def _step(self, sql: str, /, **params: Any) -> Statement:
@@ -212,41 +214,7 @@ def check_lease(lease_s: float) -> None:
         raise ValueError(f"lease_s must be > 0, got {lease_s}")
 
 
-class SqlCards(SqlShared, GroupStore):
-    """One card a run, put by its learner, and small files by their hashes."""
-
-    @override
-    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
-        for hash_, content in blobs.items():
-            _check_blob(hash_, content)
-        put = "INSERT INTO blobs (run, blake3, content) VALUES (:run, :blake3, :content) ON CONFLICT DO NOTHING"
-        self._write(
-            self._step(
-                """INSERT INTO cards (run, payload) VALUES (:run, :payload)
-                ON CONFLICT (run) DO UPDATE SET payload = excluded.payload""",
-                payload=self._encode(card),
-            ),
-            self._step("DELETE FROM blobs WHERE run = :run AND NOT blake3 IN [kept]", kept=list(blobs)),
-            before_lock=[self._step(put, blake3=h, content=c) for h, c in blobs.items()],
-            guarded=True,
-        )
-
-    @override
-    def run_card(self) -> RunCard | None:
-        rows = self._read("SELECT payload FROM cards WHERE run = :run")
-        return self._decode(RunCard, rows[0][0]) if rows else None
-
-    @override
-    def blob(self, blake3: str) -> bytes:
-        rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
-        if not rows:
-            raise KeyError(f"the store has no file of hash {blake3}")
-        (content,) = rows[0]
-        _check_blob(blake3, content)
-        return content
-
-
-def _check_blob(hash_: str, content: bytes) -> None:
+def check_blob(hash_: str, content: bytes) -> None:
     """Refuses bytes of another hash.
 
     Raises:

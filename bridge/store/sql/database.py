@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from bridge.store.protocol import Mark, Topic
+from bridge.store.store_types import Mark, Topic
 
 Row = tuple[Any, ...]
 NO_LIMIT = 2**62

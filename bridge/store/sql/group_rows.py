@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
+from typing import Any
 
 from absl import logging
 from typing_extensions import override
@@ -17,17 +18,17 @@ from typing_extensions import override
 from bridge import codec
 from bridge.rollout_types import Group
 from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
-from bridge.store.protocol import LearnerStore, StoredGroup
-from bridge.store.sql.base import SqlShared, check_limit, ticket_digest
-from bridge.store.sql.database import Database, StoreClosedError
-from bridge.store.store_errors import FencedError, StoreLostError, UnfitGroupError
+from bridge.store.sql.base import SharedStore, check_limit, ticket_digest
+from bridge.store.sql.database import Database, Row, Statement, StoreClosedError
+from bridge.store.sql.tickets import Tickets
+from bridge.store.store_types import FencedError, StoredGroup, StoreLostError, UnfitGroupError
 
 _AT_A_TIME = 256
 """Noted objects that are deleted between two looks at the database."""
 SWEEP_EVERY_S = 1800.0
 
 
-class SqlObjects(SqlShared):
+class GroupBucket(SharedStore):
     """The part of a run's store that has to do with its bucket; without one all groups stay in the database."""
 
     _objects: GroupBlobs | None = None
@@ -93,8 +94,8 @@ class SqlObjects(SqlShared):
         """Deletes the objects that no group refers to and that are too old for one that is on its way; how many."""
         return self._objects.sweep(self._references) if self._objects is not None else 0
 
-    @override
     def close(self) -> None:
+        """Lets go of the store; its contents stay."""
         if self._keeper is not None:
             self._keeper.stop()
         try:
@@ -108,9 +109,12 @@ class SqlObjects(SqlShared):
         if self._objects is not None and self._keeper is None:
             self._keeper = BlobCollector(self.delete_dropped, self.sweep_objects)
 
-    def _groups_went(self) -> None:
-        if self._keeper is not None:
+    @override
+    def _write(self, *steps: Statement, guarded: bool = False, **options: Any) -> list[list[Row]]:
+        rows = super()._write(*steps, guarded=guarded, **options)
+        if guarded and self._keeper is not None:
             self._keeper.wake()
+        return rows
 
     @contextlib.contextmanager
     def _stowed(self, ticket_id: str, message: bytes) -> Generator["BlobLocation"]:
@@ -198,11 +202,11 @@ class BlobCollector:
             self._woken.clear()
 
 
-class SqlGroups(SqlObjects, LearnerStore):
+class GroupRows(GroupBucket, Tickets):
     """Groups that are there for the learner; those that can't be read are set aside, and offered again."""
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """See `SqlShared`."""
+        """See `SharedStore`."""
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
         self.unreadable: collections.Counter[str] = collections.Counter()
         """Groups that could not be read, by the actor that they name; their tickets were offered again."""
@@ -212,8 +216,7 @@ class SqlGroups(SqlObjects, LearnerStore):
         self.page_bytes = 2 * max_message_bytes
         """`read_groups` stops after so much, so that many large groups at once don't fill the memory."""
 
-    @override
-    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
+    def _read_page(self, *, after_seq: int, limit: int, kind: str) -> list[StoredGroup]:
         # Nothing is missed: a number is given out by whoever holds the run's lock until it is committed, so no group
         # can appear below one already visible.
         check_limit(limit)
@@ -282,13 +285,17 @@ class SqlGroups(SqlObjects, LearnerStore):
             )
 
     @property
-    @override
     def num_unreadable(self) -> int:
+        """Groups that `read_groups` found to be none, or not what their rows say; their tickets were offered again."""
         return sum(self.unreadable.values())
 
     @property
-    @override
     def lost_in_a_row(self) -> dict[str, int]:
+        """Groups that were to be in the bucket and weren't, or not as they were put, by actor since its last that was.
+
+        Only those that came since this process leads the run: earlier ones may lie in another learner's bucket.
+        Whoever has dealt with an actor takes it out.
+        """
         return self._lost_in_a_row
 
     def _group(self, payload: bytes, ticket_id: str, actor: str, fit: str) -> Group:

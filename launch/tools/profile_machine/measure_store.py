@@ -20,9 +20,8 @@ import numpy as np
 from bridge import codec
 from bridge.rollout_types import Sampling, Task, Ticket, TicketKind, Version
 from bridge.store.admin import open_runs
-from bridge.store.open import create_run, open_store, sqlite_path
+from bridge.store.open import SqlStore, create_run, open_store, sqlite_path
 from bridge.store.postgres.connections import Connections
-from bridge.store.sql.sql_store import SqlStore
 from configs.sections import StoreConfig
 from launch.tools.out_file import write_out_file
 from launch.tools.profile_machine.profile_worker import RpcProcess, wait_for

@@ -14,10 +14,9 @@ import numpy as np
 
 from bridge.heartbeat_types import ActorReport, Heartbeat
 from bridge.rollout_types import Group, Rollout, Ticket, Version
-from bridge.store.open import open_store
+from bridge.store.open import SqlStore, open_store
 from bridge.store.postgres.connections import Connection, Connections
 from bridge.store.postgres.postgres_database import channel_of
-from bridge.store.sql.sql_store import SqlStore
 from launch.supervision import process_tree
 from launch.tools.profile_machine.profile_worker import RpcServer
 

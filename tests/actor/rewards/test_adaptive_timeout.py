@@ -14,8 +14,7 @@ from hypothesis import given
 
 from actor.rewards.adaptive_timeout import TASKS_AT_ONCE, AdaptiveTimeouts, task_key, timeout_s
 from bridge.rollout_types import Task
-from bridge.store.protocol import MAX_CASES
-from bridge.store.store_errors import StoreLostError
+from bridge.store.store_types import MAX_CASES, StoreLostError
 from tests.actor.fakes import until
 from tests.actor.loop_setup import run
 

@@ -15,8 +15,7 @@ from actor.background import CHANGES_GAP_S, LEASED_S, LOOK_S
 from actor.loop import ActorLimits
 from actor.weight_updates import ANNOUNCED_S
 from bridge.heartbeat_types import Heartbeat
-from bridge.store.open import open_store
-from bridge.store.sql.sql_store import SqlStore
+from bridge.store.open import SqlStore, open_store
 from tests.bridge.factories import make_group, make_report, make_rollout
 
 LEASE_S = 30.0

@@ -20,7 +20,7 @@ from actor.serving import Member, build_group
 from actor.weight_updates import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Ticket, Version
-from bridge.store.store_errors import FencedError, UnfitGroupError
+from bridge.store.store_types import FencedError, UnfitGroupError
 from tests.bridge.factories import make_report
 from tests.learner.schedule.fakes import Marks
 

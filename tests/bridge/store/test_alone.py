@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.store.store_errors import FencedError, UnfitGroupError
+from bridge.store.store_types import FencedError, UnfitGroupError
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.test_store import claim_ids, stored_ids
 

@@ -11,8 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from bridge.store.protocol import MAX_CASE_S, MAX_CASES
-from bridge.store.store_errors import SupersededLearnerError
+from bridge.store.store_types import MAX_CASE_S, MAX_CASES, SupersededLearnerError
 from tests.bridge.store.engines import opened
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -11,7 +11,7 @@ import pytest
 
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.sql.database import Transaction
-from bridge.store.store_errors import FencedError, StoreLostError, UnfitGroupError
+from bridge.store.store_types import FencedError, StoreLostError, UnfitGroupError
 from tests.bridge.factories import as_plain, make_group, make_rollout, make_run_card, make_ticket
 from tests.integration.support.processes import wait_until
 

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Version
-from bridge.store.protocol import COUNTED_S, LIVE_S
+from bridge.store.store_types import COUNTED_S, LIVE_S
 from tests.bridge.factories import make_report
 
 V = Version(incarnation=0, step=1)

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from bridge.rollout_types import Version
-from bridge.store.protocol import Finished
+from bridge.store.store_types import Finished
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.object_store import open_source
 from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
-from bridge.store.store_errors import StoreLostError
+from bridge.store.store_types import StoreLostError
 
 MAX_BYTES = 100_000
 

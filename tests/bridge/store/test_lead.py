@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from bridge.heartbeat_types import Heartbeat
-from bridge.store.store_errors import LearnerLivesError, SupersededLearnerError
+from bridge.store.store_types import LearnerLivesError, SupersededLearnerError
 from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 
 

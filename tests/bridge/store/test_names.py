@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from bridge.heartbeat_types import Heartbeat
-from bridge.store.protocol import NAME_LEASE_S
-from bridge.store.store_errors import NameTakenError
+from bridge.store.store_types import NAME_LEASE_S, NameTakenError
 from tests.bridge.factories import make_ticket
 
 BEAT = Heartbeat(process="far-1", role="actor", pid=1, time_s=0.0)

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from bridge.store.open import SqliteStore
-from bridge.store.sqlite_clock import SqliteClock
+from bridge.store.sqlite_database import SqliteClock
 from tests.bridge.factories import make_ticket
 
 LEASE_S = 30.0

@@ -11,23 +11,23 @@ import pytest
 from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Sampling, Version
-from bridge.store.protocol import GroupStore
-from bridge.store.store_errors import FencedError
+from bridge.store.open import SqlStore
+from bridge.store.store_types import FencedError
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
 
 
-def put(store: GroupStore, *ids: str, **fields) -> dict:
+def put(store: SqlStore, *ids: str, **fields) -> dict:
     tickets = {i: make_ticket(i, **({"order": n} | fields)) for n, i in enumerate(ids)}
     store.put_tickets(tickets.values())
     return tickets
 
 
-def claim_ids(store: GroupStore, actor: str, limit: int = 10, lease_s: float = 60.0) -> list[str]:
+def claim_ids(store: SqlStore, actor: str, limit: int = 10, lease_s: float = 60.0) -> list[str]:
     return [t.id for t in store.claim(actor, limit=limit, lease_s=lease_s)]
 
 
-def stored_ids(store: GroupStore, after_seq: int = 0, limit: int = 100, kind: str = "train") -> list[str]:
+def stored_ids(store: SqlStore, after_seq: int = 0, limit: int = 100, kind: str = "train") -> list[str]:
     return [s.group.ticket_id for s in store.read_groups(after_seq=after_seq, limit=limit, kind=kind)]
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from bridge.rollout_types import Ticket
-from bridge.store.store_errors import FencedError
+from bridge.store.store_types import FencedError
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import Engine
 

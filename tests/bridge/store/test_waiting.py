@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bridge.store.protocol import TOPICS
+from bridge.store.store_types import TOPICS
 from tests.bridge.factories import make_announcement, make_group, make_ticket
 
 LONG_S = 60.0

@@ -19,7 +19,7 @@ from actor.weights.source import RemoteSource
 from bridge.snapshots import snapshot_format
 from bridge.snapshots.remote import download
 from bridge.snapshots.snapshot_format import TensorTable
-from bridge.store.sql.sql_store import SqlStore
+from bridge.store.open import SqlStore
 from bridge.weight_types import FileEntry, WeightManifest
 from configs.schema import Config
 from tests.integration.faults.engine import NumpyEngine

@@ -14,8 +14,7 @@ from typing import TypeVar
 import pytest
 
 from bridge import credentials
-from bridge.store.open import open_store
-from bridge.store.protocol import GroupStore
+from bridge.store.open import SqlStore, open_store
 from launch.tools import certificates, trial_store
 from tests.integration.network.namespaces import Network
 from tests.integration.support.processes import wait_until
@@ -53,7 +52,7 @@ class Places:
         address = self.net["store"].address
         return f"postgresql://{side}@{address}:{STORE_PORT}/{trial_store.DATABASE}?sslmode=verify-full"
 
-    def ask_store(self, host: str, run: str, ask: Callable[[GroupStore], T]) -> T:
+    def ask_store(self, host: str, run: str, ask: Callable[[SqlStore], T]) -> T:
         """What the store answers to this process on a host, in the learner's role; `run` is the run's id."""
 
         def call() -> T:

@@ -13,7 +13,7 @@ from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.store.open import PostgresStore, make_run
 from bridge.store.postgres import connections
-from bridge.store.store_errors import FencedError, StoreLostError
+from bridge.store.store_types import FencedError, StoreLostError
 from bridge.weight_types import CardFile, RunCard
 from tests.bridge.factories import make_group, make_ticket
 from tests.postgres import Server

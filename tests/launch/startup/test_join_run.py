@@ -20,9 +20,8 @@ from bridge.snapshots.snapshot_format import sign
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.group_blobs import GroupBlobs
 from bridge.store.open import FinishedRunError, NoRunError, SqliteStore
-from bridge.store.protocol import NAME_LEASE_S
-from bridge.store.sqlite_clock import since_boot_s
-from bridge.store.store_errors import NameTakenError
+from bridge.store.sqlite_database import since_boot_s
+from bridge.store.store_types import NAME_LEASE_S, NameTakenError
 from bridge.weight_types import Announcement, CardFile, RunCard, TensorEntry
 from configs import overrides
 from configs.run_folder import RunFolder, run_id, set_up_run

@@ -15,9 +15,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from bridge.store.open import create_run, open_store
+from bridge.store.open import SqlStore, create_run, open_store
 from bridge.store.postgres.tables_and_roles import ACTOR
-from bridge.store.sql.sql_store import SqlStore
 from launch.supervision import process_tree
 from launch.tools import certificates
 from launch.tools.postgres_server import free_port

@@ -9,7 +9,7 @@ import numpy as np
 
 from bridge.rollout_types import Task
 from bridge.store.open import SqliteStore
-from bridge.store.protocol import Mark, Topic
+from bridge.store.store_types import Mark, Topic
 from learner.data.problem import Problem
 
 

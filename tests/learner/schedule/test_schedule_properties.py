@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from actor.admission import Admission
 from bridge.rollout_types import Group, Ticket, Version
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import UnfitGroupError
+from bridge.store.store_types import UnfitGroupError
 from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.sample_tickets import group_id

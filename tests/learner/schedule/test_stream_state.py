@@ -9,7 +9,7 @@ import pytest
 
 from bridge.rollout_types import Ticket
 from bridge.store.open import SqliteStore
-from bridge.store.store_errors import FencedError
+from bridge.store.store_types import FencedError
 from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling

@@ -19,7 +19,7 @@ from actor.weight_updates import ANNOUNCED_S
 from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS
 from bridge.snapshots.remote.download import RetryPolicy
 from bridge.snapshots.remote.shard_fetch import num_connections
-from bridge.store.protocol import COUNTED_S
+from bridge.store.store_types import COUNTED_S
 from configs.schema import Config
 from launch.tools.plan.control_plane.transfers import Transfers, publishes_per_s
 from launch.tools.plan.profile import Profile, StoreProfile, lowest

@@ -10,9 +10,8 @@ import pytest
 
 from bridge.store.open import FinishedRunError, PostgresStore, create_run, find_run, namesakes, open_store
 from bridge.store.postgres import connections, postgres_database
-from bridge.store.protocol import TOPICS
 from bridge.store.sql.database import StoreClosedError
-from bridge.store.store_errors import StoreLostError
+from bridge.store.store_types import TOPICS, StoreLostError
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 from tests.postgres import start_server

@@ -6,10 +6,10 @@ import threading
 import psycopg
 import pytest
 
+from bridge.store.open import SqlStore
 from bridge.store.postgres import postgres_database
 from bridge.store.postgres.postgres_database import PostgresDatabase
 from bridge.store.sql.database import Statement, Transaction
-from bridge.store.sql.sql_store import SqlStore
 from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import wait_until
 

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.store.open import PostgresStore, make_run
 from bridge.store.postgres import tables_and_roles
-from bridge.store.store_errors import StoreWentBackError
+from bridge.store.store_types import StoreWentBackError
 from learner.schedule import group_queue
 from tests.bridge.factories import make_announcement, make_group, make_ticket
 from tests.postgres import ACTOR, Server, start_server
@@ -114,7 +114,7 @@ def test_learner_reads_the_groups_and_offers_the_tickets_that_an_older_copy_lack
     sides.put("t0")
     sides.take_copy()
     given: Any = SimpleNamespace(
-        config=None, planner=planner, store=learner, group_filter=waiting, timeline=None, on_wait=None
+        config=None, planner=planner, store=learner, tickets=learner, group_filter=waiting, timeline=None, on_wait=None
     )
     queue = group_queue.GroupQueueIterator(given)
     learner.put_tickets([tickets["t4"]])

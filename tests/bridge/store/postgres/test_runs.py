@@ -8,7 +8,7 @@ import pytest
 from bridge.heartbeat_types import Heartbeat
 from bridge.store.admin import ON_PROBATION, open_runs
 from bridge.store.open import FinishedRunError, PostgresStore, find_run, make_run
-from bridge.store.store_errors import PERMANENT, LearnerLivesError, StoreLostError, SupersededLearnerError
+from bridge.store.store_types import PERMANENT, LearnerLivesError, StoreLostError, SupersededLearnerError
 from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 

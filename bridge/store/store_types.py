@@ -1,4 +1,49 @@
-"""Errors of a store."""
+"""What a store is asked for and answers, besides the wire types, and its errors."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from bridge.rollout_types import Group, Version
+
+Topic = Literal["groups", "tickets", "claims", "weights", "run"]
+"""What a process may wait for: complete groups; tickets offered, withdrawn or taken over; training tickets claimed;
+announced weights; that the run is finished."""
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+
+Mark = Mapping[Topic, int]
+"""How often each topic had changed, as far as this process had heard, at one moment (`SharedStore.mark`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group and its place in the order of arrival."""
+
+    seq: int
+    group: Group
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """That a run's learner has done all its steps; one that only died says nothing."""
+
+    version: Version
+    """Of the last weights."""
+    time_s: float
+    """When, by the store's clock."""
+
+
+MAX_TASK_KEY_BYTES = 64
+MAX_CASES = 2**12
+"""Test cases of one task that have anchors; also in `postgres/schema.sql`, as are the bytes of a key."""
+MAX_CASE_S = 99_999.999
+"""Of an anchor: eight digits of milliseconds, more than a day."""
+LIVE_S = 10.0
+"""An actor that has said nothing for so long counts for no engine: five of its heartbeats."""
+COUNTED_S = 1.0
+"""For so long what was counted of the engines is taken as it is."""
+NAME_LEASE_S = 10.0
+"""For so long after its last heartbeat an actor keeps its name."""
 
 PERMANENT = "for good: "
 """What the reason of a fence begins with that no probe will lift any more: its actor ends."""

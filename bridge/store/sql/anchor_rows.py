@@ -1,23 +1,14 @@
-"""`SqlStore` put together; adaptive-timeout anchors.
+"""Adaptive-timeout anchors of a run (T_anchor of RollPacker, section 4.3).
 
 `higher` is called by its name in the shared text: SQLite is given this one, PostgreSQL has its own (`schema.sql`).
 """
 
-import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
-from typing_extensions import override
-
-from bridge.store.protocol import MAX_CASE_S, MAX_CASES, MAX_TASK_KEY_BYTES, GroupStore, StoredGroup
-from bridge.store.sql.actor_side import SqlActorSide
-from bridge.store.sql.base import SqlCards, SqlShared, check_limit
+from bridge.store.sql.base import SharedStore, check_limit
 from bridge.store.sql.database import Row, Statement
-from bridge.store.sql.group_rows import SqlGroups
-from bridge.store.sql.learner_side import SqlFences, SqlLeadership, SqlTickets
-from bridge.store.store_errors import StoreLostError
-from bridge.weight_types import RunCard
+from bridge.store.store_types import MAX_CASE_S, MAX_CASES, MAX_TASK_KEY_BYTES
 
 
 def pack(key: str, seconds: Sequence[float]) -> str:
@@ -63,31 +54,49 @@ _PAGE = """SELECT key, ms FROM anchors WHERE (run, key) > (:run, :after) AND run
     ORDER BY run, key LIMIT :limit"""
 
 
-class SqlAnchors(SqlShared, GroupStore):
+class AnchorRows(SharedStore):
     """A row a task; a row's numbers only go up, whoever writes them and in whatever order."""
 
-    @override
     def anchors(self, keys: Collection[str]) -> dict[str, tuple[float, ...]]:
+        """T_anchor of RollPacker, section 4.3: how long the longest correct run of each test case took so far.
+
+        Seconds, to a millisecond, by test case; by the key of a task. Tasks without one are left out, and cases of
+        which none is known come after the last: they have no number.
+        """
         if not keys:
             return {}
         return _by_key(self._read("SELECT key, ms FROM anchors WHERE run = :run AND key IN [keys]", keys=list(keys)))
 
-    @override
     def raise_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
+        """Raises anchors (seconds by test case, by the key of a task) to those given where these are larger.
+
+        So it may be called again, in any order, and by all actors at once. Nobody can make an anchor smaller; who
+        makes one too large lengthens that case's timeout, at most to T_max.
+
+        Raises:
+          ValueError: a key of more than `MAX_TASK_KEY_BYTES`, no test case or more than `MAX_CASES`, or a time that is
+            none, below 0 or above `MAX_CASE_S`; nothing is written then.
+        """
         # Waits for none of the run's writers: no other call looks at these rows.
         if anchors:
             self._write(*self._raises(anchors), locks=False)
 
-    @override
     def all_anchors(
         self, *, after: str = "", limit: int, timeout_s: float | None = None
     ) -> dict[str, tuple[float, ...]]:
+        """A page of `limit` tasks of what `ActorStore.anchors` gives, by key, from the first behind `after`.
+
+        None is left out while actors raise some. `timeout_s` bounds the wait for a store that is away.
+
+        Raises:
+          ValueError: a negative limit.
+        """
         check_limit(limit)
         step = self._step(_PAGE, after=after, limit=limit)
         return _by_key(self._database.read(self._run, step, timeout_s=timeout_s))
 
-    @override
     def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
+        """What `ActorStore.raise_anchors` does, by a learner that has them from its checkpoint."""
         if anchors:
             self._write(*self._raises(anchors), guarded=True)
 
@@ -98,53 +107,3 @@ class SqlAnchors(SqlShared, GroupStore):
 
 def _by_key(rows: Sequence[Row]) -> dict[str, tuple[float, ...]]:
     return {key: unpack(ms) for key, ms in rows}
-
-
-_FAREWELL_S = 2.0
-
-
-class SqlStore(SqlLeadership, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, SqlActorSide, GroupStore):
-    """One run in a database; safe to use from several threads, closed before a fork."""
-
-    _num_breaks_met = 0
-    """Breaks of the way to the database after which this learner has looked for an older copy."""
-
-    @override
-    def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
-        incarnation = super().acquire_leadership(owner, lease_s=lease_s)
-        self._keep_objects()
-        return incarnation
-
-    @override
-    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        while True:
-            num_breaks = self._database.num_breaks
-            if self._incarnation is not None and num_breaks != self._num_breaks_met:
-                self._read_on_an_older_copy()
-                self._announce_again()
-                self._num_breaks_met = num_breaks
-            groups = super().read_groups(after_seq=after_seq, limit=limit, kind=kind)
-            if self._incarnation is None or self._database.num_breaks == num_breaks:
-                return groups  # else the way broke in the middle, and these may be an older copy's
-
-    @override
-    def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
-        self._mark_bucket()  # first: who has the card looks for the mark
-        super().put_run_card(card, blobs)
-
-    @override
-    def _write(self, *steps: Statement, guarded: bool = False, **options: Any) -> list[list[Row]]:
-        rows = super()._write(*steps, guarded=guarded, **options)
-        if guarded:
-            self._groups_went()
-        return rows
-
-    @override
-    def close(self) -> None:
-        # Whoever can't say so ends its lead by the database's clock.
-        try:
-            with contextlib.suppress(StoreLostError, RuntimeError, ValueError):  # a run that was dropped, too
-                self._release_leadership(timeout_s=_FAREWELL_S)
-                self._give_names_back(timeout_s=_FAREWELL_S)
-        finally:
-            super().close()
