@@ -33,115 +33,55 @@ _MAY_DIFFER = (
 _DATABASE = re.compile(r"postgres(?:ql)?://[^/]*/(?P<name>[^?]*)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class RunFolder:
     """Names each file of a run folder, once; makes and reads none."""
 
-    path: pathlib.Path
-
-    @property
-    def config_file(self) -> pathlib.Path:
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.config_file = path / "config.json"
         """The config that the run was set up with."""
-        return self.path / "config.json"
-
-    @property
-    def run_id_file(self) -> pathlib.Path:
+        self.run_id_file = path / "run_id"
         """What `run_id` reads."""
-        return self.path / "run_id"
-
-    @property
-    def home_file(self) -> pathlib.Path:
+        self.home_file = path / "run_home"
         """The path of the folder that the run id belongs to: a copy of the folder has the original's."""
-        return self.path / "run_home"
-
-    @property
-    def model_path_file(self) -> pathlib.Path:
+        self.model_path_file = path / "model_path.txt"
         """The model folder that the run began with; written last, so a folder that has it is set up."""
-        return self.path / "model_path.txt"
-
-    @property
-    def store(self) -> pathlib.Path:
+        self.store = path / "store.sqlite"
         """Tickets, groups and heartbeats (SQLite)."""
-        return self.path / "store.sqlite"
-
-    @property
-    def learner_lock(self) -> pathlib.Path:
+        self.learner_lock = path / "learner.lock"
         """Held by the one live learner."""
-        return self.path / "learner.lock"
-
-    @property
-    def supervisor_lock(self) -> pathlib.Path:
+        self.supervisor_lock = path / "supervisor.lock"
         """Held by the one live `launch.local`."""
-        return self.path / "supervisor.lock"
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
+        self.checkpoints = path / "checkpoints"
         """A folder a step; their hashes lie beside it, in `checkpoints.hashes`."""
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> pathlib.Path:
+        self.metrics = path / "metrics.jsonl"
         """One row a step, evaluation, probe or round (JSONL)."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluated(self) -> pathlib.Path:
+        self.evaluated = path / "evaluated"
         """What `launch.tools.evaluate` found of its checkpoints: a file an evaluation, STEP-TIME.json."""
-        return self.path / "evaluated"
-
-    @property
-    def abandoned_metrics(self) -> pathlib.Path:
+        self.abandoned_metrics = path / "metrics.abandoned.jsonl"
         """Rows of steps that a restarted learner went back behind."""
-        return self.path / "metrics.abandoned.jsonl"
-
-    @property
-    def samples(self) -> pathlib.Path:
+        self.samples = path / "samples.jsonl"
         """Some of what was sampled, as text: a line a group (JSONL)."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def report(self) -> pathlib.Path:
+        self.report = path / "report.html"
         """What `launch.tools.report` makes of all this: one HTML file."""
-        return self.path / "report.html"
-
-    @property
-    def tensorboard(self) -> pathlib.Path:
+        self.tensorboard = path / "tensorboard"
         """The same scalars for TensorBoard."""
-        return self.path / "tensorboard"
+        self.events = path / "events"
+        """The event log, a file a process."""
+        self.trace = path / "trace.json"
+        """The event log as one file for Perfetto; written at the run's end."""
+        self.gold_failures = path / "gold_failures.json"
+        """Rows whose own answers do not pass, found when the run was set up (JSON)."""
+        self.quarantine = path / "quarantine.jsonl"
+        """Rows of the prompts that were set aside, and why (JSONL)."""
+        self.loss_constants = path / "loss.json"
+        """The loss's constants, with every default filled in."""
+        self.summary = path / "summary.json"
+        """The run in a few numbers; written at its end."""
 
     def tracker(self, name: str) -> pathlib.Path:
         """What a tracker keeps on this machine: a folder, and beside it what it has of the run, NAME.json."""
         return self.path / "trackers" / name
-
-    @property
-    def events(self) -> pathlib.Path:
-        """The event log, a file a process."""
-        return self.path / "events"
-
-    @property
-    def trace(self) -> pathlib.Path:
-        """The event log as one file for Perfetto; written at the run's end."""
-        return self.path / "trace.json"
-
-    @property
-    def gold_failures(self) -> pathlib.Path:
-        """Rows whose own answers do not pass, found when the run was set up (JSON)."""
-        return self.path / "gold_failures.json"
-
-    @property
-    def quarantine(self) -> pathlib.Path:
-        """Rows of the prompts that were set aside, and why (JSONL)."""
-        return self.path / "quarantine.jsonl"
-
-    @property
-    def loss_constants(self) -> pathlib.Path:
-        """The loss's constants, with every default filled in."""
-        return self.path / "loss.json"
-
-    @property
-    def summary(self) -> pathlib.Path:
-        """The run in a few numbers; written at its end."""
-        return self.path / "summary.json"
 
     def log(self, role: str) -> pathlib.Path:
         """What a process of `launch.local` prints."""

@@ -90,34 +90,18 @@ def is_chunk(chunk: np.ndarray, file: FileEntry, index: int) -> bool:
 MANIFEST = "manifest"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class HostFiles:
     """The names of what one of the learner's processes writes into a snapshot folder."""
 
-    host: int = 0
-
-    @property
-    def slots(self) -> tuple[str, str, str]:
-        """Two, and the spare one."""
-        return (self._named("slot-0"), self._named("slot-1"), self.spare)
-
-    @property
-    def spare(self) -> str:
+    def __init__(self, host: int = 0) -> None:
+        of_host = f".host-{host}" if host else ""
+        self.spare = f"slot-2{of_host}"
         """Empty until it is needed; not there where no slow readers are waited for."""
-        return self._named("slot-2")
-
-    @property
-    def writer(self) -> str:
+        self.slots = (f"slot-0{of_host}", f"slot-1{of_host}", self.spare)
+        self.writer = f"writer{of_host}"
         """Locked by the one live writer."""
-        return self._named("writer")
-
-    @property
-    def all(self) -> tuple[str, ...]:
+        self.all = (*(delta_of(slot) for slot in self.slots), *self.slots, self.writer)
         """Every file of this process alone."""
-        return (*(delta_of(slot) for slot in self.slots), *self.slots, self.writer)
-
-    def _named(self, name: str) -> str:
-        return f"{name}.host-{self.host}" if self.host else name
 
 
 def delta_of(slot: str) -> str:
