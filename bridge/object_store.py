@@ -1,7 +1,6 @@
 """Places that hold objects: buckets (S3, GCS, a folder) and web servers, read without Python's lock (obstore)."""
 
 import datetime
-import ipaddress
 import os
 import pathlib
 import urllib.parse
@@ -11,6 +10,7 @@ import obstore.store
 from obstore.store import ObjectStore
 
 from bridge.credentials import Tls, Token
+from bridge.validation import is_loopback
 
 if TYPE_CHECKING:  # obstore has these for type checkers only
     from obstore.store import ClientConfig, RetryConfig
@@ -76,11 +76,3 @@ def is_of_this_machine(url: str) -> bool:
     """Whether what lies under a URL comes from a folder or a server of this machine; a bucket's service does not."""
     parts = urllib.parse.urlsplit(url)
     return parts.scheme == "file" or (parts.scheme in ("http", "https") and is_loopback(parts.hostname or ""))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own and reached by no other."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

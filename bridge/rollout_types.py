@@ -37,12 +37,12 @@ MAX_SAMPLES = 2**14
 """Responses that one ticket may ask for."""
 MAX_STOP_TOKENS = 2**12
 MAX_REWARD_PARTS = 64
+"""Verifiers that may judge one response."""
 MAX_ANSWER_CHARS = 200
 """Of the answer that a verifier says it read."""
 MAX_ABS_REWARD = 1e6
 """Of a response or a turn. Advantages are float32, which tells 1e6 from 1e6 + 0.1, but not 1e8 from 1e8 + 1; and an
 advantage times a ratio's cap of e^20, squared for the gradient's norm, is still below float32's 3e38."""
-"""Verifiers that may judge one response."""
 # The lengths in `Meta` hold before a list's first element is read: 64 MiB of small ones would become gigabytes.
 
 
@@ -328,11 +328,6 @@ class Group:
             raise ValueError(f"group {self.ticket_id}: expected rising incarnations >= 0, got {incarnations}")
         if not (math.isfinite(self.started_s) and math.isfinite(self.finished_s)):
             raise ValueError(f"a group's times must be finite, got {self.started_s} to {self.finished_s}")
-
-    @property
-    def oldest_incarnation(self) -> int:
-        """Incarnation of the oldest weights that made any of its tokens."""
-        return self.older_versions[0].incarnation if self.older_versions else self.incarnation
 
     def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
         """Returns True if a later learner went back behind the weights of any of its tokens (`Version.is_abandoned`).

@@ -49,14 +49,16 @@ class Timeline:
 
         `lane` is the row inside the process's track; overlapping spans belong in different lanes.
         """
-        self._span(name, start_s, end_s, lane, args)
+        duration_s = max(0.0, end_s - start_s)
+        self._write({"name": name, "ph": "X", "ts": start_s * 1e6, "dur": duration_s * 1e6, "tid": lane, "args": args})
 
     def took(self, name: str, start_s: float, end_s: float, *, lane: int = 0, **args: Any) -> None:
         """Records something that took from `start_s` to `end_s` of `time.monotonic`, as `span` does.
 
         Its length does not depend on whether the machine's clock was set meanwhile.
         """
-        self._took(name, start_s, end_s, lane, args)
+        unix_s = time.time() - time.monotonic()
+        self.span(name, unix_s + start_s, unix_s + end_s, lane=lane, **args)
 
     def instant(self, name: str, *, time_s: float | None = None, **args: Any) -> None:
         """Records something that happened at one moment (default: now)."""
@@ -70,20 +72,12 @@ class Timeline:
         try:
             yield args
         finally:
-            self._took(name, start, time.monotonic(), lane, args)
+            self.took(name, start, time.monotonic(), lane=lane, **args)
 
     def close(self) -> None:
         """Closes the file; what is recorded after that goes nowhere."""
         with self._lock:
             self._file.close()
-
-    def _took(self, name: str, start_s: float, end_s: float, lane: int, args: Mapping[str, Any]) -> None:
-        unix_s = time.time() - time.monotonic()
-        self._span(name, unix_s + start_s, unix_s + end_s, lane, args)
-
-    def _span(self, name: str, start_s: float, end_s: float, lane: int, args: Mapping[str, Any]) -> None:
-        duration_s = max(0.0, end_s - start_s)
-        self._write({"name": name, "ph": "X", "ts": start_s * 1e6, "dur": duration_s * 1e6, "tid": lane, "args": args})
 
     def _write(self, event: Mapping[str, Any]) -> None:
         event = {**event, "pid": os.getpid()}

@@ -1,5 +1,6 @@
 """Checks of what a wire type holds, shared by the types; each raises `ValueError` with what was got and wanted."""
 
+import ipaddress
 import urllib.parse
 from typing import Any, get_args
 
@@ -63,3 +64,11 @@ def check_source(url: str) -> None:
         raise ValueError(f"a source must begin with one of {', '.join(SOURCE_SCHEMES)}, got {url[:40]!r}")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError("a source must hold no user, password, query or fragment; secrets come from the environment")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own and reached by no other."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -11,7 +11,6 @@ import fcntl
 import mmap
 import os
 import pathlib
-from types import TracebackType
 
 import blake3
 import numpy as np
@@ -121,16 +120,6 @@ class VerifiedCopy:
         """Lets go of the local file; it stays, and so does what is mapped."""
         self._segment.close()
 
-    def __enter__(self) -> "VerifiedCopy":
-        """The mirror itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
-
     def _copy(self, manifest: WeightManifest, into: np.ndarray) -> str:
         """Puts the data together from all pieces; returns which chunks are not what was announced, empty if all are."""
         zero_gaps(into, manifest.tensors)
@@ -169,20 +158,6 @@ class VerifiedCopy:
             raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist{where}") from e
         opened.callback(os.close, fd)
         return fd
-
-
-def fetch(
-    folder: str | os.PathLike[str],
-    manifest: WeightManifest,
-    into: str | os.PathLike[str],
-    *,
-    run: str,
-    tokenizer_hash: str,
-    expected: TensorTable | None = None,
-) -> None:
-    """`VerifiedCopy.fetch` for once; who follows a run keeps a mirror, whose file stays mapped."""
-    with VerifiedCopy(folder, into, run=run, tokenizer_hash=tokenizer_hash, expected=expected) as mirror:
-        mirror.fetch(manifest)
 
 
 def is_verified(path: str | os.PathLike[str]) -> WeightManifest | None:

@@ -42,7 +42,7 @@ class PostgresStore(SqlStore):
     """One run of a database; safe to use from several threads, closed before a fork."""
 
     def __init__(self, url: str, *, run: str, retry_s: float = 600.0, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """Opens a run that is there (`make_run`).
+        """Opens a run that is there (`create_run`).
 
         Args:
           url: postgresql://user@host/database?sslmode=verify-full.
@@ -63,36 +63,6 @@ class PostgresStore(SqlStore):
         except BaseException:
             database.close()
             raise
-
-
-def make_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:
-    """Makes the run, and the tables where there are none; what is there stays.
-
-    Raises:
-      ValueError: the server refuses us, or this role may not.
-      StoreLostError: it could not be reached.
-    """
-    database = PostgresDatabase(url, retry_s=retry_s)
-    try:
-        database.retry(tables_and_roles.make_schema)
-        database.retry(lambda db: tables_and_roles.make_run(db, run, name=name, actor_role=actor_role))
-    finally:
-        database.close()
-
-
-def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[tables_and_roles.FoundRun]:
-    """The runs of that name or id that the URL's role may serve or lead, the newest first.
-
-    Raises:
-      ValueError: the server refuses us, or has no store.
-      StoreLostError: it could not be reached.
-    """
-    database = PostgresDatabase(url, retry_s=retry_s)
-    try:
-        database.retry(tables_and_roles.check_schema)
-        return database.retry(lambda db: tables_and_roles.find_runs(db, name_or_id))
-    finally:
-        database.close()
 
 
 class SqliteStore(SqlStore):
@@ -182,8 +152,23 @@ def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float
       ValueError: the store refuses us; one line says why.
       StoreLostError: it could not be reached.
     """
-    if not sqlite_path(url):
-        make_run(url, run=run, name=name, actor_role=actor_role, retry_s=retry_s)
+    if sqlite_path(url):
+        return
+    with contextlib.closing(PostgresDatabase(url, retry_s=retry_s)) as database:
+        database.retry(tables_and_roles.make_schema)
+        database.retry(lambda db: tables_and_roles.make_run(db, run, name=name, actor_role=actor_role))
+
+
+def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[FoundRun]:
+    """The runs of that name or id that a PostgreSQL URL's role may serve or lead, the newest first.
+
+    Raises:
+      ValueError: the server refuses us, or has no store.
+      StoreLostError: it could not be reached.
+    """
+    with contextlib.closing(PostgresDatabase(url, retry_s=retry_s)) as database:
+        database.retry(tables_and_roles.check_schema)
+        return database.retry(lambda db: tables_and_roles.find_runs(db, name_or_id))
 
 
 def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:

@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 
-from configs.checks import (
+from configs.sections.base import (
+    ActorCommand,
+    ActorPath,
     Count,
     CountOrZero,
     Finite,
@@ -12,15 +14,14 @@ from configs.checks import (
     Reward,
     Seconds,
     SecondsOrZero,
-    check_ranges,
+    Section,
     is_core_list,
     temperature,
 )
-from configs.paths import ActorCommand, ActorPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ActorConfig:
+class ActorConfig(Section):
     """The engine and the loop around it."""
 
     max_num_seqs: Count = 64
@@ -75,7 +76,7 @@ class ActorConfig:
     verifiers are."""
 
     def __post_init__(self) -> None:
-        check_ranges("actor", self)
+        super().__post_init__()
         if 0 < self.max_tensor_parallel_size < self.tensor_parallel_size:
             raise ValueError(
                 f"actor.max_tensor_parallel_size ({self.max_tensor_parallel_size}) is below "
@@ -143,7 +144,7 @@ class ActorConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvironmentsConfig:
+class EnvironmentsConfig(Section):
     """How episodes are played; what is played is said by `prompts`. A single-turn task reads none of it."""
 
     max_turns: Count = 8
@@ -177,12 +178,9 @@ class EnvironmentsConfig:
     """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
     one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
 
-    def __post_init__(self) -> None:
-        check_ranges("environments", self)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Section):
     """How the actors sample."""
 
     max_response_tokens: Count = 16
@@ -192,7 +190,7 @@ class SamplingConfig:
     top_k: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        check_ranges("sampling", self)
+        super().__post_init__()
         temperature("sampling", self.temperature)  # 0 too is refused: a greedy choice has no ratio
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(

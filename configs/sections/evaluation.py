@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Literal
 
-from configs.checks import Count, CountOrZero, Finite, Fraction, NotNegative, check_ranges, temperature
+from configs.sections.base import Count, CountOrZero, Finite, Fraction, NotNegative, Section, check_ranges, temperature
 from configs.sections.prompts import PromptSource
 
 HELD_OUT = "heldout"
@@ -79,7 +79,7 @@ class EvaluationSet(PromptSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Section):
     """What is evaluated while a run trains, through the engines that serve the policy."""
 
     num_problems: CountOrZero = 256
@@ -104,7 +104,7 @@ class EvaluationConfig:
     before training. When training is over they have all."""
 
     def __post_init__(self) -> None:
-        check_ranges("evaluation", self)
+        super().__post_init__()
         if self.temperature != 0:
             temperature("evaluation", self.temperature)
         if len(self.sets) > MAX_SETS:

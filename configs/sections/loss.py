@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 from configs import custom_functions
-from configs.checks import CountOrZero, Fraction, FractionOrZero, NotNegative, Positive, check_ranges
-from configs.paths import LocalPath, expand_home
+from configs.sections.base import (
+    CountOrZero,
+    Fraction,
+    FractionOrZero,
+    LocalPath,
+    NotNegative,
+    Positive,
+    Section,
+)
 
 LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "grpo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
@@ -57,7 +64,7 @@ OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig:
+class LossConfig(Section):
     """The objective: advantages, the per-token loss, its penalties, and how token losses are averaged.
 
     A constant left at None has the chosen loss's own default (`LOSS_CONSTANTS`). One that the chosen loss does not
@@ -124,8 +131,7 @@ class LossConfig:
     it. 0 is off."""
 
     def __post_init__(self) -> None:
-        expand_home(self)
-        check_ranges("loss", self)
+        super().__post_init__()
         custom_functions.check_name("loss.name", self.name, LOSS_CONSTANTS)
         custom_functions.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
         if self.proximal not in (policies := get_args(Proximal)):

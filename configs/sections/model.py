@@ -5,12 +5,20 @@ import math
 from typing import Annotated, Literal
 
 from bridge.thinking import is_marks
-from configs.checks import Count, CountOrZero, Fraction, Positive, Range, WholeSeconds, check_ranges
-from configs.paths import LocalPath, expand_home
+from configs.sections.base import (
+    Count,
+    CountOrZero,
+    Fraction,
+    LocalPath,
+    Positive,
+    Range,
+    Section,
+    WholeSeconds,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LearnerConfig:
+class LearnerConfig(Section):
     """How many processes the learner is, and when one of them is taken to be lost. May differ when a run goes on."""
 
     num_processes: Count = 1
@@ -24,9 +32,6 @@ class LearnerConfig:
     """Share of each GPU's memory that the learner reserves at the start. On a GPU that an engine has too, it must leave
     room for `actor.gpu_memory_utilization`: at most 0.95 together. No effect on TPU and CPU."""
 
-    def __post_init__(self) -> None:
-        check_ranges("learner", self)
-
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 """A layer's matrices, by their short names; `q` is `q_proj`."""
@@ -36,7 +41,7 @@ MAX_RANK = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Section):
     """Low-rank adapters (Hu et al., 2021): W + s B A is applied, and A [rank, in] and B [out, rank] alone are trained.
 
     The base W stays as it is in `model.path`; of the adapters alone there are gradients, optimizer state and
@@ -53,7 +58,7 @@ class LoraConfig:
     """S = alpha / sqrt(rank) instead (rsLoRA: Kalajdzievski, 2023), for large ranks."""
 
     def __post_init__(self) -> None:
-        check_ranges("lora", self)
+        super().__post_init__()
         given = self.targets.split(",")
         if unknown := sorted(set(given) - set(TARGETS)):
             raise ValueError(f"lora.targets: no matrix {unknown[0]!r}, wanted some of {','.join(TARGETS)}")
@@ -89,7 +94,7 @@ class LoraConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshConfig:
+class MeshConfig(Section):
     """The learner's device mesh; the product must be the number of devices."""
 
     devices: str = ""
@@ -106,9 +111,6 @@ class MeshConfig:
     """Splits the tokens of a row (context parallelism)."""
     tensor: Count = 1
     """Splits heads, MLP width and vocabulary."""
-
-    def __post_init__(self) -> None:
-        check_ranges("mesh", self)
 
     @property
     def axes(self) -> dict[str, int]:
@@ -131,7 +133,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Section):
     """The policy: a Hugging Face folder, and the precisions it is held in."""
 
     path: LocalPath = ""
@@ -160,8 +162,7 @@ class ModelConfig:
     """Longest prompt and response together; also the engine's context length."""
 
     def __post_init__(self) -> None:
-        expand_home(self)
-        check_ranges("model", self)
+        super().__post_init__()
         if not is_marks(self.thinking_marks):
             raise ValueError(
                 f"model.thinking_marks: expected auto, off or OPENING...CLOSING, got {self.thinking_marks!r}"
@@ -169,7 +170,7 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """The optimizer, with global-norm clipping and linear warm-up."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
@@ -192,7 +193,7 @@ class OptimizerConfig:
     run stops, at the end of the update."""
 
     def __post_init__(self) -> None:
-        check_ranges("optimizer", self)
+        super().__post_init__()
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.name == "adafactor":
@@ -205,7 +206,7 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackingConfig:
+class PackingConfig(Section):
     """The shape of a training micro-batch: rows of packed sequences."""
 
     rows: Count = 4
@@ -222,6 +223,3 @@ class PackingConfig:
     """A group's prompt is computed once for as many of its responses as fit a row, and not once for each: the same loss
     and gradient from fewer tokens, the fewer the shorter responses are beside their prompt. Wants attention that knows
     it, model.attention=xla, which is a CPU's, and a model without sliding windows."""
-
-    def __post_init__(self) -> None:
-        check_ranges("packing", self)

@@ -7,8 +7,17 @@ from typing import Literal, TypeVar
 
 from bridge.chat_template import RENDERED, TemplateSettings
 from configs import custom_functions
-from configs.checks import Count, CountOrZero, Finite, FractionOrZero, Weight, check_ranges
-from configs.paths import LocalPath, expand_home
+from configs.sections.base import (
+    Count,
+    CountOrZero,
+    Finite,
+    FractionOrZero,
+    LocalPath,
+    Weight,
+    check_pattern,
+    check_ranges,
+    expand_home,
+)
 
 VERIFIERS = ("reasoning_gym", "exact", "math", "format", "code", "judge")
 
@@ -103,7 +112,7 @@ class PromptSource(SourceFields):
         check_parts(where, self.verifier, self.rewards)
         self._check_judges(where)
         self._check_fields_have_effect(where)
-        check_pattern(f"{where}.pattern", self.pattern)
+        check_pattern(f"{where}.pattern", self.pattern, needs_group=bool(self.pattern))
 
     def _check_judges(self, where: str) -> None:
         if not self.parts and not self.environment:
@@ -151,20 +160,6 @@ def check_parts(where: str, verifier: str, rewards: dict[str, float]) -> None:
         custom_functions.check_name(f"{where}.rewards", name, VERIFIERS)
         if weight == 0:
             raise ValueError(f"{where}.rewards.{name} must not be 0; leave {name} out")
-
-
-def check_pattern(where: str, pattern: str) -> None:
-    """Refuses what is no regular expression with a group.
-
-    Raises:
-      ValueError: names the field.
-    """
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as e:
-        raise ValueError(f"{where} is no regular expression: {e}") from e
-    if pattern and groups < 1:
-        raise ValueError(f"{where} needs a group in parentheses, got {pattern!r}")
 
 
 Source = TypeVar("Source", bound=PromptSource)
@@ -267,7 +262,7 @@ class PromptsConfig(SourceFields):
             )
         if self.held_out_one_in < 2:
             raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
-        check_pattern("prompts.pattern", self.pattern)
+        check_pattern("prompts.pattern", self.pattern, needs_group=bool(self.pattern))
         self._check_template()
         self._check_mixture()
         for name, source in self.sources.items():

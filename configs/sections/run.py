@@ -4,12 +4,19 @@ import dataclasses
 import re
 
 from bridge.store.url_login import secret_in
-from configs.checks import Count, CountOrZero, Positive, Seconds, Seed, check_ranges
-from configs.paths import LocalPath, expand_home
+from configs.sections.base import (
+    Count,
+    CountOrZero,
+    LocalPath,
+    Positive,
+    Seconds,
+    Section,
+    Seed,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """When the learner saves, and how many saves are kept."""
 
     every_n_steps: Count = 50
@@ -27,7 +34,7 @@ class CheckpointConfig:
     that the store still has."""
 
     def __post_init__(self) -> None:
-        check_ranges("checkpoint", self)
+        super().__post_init__()
         if self.keep < 2:
             raise ValueError(
                 "checkpoint.keep must be >= 2 (while one is being written, the one before is all there is to fall "
@@ -41,7 +48,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Section):
     """Where a run lives and when it ends."""
 
     name: str = "run"
@@ -60,12 +67,11 @@ class RunConfig:
     """The trackers' project, or MLflow's experiment."""
 
     def __post_init__(self) -> None:
-        expand_home(self)
+        super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ValueError(
                 f"run.name must be letters, digits, '.', '_' or '-' (it names a folder), got {self.name!r}"
             )
-        check_ranges("run", self)
         if len(self.name) > MAX_NAME_CHARS:
             raise ValueError(
                 f"run.name must have at most {MAX_NAME_CHARS} characters (it names folders), got {len(self.name)}"
@@ -83,7 +89,7 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplesConfig:
+class SamplesConfig(Section):
     """Which groups are kept as text in samples.jsonl; nothing of it changes what is trained."""
 
     groups_per_round: CountOrZero = 4
@@ -99,13 +105,13 @@ class SamplesConfig:
     evaluation, while these take a quarter of it at most."""
 
     def __post_init__(self) -> None:
-        check_ranges("samples", self)
+        super().__post_init__()
         if self.chars < 100:
             raise ValueError(f"samples.chars must be at least 100, got {self.chars}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StoreConfig:
+class StoreConfig(Section):
     """Where tickets, groups and heartbeats are kept."""
 
     url: LocalPath = ""
@@ -123,8 +129,7 @@ class StoreConfig:
     """How long a store that can't be reached is tried again before a process gives up and ends."""
 
     def __post_init__(self) -> None:
-        expand_home(self)
-        check_ranges("store", self)
+        super().__post_init__()
         if secret := secret_in(self.url):
             raise ValueError(
                 f"store.url holds a {secret}, and the config is kept in files; use PGPASSFILE or PGPASSWORD"
@@ -135,7 +140,7 @@ class StoreConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SupervisionConfig:
+class SupervisionConfig(Section):
     """When a process that lives is taken to hang; it is killed then, with all that it started, and started again.
 
     Every time is one in which its watcher was running itself, so neither a set clock nor a suspended machine makes a
@@ -160,9 +165,6 @@ class SupervisionConfig:
     shutdown_grace_s: Seconds = 120.0
     """How long a learner that is told to stop may take to end before it is killed: its micro-batch or update under way,
     and the save of checkpoint.on_stop. On a cluster launch.tools.deploy sets it to --grace_s."""
-
-    def __post_init__(self) -> None:
-        check_ranges("supervision", self)
 
     @property
     def lock_wait_s(self) -> float:

@@ -4,12 +4,21 @@ import dataclasses
 import math
 from typing import Annotated, Literal
 
-from configs.checks import Count, CountOrZero, FractionOrZero, NotNegative, Range, Seconds, SecondsOrZero, check_ranges
-from configs.paths import LocalPath, expand_home
+from configs.sections.base import (
+    Count,
+    CountOrZero,
+    FractionOrZero,
+    LocalPath,
+    NotNegative,
+    Range,
+    Seconds,
+    SecondsOrZero,
+    Section,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdmissionConfig:
+class AdmissionConfig(Section):
     """Which tickets an actor has in service at once."""
 
     policy: Literal["fifo", "frontier", "window"] = "fifo"
@@ -43,7 +52,7 @@ class AdmissionConfig:
     sequences' groups and a backlog of U."""
 
     def __post_init__(self) -> None:
-        check_ranges("admission", self)
+        super().__post_init__()
         if self.async_ratio is not None and self.policy != "window":
             raise ValueError(f"admission.async_ratio needs admission.policy=window, got {self.policy}")
         if self.when_full == "drop_oldest" and self.policy != "window":
@@ -65,7 +74,7 @@ DEFAULT_MAX_ADAPTERS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishConfig:
+class PublishConfig(Section):
     """When new weights go to the engines, and what happens to running requests then."""
 
     when: Literal["round_end", "every"] = "round_end"
@@ -135,8 +144,7 @@ class PublishConfig:
         return self.serve != "none" and self.slow_reader_grace_s > 0
 
     def __post_init__(self) -> None:
-        expand_home(self)
-        check_ranges("publish", self)
+        super().__post_init__()
         if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
         if self.lora != "adapter" and self.max_adapters != DEFAULT_MAX_ADAPTERS:
@@ -151,7 +159,7 @@ class PublishConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RoundsConfig:
+class RoundsConfig(Section):
     """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
 
     groups_per_round: Count = 32
@@ -186,12 +194,12 @@ class RoundsConfig:
     batch by its own current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.samples_per_group < 2:
             raise ValueError(
                 f"rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), "
                 f"got {self.samples_per_group}"
             )
-        check_ranges("rounds", self)
         if self.groups_per_round % self.groups_per_update:
             raise ValueError(
                 f"rounds.groups_per_update (U={self.groups_per_update}) must divide "

@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Mapping
 
 from bridge.credentials import CERTIFICATE, KEY, TOKEN_FILE, read_tls, read_token
-from bridge.object_store import is_loopback
+from bridge.validation import is_loopback
 from configs.run_folder import is_remote_store
 from configs.schema import Config
 

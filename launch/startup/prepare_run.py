@@ -10,9 +10,9 @@ from bridge.files import replace_file
 from bridge.liveness import report_phase
 from configs import overrides
 from configs.model_sizes import TinyModelRecipe
-from configs.paths import absolute
 from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id, with_template_date
 from configs.schema import Config
+from configs.sections.base import absolute
 from launch import cli
 from launch.cli import CONFIG, given_run_dir
 from launch.open_files import check_open_files

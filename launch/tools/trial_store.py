@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 
 from bridge.files import try_flock
-from bridge.object_store import is_loopback
 from bridge.store.postgres.tables_and_roles import ACTOR, LEARNER, make_schema, schema_sql
+from bridge.validation import is_loopback
 from launch.tools.certificates import write_private
 from launch.tools.postgres_server import PostgresServer
 

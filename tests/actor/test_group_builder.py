@@ -105,7 +105,7 @@ def test_build_names_the_newest_weights_of_each_earlier_incarnation():
         (sample(9, (1, 4), (1, 6), (3, 6), (3, 7)), judged(0.0)),
     )
     assert [str(v) for v in group.older_versions] == ["0:4", "1:6"]
-    assert (group.incarnation, group.oldest_incarnation, group.max_step) == (3, 0, 7)
+    assert (group.incarnation, group.older_versions[0].incarnation, group.max_step) == (3, 0, 7)
     for base_steps, is_abandoned in (
         ({1: 4, 2: 6, 3: 6}, False),
         ({1: 3, 2: 6, 3: 6}, True),  # 0:4

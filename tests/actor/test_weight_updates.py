@@ -115,7 +115,7 @@ def test_weights_that_a_learner_went_back_behind_are_abandoned_whatever_step_it_
                 s.engine.finish(id_)
             await until(lambda: bool(s.groups()), "the group")
         (group,) = s.groups()
-        assert (group.incarnation, group.oldest_incarnation, group.min_step) == (incarnation, incarnation, step)
+        assert (group.incarnation, group.older_versions, group.min_step) == (incarnation, (), step)
 
     run(body())
 

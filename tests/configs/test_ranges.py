@@ -6,11 +6,10 @@ import typing
 
 import pytest
 
-from configs.checks import Range
 from configs.overrides import apply, load_preset
-from configs.paths import absolute
 from configs.schema import Config
 from configs.sections import OptimizerConfig, PromptsConfig, RunConfig, StoreConfig
+from configs.sections.base import Range, absolute
 from configs.sections.evaluation import EvaluationSet
 from configs.sections.prompts import PromptSource
 

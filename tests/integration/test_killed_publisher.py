@@ -13,10 +13,11 @@ import pytest
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import fetch, map_tensors
+from bridge.snapshots.verified_copy import map_tensors
 from configs.sections import PublishConfig
 from learner.publish import publisher
 from learner.publish.publisher import Publisher
+from tests.bridge.snapshots.written import fetch
 from tests.integration.support.processes import kill, spawn
 from tests.learner.streams import MODEL, fresh_params
 

@@ -1,5 +1,6 @@
 """Snapshots while their writer is killed in the middle, again and again."""
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def test_killed_writer_never_shows_a_half_written_version(tmp_path):
     folder, local = tmp_path / "weights", tmp_path / "local"
     chance = random.Random(0)
     last_seen, num_checked = -1, 0
-    with VerifiedCopy(folder, local, **KEYS) as mirror:
+    with contextlib.closing(VerifiedCopy(folder, local, **KEYS)) as mirror:
 
         def check() -> None:
             nonlocal last_seen, num_checked

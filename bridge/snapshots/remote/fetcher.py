@@ -5,9 +5,9 @@ hosts' pieces make up the whole file. Then all pieces are fetched at once (`Shar
 """
 
 import contextlib
+import functools
 import pathlib
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from absl import logging
@@ -204,7 +204,10 @@ class SnapshotFetcher:
             ShardFetch(
                 manifest,
                 piece,
-                [(url, self._opener(url)) for url in own_sources(announcement, number)],
+                [
+                    (url, functools.partial(source_at, url, token=self._token, tls=self._tls))
+                    for url in own_sources(announcement, number)
+                ],
                 data,
                 patience=patience,
             )
@@ -242,9 +245,6 @@ class SnapshotFetcher:
         if kept is None:
             kept = self._segments[into] = SharedMemoryFile(into)
         return kept
-
-    def _opener(self, url: str) -> Callable[[], ObjectSource]:
-        return lambda: source_at(url, token=self._token, tls=self._tls)
 
 
 def source_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> ObjectSource:

@@ -19,11 +19,11 @@ from absl import logging
 from aiohttp import web
 
 from bridge.credentials import CERTIFICATE, TOKEN, TOKEN_FILE, Tls, Token
-from bridge.object_store import is_loopback
 from bridge.rollout_types import Version
 from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS, PROVE_S, ConnectionGuard, FailedTokens
 from bridge.snapshots.remote.slot_locks import GoneError, NoSuchFileError, OpenFile, SlotLocks
 from bridge.snapshots.snapshot_format import SnapshotError
+from bridge.validation import is_loopback
 
 STALL_S = 60.0
 """A reader that takes less than a block in this time is cut off."""

@@ -38,7 +38,7 @@ from bridge.snapshots.remote.download import (
 from bridge.snapshots.shard_map import ShardMap
 from bridge.snapshots.shared_memory import each_on_all_cores
 from bridge.snapshots.snapshot_format import SnapshotError, is_chunk, manifest_path, part_path, read_manifest
-from bridge.weight_types import ShardEntry, WeightManifest
+from bridge.weight_types import DeltaEntry, ShardEntry, WeightManifest
 
 
 @contextlib.contextmanager
@@ -62,70 +62,6 @@ def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Ver
             fcntl.flock(fd, fcntl.LOCK_UN)  # the map keeps a duplicate of fd
     finally:
         os.close(fd)
-
-
-def download_delta(
-    piece: ShardEntry,
-    placement: ShardMap,
-    base: np.ndarray,
-    places: Sequence[tuple[str, Callable[[], ObjectSource]]],
-    whole: np.ndarray,
-    *,
-    wanted: Sequence[int],
-    stop: Stop,
-    patience: RetryPolicy,
-    tally: DownloadStats,
-) -> list[int]:
-    """Makes chunks of a piece from the version before and the delta; returns those that could not be made so.
-
-    Args:
-      piece: which one; it has a delta.
-      placement: where it lies in the whole file.
-      base: the whole file of the version that the delta leads from.
-      places: where the piece is, the best one first.
-      whole: the whole file that is to be.
-      wanted: the chunks to make, by index.
-      stop: once set, the download ends within a moment.
-      patience: with places that fail.
-      tally: what it takes is added here.
-
-    Raises:
-      DeltaError: this build can't apply it.
-      SupersededError: no place has the delta (any more).
-      StoppedError: `stop` was set.
-      SnapshotError: no place could be read for long enough, or what it had was bad again and again.
-    """
-    delta, file = piece.delta, piece.file
-    if delta is None:
-        raise DeltaError(f"{file.name} has no delta")
-    check_delta(delta, full_bytes=file.num_bytes)
-
-    def accept(index: int, compressed: np.ndarray) -> bool:
-        start, end = file.chunk(index)
-        chunk = placement.room(whole, start, end)
-        try:
-            apply_chunk(compressed.data, placement.gather(base, start, end), chunk)
-        except DeltaError:
-            return False
-        if not is_chunk(chunk, file, index):
-            return False
-        placement.put(chunk, start, whole)
-        return True
-
-    nothing = np.empty(0, np.uint8)
-    unchanged = [i for i in wanted if delta.chunk_ends[i] == compressed_range(delta, i)[0]]
-    are_right = each_on_all_cores(lambda i: accept(i, nothing), unchanged)
-    chunks = Chunks(
-        name=delta.name,
-        num=file.num_chunks,
-        num_bytes=delta.num_bytes,
-        where=lambda index: compressed_range(delta, index),
-        room=lambda start, end: np.empty(end - start, np.uint8),
-        accept=accept,
-    )
-    changed = sorted(set(wanted) - set(unchanged))
-    download(chunks, places, wanted=changed, stop=stop, patience=patience, tally=tally)
-    return [i for i, right in zip(unchanged, are_right, strict=True) if not right]
 
 
 def _held_base(path: pathlib.Path, manifest: WeightManifest) -> Version | None:
@@ -199,8 +135,10 @@ class ShardFetch:
         file, there = self.piece.file, self._chunks_there(held)
         missing = [i for i in range(file.num_chunks) if i not in there]
         missing = self._by_delta(before, missing, stop)
-        chunks = Chunks.of(file, self._placement, self._whole)
-        download(chunks, self._places, wanted=missing, stop=stop, patience=self._patience, tally=self.tally)
+        self._download(Chunks.of(file, self._placement, self._whole), missing, stop)
+
+    def _download(self, chunks: Chunks, wanted: list[int], stop: Stop) -> None:
+        download(chunks, self._places, wanted=wanted, stop=stop, patience=self._patience, tally=self.tally)
 
     def _chunks_there(self, held: ReusableData) -> set[int]:
         """The chunks that need not be fetched; each hashed anew, whatever is written of it."""
@@ -233,17 +171,7 @@ class ShardFetch:
         if before is None or delta is None or delta.base_version != before[0] or not missing:
             return missing
         try:
-            left = download_delta(
-                self.piece,
-                self._placement,
-                before[1],
-                self._places,
-                self._whole,
-                wanted=missing,
-                stop=stop,
-                patience=self._patience,
-                tally=self.tally,
-            )
+            left = self._apply_delta(delta, before[1], missing, stop)
         except DownloadStoppedError:
             raise
         except SnapshotError as e:
@@ -253,6 +181,42 @@ class ShardFetch:
         self.tally.num_by_delta = len(missing) - len(left)
         self.tally.num_failed_deltas = int(bool(left))
         return left
+
+    def _apply_delta(self, delta: DeltaEntry, base: np.ndarray, wanted: list[int], stop: Stop) -> list[int]:
+        """Makes chunks from the version before and the delta; returns those that could not be made so.
+
+        Raises:
+          DeltaError: this build can't apply it.
+          SupersededError, StoppedError, UnreachableError, SnapshotError: as `download`.
+        """
+        file, placement = self.piece.file, self._placement
+        check_delta(delta, full_bytes=file.num_bytes)
+
+        def accept(index: int, compressed: np.ndarray) -> bool:
+            start, end = file.chunk(index)
+            chunk = placement.room(self._whole, start, end)
+            try:
+                apply_chunk(compressed.data, placement.gather(base, start, end), chunk)
+            except DeltaError:
+                return False
+            if not is_chunk(chunk, file, index):
+                return False
+            placement.put(chunk, start, self._whole)
+            return True
+
+        nothing = np.empty(0, np.uint8)
+        unchanged = [i for i in wanted if delta.chunk_ends[i] == compressed_range(delta, i)[0]]
+        are_right = each_on_all_cores(lambda i: accept(i, nothing), unchanged)
+        chunks = Chunks(
+            name=delta.name,
+            num=file.num_chunks,
+            num_bytes=delta.num_bytes,
+            where=lambda index: compressed_range(delta, index),
+            room=lambda start, end: np.empty(end - start, np.uint8),
+            accept=accept,
+        )
+        self._download(chunks, sorted(set(wanted) - set(unchanged)), stop)
+        return [i for i, right in zip(unchanged, are_right, strict=True) if not right]
 
 
 def num_connections(num_pieces: int, patience: RetryPolicy) -> int:

@@ -24,9 +24,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from bridge.object_store import is_loopback
 from bridge.store.postgres.errors import connecting_heals, explain
 from bridge.store.sql.database import StoreClosedError
+from bridge.validation import is_loopback
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import MAX_CHUNKS, SnapshotError, chunk_bytes_of, hashed, unhashed
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import copy_chunks, fetch, map_tensors
+from bridge.snapshots.verified_copy import copy_chunks, map_tensors
 from bridge.weight_types import FileEntry
-from tests.bridge.snapshots.written import flat, has_chunk
+from tests.bridge.snapshots.written import fetch, flat, has_chunk
 
 MIB = 2**20
 

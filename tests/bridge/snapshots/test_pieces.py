@@ -1,5 +1,6 @@
 """Snapshots that several hosts write: together they are the file that a single one would have written."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -29,7 +30,7 @@ def hosts(tmp_path):
 def test_mirror_puts_together_byte_for_byte_what_one_host_writes(tmp_path, num_hosts):
     hosts = HostWriters([tmp_path / "snap"] * num_hosts)
     local = tmp_path / "actor" / "weights"
-    with VerifiedCopy(tmp_path / "snap", local, **KEYS) as mirror:
+    with contextlib.closing(VerifiedCopy(tmp_path / "snap", local, **KEYS)) as mirror:
         for step in (1, 2, 3):
             manifest = hosts.publish(step)
             assert [piece.host for piece in manifest.shards] == list(range(num_hosts))
@@ -55,7 +56,7 @@ def test_version_is_not_there_until_all_hosts_have_sealed_it(hosts, tmp_path):
     assert latest(tmp_path / "snap") == first
     with pytest.raises(SnapshotError, match="version 0:2: no piece has"):
         hosts.writers[0].join(parts)
-    with VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror:
+    with contextlib.closing(VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS)) as mirror:
         mirror.fetch(first)  # whole, in slots that nobody wrote meanwhile
         second = hosts.publish(2)  # again, into the same slots
         assert {p.file.name.split(".")[0] for p in second.shards} == {"slot-1"}
@@ -79,7 +80,7 @@ def test_piece_that_is_not_on_this_machine_is_said(hosts, tmp_path):
     manifest = hosts.publish(1)
     (tmp_path / "snap" / "slot-0.host-2").unlink()
     with (
-        VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror,
+        contextlib.closing(VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS)) as mirror,
         pytest.raises(SnapshotError, match="slot-0.host-2 does not exist; where the learner has several machines"),
     ):
         mirror.fetch(manifest)
@@ -93,7 +94,7 @@ def test_corrupt_chunk_of_one_host_is_refused_and_named(hosts, tmp_path):
         f.seek(5000)
         f.write(bytes([byte[0] ^ 1]))
     with (
-        VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror,
+        contextlib.closing(VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS)) as mirror,
         pytest.raises(SnapshotError, match=r"1 of \d chunks of slot-0.host-2 do not match their hash, first 1"),
     ):
         mirror.fetch(manifest)
@@ -115,7 +116,7 @@ def test_pieces_that_do_not_tile_are_refused_before_anything_is_read(hosts, tmp_
         with pytest.raises(SnapshotError, match=said):
             check_layout(forged)
         (tmp_path / "snap" / "manifest").write_bytes(codec.encode(forged))
-        with VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS) as mirror:
+        with contextlib.closing(VerifiedCopy(tmp_path / "snap", tmp_path / "weights", **KEYS)) as mirror:
             with pytest.raises(SnapshotError, match=said):
                 mirror.fetch(forged)
             assert os.stat(tmp_path / "weights").st_size == 0

@@ -1,5 +1,6 @@
 """Another user of the host, who came first or comes in between: nothing of his is read, written or served."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -130,7 +131,7 @@ def test_reader_refuses_a_version_that_another_user_put_in_the_folders_place(tmp
     for path in {"manifest": [MANIFEST], "slot": [slot.name], "both": [MANIFEST, slot.name]}[swapped]:
         given_away(tmp_path / "run" / path)
     with (
-        VerifiedCopy(tmp_path / "run", tmp_path / "local", **KEYS) as mirror,
+        contextlib.closing(VerifiedCopy(tmp_path / "run", tmp_path / "local", **KEYS)) as mirror,
         pytest.raises(SnapshotError, match="is not this user's own file"),
     ):
         mirror.fetch(manifest)
@@ -191,7 +192,7 @@ def test_open_own_reads_what_this_user_wrote_and_says_what_is_missing(tmp_path):
 def test_version_written_and_mirrored_by_one_user_is_what_was_written(tmp_path):
     writer = SnapshotWriter(tmp_path / "run", **KEYS)
     manifest = writer.write(at(1), {"w": np.full(1000, 42.0, np.float32)}, dtype="float32")
-    with VerifiedCopy(tmp_path / "run", tmp_path / "deep" / "er" / "local", **KEYS) as mirror:
+    with contextlib.closing(VerifiedCopy(tmp_path / "run", tmp_path / "deep" / "er" / "local", **KEYS)) as mirror:
         mirror.fetch(manifest)
     assert (tmp_path / "deep" / "er" / "local").stat().st_size >= manifest.num_bytes
     writer.close()

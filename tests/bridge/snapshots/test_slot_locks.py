@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -10,9 +11,9 @@ import pytest
 
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import VerifiedCopy, fetch, map_tensors
+from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
 from bridge.weight_types import WeightManifest
-from tests.bridge.snapshots.written import KEYS, assert_holds, publish, slot_path, weights
+from tests.bridge.snapshots.written import KEYS, assert_holds, fetch, publish, slot_path, weights
 
 
 def test_writer_waits_for_a_live_reader_and_not_for_a_dead_one(writer, folder):
@@ -143,7 +144,7 @@ def test_announced_slot_locked_by_a_stranger_is_busy_not_superseded(writer, fold
 
 def test_mapped_tensors_hold_off_the_next_fetch_until_dropped(writer, folder, local):
     first = publish(writer, 1)
-    with VerifiedCopy(folder, local, **KEYS, lock_timeout_s=0.05) as mirror:
+    with contextlib.closing(VerifiedCopy(folder, local, **KEYS, lock_timeout_s=0.05)) as mirror:
         mirror.fetch(first)
         tensors = map_tensors(local, first)
         norm = tensors["norm"]

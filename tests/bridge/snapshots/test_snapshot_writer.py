@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import os
 import resource
@@ -15,10 +16,10 @@ import pytest
 from bridge import codec
 from bridge.snapshots.snapshot_format import HostFiles, SnapshotError, SupersededError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import VerifiedCopy, fetch, is_verified, map_tensors
+from bridge.snapshots.verified_copy import VerifiedCopy, is_verified, map_tensors
 from bridge.weight_types import DeltaEntry, WeightManifest
 from tests.bridge.factories import with_file, with_piece
-from tests.bridge.snapshots.written import BFLOAT16, KEYS, assert_holds, at, publish, slot_path, weights
+from tests.bridge.snapshots.written import BFLOAT16, KEYS, assert_holds, at, fetch, publish, slot_path, weights
 
 
 def test_publish_fetch_map_round_trip(writer, folder, local):
@@ -104,7 +105,7 @@ def test_pages_are_warm_from_the_first_version_on(shared_memory_folder):
     shape = (num_pages * 4096 // 4,)
     source = np.ones(shape, np.float32)
     folder, local = shared_memory_folder / "weights", shared_memory_folder / "local"
-    with VerifiedCopy(folder, local, **KEYS) as mirror:
+    with contextlib.closing(VerifiedCopy(folder, local, **KEYS)) as mirror:
         writer = SnapshotWriter(folder, **KEYS)
         for step in range(4):
             draft = writer.begin(at(step), [("w", "float32", shape)])

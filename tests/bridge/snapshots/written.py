@@ -1,5 +1,7 @@
 """Small versions of weights, written and looked at."""
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from bridge.rollout_types import Version
 from bridge.snapshots.shard_map import ShardMap, full_blocks
 from bridge.snapshots.snapshot_format import is_chunk
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import map_tensors
+from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
 from bridge.weight_types import FileEntry, TensorEntry, WeightManifest
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -55,3 +57,9 @@ def flat(num_bytes: int) -> ShardMap:
 
 def slot_path(folder: Path, manifest: WeightManifest) -> Path:
     return folder / manifest.shards[0].file.name
+
+
+def fetch(folder: str | os.PathLike[str], manifest: WeightManifest, into: str | os.PathLike[str], **options) -> None:
+    """`VerifiedCopy.fetch` for once; the copy stays."""
+    with contextlib.closing(VerifiedCopy(folder, into, **options)) as mirror:
+        mirror.fetch(manifest)

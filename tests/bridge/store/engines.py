@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from bridge.store.open import PostgresStore, SqliteStore, make_run
+from bridge.store.open import PostgresStore, SqliteStore, create_run
 from bridge.store.sql.database import Statement, Transaction
 from tests.postgres import Server
 
@@ -129,7 +129,7 @@ class PostgresEngine:
         self.database = server.create_database()
         for role in (LEARNER, ACTOR):
             server.create_role(role)
-        make_run(server.url(database=self.database), run="first", name="", actor_role="sluice_actor")
+        create_run(server.url(database=self.database), run="first", name="", actor_role="sluice_actor")
         self.admin = psycopg.connect(server.url(database=self.database), autocommit=True)
         self.admin.execute(f"GRANT sluice_learner TO {LEARNER}")
         self.admin.execute(f"GRANT sluice_actor TO {ACTOR}")
@@ -146,7 +146,7 @@ class PostgresEngine:
     def new_place(self, folder: pathlib.Path) -> PostgresPlace:
         del folder
         run = f"run-{next(self._runs)}"
-        make_run(self.url_of(LEARNER), run=run, name="a name", actor_role=ACTOR)
+        create_run(self.url_of(LEARNER), run=run, name="a name", actor_role=ACTOR)
         return PostgresPlace(self, run, FakeClock(self._set_clock))
 
     def close(self) -> None:

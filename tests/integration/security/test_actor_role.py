@@ -11,7 +11,7 @@ import pytest
 
 from bridge import codec
 from bridge.heartbeat_types import Heartbeat
-from bridge.store.open import PostgresStore, make_run
+from bridge.store.open import PostgresStore, create_run
 from bridge.store.postgres import connections
 from bridge.store.store_types import FencedError, StoreLostError
 from bridge.weight_types import CardFile, RunCard
@@ -83,7 +83,7 @@ def database(postgres: Server) -> Generator[str]:
     for role in (LEARNER, ACTOR, STRANGER):
         postgres.create_role(role)
     admin = postgres.url(database=name)
-    make_run(admin, run="first", name="", actor_role=STRANGER)
+    create_run(admin, run="first", name="", actor_role=STRANGER)
     with psycopg.connect(admin, autocommit=True) as db:
         db.execute(f"GRANT sluice_learner TO {LEARNER}")
         db.execute(f"GRANT sluice_actor TO {ACTOR}, {STRANGER}")
@@ -94,8 +94,8 @@ def database(postgres: Server) -> Generator[str]:
 @pytest.fixture
 def site(postgres: Server, database: str) -> Generator[Site]:
     learners, actors = (postgres.url(role, database) for role in (LEARNER, ACTOR))
-    make_run(learners, run=RUN, name="ours", actor_role=ACTOR)
-    make_run(learners, run=OTHER, name="others", actor_role=STRANGER)
+    create_run(learners, run=RUN, name="ours", actor_role=ACTOR)
+    create_run(learners, run=OTHER, name="others", actor_role=STRANGER)
     with contextlib.ExitStack() as ending:
         stores = [
             ending.enter_context(contextlib.closing(PostgresStore(url, run=run, retry_s=10.0)))

@@ -10,10 +10,11 @@ import numpy as np
 from bridge.param_names import flatten
 from bridge.snapshots.snapshot_format import latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import fetch, map_tensors
+from bridge.snapshots.verified_copy import map_tensors
 from configs.sections import PublishConfig
 from learner.metrics.metric_names import METRICS
 from learner.publish.publisher import Publisher
+from tests.bridge.snapshots.written import fetch
 from tests.learner.streams import MODEL, config_of, fresh_params
 from tests.param_tensors import iter_tensors
 

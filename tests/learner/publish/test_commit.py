@@ -16,13 +16,14 @@ from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket, place_of_run, read_bucket_manifest, stored_versions
 from bridge.snapshots.snapshot_format import SnapshotError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import fetch, map_tensors
+from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import Announcement
 from configs.sections import PublishConfig
 from learner.publish import publisher as publishing
 from learner.publish.destinations import BucketDestination, Destination
 from learner.publish.publisher import Publisher
 from learner.publish.weight_export import ExportPlan, share_of
+from tests.bridge.snapshots.written import fetch
 from tests.learner.publish.published import DEADLINE_S, wanted_of
 from tests.learner.publish.thread_hosts import ThreadHosts
 from tests.learner.streams import MODEL, fresh_params

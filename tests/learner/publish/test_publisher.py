@@ -239,7 +239,8 @@ import json, tempfile, jax, numpy as np
 from bridge.param_names import flatten
 from bridge.snapshots.snapshot_format import latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
-from bridge.snapshots.verified_copy import fetch, map_tensors
+from bridge.snapshots.verified_copy import map_tensors
+from tests.bridge.snapshots.written import fetch
 from configs.sections import MeshConfig, PublishConfig
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params, steps_of

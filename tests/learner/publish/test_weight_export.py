@@ -52,7 +52,7 @@ def publish(folder, params, names, num_hosts, host_of, dtype):
     manifest = writers[0].join(parts)
     for writer in writers:
         writer.announce(manifest)
-    with VerifiedCopy(folder, folder / "copy", **KEYS) as mirror:
+    with contextlib.closing(VerifiedCopy(folder, folder / "copy", **KEYS)) as mirror:
         mirror.fetch(manifest)
     return manifest, (folder / "copy").read_bytes()[: manifest.num_bytes]
 

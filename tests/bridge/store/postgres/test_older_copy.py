@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bridge.store.open import PostgresStore, make_run
+from bridge.store.open import PostgresStore, create_run
 from bridge.store.postgres import tables_and_roles
 from bridge.store.store_types import StoreWentBackError
 from learner.schedule import group_queue
@@ -38,7 +38,7 @@ class Sides:
     def __init__(self, server: Server, folder: pathlib.Path, run: str) -> None:
         self.server, self.folder, self.run = server, folder, run
         learner_url, actor_url = server.create_store()
-        make_run(learner_url, run=run, name="n", actor_role=ACTOR)
+        create_run(learner_url, run=run, name="n", actor_role=ACTOR)
         self.urls = learner_url, actor_url
         self.learner, self.actor = (PostgresStore(url, run=run, retry_s=30.0) for url in self.urls)
         self.copy = folder.with_name(f"{folder.name}-standby")
@@ -218,6 +218,6 @@ def test_full_queue_of_notifications_stops_no_write_of_any_run(sides):
 def test_run_is_made_while_another_role_holds_the_makers_lock(sides):
     with psycopg.connect(sides.urls[1], autocommit=True) as holds:
         holds.execute("SELECT pg_advisory_lock(%s)", (tables_and_roles._MAKER_LOCK,))
-        make_run(sides.urls[0], run="another", name="n", actor_role=ACTOR, retry_s=0.1)
+        create_run(sides.urls[0], run="another", name="n", actor_role=ACTOR, retry_s=0.1)
         with contextlib.closing(PostgresStore(sides.urls[0], run="another")) as store:
             assert store.acquire_leadership("here", lease_s=60) == 0

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from bridge.store.open import PostgresStore, make_run
+from bridge.store.open import PostgresStore, create_run
 from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import rows
 from tests.postgres import ACTOR
@@ -16,7 +16,7 @@ NUM_TICKETS = 120
 def sides(postgres):
     """A learner's and an actor's store in a database that nobody has used or analysed."""
     learner_url, actor_url = postgres.create_store()
-    make_run(learner_url, run="r", name="n", actor_role=ACTOR)
+    create_run(learner_url, run="r", name="n", actor_role=ACTOR)
     with (
         contextlib.closing(PostgresStore(learner_url, run="r")) as learner,
         contextlib.closing(PostgresStore(actor_url, run="r")) as actor,

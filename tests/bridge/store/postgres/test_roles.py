@@ -5,7 +5,7 @@ import contextlib
 import psycopg
 import pytest
 
-from bridge.store.open import PostgresStore, find_runs, make_run
+from bridge.store.open import PostgresStore, create_run, find_runs
 from bridge.store.postgres.tables_and_roles import FoundRun
 from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
@@ -128,7 +128,7 @@ def test_actors_role_is_refused_what_only_the_learner_may(place, run, as_actor, 
 
 def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_actor, postgres):
     postgres.create_role("somebody")
-    make_run(place.engine.url_of(LEARNER), run="foreign", name="foreign", actor_role="somebody")
+    create_run(place.engine.url_of(LEARNER), run="foreign", name="foreign", actor_role="somebody")
     with contextlib.closing(PostgresStore(place.engine.url_of(LEARNER), run="foreign")) as foreign:
         foreign.put_tickets([make_ticket("secret")])
         foreign.announce(make_announcement())
@@ -158,7 +158,7 @@ def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_acto
 def test_run_that_goes_on_with_another_actor_role_is_served_by_that_one_alone(place):
     learner_url, actor_url = place.engine.url_of(LEARNER), place.engine.url_of(ACTOR)
     for actor_role, found in ((ACTOR, ["moved"]), ("somebody", []), (ACTOR, ["moved"])):
-        make_run(learner_url, run="moved", name="moved", actor_role=actor_role)
+        create_run(learner_url, run="moved", name="moved", actor_role=actor_role)
         assert [r.run for r in find_runs(actor_url, "moved")] == found
 
 
@@ -167,7 +167,7 @@ def test_learner_leads_only_runs_that_its_role_began(place, run, postgres):
     place.engine.admin.execute("GRANT sluice_learner TO other_learner")
     url = place.engine.url_of("other_learner")
     with pytest.raises(ValueError, match="another role's"):
-        make_run(url, run=run, name="mine now", actor_role=ACTOR)
+        create_run(url, run=run, name="mine now", actor_role=ACTOR)
     with pytest.raises(ValueError, match=f"no run {run}"):
         PostgresStore(url, run=run)
     before = dump(place, run)

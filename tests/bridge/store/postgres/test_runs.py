@@ -7,7 +7,7 @@ import pytest
 
 from bridge.heartbeat_types import Heartbeat
 from bridge.store.admin import ON_PROBATION, open_runs
-from bridge.store.open import FinishedRunError, PostgresStore, find_run, make_run
+from bridge.store.open import FinishedRunError, PostgresStore, create_run, find_run
 from bridge.store.store_types import PERMANENT, LearnerLivesError, StoreLostError, SupersededLearnerError
 from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
@@ -33,7 +33,7 @@ def runs(url):
 def others_stay(place, url):
     """A run beside it, of which nothing may go."""
     run = f"{place.run}-beside"
-    make_run(url, run=run, name=run, actor_role=ACTOR)
+    create_run(url, run=run, name=run, actor_role=ACTOR)
     with contextlib.closing(PostgresStore(url, run=run)) as beside:
         fill(beside)
     before = rows(place, run)
@@ -158,7 +158,7 @@ def test_drop_with_its_bucket_deletes_the_objects_of_this_run_alone(place, runs,
 
 def test_name_of_several_runs_is_told_apart_by_their_ids(place, url, runs):
     for run in ("one", "two"):
-        make_run(url, run=f"{place.run}-{run}", name=f"{place.run}-name", actor_role=ACTOR)
+        create_run(url, run=f"{place.run}-{run}", name=f"{place.run}-name", actor_role=ACTOR)
     with pytest.raises(ValueError, match=f"2 runs are called '{place.run}-name'; give one's id: .*not finished"):
         runs.drop(f"{place.run}-name")
 
