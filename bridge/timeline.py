@@ -44,7 +44,7 @@ class Timeline:
             self._file.write(b"\n")
         self._write({"name": "process_name", "ph": "M", "ts": 0, "args": {"name": process}})
 
-    def span(self, name: str, start_s: float, end_s: float, *, lane: int = 0, **args: Any) -> None:
+    def span(self, name: str, start_s: float, end_s: float, /, *, lane: int = 0, **args: Any) -> None:
         """Records something that took from `start_s` to `end_s` (Unix seconds).
 
         `lane` is the row inside the process's track; overlapping spans belong in different lanes.
@@ -52,7 +52,7 @@ class Timeline:
         duration_s = max(0.0, end_s - start_s)
         self._write({"name": name, "ph": "X", "ts": start_s * 1e6, "dur": duration_s * 1e6, "tid": lane, "args": args})
 
-    def took(self, name: str, start_s: float, end_s: float, *, lane: int = 0, **args: Any) -> None:
+    def took(self, name: str, start_s: float, end_s: float, /, *, lane: int = 0, **args: Any) -> None:
         """Records something that took from `start_s` to `end_s` of `time.monotonic`, as `span` does.
 
         Its length does not depend on whether the machine's clock was set meanwhile.
@@ -66,7 +66,7 @@ class Timeline:
         self._write({"name": name, "ph": "i", "s": "p", "ts": when * 1e6, "tid": 0, "args": args})
 
     @contextlib.contextmanager
-    def measure(self, name: str, *, lane: int = 0, **args: Any) -> Generator[dict[str, Any]]:
+    def measure(self, name: str, /, *, lane: int = 0, **args: Any) -> Generator[dict[str, Any]]:
         """Records the time its block takes; entries put into the yielded dict become arguments."""
         start = time.monotonic()
         try:

@@ -16,7 +16,7 @@ from bridge.store.postgres.postgres_database import PostgresDatabase
 from bridge.store.sql.base import new_request_id
 from bridge.store.sql.database import Database, Row, Statement, Transaction
 from bridge.store.sql.learner_side import DROPPER
-from bridge.store.sql.tickets import NUM_TICKETS
+from bridge.store.sql.ticket_rows import NUM_TICKETS
 from bridge.store.sqlite_database import SqliteDatabase
 from bridge.store.store_types import PERMANENT
 

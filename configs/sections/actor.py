@@ -6,6 +6,7 @@ import dataclasses
 from configs.sections.base import (
     ActorCommand,
     ActorPath,
+    CheckedSection,
     Count,
     CountOrZero,
     Finite,
@@ -14,14 +15,13 @@ from configs.sections.base import (
     Reward,
     Seconds,
     SecondsOrZero,
-    Section,
     is_core_list,
     temperature,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ActorConfig(Section):
+class ActorConfig(CheckedSection):
     """The engine and the loop around it."""
 
     max_num_seqs: Count = 64
@@ -144,7 +144,7 @@ class ActorConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvironmentsConfig(Section):
+class EnvironmentsConfig(CheckedSection):
     """How episodes are played; what is played is said by `prompts`. A single-turn task reads none of it."""
 
     max_turns: Count = 8
@@ -180,7 +180,7 @@ class EnvironmentsConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingConfig(Section):
+class SamplingConfig(CheckedSection):
     """How the actors sample."""
 
     max_response_tokens: Count = 16

@@ -80,7 +80,7 @@ ActorCommand = Annotated[str, _Path.ACTOR_COMMAND]
 """A program: a path of each actor's machine, or a name without a slash that is looked for in PATH; empty: none."""
 
 
-class Section:
+class CheckedSection:
     """A section of the configuration: its local paths have their `~` replaced, its numbers lie in their ranges."""
 
     def __post_init__(self) -> None:

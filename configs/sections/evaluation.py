@@ -4,7 +4,16 @@ import dataclasses
 import re
 from typing import Literal
 
-from configs.sections.base import Count, CountOrZero, Finite, Fraction, NotNegative, Section, check_ranges, temperature
+from configs.sections.base import (
+    CheckedSection,
+    Count,
+    CountOrZero,
+    Finite,
+    Fraction,
+    NotNegative,
+    check_ranges,
+    temperature,
+)
 from configs.sections.prompts import PromptSource
 
 HELD_OUT = "heldout"
@@ -79,7 +88,7 @@ class EvaluationSet(PromptSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig(Section):
+class EvaluationConfig(CheckedSection):
     """What is evaluated while a run trains, through the engines that serve the policy."""
 
     num_problems: CountOrZero = 256

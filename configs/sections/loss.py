@@ -12,13 +12,13 @@ from typing import Any, Literal, cast, get_args
 
 from configs import custom_functions
 from configs.sections.base import (
+    CheckedSection,
     CountOrZero,
     Fraction,
     FractionOrZero,
     LocalPath,
     NotNegative,
     Positive,
-    Section,
 )
 
 LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
@@ -64,7 +64,7 @@ OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig(Section):
+class LossConfig(CheckedSection):
     """The objective: advantages, the per-token loss, its penalties, and how token losses are averaged.
 
     A constant left at None has the chosen loss's own default (`LOSS_CONSTANTS`). One that the chosen loss does not

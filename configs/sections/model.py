@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 
 from bridge.thinking import is_marks
 from configs.sections.base import (
+    CheckedSection,
     Count,
     CountOrZero,
     Fraction,
     LocalPath,
     Positive,
     Range,
-    Section,
     WholeSeconds,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LearnerConfig(Section):
+class LearnerConfig(CheckedSection):
     """How many processes the learner is, and when one of them is taken to be lost. May differ when a run goes on."""
 
     num_processes: Count = 1
@@ -41,7 +41,7 @@ MAX_RANK = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoraConfig(Section):
+class LoraConfig(CheckedSection):
     """Low-rank adapters (Hu et al., 2021): W + s B A is applied, and A [rank, in] and B [out, rank] alone are trained.
 
     The base W stays as it is in `model.path`; of the adapters alone there are gradients, optimizer state and
@@ -94,7 +94,7 @@ class LoraConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshConfig(Section):
+class MeshConfig(CheckedSection):
     """The learner's device mesh; the product must be the number of devices."""
 
     devices: str = ""
@@ -133,7 +133,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
+class ModelConfig(CheckedSection):
     """The policy: a Hugging Face folder, and the precisions it is held in."""
 
     path: LocalPath = ""
@@ -170,7 +170,7 @@ class ModelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Section):
+class OptimizerConfig(CheckedSection):
     """The optimizer, with global-norm clipping and linear warm-up."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
@@ -206,7 +206,7 @@ class OptimizerConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackingConfig(Section):
+class PackingConfig(CheckedSection):
     """The shape of a training micro-batch: rows of packed sequences."""
 
     rows: Count = 4

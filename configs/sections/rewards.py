@@ -9,6 +9,7 @@ from bridge.rollout_types import MAX_TEMPERATURE
 from bridge.validation import is_loopback
 from configs.sections.base import (
     ActorPath,
+    CheckedSection,
     Count,
     CountOrZero,
     Finite,
@@ -17,7 +18,6 @@ from configs.sections.base import (
     Range,
     Seconds,
     SecondsOrZero,
-    Section,
     check_pattern,
     is_core_list,
 )
@@ -40,7 +40,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JudgeConfig(Section):
+class JudgeConfig(CheckedSection):
     """Which model judges, what it is asked, and how its answer is read. Without url and colocate there is no judge."""
 
     url: str = ""
@@ -208,7 +208,7 @@ def check_template(template: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardsConfig(Section):
+class RewardsConfig(CheckedSection):
     """Verifiers: their time, their cores, and what they look for."""
 
     timeout_factor: Annotated[float, Range(1, 1e6)] = 1.5

@@ -5,18 +5,18 @@ import re
 
 from bridge.store.url_login import secret_in
 from configs.sections.base import (
+    CheckedSection,
     Count,
     CountOrZero,
     LocalPath,
     Positive,
     Seconds,
-    Section,
     Seed,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(Section):
+class CheckpointConfig(CheckedSection):
     """When the learner saves, and how many saves are kept."""
 
     every_n_steps: Count = 50
@@ -48,7 +48,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig(Section):
+class RunConfig(CheckedSection):
     """Where a run lives and when it ends."""
 
     name: str = "run"
@@ -89,7 +89,7 @@ class RunConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplesConfig(Section):
+class SamplesConfig(CheckedSection):
     """Which groups are kept as text in samples.jsonl; nothing of it changes what is trained."""
 
     groups_per_round: CountOrZero = 4
@@ -111,7 +111,7 @@ class SamplesConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StoreConfig(Section):
+class StoreConfig(CheckedSection):
     """Where tickets, groups and heartbeats are kept."""
 
     url: LocalPath = ""
@@ -140,7 +140,7 @@ class StoreConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SupervisionConfig(Section):
+class SupervisionConfig(CheckedSection):
     """When a process that lives is taken to hang; it is killed then, with all that it started, and started again.
 
     Every time is one in which its watcher was running itself, so neither a set clock nor a suspended machine makes a

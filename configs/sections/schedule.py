@@ -5,6 +5,7 @@ import math
 from typing import Annotated, Literal
 
 from configs.sections.base import (
+    CheckedSection,
     Count,
     CountOrZero,
     FractionOrZero,
@@ -13,12 +14,11 @@ from configs.sections.base import (
     Range,
     Seconds,
     SecondsOrZero,
-    Section,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdmissionConfig(Section):
+class AdmissionConfig(CheckedSection):
     """Which tickets an actor has in service at once."""
 
     policy: Literal["fifo", "frontier", "window"] = "fifo"
@@ -74,7 +74,7 @@ DEFAULT_MAX_ADAPTERS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishConfig(Section):
+class PublishConfig(CheckedSection):
     """When new weights go to the engines, and what happens to running requests then."""
 
     when: Literal["round_end", "every"] = "round_end"
@@ -159,7 +159,7 @@ class PublishConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RoundsConfig(Section):
+class RoundsConfig(CheckedSection):
     """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
 
     groups_per_round: Count = 32

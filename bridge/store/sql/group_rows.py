@@ -20,7 +20,7 @@ from bridge.rollout_types import Group
 from bridge.store.group_blobs import BadBlobError, BlobReference, GroupBlobs
 from bridge.store.sql.base import SharedStore, check_limit, ticket_digest
 from bridge.store.sql.database import Database, Row, Statement, StoreClosedError
-from bridge.store.sql.tickets import Tickets
+from bridge.store.sql.ticket_rows import Tickets
 from bridge.store.store_types import FencedError, StoredGroup, StoreLostError, UnfitGroupError
 
 _AT_A_TIME = 256

@@ -16,6 +16,9 @@ DROPPER = "whoever drops it"
 class LearnerStore(GroupRows, AnchorRows):
     """A run as its learner uses it.
 
+    Every call is one transaction; a process may be killed between any two of them, and each group is trained exactly
+    once (docs/exactly_once.md).
+
     From `acquire_leadership` on every call that writes raises `SupersededLearnerError` once another learner leads the
     run: what it would have written is not.
     """

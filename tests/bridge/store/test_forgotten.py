@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bridge.store.admin import Runs
-from bridge.store.sql import tickets as sql_tickets
+from bridge.store.sql import ticket_rows as sql_tickets
 from bridge.store.sql.database import Statement
 from tests.bridge.factories import make_group, make_ticket
 
