@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import jinja2
 
-from bridge import template_files, template_language
+from bridge import template_files
 
 Message = dict[str, str]
 """`role` and `content`."""
@@ -89,7 +89,7 @@ class ChatTemplate:
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Raises ValueError if no template of the folder reads an argument, or a rendering sets it itself."""
         try:
-            read = [template_language.variables(s) for s in {self.source, *self.named.values()}]
+            read = [template_files.variables(s) for s in {self.source, *self.named.values()}]
         except jinja2.TemplateError as e:
             raise self._refused(e) from e
         wrong = [n for n in arguments if n in RENDERED or not any(n in v for v in read)]
@@ -160,7 +160,7 @@ class ChatTemplate:
         quoted = ""
         for form in _forms(messages):
             try:
-                text = template_language.compiled(source).render(messages=form, **variables)
+                text = template_files.compiled(source).render(messages=form, **variables)
             except Exception as e:  # the template is the model's: it may fail by whatever Python raises
                 refusal = refusal or e
                 continue
@@ -169,7 +169,7 @@ class ChatTemplate:
                 continue  # JSON within JSON: the template writes the arguments as JSON itself
             blank = [m | {"content": ""} if m.get("content", "") is None else m for m in form]
             if blank != form and "None" in text:
-                empty = template_language.compiled(source).render(messages=blank, **variables)
+                empty = template_files.compiled(source).render(messages=blank, **variables)
                 return empty if empty.count("None") < text.count("None") else text
             return text
         if quoted:
@@ -315,7 +315,7 @@ def _takes_text(source: str, date: str, special_tokens: tuple[tuple[str, str], .
 
     def shows(content: Any) -> bool:
         try:
-            text = template_language.compiled(source).render(
+            text = template_files.compiled(source).render(
                 messages=[{"role": "user", "content": content}],
                 tools=None,
                 documents=None,

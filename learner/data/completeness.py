@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bridge import template_language
+from bridge import template_files
 from bridge.chat_template import ChatTemplate, JsonObject
 
 _CHECKED_BY_WORDS = ("role", "content", "tool_calls", "prefix")
@@ -92,7 +92,7 @@ def _missing(key: _Key, shape: str) -> str:
     for i, tool in enumerate(tools):
         if _word("tool", i) not in whole:
             return f"the row's tools ({tool.get('type', 'function')} {i + 1}); remove them, or take another template"
-    known = template_language.names(chat.source_for(tools=bool(tools)))
+    known = template_files.names(chat.source_for(tools=bool(tools)))
     fields: dict[str, str] = {}
     for i, message in enumerate(messages):
         said = f"message {i + 1} (role {message['role']})"
