@@ -18,7 +18,7 @@ from absl import logging
 from actor.environments import fork_server_client, protocol, wire
 from actor.environments.fork_server_client import ForkServerClient
 from actor.environments.protocol import EpisodeError
-from bridge import framing
+from bridge import processes
 from bridge.rollout_types import MAX_ABS_REWARD
 from configs import custom_functions
 from configs.sections.actor import EnvironmentsConfig
@@ -252,7 +252,7 @@ class EpisodeProcess:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(wire.frame(question))
                 await self._writer.drain()
-                length = wire.frame_length(await self._reader.readexactly(framing.HEAD_BYTES))
+                length = wire.frame_length(await self._reader.readexactly(processes.HEAD_BYTES))
                 answer = msgspec.msgpack.decode(await self._reader.readexactly(length), type=wire.Answer)
         except TimeoutError as e:
             what = type(question).__name__.lower()

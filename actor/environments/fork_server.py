@@ -26,15 +26,14 @@ import msgspec
 
 from actor.environments import protocol, wire
 from actor.environments.protocol import Environment, Step
-from bridge import framing
-from bridge.processes import die_with_parent
+from bridge import processes
 
 
 def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, max_memory_bytes: int) -> None:
     """The life of a forked process; never returns."""
     status = 1
     try:
-        die_with_parent(parent)
+        processes.die_with_parent(parent)
         os.setsid()  # what it starts is killed with it
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -52,7 +51,7 @@ def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, ma
 def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
     environment: Environment | None = None
     with link.makefile("rb") as source, asyncio.Runner() as runner:
-        while head := source.read(framing.HEAD_BYTES):
+        while head := source.read(processes.HEAD_BYTES):
             question = msgspec.msgpack.decode(source.read(wire.frame_length(head)), type=wire.Question)
             if isinstance(question, wire.Close):
                 break
@@ -214,7 +213,7 @@ class _ForkServer:
 
 def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
     """Imports the environment, says so, and forks until its control socket ends."""
-    die_with_parent(os.getppid())
+    processes.die_with_parent(os.getppid())
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
     control = socket.socket(fileno=control_fd)

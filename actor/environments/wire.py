@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from bridge import framing
+from bridge import processes
 from bridge.chat_template import Message
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -98,9 +98,9 @@ def encode(message: Any) -> bytes:
 
 def frame(message: Question | Answer) -> bytes:
     """A message as it is sent to or by an episode's process; raises ValueError if it is too large."""
-    return framing.frame(encode(message), max_bytes=MAX_MESSAGE_BYTES)
+    return processes.frame(encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame_length(head: bytes) -> int:
     """How many bytes follow these four; raises ValueError if too many."""
-    return framing.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)
+    return processes.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)

@@ -14,7 +14,7 @@ import msgspec
 
 from actor.rewards import verifier_worker
 from actor.rewards.verifier_worker import ScoreReply, ScoreRequest, Timeouts
-from bridge import framing
+from bridge import processes
 from bridge.credentials import without_secrets
 from configs import custom_functions
 
@@ -162,5 +162,5 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _read(reader: asyncio.StreamReader) -> ScoreReply:
-    length = verifier_worker.frame_length(await reader.readexactly(framing.HEAD_BYTES))
+    length = verifier_worker.frame_length(await reader.readexactly(processes.HEAD_BYTES))
     return msgspec.msgpack.decode(await reader.readexactly(length), type=ScoreReply)

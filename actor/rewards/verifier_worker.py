@@ -20,8 +20,7 @@ from actor.rewards import registry
 from actor.rewards.registry import gold_response
 from actor.rewards.types import Context, NoNumberError, Response, Score, Verifier
 from actor.sandbox.program import SandboxError, SandboxUnavailableError
-from bridge import framing
-from bridge.processes import die_with_parent
+from bridge import processes
 from bridge.rollout_types import Task
 from configs import custom_functions
 
@@ -74,12 +73,12 @@ class ScoreReply(msgspec.Struct):
 
 def frame(message: ScoreRequest | Timeouts | ScoreReply) -> bytes:
     """A message as it is sent; raises ValueError if it is too large."""
-    return framing.frame(msgspec.msgpack.encode(message), max_bytes=MAX_MESSAGE_BYTES)
+    return processes.frame(msgspec.msgpack.encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame_length(head: bytes) -> int:
     """How many bytes follow these four; raises ValueError if too many."""
-    return framing.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)
+    return processes.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)
 
 
 def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> None:
@@ -94,7 +93,7 @@ def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> 
 def _read(source: BinaryIO, questions: "queue.SimpleQueue[ScoreRequest | None]") -> None:
     timeouts = LiveTimeouts(())
     try:
-        while head := source.read(framing.HEAD_BYTES):
+        while head := source.read(processes.HEAD_BYTES):
             message = msgspec.msgpack.decode(source.read(frame_length(head)), type=ScoreRequest | Timeouts)
             if isinstance(message, Timeouts):
                 timeouts.known = message.case_timeouts_s
@@ -111,7 +110,7 @@ def main(load: Callable[[str], Verifier] = registry.load) -> None:
     for argument in sys.argv[1:]:
         if argument.startswith(_CORES):
             os.sched_setaffinity(0, map(int, argument.removeprefix(_CORES).split(",")))
-    die_with_parent()
+    processes.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
     # The hard limit stays open: a sandbox can't have more than who starts it.
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
