@@ -65,12 +65,8 @@ class EngineSizeFile:
                 f'{self.path}: {e}; want {{"max_num_seqs": {self._default.max_num_seqs}, '
                 f'"tensor_parallel_size": {self._default.tensor_parallel_size}}}'
             ) from e
-        limits = EngineSizeOverride(
-            max_num_seqs=self._default.max_num_seqs if given.max_num_seqs is None else given.max_num_seqs,
-            tensor_parallel_size=(
-                self._default.tensor_parallel_size if given.tensor_parallel_size is None else given.tensor_parallel_size
-            ),
-        )
+        named = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
+        limits = dataclasses.replace(self._default, **named)
         if limits.max_num_seqs < 1:
             raise ValueError(f"{self.path}: max_num_seqs must be >= 1, got {limits.max_num_seqs}")
         if not 1 <= limits.tensor_parallel_size <= self._max_tensor_parallel_size:

@@ -6,6 +6,7 @@ coroutines that read the actor's state and change it by its methods alone (`acto
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -155,7 +156,9 @@ class Actor:
                     await self._claim()
                     if self._takes_new:
                         for ticket in self.admission.admit(self.engine.version):
-                            self._start(ticket, tasks)
+                            serving = self._groups[ticket.id] = tasks.create_task(self.serving.serve(ticket))
+                            # Not at the end of a coroutine: one that is cancelled before it begins has none.
+                            serving.add_done_callback(functools.partial(self._group_ended, ticket.id))
                     await self._changed.wait_past(count, timeout_s=CLAIM_S)
         except* StoreLostError:
             is_lost = True
@@ -285,13 +288,7 @@ class Actor:
         if ending:
             await asyncio.wait(ending)
 
-    def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
-        serving = tasks.create_task(self.serving.serve(ticket))
-        self._groups[ticket.id] = serving
-        # Not at the end of a coroutine: one that is cancelled before it begins has none.
-        serving.add_done_callback(lambda _: self._group_ended(ticket.id))
-
-    def _group_ended(self, ticket_id: str) -> None:
+    def _group_ended(self, ticket_id: str, _: asyncio.Task[None]) -> None:
         del self._groups[ticket_id]
         self.admission.remove(ticket_id)
         for bell in (self._changed, self.sample_ended, self.group_ended):

@@ -194,7 +194,8 @@ class _ForkServer:
             episode = next((e for e, pid in self._pids.items() if pid == ended.si_pid), None)
             if episode is not None:  # else an orphan
                 del self._pids[episode]
-                self._say(wire.Ended(id=episode, how=_how(ended)))
+                kind = "exit" if ended.si_code == os.CLD_EXITED else "signal"
+                self._say(wire.Ended(id=episode, how=f"{kind} {ended.si_status}"))
             self._kill_orphans()
 
     def _kill_orphans(self) -> None:
@@ -231,11 +232,6 @@ def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
     gc.freeze()  # or each child's first collection would copy what they share
     control.send(wire.encode(wire.Ready(num_threads=len(os.listdir("/proc/self/task")))))
     _ForkServer(control, make, max_memory_bytes=max_memory_bytes).serve(woken)
-
-
-def _how(ended: os.waitid_result) -> str:
-    is_exit = ended.si_code == os.CLD_EXITED
-    return f"exit {ended.si_status}" if is_exit else f"signal {ended.si_status}"
 
 
 if __name__ == "__main__":

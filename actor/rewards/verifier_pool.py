@@ -5,12 +5,13 @@ a `VerifierError`. It never becomes a reward.
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import random
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
 import msgspec
 from absl import logging
@@ -146,12 +147,12 @@ class VerifierPool:
         self._check_allowed(name)
         num_hangs = num_failures = 0
         while True:
-            one = await self._idle.get()
-            context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
-            question = ScoreRequest(verifier=name, task=task, response=response, context=context)
-            one.timeouts_s = case_timeouts_s if name in TIMES_CASES else None
             try:
-                return await self._attempt(one, question)
+                async with self._worker() as one:
+                    context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
+                    one.timeouts_s = case_timeouts_s if name in TIMES_CASES else None
+                    question = ScoreRequest(verifier=name, task=task, response=response, context=context)
+                    return await self._attempt(one, question)
             except VerifierError as e:
                 self.num_failures += 1
                 logging.warning("verifier failed verifier=%s problem=%r", name, str(e))
@@ -161,8 +162,6 @@ class VerifierPool:
                     raise HangError(f"verifier {name}: {e} ({num_hangs} times)") from e
                 if num_failures > self._retries:
                     raise type(e)(f"verifier {name}: {e} ({num_failures} attempts)") from e
-            finally:
-                self._idle.put_nowait(one)
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(num_hangs + num_failures - 1, 60))
             await self._sleep(self._draw(pause_s / 2, pause_s))
 
@@ -177,11 +176,8 @@ class VerifierPool:
           VerifierError: says why it can't be.
         """
         self._check_allowed(name)
-        one = await self._idle.get()
-        try:
+        async with self._worker() as one:
             await self._load(one, name)
-        finally:
-            self._idle.put_nowait(one)
 
     async def try_own(self, name: str, task: Task, response: Response) -> None:
         """Calls a user's own verifier once.
@@ -193,16 +189,21 @@ class VerifierPool:
         """
         self._check_allowed(name)
         question = ScoreRequest(verifier=name, task=task, response=response, context=Context(settings=self.settings))
-        one = await self._idle.get()
-        try:
+        async with self._worker() as one:
             await self._load(one, name)
             await self._ask(one, question, TRIAL_S)
-        finally:
-            self._idle.put_nowait(one)
 
     async def close(self) -> None:
         """Ends the workers."""
         await asyncio.gather(*(w.kill() for w in self._workers))
+
+    @contextlib.asynccontextmanager
+    async def _worker(self) -> AsyncIterator[WorkerProcess]:
+        one = await self._idle.get()
+        try:
+            yield one
+        finally:
+            self._idle.put_nowait(one)
 
     async def _attempt(self, one: WorkerProcess, question: ScoreRequest) -> Score:
         try:

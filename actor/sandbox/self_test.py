@@ -49,7 +49,9 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
             problems = _way_out(sandbox) + _left_behind(sandbox)
             _check_packages(sandbox, view)
         with Sandbox(dataclasses.replace(limits, memory_bytes=128 * MIB), num_warm=1, view=view) as sandbox:
-            problems += _memory(sandbox)
+            (outcome,) = _probe(sandbox, "memory", memory_bytes=sandbox.limits.memory_bytes)
+            if outcome.ended != "memory":
+                problems.append(f"processes got more memory together than they may ({outcome.ended})")
     except ValueError as e:
         raise SandboxUnavailableError(str(e)) from e
     except SandboxError as e:
@@ -143,11 +145,6 @@ def _left_behind(sandbox: Sandbox) -> list[str]:
     if not first.succeeded or not second.succeeded:
         return [f"a case ended by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]
     return [] if first.stdout == second.stdout else [f"a case found what another left: {second.stdout[:200]!r}"]
-
-
-def _memory(sandbox: Sandbox) -> list[str]:
-    (outcome,) = _probe(sandbox, "memory", memory_bytes=sandbox.limits.memory_bytes)
-    return [] if outcome.ended == "memory" else [f"processes got more memory together than they may ({outcome.ended})"]
 
 
 def _probe(sandbox: Sandbox, name: str, *, times: int = 1, **given: Any) -> list[Outcome]:

@@ -154,7 +154,11 @@ class Judge:
                     if self._asks_for_schema:
                         logging.warning("judge's endpoint knows no response_format; it is left out: %s", problem)
                     self._asks_for_schema = False  # the answer is checked all the same
-                elif _is_too_long(problem) and num_shortened < MAX_SHORTENED:
+                elif (
+                    num_shortened < MAX_SHORTENED
+                    and problem.status in _TOO_LONG_STATUSES
+                    and any(words in problem.said for words in _TOO_LONG_WORDS)
+                ):
                     num_shortened, max_chars = num_shortened + 1, max(min(max_chars, len(response.answer)) // 2, 1)
                 else:
                     raise VerifierError(f"the judge refuses: {problem}") from problem
@@ -251,11 +255,6 @@ class Judge:
             and error.status in _FORMAT_STATUSES
             and any(word in error.said for word in _FORMAT_WORDS)
         )
-
-
-def _is_too_long(error: JudgeRequestError) -> bool:
-    """Returns True if a request was refused as the prompt and the answer don't fit the model's context."""
-    return error.status in _TOO_LONG_STATUSES and any(words in error.said for words in _TOO_LONG_WORDS)
 
 
 def retry_after_s(value: str | None, now: datetime.datetime) -> float:

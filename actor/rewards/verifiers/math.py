@@ -48,7 +48,11 @@ def _by_form(gold: str, stated: str) -> bool:
         return words == math_forms.words(stated)
     time, stated_time = math_forms.time_of_day(gold), math_forms.time_of_day(stated)
     if time or (stated_time and (stated_time[3] or not math_forms.ratio(gold))):  # 10:30 is no ratio, but 6:10 is 3:5
-        return time is not None and stated_time is not None and _are_equal_times(time, stated_time)
+        return (
+            time is not None
+            and stated_time is not None
+            and (time[:3] == stated_time[:3] and (time[3] == stated_time[3] or not time[3] or not stated_time[3]))
+        )
     if math_forms.is_date(gold) or math_forms.is_date(stated):
         return False  # only as text
     residue, stated_residue = math_forms.residue(gold), math_forms.residue(stated)
@@ -70,10 +74,6 @@ def _is_chosen(gold: tuple[str, str], stated: str) -> bool:
     if other := math_forms.choice(stated):
         return other[0] == letter
     return bool(says) and not math_forms.choices(stated) and are_equal(math_normalize.normalize_latex(says), stated)
-
-
-def _are_equal_times(gold: tuple[int, int, int, str], stated: tuple[int, int, int, str]) -> bool:
-    return gold[:3] == stated[:3] and (gold[3] == stated[3] or not gold[3] or not stated[3])
 
 
 def _as_text(text: str) -> str:
