@@ -64,16 +64,6 @@ class GroupBucket(SharedStore):
         self._objects.mark()
         self._has_marked = True
 
-    def _check_own_bucket(self) -> None:
-        """Looks whether the bucket is still the one that this learner has marked.
-
-        Raises:
-          ValueError: its mark is missing, or it refuses us.
-          StoreLostError: it could not be reached.
-        """
-        if self._objects is not None and self._has_marked:
-            self._objects.check_own_mark()
-
     def delete_dropped(self) -> int:
         """Deletes the objects of groups that are gone; returns how many were noted."""
         if self._objects is None:
@@ -103,11 +93,6 @@ class GroupBucket(SharedStore):
         finally:
             if self._objects is not None:
                 self._objects.close()
-
-    def _keep_objects(self) -> None:
-        """Has a thread delete and sweep from now on, for as long as this process leads the run."""
-        if self._objects is not None and self._keeper is None:
-            self._keeper = BlobCollector(self.delete_dropped, self.sweep_objects)
 
     @override
     def _write(self, *steps: Statement, guarded: bool = False, **options: Any) -> list[list[Row]]:
@@ -240,8 +225,8 @@ class GroupRows(GroupBucket, Tickets):
         )
         rows = rows[: _num_within([object_ for *_, object_ in rows], self.page_bytes)]
         messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
-        if any(isinstance(message, BadBlobError) for message in messages):
-            self._check_own_bucket()  # before anybody is blamed, and a ticket offered again
+        if self._objects is not None and self._has_marked and any(isinstance(m, BadBlobError) for m in messages):
+            self._objects.check_own_mark()  # before anybody is blamed, and a ticket offered again
         groups: list[StoredGroup] = []
         spoiled: list[str] = []
         for (seq, ticket_id, actor, fit, _, object_), message in zip(rows, messages, strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from bridge.store.sql.anchor_rows import AnchorRows
 from bridge.store.sql.base import check_blob, check_lease, new_request_id
-from bridge.store.sql.group_rows import GroupRows
+from bridge.store.sql.group_rows import BlobCollector, GroupRows
 from bridge.store.store_types import LearnerLivesError, StoredGroup
 from bridge.weight_types import Announcement, RunCard
 
@@ -63,7 +63,8 @@ class LearnerStore(GroupRows, AnchorRows):
                 f"{max(0.0, left_s):.0f} s unless it says that it lives: stop it, or wait"
             )
         self._incarnation, self._led_after_seq = incarnation, last_seq
-        self._keep_objects()
+        if self._objects is not None and self._keeper is None:
+            self._keeper = BlobCollector(self.delete_dropped, self.sweep_objects)
         return incarnation
 
     def renew_leadership(self, *, lease_s: float) -> None:
