@@ -1,6 +1,6 @@
 """What an adapter costs an engine on a CPU: SmolLM2 without one, with one multiplied our way, and vLLM's own.
 
-    python -m tests.bench.cpu_adapters [--rounds=3] [--model=FOLDER] [--small]
+    python -m tests.bench.cpu_adapters [--rounds=3] [--smollm2=FOLDER] [--small]
 
 Seconds to read 64 prompts of 33 tokens and write a token for each, and to write 25, in engines that start one after
 another, each kind as often as there are rounds; the quickest of each kind counts. All requests are under one adapter of
@@ -99,7 +99,9 @@ def run(kind: str) -> dict[str, Any]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    return last_line_of("tests.bench.cpu_adapters", f"--one={kind}", f"--model={MODEL.value}", *small, env=environment)
+    return last_line_of(
+        "tests.bench.cpu_adapters", f"--one={kind}", f"--smollm2={MODEL.value}", *small, env=environment
+    )
 
 
 def measure(kind: str, num_prompts: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PROJECT = pathlib.Path(__file__).resolve().parents[3]
 DIR = flags.DEFINE_string("dir", None, "Where the runs go, and stay; runs/bench-NAME if not given.")
 ONLY = flags.DEFINE_list("only", [], "Cases to run; all if not given.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
-MODEL = flags.DEFINE_string("model", str(PROJECT / "models" / "smollm2"), "SmolLM2's folder; made if it is missing.")
+MODEL = flags.DEFINE_string("smollm2", str(PROJECT / "models" / "smollm2"), "SmolLM2's folder; made if it is missing.")
 ROOMS = ("actor", "bridge", "configs", "launch", "learner")
 """What a run depends on."""
 MAIN_JOB = "the main job: an engine with real vLLM, its actor, the learner, on the same cores"

@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 
 from bridge import files
-from launch.tools import get_model
-from launch.tools.get_model import PATTERNS, RECORD, from_hub, is_hub_name, licence_of
+from launch.tools import model_download
+from launch.tools.model_download import PATTERNS, RECORD, from_hub, is_hub_name, licence_of
 from tests.launch.commands import Done, call_each
 from tests.learner.model_folder import make_model_folder
 
@@ -69,7 +69,7 @@ class Folder:
 
 
 def get(out: pathlib.Path, folder: Folder) -> bool:
-    return get_model.get(out, folder.identity, folder.fill)
+    return model_download.get(out, folder.identity, folder.fill)
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -163,7 +163,7 @@ def test_record_is_written_last(tmp_path, monkeypatch):
         at_record.append((path.parent / "model.safetensors").is_file())
         write(path, data, **more)
 
-    monkeypatch.setattr(get_model, "replace_file", spy)
+    monkeypatch.setattr(model_download, "replace_file", spy)
     get(tmp_path / "small", Folder())
     assert at_record == [True]
 
@@ -215,13 +215,13 @@ def test_model_that_the_learner_does_not_compute_is_refused_before_its_weights_a
     else:
         config.unlink()
     with pytest.raises(ValueError, match="gpt2" if what == "family" else "config.json"):
-        get_model.get(tmp_path / "out", {}, lambda part: from_hub("owner/large", "", part))
+        model_download.get(tmp_path / "out", {}, lambda part: from_hub("owner/large", "", part))
     assert asked == [["config.json"] if what == "family" else []] and not (tmp_path / "out").exists()
 
 
 def test_model_that_the_learner_computes_is_fetched_after_its_config(tmp_path, asked):
     names = sorted(p.name for p in make_model_folder(tmp_path / "theirs").iterdir())
-    get_model.get(tmp_path / "out", {"hub": "owner/small"}, lambda part: from_hub("owner/small", "", part))
+    model_download.get(tmp_path / "out", {"hub": "owner/small"}, lambda part: from_hub("owner/small", "", part))
     assert asked == [["config.json"], names] and {*names} <= {p.name for p in (tmp_path / "out").iterdir()}
 
 

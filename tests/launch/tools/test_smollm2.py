@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from launch.tools import smollm2
-from launch.tools.get_model import get
+from launch.tools.model_download import get
 from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
 from learner.model.hf_load import open_folder
