@@ -121,7 +121,7 @@ lint() {
 lint >"$folder/lint" 2>&1 &
 if $is_fast; then
   tests "unit tests, but for the heavy ones" quickly_compiled "${a_process_per_core[@]}" -m "unit and not heavy" \
-    --list-costly=2 "$@" "${fast_folders[@]}"
+    --list-costly=0.5 "$@" "${fast_folders[@]}"
 elif $is_nightly; then
   # As in a run: XLA optimises, and one test at a time has all cores.
   tests "nightly tests" as_in_a_run -m "nightly or hypothesis" --run-nightly "$@"

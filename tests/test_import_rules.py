@@ -256,11 +256,13 @@ def test_import_contracts_on_bad_files_are_broken_by_each_of_them_and_by_nothing
         assert sorted(said) == sorted(BAD[contract].values()), section
 
 
+@pytest.mark.heavy
 def test_bridge_modules_load_no_framework():
     forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
     assert loaded_by(REPO, "bridge", (*forbidden, "learner", "actor", "configs", "launch")) == []
 
 
+@pytest.mark.heavy
 def test_planning_loads_no_framework():
     # The learner's schedule runs there in virtual time: its policies are pure.
     forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")

@@ -34,6 +34,7 @@ def test_no_two_modules_share_a_name_with_two_meanings():
     assert {k: v for k, v in found.items() if len(v) > 1} == {}
 
 
+@pytest.mark.heavy
 def test_no_two_public_classes_share_a_name():
     found = collections.defaultdict(list)
     for path in FILES:

@@ -81,6 +81,7 @@ def pickle_uses(root: Path) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.heavy
 def test_source_has_no_pickle():
     assert pickle_uses(REPO) == []
 

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from tests.integration.support.processes import REPO
 
 STAMPS = {
@@ -32,6 +34,7 @@ def reads(source: str) -> int:
     )
 
 
+@pytest.mark.heavy
 def test_wall_clock_is_read_where_a_stamp_is_wanted_and_nowhere_else():
     folders = ("actor", "bridge", "configs", "launch", "learner")
     files = [f for folder in folders for f in (REPO / folder).rglob("*.py")]

@@ -120,6 +120,7 @@ def test_sign_that_was_under_way_when_the_weights_came_is_not_believed_after_the
     run(body())
 
 
+@pytest.mark.heavy
 def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.1, swap_timeout_s=0.8))
@@ -176,6 +177,7 @@ def test_engine_that_nobody_asks_while_an_episode_is_in_its_environment_is_not_h
     run(body())
 
 
+@pytest.mark.heavy
 def test_engine_that_samples_nothing_is_found(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.5))

@@ -45,6 +45,7 @@ def resizing(file, share=None):
     return functools.partial(elastic_control_loop, file=file, share=share)
 
 
+@pytest.mark.heavy
 def test_limits_written_meanwhile_end_the_actor_once_its_groups_are_in(tmp_path, monkeypatch):
     async def body():
         s, file = make_setup(tmp_path, width=2), limits_file(tmp_path)
@@ -130,6 +131,7 @@ async def two_steps(s, share) -> None:
         await until(observed[step], f"step {step} was observed")
 
 
+@pytest.mark.heavy
 def test_preemptions_lower_what_runs_at_once_while_the_engine_runs_on(tmp_path):
     async def body():
         s, file = make_setup(tmp_path, policy="window", width=8), limits_file(tmp_path)
@@ -150,6 +152,7 @@ def test_preemptions_lower_what_runs_at_once_while_the_engine_runs_on(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_rise_of_preemptions_asks_for_twice_the_devices(tmp_path):
     async def body():
         s, file = make_setup(tmp_path, policy="window", width=8), limits_file(tmp_path)

@@ -1,10 +1,13 @@
 """An actor that hears of its run's end, with a made-up engine and a real store."""
 
+import pytest
+
 from actor.background import RunFinished, watch_run_end
 from tests.actor.fakes import until
 from tests.actor.loop_setup import ended, make_setup, run
 
 
+@pytest.mark.heavy
 def test_actor_gives_back_what_it_has_and_ends_when_its_run_is_finished(tmp_path):
     async def body():
         s = make_setup(tmp_path)

@@ -11,6 +11,7 @@ from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 
 
+@pytest.mark.heavy
 def test_leases_are_renewed_and_a_lost_one_ends_its_group(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=ActorLimits(lease_s=1.0, heartbeat_s=0.01))

@@ -83,6 +83,7 @@ def test_slot_is_free_before_the_reward_is_known(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_evaluations_go_first_and_beside_a_full_frontier(tmp_path):
     async def body():
         s = make_setup(tmp_path, width=1)
@@ -125,6 +126,7 @@ def test_two_actors_share_the_frontier(tmp_path, monkeypatch):
     run(body())
 
 
+@pytest.mark.heavy
 def test_samples_of_a_prompt_are_spread_over_actors_that_all_have_room_for_it(tmp_path):
     async def body():
         limits = dataclasses.replace(LIMITS, heartbeat_s=1.0)
@@ -176,6 +178,7 @@ def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_overlapping_groups_lie_in_lanes_of_their_own(tmp_path):
     async def body():
         s = make_setup(tmp_path, auto=True, width=4)
@@ -218,6 +221,7 @@ def test_a_ticket_that_is_begun_is_in_the_event_log_before_it_ends(tmp_path):
     assert entries("aborted") == [("t1", 2)]  # the actor's end; t0 has its group
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("policy", ["fifo", "window"])
 def test_every_ticket_is_served_once_under(tmp_path, policy):
     async def body():

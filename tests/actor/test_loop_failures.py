@@ -18,6 +18,7 @@ from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
 from tests.bridge.factories import make_group
 
 
+@pytest.mark.heavy
 def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
     async def body():
         command = (sys.executable, "-m", "tests.actor.rewards.verifiers.bad_verifiers", str(tmp_path / "attempts"))
@@ -35,6 +36,7 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
     monkeypatch.setattr("actor.serving.MIN_ROWS", 3)
     monkeypatch.setattr("actor.serving.MIN_S", 0.0)
@@ -228,6 +230,7 @@ def test_group_that_is_on_its_way_when_the_actor_is_fenced_has_arrived_before_it
     run(body())
 
 
+@pytest.mark.heavy
 def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, monkeypatch):
     async def body():
         limits = dataclasses.replace(LIMITS, max_unstored_groups=2)

@@ -11,6 +11,7 @@ from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
 
 
+@pytest.mark.heavy
 def test_tickets_wait_for_the_first_weights(tmp_path):
     async def body():
         s = make_setup(tmp_path, auto=True)
@@ -120,6 +121,7 @@ def test_weights_that_a_learner_went_back_behind_are_abandoned_whatever_step_it_
     run(body())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("base_steps", "newest"),
     [({0: 0, 1: 5}, (1, 5)), ({0: 0, 1: 5}, (1, 7)), ({0: 0, 1: 6, 2: 5, 3: 8}, (3, 8))],
@@ -148,6 +150,7 @@ def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path, base_step
     run(body())
 
 
+@pytest.mark.heavy
 def test_drained_group_has_one_version_and_what_follows_has_the_newest(tmp_path):
     async def body():
         s = make_setup(tmp_path, width=2, drain_before_swap=True)
@@ -178,6 +181,7 @@ def test_drained_group_has_one_version_and_what_follows_has_the_newest(tmp_path)
     run(body())
 
 
+@pytest.mark.heavy
 def test_drain_counts_toward_no_deadline_and_an_abandoned_future_ends_it(tmp_path):
     async def body():
         s = make_setup(tmp_path, drain_before_swap=True, limits=dataclasses.replace(LIMITS, swap_timeout_s=0.05))
@@ -215,6 +219,7 @@ def test_update_that_hangs_is_found(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_broken_snapshot_gives_waiting_tickets_back_and_serves_on(tmp_path):
     async def body():
         s = make_setup(tmp_path)
@@ -286,6 +291,7 @@ def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tm
     run(body())
 
 
+@pytest.mark.heavy
 def test_samples_of_younger_weights_go_on_and_one_that_started_anew_gets_stale_again(tmp_path):
     async def body():
         s = make_setup(tmp_path, max_lag_steps=1)

@@ -11,6 +11,7 @@ from tests.support.lazy import transformers
 MESSAGES = [user("Q"), assistant("<think>a</think>\nA"), user("again"), assistant("B")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("template", [CHATML, STRIPS_THINKING, ALTERNATES])
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -203,6 +203,7 @@ def try_decode(data: bytes) -> None:
         assert type(value) is type_
 
 
+@pytest.mark.heavy
 @UNHURRIED
 @given(VALUES)
 def test_round_trip_gives_an_equal_value(value):
@@ -218,6 +219,7 @@ def test_decode_random_bytes_raise_only_value_error(data):
     try_decode(data)
 
 
+@pytest.mark.heavy
 @UNHURRIED
 @given(VALUES, st.data())
 def test_decode_truncated_or_extended_refused(value, data):
@@ -228,6 +230,7 @@ def test_decode_truncated_or_extended_refused(value, data):
             codec.decode(type(value), bad)
 
 
+@pytest.mark.heavy
 @UNHURRIED
 @given(VALUES, st.data())
 def test_decode_bit_flipped_raises_only_value_error(value, data):
@@ -245,6 +248,7 @@ JUNK = st.recursive(
 )
 
 
+@pytest.mark.heavy
 @UNHURRIED
 @given(VALUES, st.data())
 def test_decode_field_of_another_kind_raises_only_value_error(value, data):

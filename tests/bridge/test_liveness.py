@@ -19,6 +19,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.heavy
 def test_pulse_of_a_child_is_felt_by_its_parent_and_stays_felt_when_it_is_gone():
     fd = Liveness.create()
     child = subprocess.Popen(

@@ -9,6 +9,8 @@ from bridge.chat_template import TemplateSettings
 from learner.data.tokenizer import load_tokenizer
 from tests.bridge import published
 
+pytestmark = pytest.mark.heavy
+
 VOCAB_SIZE = 1024
 TOOLS = [
     {

@@ -127,6 +127,7 @@ def test_templates_are_the_same_where_a_models_files_are_sent_without_folders(tm
     assert there.render(ASKED, tools=TOOLS) == "tool_use:q"
 
 
+@pytest.mark.heavy
 def test_special_tokens_are_all_that_transformers_hands_to_a_template(tmp_path):
     folder = published.make_folder(tmp_path / "m", unk_token="<pad>", extra_special_tokens={"image_token": "<think>"})
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "image_token")

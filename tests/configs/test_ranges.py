@@ -44,6 +44,7 @@ def test_every_number_has_a_range():
     assert len(NUMBERS) > 100
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", sorted(NUMBERS))
 def test_number_outside_its_range_is_refused_by_name(path):
     found = NUMBERS[path]

@@ -86,6 +86,7 @@ def test_page_has_many_symptoms_and_each_says_what_to_do():
         assert len(section.rpartition("```")[2].split("\n## ")[0].split()) > 10, section
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[:60])
 def test_line_is_made_of_texts_of_the_sources_and_values(line):
     for other in OF_OTHERS:

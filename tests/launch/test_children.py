@@ -47,6 +47,7 @@ def test_objective_check_is_ours_and_finds_the_users_own():
     assert preflight.check_functions(config, ("learner",)) == ["functions of your own: loss.advantage=mine:advantage"]
 
 
+@pytest.mark.heavy
 def test_role_of_a_run_is_ours(tmp_path):
     child = Child("learner", ["--helpshort"], tmp_path / "log", devices="")
     child.start()

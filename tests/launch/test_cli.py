@@ -58,11 +58,13 @@ def test_prepare_run_dir_is_short_for_the_override(prepare, tmp_path):
     assert prepare(run_dir=str(tmp_path / "run")).config.run.dir == str(tmp_path / "run")
 
 
+@pytest.mark.heavy
 def test_prepare_run_dir_alone_reads_the_folder(prepare, tmp_path):
     first = prepare(run_dir=str(tmp_path / "run"), run__seed="3")
     assert prepare(None, run_dir=str(tmp_path / "run")) == first
 
 
+@pytest.mark.heavy
 def test_prepare_run_dir_alone_looks_for_room_too(prepare, tmp_path, model, monkeypatch):
     (model / "model.safetensors").write_bytes(bytes(1000))
     run_dir = str(tmp_path / "run")

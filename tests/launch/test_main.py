@@ -39,12 +39,14 @@ def test_every_command_has_a_name_but_what_processes_start():
     }
 
 
+@pytest.mark.heavy
 def test_help_lists_the_commands_and_that_of_a_command_is_its_own():
     assert [name for name in COMMANDS if name not in call().stdout] == []
     said = " ".join(call("plan", "--help").stdout.split())
     assert [w for w in ("a run in virtual time", "--profile", "--search_alpha", "--config") if w not in said] == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("given", [["compile-tpu", "--fast"], ["reprt"], ["--fast"]], ids=" ".join)
 def test_what_is_not_known_is_one_line_and_exit_code_2(given):
     done = call(*given)
@@ -53,6 +55,7 @@ def test_what_is_not_known_is_one_line_and_exit_code_2(given):
     assert line.startswith("error: ") and ("report" in line) == (given == ["reprt"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("where", ["elsewhere", "in that project"])
 def test_command_is_found_beside_a_project_that_has_packages_of_our_names(tmp_path, where):
     for name in ("actor", "bridge", "configs", "launch", "learner"):

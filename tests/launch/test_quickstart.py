@@ -92,6 +92,7 @@ def test_flag_that_is_none_is_one_line_before_anything_is_set_up(place, argument
     assert line.startswith(f"error: {said}")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", ["--model=tiny", "--model=smollm2"])
 def test_override_that_can_not_be_is_refused_before_anything_is_set_up_where_an_environment_is_there(place, model):
     python(place, f'cd {REPO} && exec {sys.executable} "$@"')

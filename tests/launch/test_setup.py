@@ -118,6 +118,7 @@ def test_set_up_of_a_folder_whose_environment_is_a_link_leaves_what_it_leads_to(
     assert done.returncode == 1 and f"is a link to {tmp_path / 'others'}" in done.stderr
 
 
+@pytest.mark.heavy
 def test_set_up_below_a_path_with_a_space_installs_a_run_and_then_what_tests_need(place):
     done = place.set_up()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -253,6 +253,7 @@ def steps_there(tmp_path):
     return sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.heavy
 def test_save_that_fails_leaves_nothing_is_counted_and_the_next_one_is_made(tmp_path, disk):
     with opened(tmp_path, max_failed_in_a_row=3) as checkpoints:
         for step in range(1, 9):

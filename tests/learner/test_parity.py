@@ -143,6 +143,7 @@ def start(tmp_path, steps):
         yield start
 
 
+@pytest.mark.heavy
 def test_settle_answer_with_the_learners_logprobs_passes(start):
     run = start({"good": 0.0})
     worst = settle(run)
@@ -230,6 +231,7 @@ class NaNScorer:
         return logprobs
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("where", ["every token", "one token", "one token of the first of two batches"])
 def test_settle_scorer_that_gives_nan_passes_nobody(start, steps, where):
     if "batches" in where:  # two sequences, of 9 and 10 tokens, in rows of 16: one a batch

@@ -33,6 +33,7 @@ def text_of(*parts) -> str:
     return characters().decode(np.concatenate(parts).tolist(), skip_special_tokens=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("template", "end"), [(CHATML, "<|im_end|>"), (ALTERNATES, "<eos>")])
 @given(texts=st.lists(TEXTS, min_size=5, max_size=5))
 def test_turns_and_observations_together_are_the_whole_conversation_rendered_at_once(template, end, texts):

@@ -216,6 +216,7 @@ def test_killed_child_hits_its_own_episode_only():
     run(body)
 
 
+@pytest.mark.heavy
 def test_killed_zygote_takes_its_episodes_along_and_is_replaced():
     async def body(pool):
         pids = []
@@ -293,6 +294,7 @@ def test_end_in_order_lets_the_environment_close(tmp_path):
     run(body)
 
 
+@pytest.mark.heavy
 def test_environment_that_does_not_close_is_killed(monkeypatch):
     monkeypatch.setattr(pools, "CLOSE_TIMEOUT_S", 0.2)
 
@@ -339,6 +341,7 @@ async def play_guess(pool: EnvironmentPool) -> None:
         await process.reset(GUESS)
 
 
+@pytest.mark.heavy
 def test_environment_that_hangs_does_not_hold_up_another():
     async def body(_):
         pool = EnvironmentPool(EnvironmentsConfig(max_processes=4), own=OWN, names=(BAD, "guess"))
@@ -455,6 +458,7 @@ def test_environment_that_can_not_be_loaded_is_a_final_error(name, said):
     run(body)
 
 
+@pytest.mark.heavy
 def test_check_environments_says_in_one_line_what_can_not_be_used(tmp_path):
     config = EnvironmentsConfig()
     check_environments([BAD, "guess"], config)

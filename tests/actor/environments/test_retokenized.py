@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import tokenizers
 
 from actor.environments.environment_pool import EnvironmentPool
@@ -35,6 +36,7 @@ def differences(tokens: np.ndarray, again: np.ndarray) -> list[int]:
     return [*np.flatnonzero(tokens[:size] != again[:size]).tolist(), *range(size, tokens.size)]
 
 
+@pytest.mark.heavy
 def test_transcripts_of_real_episodes_are_kept_where_tokenizing_again_would_change_them():
     tokenizer = merging()
     eos = tokenizer.token_to_id("<eos>")

@@ -132,6 +132,7 @@ class HangingAt(ScriptedEngine):
         return await super().sample(*args, request_id=request_id, **kwargs)
 
 
+@pytest.mark.heavy
 def test_environment_that_breaks_off_a_turn_is_an_error_and_played_again():
     engine = HangingAt(1)
     with pytest.raises(EpisodeError, match="broke off a turn .* .2 attempts"):

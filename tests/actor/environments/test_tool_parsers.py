@@ -182,6 +182,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.heavy
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=12).map("".join))
 def test_parse_of_anything_raises_nothing(parser, text):
     parsed = parse(parser, text, TOOLS)

@@ -72,6 +72,7 @@ def test_task_key_tells_tasks_apart_by_what_their_test_cases_are_and_nothing_els
     assert task_key(task_of()) == keys[0]
 
 
+@pytest.mark.heavy
 def test_task_key_is_the_same_in_every_process():
     code = "from tests.actor.rewards.test_adaptive_timeout import task_key, task_of; print(task_key(task_of()))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

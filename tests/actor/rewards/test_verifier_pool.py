@@ -126,6 +126,7 @@ def test_hung_worker_is_killed(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_workers_judge_side_by_side_and_a_hung_one_holds_up_no_other(tmp_path):
     async def body():
         pool = make_pool(tmp_path, num_workers=2, timeout_s=60.0, retries=0)
@@ -142,6 +143,7 @@ def test_workers_judge_side_by_side_and_a_hung_one_holds_up_no_other(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_cancelled_question_answers_nobody_else(tmp_path):
     async def body():
         pool = make_pool(tmp_path, timeout_s=60.0)
@@ -185,6 +187,7 @@ def test_close_ends_the_workers(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_real_worker_scores_and_names_what_it_does_not_know():
     async def body():
         pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
@@ -232,6 +235,7 @@ def test_score_by_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, m
     assert not (tmp_path / "imported").exists()
 
 
+@pytest.mark.heavy
 def test_real_worker_scores_by_ones_own_from_where_the_command_was_started(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -268,6 +272,7 @@ def test_verifier_of_ones_own_is_told_how_the_response_ended_and_how_long_it_is(
     run(body())
 
 
+@pytest.mark.heavy
 def test_check_own_says_in_one_line_what_can_not_be_used(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -484,6 +489,7 @@ def test_own_verifier_that_would_fail_at_each_response_is_refused_in_one_line_be
     assert said.startswith(f"prompts.verifier=unfit:{name}") and REFUSED[name] in said and "\n" not in said
 
 
+@pytest.mark.heavy
 def test_own_verifier_that_needs_more_than_a_made_up_row_is_told_of_and_refused_only_on_a_real_one(unfit, monkeypatch):
     monkeypatch.chdir(unfit)
     (line,) = check_own(["unfit:needs_a_row"])

@@ -7,6 +7,7 @@ from actor.sandbox.self_test import check_isolation, missing
 REFUSED = "bwrap: No permissions to create new namespace, likely because the kernel does not allow\nnon-privileged"
 
 
+@pytest.mark.heavy
 def test_machine_without_bubblewrap_says_how_to_get_it(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(

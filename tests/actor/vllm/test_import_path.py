@@ -26,6 +26,7 @@ def packages(tmp_path: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_libraries_below_a_path_with_a_space_are_imported_through_a_link_that_ends_with_the_process(packages):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -134,6 +134,7 @@ def test_follow_before_the_first_announcement_does_nothing(setup):
     assert threading.get_ident() not in setup.store.threads  # a store may be slow: it is not asked by the event loop
 
 
+@pytest.mark.heavy
 def test_follow_serves_each_announced_version_once_and_whole(setup):
     for step in (0, 1, 2, 7):
         setup.publish(step)
@@ -145,6 +146,7 @@ def test_follow_serves_each_announced_version_once_and_whole(setup):
     assert set(setup.client.timings) == {"prefetch_s", "verify_s", "pause_s", "load_s"}
 
 
+@pytest.mark.heavy
 def test_two_actors_of_a_host_serve_the_same_from_one_download(setup):
     other_engine = LoadingEngine()
     with contextlib.closing(open_client(setup.root, setup.store, other_engine, [0.0])) as other:
@@ -205,6 +207,7 @@ def test_announcement_of_sources_that_the_learner_did_not_name_is_refused_before
     assert setup.engine.version == at(2)
 
 
+@pytest.mark.heavy
 def test_old_manifest_replayed_is_refused_and_said_so(setup, caplog):
     old = setup.publish(1)
     assert setup.follow()
@@ -230,6 +233,7 @@ def test_version_superseded_while_it_is_fetched_is_no_refusal(setup):
     assert setup.engine.version == at(2)
 
 
+@pytest.mark.heavy
 def test_server_that_is_down_is_no_refusal_and_asked_again_at_once(setup):
     manifest = publish(setup.writer, 0)
     url, setup.url = setup.url, DEAD
@@ -319,6 +323,7 @@ def test_learner_that_went_back_is_followed_to_its_higher_incarnation(setup):
     assert setup.engine.version == at(3, incarnation=1)
 
 
+@pytest.mark.heavy
 def test_older_version_beside_an_announced_one_out_of_reach_is_served_then_a_newer_one_never_an_older_one(
     setup, caplog
 ):
@@ -342,6 +347,7 @@ def test_older_version_beside_an_announced_one_out_of_reach_is_served_then_a_new
     assert "corrupt" not in caplog.text  # none was read for another one
 
 
+@pytest.mark.heavy
 def test_announced_version_is_taken_as_soon_as_it_is_in_reach_though_an_older_one_is_there(setup):
     setup.put(1)
     setup.announce_behind_a_wall(2, beside=1)
@@ -352,6 +358,7 @@ def test_announced_version_is_taken_as_soon_as_it_is_in_reach_though_an_older_on
     assert not setup.follow() and setup.engine.version == at(4)
 
 
+@pytest.mark.heavy
 def test_older_version_that_was_fetched_stays_until_the_engine_has_it(setup):
     """An actor that lets requests end before it swaps looks again and again what is announced."""
     setup.put(1)
@@ -368,6 +375,7 @@ def test_older_version_that_was_fetched_stays_until_the_engine_has_it(setup):
     assert not setup.follow() and setup.engine.version == at(1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("damage", ["replay", "unsigned", "another token", "not there", "data"])
 def test_older_version_that_is_not_the_one_named_whole_and_signed_is_not_served(setup, damage, caplog):
     old, named = setup.put(1), setup.put(2)

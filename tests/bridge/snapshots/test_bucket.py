@@ -31,6 +31,8 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import is_verified
 from bridge.weight_types import Announcement
 
+pytestmark = pytest.mark.heavy
+
 RUN = "run-1"
 TOKEN = Token("0123456789abcdef" * 2)
 

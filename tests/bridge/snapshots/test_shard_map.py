@@ -60,6 +60,7 @@ def models(draw):
     return lay_out(entries), draw(st.permutations(blocks))
 
 
+@pytest.mark.heavy
 @given(model=models(), num_hosts=st.integers(1, 3), step=st.sampled_from([1, 5, 64, 100, 10_000]))
 def test_pieces_of_hosts_in_any_split_make_up_the_whole_file(model, num_hosts, step):
     (tensors, size), blocks = model

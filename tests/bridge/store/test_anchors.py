@@ -53,6 +53,7 @@ def test_anchors_of_tasks_that_nobody_raised_are_left_out(store):
     assert store.all_anchors(limit=9) == {"a": (0.25, 3.0), "b": (1.0,)}
 
 
+@pytest.mark.heavy
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raises=RAISES, data=st.data())
 def test_raises_of_several_actors_in_any_order_and_again_give_the_maximum(place, raises, data):
@@ -69,6 +70,7 @@ def test_raises_of_several_actors_in_any_order_and_again_give_the_maximum(place,
         assert {k: v for k, v in everything(actors[1]).items() if k.startswith(prefix)} == want
 
 
+@pytest.mark.heavy
 def test_actors_that_raise_the_same_tasks_at_once_lose_nothing(place):
     rng = random.Random(7)
     keys = [f"k{i:02}" for i in range(20)]

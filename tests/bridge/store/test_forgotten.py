@@ -33,6 +33,7 @@ def ticket(order: int, sample: int = 0):
     return make_ticket(f"{order:09d}.{sample}", order=order)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_rows_stay_bounded_and_the_count_is_exact_over_many_updates(store, num_samples):
     most = 0
@@ -49,6 +50,7 @@ def test_rows_stay_bounded_and_the_count_is_exact_over_many_updates(store, num_s
         store.put_group(make_group(ticket(0)))
 
 
+@pytest.mark.heavy
 def test_open_and_failed_tickets_are_never_forgotten(store):
     store.put_tickets([ticket(0), ticket(1)])
     store.claim("a", limit=1, lease_s=60.0)
@@ -63,6 +65,7 @@ def test_open_and_failed_tickets_are_never_forgotten(store):
     }  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_learner_that_falls_back_to_an_older_checkpoint_gets_its_open_tickets_served_again(store):
     for order in range(40):
         serve(store, [ticket(order)])
@@ -107,6 +110,7 @@ def test_count_is_exact_after_a_rewind_past_forgotten_orders_and_on_the_way_back
     assert store.counts()["acknowledged"] == num_samples * 40 - lost
 
 
+@pytest.mark.heavy
 def test_put_of_forgotten_tickets_that_is_made_twice_counts_them_once(store, monkeypatch):
     for order in range(40):
         serve(store, [ticket(order)])
@@ -119,6 +123,7 @@ def test_put_of_forgotten_tickets_that_is_made_twice_counts_them_once(store, mon
         }  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_count_after_a_rewind_takes_off_the_share_of_orders_where_some_have_no_ticket(store):
     orders = [order for order in range(90) if order % 3]
     for order in orders:
@@ -128,6 +133,7 @@ def test_count_after_a_rewind_takes_off_the_share_of_orders_where_some_have_no_t
     assert abs(store.counts()["acknowledged"] - 30) <= 1
 
 
+@pytest.mark.heavy
 def test_random_orders_of_acknowledgement_keep_count_and_bound(store):
     order_of, waiting, num = random.Random(3), [], 0
     for order in range(80):
@@ -141,6 +147,7 @@ def test_random_orders_of_acknowledgement_keep_count_and_bound(store):
     assert len(ids_in(store)) <= KEPT + 2 * 6 + 9
 
 
+@pytest.mark.heavy
 def test_backlog_of_an_older_build_goes_a_little_with_each_call(store, monkeypatch):
     monkeypatch.setattr(sql_tickets, "KEPT_ORDERS", 10**6)
     for order in range(50):
@@ -164,6 +171,7 @@ def test_steps_metric_of_reissued_tickets_is_the_count(store):
     assert store.num_reissued() == store.counts()["reissued"] == 2
 
 
+@pytest.mark.heavy
 def test_runs_count_what_was_trained_and_forgotten(store):
     for order in range(30):
         serve(store, [ticket(order)])

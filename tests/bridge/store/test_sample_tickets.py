@@ -272,6 +272,7 @@ def test_join_keeps_the_newest_incarnation_and_the_whole_time():
     assert (group.incarnation, group.started_s, group.finished_s) == (1, 2.0, 6.0)
 
 
+@pytest.mark.heavy
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), extra=st.integers(0, 2))
 def test_every_group_is_read_once_whatever_the_order_of_arrival(tmp_path_factory, seed, num_groups, extra):
     rng = random.Random(seed)

@@ -75,6 +75,7 @@ class Cluster:
         return {t.order for a in self.actors.values() for t in a.in_service if t.kind == "train"}
 
 
+@pytest.mark.heavy
 @given(
     width=st.integers(1, 4),
     num_actors=st.integers(1, 3),
@@ -126,6 +127,7 @@ def test_one_frontier_over_all_engines(engine, tmp_path_factory, width, num_acto
         assert sorted(emitted) == sorted(t.id for t in tickets)
 
 
+@pytest.mark.heavy
 @settings(max_examples=20)
 @given(num_actors=st.integers(2, 5), num_tickets=st.integers(1, 30), seed=st.integers(0, 10**6))
 def test_actors_share_what_there_is_whoever_asks_first(engine, tmp_path_factory, num_actors, num_tickets, seed):
@@ -142,6 +144,7 @@ def test_actors_share_what_there_is_whoever_asks_first(engine, tmp_path_factory,
 ORDERS = st.integers(-2, 4)
 
 
+@pytest.mark.heavy
 @given(
     tickets=st.lists(
         st.tuples(ORDERS, st.sampled_from(["train", "train", "train", "eval"]), st.sampled_from(STATES)), max_size=12
@@ -240,6 +243,7 @@ def test_spread_puts_what_is_over_a_part_last_and_looks_through_so_many_groups()
     assert ids(held={0: 1}, num_groups=1) == ["e", "0.0", "0.1"]  # of the lowest order all the same
 
 
+@pytest.mark.heavy
 @settings(max_examples=20)
 @given(num_actors=st.integers(2, 5), num_groups=st.integers(1, 6), seed=st.integers(0, 10**6))
 def test_each_group_is_spread_over_all_actors_by_one_claim_each(engine, tmp_path_factory, num_actors, num_groups, seed):
@@ -275,6 +279,7 @@ def test_fair_share_is_by_places(total, mine, places, all_places, share):
     assert fair_share(total, mine=mine, among=2, places=places, all_places=all_places) == share
 
 
+@pytest.mark.heavy
 @settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(1, 300), min_size=2, max_size=5), num_tickets=st.integers(1, 40), seed=st.integers(0, 99)

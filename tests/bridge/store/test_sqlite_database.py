@@ -87,6 +87,7 @@ def test_closed_store_says_so(tmp_path):
         store.counts()
 
 
+@pytest.mark.heavy
 def test_close_waits_for_what_a_left_behind_thread_does(tmp_path):
     database = SqliteDatabase(tmp_path / "store.db", busy_timeout_s=1)
     inside, is_closing, done = threading.Event(), threading.Event(), []
@@ -118,6 +119,7 @@ def is_closed(database: SqliteDatabase) -> bool:
         return True
 
 
+@pytest.mark.heavy
 def test_use_after_fork_refused(tmp_path):
     code = """
 import os, sys

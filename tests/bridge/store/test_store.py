@@ -354,6 +354,7 @@ def test_contents_and_counters_survive_reopening(place):
         assert store.acquire_leadership("elsewhere", lease_s=60) == 2
 
 
+@pytest.mark.heavy
 def test_threads_share_a_store(store):
     put(store, *(f"t{i}" for i in range(40)))
     claimed: list[list[str]] = [[], [], [], []]

@@ -98,6 +98,7 @@ def test_judge_that_does_not_end_is_said_and_not_waited_for_for_ever(tmp_path, m
     assert not is_alive(given(tmp_path)["pid"])
 
 
+@pytest.mark.heavy
 def test_two_judges_have_different_keys_and_ports(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -114,6 +115,7 @@ def test_judge_runs_on_cores_of_its_own(tmp_path):
     assert core in os.sched_getaffinity(0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("what", "said"), [("fail", r"did not start \(code 1\): no memory left"), ("dumb", "did not start within 2 s")]
 )
@@ -130,6 +132,7 @@ def test_judge_on_cores_that_are_not_there_is_refused(tmp_path):
         start(tmp_path, "serve", cpu_cores="4000")
 
 
+@pytest.mark.heavy
 def test_judge_that_died_is_started_again_at_its_address(tmp_path):
     with closing(start(tmp_path, "serve")) as service:
         first = given(tmp_path)
@@ -141,6 +144,7 @@ def test_judge_that_died_is_started_again_at_its_address(tmp_path):
     assert not is_alive(given(tmp_path, 1)["pid"])
 
 
+@pytest.mark.heavy
 def test_judge_that_keeps_dying_is_given_up(tmp_path):
     with closing(start(tmp_path, "serve", "fail")) as service:
         os.kill(service.pid, signal.SIGKILL)
@@ -149,6 +153,7 @@ def test_judge_that_keeps_dying_is_given_up(tmp_path):
         assert len([*tmp_path.glob("[0-9]*.json")]) == 3
 
 
+@pytest.mark.heavy
 def test_judge_that_serves_never_again_is_given_up_however_long_its_starts_take(tmp_path, monkeypatch):
     monkeypatch.setattr(judge_server, "STEADY_S", 0.0)  # a start takes longer than that
     with closing(start(tmp_path, "serve", "late")) as service:
@@ -159,6 +164,7 @@ def test_judge_that_serves_never_again_is_given_up_however_long_its_starts_take(
         assert service.num_restarts == CONFIG.max_restarts
 
 
+@pytest.mark.heavy
 def test_judge_that_starts_for_too_long_is_killed_and_started_again(tmp_path):
     with closing(start(tmp_path, "serve", "dumb", "serve", start_timeout_s=8.0)) as service:
         os.kill(service.pid, signal.SIGKILL)
@@ -166,6 +172,7 @@ def test_judge_that_starts_for_too_long_is_killed_and_started_again(tmp_path):
         assert not is_alive(given(tmp_path, 1)["pid"])
 
 
+@pytest.mark.heavy
 def test_judge_that_hangs_is_killed_and_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(judge_server, "LOOK_S", 0.0)
     monkeypatch.setattr(judge_server, "_HEALTH_S", 0.2)
@@ -176,18 +183,21 @@ def test_judge_that_hangs_is_killed_and_started_again(tmp_path, monkeypatch):
         assert service.failure == "" and not is_alive(given(tmp_path)["engine"])
 
 
+@pytest.mark.heavy
 def test_judge_that_was_stopped_is_killed_and_started_again(tmp_path):
     with closing(start(tmp_path, "serve", stopped_s=0.5)) as service:
         os.kill(service.pid, signal.SIGSTOP)
         wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
 
 
+@pytest.mark.heavy
 def test_judge_whose_engine_was_stopped_is_killed_and_started_again(tmp_path):
     with closing(start(tmp_path, "serve", stopped_s=0.5)):
         os.kill(given(tmp_path)["engine"], signal.SIGSTOP)
         wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
 
 
+@pytest.mark.heavy
 def test_judge_of_a_killed_actor_dies_with_it(tmp_path):
     (tmp_path / "starts.json").write_text('["serve"]')
     actor = spawn("tests.launch.judging_actor", tmp_path)

@@ -112,6 +112,7 @@ def test_service_starts_one_for_each_that_the_learner_does_not_write_itself(run,
     assert started == ["wandb", "mlflow", "end", "end", "join", "join"]
 
 
+@pytest.mark.heavy
 def test_real_process_without_a_record_ends_when_told(run):
     (run / "model_path.txt").write_text("model\n")
     (run / "trackers" / "wandb.json").write_text(json.dumps({"num_sent": 3}))

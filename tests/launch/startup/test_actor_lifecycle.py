@@ -83,6 +83,7 @@ def test_sigint_ends_at_once_since_the_engine_gets_it_too(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_actor_that_fails_before_it_is_told_says_why(tmp_path):
     async def body():
         s = make_setup(tmp_path)
@@ -95,6 +96,7 @@ def test_actor_that_fails_before_it_is_told_says_why(tmp_path):
     run(body())
 
 
+@pytest.mark.heavy
 def test_store_that_is_away_when_the_actor_is_told_keeps_it_no_longer_than_a_bound(tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr("launch.startup.actor_lifecycle.GIVE_BACK_S", 0.1)

@@ -13,6 +13,7 @@ def nothing_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
+@pytest.mark.heavy
 def test_code_rewards_are_refused_in_one_line_where_nothing_isolates(nothing_installed):
     with pytest.raises(ValueError, match="code rewards are refused: .*bubblewrap is not installed: apt-get") as e:
         check_sandbox(tiny.tiny_code())

@@ -132,6 +132,7 @@ def test_file_no_row_of_which_passes_is_refused_in_one_line(tmp_path):
         checked(math_rows(tmp_path, liars=list(range(1, 13))))
 
 
+@pytest.mark.heavy
 def test_judges_and_forms_and_penalties_are_not_asked(tmp_path):
     rewards = [{"name": "format", "weight": 0.5}, {"name": "math", "weight": -1.0}, {"name": "exact"}]
     rows = [row | {"rewards": rewards, "answer": "\\frac{", "metadata": {"format": "x"}} for row in rows_of(3)]
@@ -153,6 +154,7 @@ def test_solutions_are_run_and_wrong_and_endless_ones_set_aside(tmp_path, isolat
     assert {row: why.rpartition(" ")[2] for row, why in found.gold_failures[""].items()} == {2: "wrong", 3: "timeout"}
 
 
+@pytest.mark.heavy
 def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_told_of_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
     config = with_rewards(config_of(path=jsonl(tmp_path, [code_row(1)]), verifier="code"), tmp_path)

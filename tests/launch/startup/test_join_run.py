@@ -263,6 +263,7 @@ def test_name_of_a_live_actor_elsewhere_is_refused_and_a_dead_ones_is_taken_when
     place.store.register_actor(beat, location="elsewhere")  # who left in order keeps nobody waiting
 
 
+@pytest.mark.heavy
 def test_second_actor_of_a_name_on_this_machine_is_refused(place):
     place.put_run_card()
     with place.join(), pytest.raises(ValueError, match="a live actor far-1 has .*give another --name"), place.join():

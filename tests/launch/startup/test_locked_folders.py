@@ -103,6 +103,7 @@ def test_folder_without_a_lock_is_nobodys_to_remove(tmp_path):
     assert all(folder.exists() for folder in foreign)
 
 
+@pytest.mark.heavy
 def test_live_actors_name_is_refused(tmp_path):
     live = hold(tmp_path, "a", "m")
     with pytest.raises(ValueError, match="a live actor a has .*give another --name"):

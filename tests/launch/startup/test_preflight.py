@@ -40,6 +40,7 @@ def edit(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
+@pytest.mark.heavy
 def test_check_a_good_folder_passes(folder):
     preflight.check(config_of(), folder)
     preflight.check(

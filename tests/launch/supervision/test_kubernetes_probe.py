@@ -61,6 +61,7 @@ def say(process, doing: str) -> None:
     assert process.stdout.readline() == "done\n"
 
 
+@pytest.mark.heavy
 def test_probe_of_a_live_process_is_0_and_of_a_stopped_one_3(process, tmp_path):
     assert probe(tmp_path / "pulse", *BOUNDS).returncode == 0
     os.kill(process.pid, signal.SIGSTOP)

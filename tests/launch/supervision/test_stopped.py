@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.integration.support.processes import REPO
 
 PROGRAM = """
@@ -18,6 +20,7 @@ running.kill()
 """
 
 
+@pytest.mark.heavy
 def test_process_below_that_was_stopped_is_killed_and_one_that_runs_is_not():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

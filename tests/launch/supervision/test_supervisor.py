@@ -93,6 +93,7 @@ def pids(prepared: PreparedRun, role: str) -> list[int]:
     return [int(line) for line in (prepared.folder / f"{role}.pids").read_text().split()]
 
 
+@pytest.mark.heavy
 def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared):
     run = prepared(learner=["until said"], actor=["stop", "serve"])
     ending, said, _ = watch(run, what="starting it again (1)")
@@ -105,6 +106,7 @@ def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared)
     wait_until(lambda: not is_alive(grandchild), "what the actor had started")
 
 
+@pytest.mark.heavy
 def test_event_log_has_what_was_started_and_what_was_said(prepared):
     run = prepared(learner=["until said"], actor=["stop", "serve"])
     watch(run, what="starting it again (1)")
@@ -117,6 +119,7 @@ def test_event_log_has_what_was_started_and_what_was_said(prepared):
     assert events[-1]["name"] == "end"
 
 
+@pytest.mark.heavy
 def test_actor_that_wants_other_limits_is_said_each_time_with_them(prepared):
     run = prepared(learner=["until said"], actor=["resize 4", "resize 7", "resize", "serve"])
     ending, said, _ = watch(run, what="engine limits (3)")
@@ -130,6 +133,7 @@ def test_actor_that_wants_other_limits_is_said_each_time_with_them(prepared):
     assert [line for line in told if "limits" in line] == lines
 
 
+@pytest.mark.heavy
 def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(prepared):
     run = prepared(learner=["until said"], actor=["serve"], others=[["stop", "serve"], ["serve"]])
     ending, said, one = watch(run, what="starting it again (1)")
@@ -139,6 +143,7 @@ def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(p
     assert {a.name for a in one._actors} == {"actor-0", "actor-1-r1", "actor-2"}
 
 
+@pytest.mark.heavy
 def test_actor_that_can_not_be_started_is_given_up_while_another_is_left(prepared):
     run = prepared(learner=["until said"], actor=["fail"], others=[["serve"]])
     ending, said, one = watch(run, what="the run goes on without it")
@@ -148,12 +153,14 @@ def test_actor_that_can_not_be_started_is_given_up_while_another_is_left(prepare
     assert one._describe(one._actors[0]).endswith("ended (1), given up")
 
 
+@pytest.mark.heavy
 def test_run_fails_once_every_actor_is_given_up(prepared):
     ending, said, one = watch(prepared(learner=["serve"], actor=["fail"], others=[["fail"]]))
     assert ending is RunOutcome.FAILED and said.count("the run goes on without it") == 1
     assert one.last_error.endswith("(after 2 restarts without a new step)")
 
 
+@pytest.mark.heavy
 def test_steps_of_others_do_not_count_for_an_actor_that_never_starts(prepared):
     run = prepared(learner=["step by step"], actor=["starting and fail"], others=[["serve"]])
     ending, said, _ = watch(run, what="the run goes on without it")
@@ -251,6 +258,7 @@ def test_restarts_without_a_new_step_are_bounded(prepared):
     assert len(pids(run, "learner")) == 3
 
 
+@pytest.mark.heavy
 def test_restarts_after_a_new_step_each_are_not_bounded(prepared):
     # Each is killed, but only after a step that the run had never reached; the fifth goes no further than the fourth.
     run = prepared(learner=[f"steps {n}" for n in (1, 2, 3, 4, 4, 4, 4)], actor=["serve"])
@@ -284,6 +292,7 @@ def test_actor_that_ends_in_order_while_its_learner_goes_on_is_started_again(pre
     assert ending is RunOutcome.DONE and "actor-0 ended with code 0" in said
 
 
+@pytest.mark.heavy
 def test_learner_that_waited_too_long_for_another_process_is_started_again_after_longer_and_longer_pauses(
     prepared, monkeypatch
 ):
@@ -464,6 +473,7 @@ Supervisor(open_prepared(folder), Console(file=io.StringIO())).run()
 """
 
 
+@pytest.mark.heavy
 def test_killed_supervisor_takes_stopped_children_along(prepared):
     run = prepared(learner=["serve"], actor=["serve"])
     (run.folder / "model_path.txt").write_text("model\n")

@@ -105,6 +105,7 @@ def test_host_that_is_none_is_refused(tmp_path, host):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.heavy
 def test_command_without_the_extra_says_what_to_install(tmp_path):
     program = (
         "import sys; sys.modules['trustme'] = None\n"
@@ -117,6 +118,7 @@ def test_command_without_the_extra_says_what_to_install(tmp_path):
     assert line.startswith("error: making certificates needs the extra: ") and line.endswith("[store-server]'")
 
 
+@pytest.mark.heavy
 def test_command_prints_what_to_set(tmp_path):
     out = tmp_path / "certificates"
     command = [sys.executable, "-m", "launch.tools.make_certificates", f"--out={out}", "--host=a.example"]

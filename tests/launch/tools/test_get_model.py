@@ -20,6 +20,7 @@ def call(*lines: list[str], cwd: pathlib.Path) -> list[Done]:
     return call_each("launch.tools.get_model", lines, max_arguments=1, cwd=cwd)
 
 
+@pytest.mark.heavy
 def test_folder_of_this_machine_is_named_as_what_a_run_takes(tmp_path):
     (tmp_path / "theirs").mkdir()
     (done,) = call(["theirs", "--out=mine"], cwd=tmp_path)
@@ -37,6 +38,7 @@ BAD = {
 }
 
 
+@pytest.mark.heavy
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
     for done, said in zip(call(*map(list, BAD), cwd=tmp_path), BAD.values(), strict=True):
         (line,) = done.err.splitlines()

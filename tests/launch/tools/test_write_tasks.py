@@ -41,6 +41,7 @@ BAD = {
 }
 
 
+@pytest.mark.heavy
 def test_command_writes_a_task_and_refuses_the_rest_in_one_line(tmp_path):
     done = call_each("launch.tools.write_tasks", [["arithmetic"], *map(list, BAD)], max_arguments=1, cwd=tmp_path)
     assert done[0].code == 0 and "data/arithmetic/held_out.jsonl: 256 rows" in done[0].out.splitlines()

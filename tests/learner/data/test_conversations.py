@@ -279,6 +279,7 @@ def test_empty_media_columns_and_null_fields_are_nothing(loaded):
     assert asked(loaded, row, DROPS) == "<|user|>How warm is it?<|end|>"
 
 
+@pytest.mark.heavy
 def test_objects_of_a_parquet_list_have_the_fields_that_they_were_given(tmp_path, loaded):
     """Arrow gives all objects of a list the same fields, and nulls where one lacks them."""
     other = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}

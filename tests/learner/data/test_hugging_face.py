@@ -50,6 +50,7 @@ def all_of(found):
     return [row for batch in found.batches() for row in batch]
 
 
+@pytest.mark.heavy
 def test_load_folder_in_the_hubs_format_gives_the_splits_rows(folder):
     source = source_of(folder)
     found = load(source, ("prompt", "answer"), split="train")

@@ -56,6 +56,7 @@ def test_stream_restored_midway_gives_the_same_future(tokenizer, files, kind, be
 REWARDS = st.lists(st.tuples(st.sampled_from(["a", "b", "made", ""]), st.floats(0, 1)), max_size=3)
 
 
+@pytest.mark.heavy
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(REWARDS, min_size=5, max_size=60), data=st.data())
 @pytest.mark.parametrize("curriculum", ["learnable", "stages"])

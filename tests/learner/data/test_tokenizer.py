@@ -154,6 +154,7 @@ CONVERSATIONS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("source", ["jinja file", "tokenizer_config", "named list"])
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_render_chat_is_what_transformers_renders(tmp_path, name, source):

@@ -40,6 +40,7 @@ def test_rules_cover_every_parameter_and_use_each_axis_once(name):
         assert len(RULES[path]) == len(spec.shape) and len(axes) == len(set(axes))
 
 
+@pytest.mark.heavy
 def test_rules_have_no_path_that_no_model_has():
     adapters = flatten(abstract_adapters(config_of("qwen3-tied"), LoraConfig(rank=2)))
     assert set(RULES) == {path for name in MODELS for path in config_of(name).param_names.paths()} | set(adapters)

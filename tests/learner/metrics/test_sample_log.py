@@ -156,6 +156,7 @@ print(log.num_lost)
 """
 
 
+@pytest.mark.heavy
 def test_write_that_a_full_disk_cuts_short_leaves_whole_lines_and_the_next_is_whole(tmp_path):
     """A bound of a file's size takes a part of a write, as the last block of a disk does."""
     file = tmp_path / "s.jsonl"

@@ -47,12 +47,14 @@ def test_value_that_is_not_finite_is_not_shown(tmp_path, value):
     assert shown(tmp_path).Tags()["scalars"] == ["rewards/my_judges.style:score"]
 
 
+@pytest.mark.heavy
 def test_restarted_learner_takes_back_the_abandoned_values(tmp_path):
     write(tmp_path, [1, 2, 3, 4, 5])
     write(tmp_path, [4, 5, 6], restored_step=3, incarnation=1, value=0.75)
     assert scalars(tmp_path, "loss") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.75), (5, 0.75), (6, 0.75)]
 
 
+@pytest.mark.heavy
 def test_restart_within_a_second_is_read_behind_what_it_takes_back(tmp_path, monkeypatch):
     for incarnation, host in enumerate("cba"):  # what comes behind the second in a file's name goes down
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)

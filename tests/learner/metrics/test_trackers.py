@@ -144,6 +144,7 @@ def test_what_fails_is_tried_again_after_growing_pauses_and_nothing_is_lost_or_t
     assert (one.marks.num_sent, one.marks.problem, one.marks.num_unsure) == (2, "", 0)
 
 
+@pytest.mark.heavy
 def test_pauses_between_attempts_have_a_bound(tmp_path, feed, tracker):
     write(tmp_path, [1])
     tracker.fails = [ConnectionError("away") for _ in range(1100)]  # a float ends at 2 ** 1023

@@ -53,6 +53,7 @@ def logits_of(config, params, batch, **options):
     return np.asarray(capped(config, forward(config, **options)(params, *batch) @ output_head(params).T))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_against_transformers_agree(name):
     reference, config, params = loaded(name)
@@ -185,6 +186,7 @@ def test_gradient_rows_of_padding_only_is_finite_and_zero(name):
         np.testing.assert_array_equal(grad, 0, err_msg=path)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["qwen3-tied", "moe"])
 def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens(name):
     _, config, params = loaded(name)
@@ -277,6 +279,7 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     assert set(config.windowed_layers) == set(whole.windowed_layers)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["qwen2-windows", "qwen3-window"])
 def test_logits_token_outside_every_window_moves_nothing_later(name):
     _, config, params = loaded(name)
@@ -288,6 +291,7 @@ def test_logits_token_outside_every_window_moves_nothing_later(name):
     np.testing.assert_array_equal(moved, np.arange(19) < (19 if name == "qwen2-windows" else 10))
 
 
+@pytest.mark.heavy
 def test_apply_layers_alike_has_no_branch_and_mixed_layers_have_one():
     def text(name):
         config = config_of(name)

@@ -24,6 +24,8 @@ from tests.learner.model.tiny import config_of, row
 from tests.learner.streams import config_of as run_config
 from tests.support.lazy import safetensors_torch, torch, transformers
 
+pytestmark = pytest.mark.heavy
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOKENS = np.random.default_rng(0).integers(0, 61, (2, 9))
 LORAS = {

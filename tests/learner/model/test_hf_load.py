@@ -209,6 +209,7 @@ def assert_equal(got, want):
         np.testing.assert_array_equal(got[path], want[path], err_msg=path)
 
 
+@pytest.mark.heavy
 def test_load_dtype_casts_and_save_dtype_casts_and_names_it_in_the_config(tmp_path):
     model = save_reference("qwen2-tied", tmp_path / "in")
     config, params = load(tmp_path / "in", dtype=jnp.bfloat16)

@@ -133,6 +133,7 @@ def test_token_loss_sum_bfloat16_sums_in_float32_and_gives_gradients_in_input_dt
     assert d_hidden.dtype == jnp.bfloat16 and d_weight.dtype == jnp.float32
 
 
+@pytest.mark.heavy
 def test_token_loss_sum_never_holds_all_logits():
     shape, tokens = (8, 512), 8 * 512
     hidden = jax.ShapeDtypeStruct((*shape, WIDTH), jnp.float32)

@@ -57,6 +57,7 @@ def test_adapters_applied_are_the_matrices_with_their_product_added(lora):
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=1e-6), merged, added(base, adapters, lora))
 
 
+@pytest.mark.heavy
 def test_merge_keeps_the_arrays_of_what_has_no_adapter():
     base = jax.tree.map(jnp.asarray, fresh_params())
     merged = flatten(merge(base, trained_adapters(ATTENTION), scale=ATTENTION.scale, dtype="bfloat16"))

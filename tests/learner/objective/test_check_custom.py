@@ -283,6 +283,7 @@ def test_effective_constants_name_ones_own_functions():
     }
 
 
+@pytest.mark.heavy
 def test_check_command_says_it_in_its_last_line(tmp_path):
     (tmp_path / "mine.py").write_text("print('hello')\ndef f(logprobs):\n    return logprobs\n")
     done = subprocess.run(

@@ -140,6 +140,7 @@ CONSTANTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=20)
 @given(
@@ -170,6 +171,7 @@ def test_loss_value_gradient_and_clipping_match_float64_numpy(name, logp, mu, pr
             assert out.clipped[i] == was_clipped(name, *ratios, a, k), name
 
 
+@pytest.mark.heavy
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     seed=st.integers(0, 10**6),
@@ -210,6 +212,7 @@ def test_gspo_mean_over_a_sequence_has_the_sequence_objectives_value_and_gradien
     np.testing.assert_allclose(weight * grad, want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=8)
 @given(
@@ -263,6 +266,7 @@ def test_kl_is_reported_without_a_coefficient_and_is_no_part_of_the_loss():
     np.testing.assert_allclose(out.kl, np.where(MASK, np.expm1(ref - logp) + logp - ref, 0), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_k3_of_a_policy_far_below_the_reference_is_finite_and_still_pulls_back():
     config = LossConfig(kl_coef=1.0)
     far = np.array([-30.0, -1e4], np.float32)
@@ -272,6 +276,7 @@ def test_k3_of_a_policy_far_below_the_reference_is_finite_and_still_pulls_back()
     np.testing.assert_allclose(grad, 1 - np.exp(MAX_LOG_RATIO) * np.ones(2), rtol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -328,6 +333,7 @@ def test_grpo_clip_negative_advantage_is_not_clipped_above_without_dual_clip():
     np.testing.assert_allclose(out.loss, [[3.0]], rtol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["decoupled_ppo", "tis", "masked_is"])
 def test_proximal_of_the_update_leaves_rho_times_the_policy_gradient(name):
     config = LossConfig(name=name)
@@ -341,6 +347,7 @@ def test_proximal_of_the_update_leaves_rho_times_the_policy_gradient(name):
     np.testing.assert_allclose(grad, -weight * adv, rtol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4)])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_take_any_shape_and_any_chunk_of_tokens(name, shape):

@@ -51,6 +51,7 @@ def wanted_of(params):
     return dict(iter_tensors(MODEL.param_names, {path: np.array(x) for path, x in flatten(params).items()}))
 
 
+@pytest.mark.heavy
 def test_versions_of_a_run_are_fetched_from_its_bucket_by_their_deltas(tmp_path):
     run = Run(tmp_path, (tmp_path / "bucket").as_uri())
     fetcher = SnapshotFetcher(run="r", tokenizer_hash="t")

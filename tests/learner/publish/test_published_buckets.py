@@ -116,6 +116,7 @@ def test_bucket_alone_is_announced_version_by_version_as_they_get_there(setup):
     assert [a.sources for a in announced] == [("s3://b/0",), ("s3://b/1",)]
 
 
+@pytest.mark.heavy
 def test_bucket_alone_that_heals_while_nothing_new_is_published_is_announced_with_the_version(setup, monkeypatch):
     failures = [SnapshotError("did not get there")] * 3
 

@@ -44,6 +44,7 @@ def pointers(params) -> set[int]:
     return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
 
 
+@pytest.mark.heavy
 def test_publish_while_the_writer_stands_still_the_next_micro_batch_runs(setup, steps):
     published = setup.publisher()
     state = steps.init(fresh_params())

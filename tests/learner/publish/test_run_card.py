@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from blake3 import blake3
 
 from bridge import codec, weight_types
@@ -39,6 +40,7 @@ def test_card_has_the_files_of_the_model_that_an_engine_reads_and_no_others(tmp_
     assert {f.num_bytes for f in card.files} == {len(d) for d in wanted.values()}
 
 
+@pytest.mark.heavy
 def test_cards_tensors_are_those_of_a_snapshot(tmp_path):
     card, _ = card_of(tmp_path, dtype="float32")
     params = init_params(MODEL, jax.random.key(0))

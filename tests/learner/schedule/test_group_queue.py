@@ -104,6 +104,7 @@ def test_next_hands_out_in_order_of_arrival_not_of_submission(trainer):
     assert ids(next(queue) + next(queue)) == ["b", "f"]
 
 
+@pytest.mark.heavy
 def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
     calls = []
 

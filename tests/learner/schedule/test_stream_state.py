@@ -136,6 +136,7 @@ def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_mad
     assert learner.stream.group_filter.fresh_from is None
 
 
+@pytest.mark.heavy
 def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_forgotten(store):
     learner = Learner(store, config_of(window=True))
     learner.stream.resume(None)

@@ -176,6 +176,7 @@ def test_heats_the_first_u_win_and_every_prompt_is_trained_open_or_waiting(U, et
         run.check()
 
 
+@pytest.mark.heavy
 @given(U=st.integers(1, 5), eta=st.sampled_from([1.1, 1.5, 2.0, 3.0]), alpha=ALPHAS, seed=st.integers(0, 10**6))
 def test_heats_no_prompt_starves_once_it_lost(U, eta, alpha, seed):
     """In heats begun since: short ones begin while fewer than U wait, so at most U of them are decided, others open.

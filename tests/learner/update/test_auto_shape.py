@@ -167,6 +167,7 @@ def test_settled_shape_is_within_a_twentieth_of_the_best_for_updates_it_has_not_
     assert cost(*settled) <= cost(16, 2048)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_whole_course_from_the_first_update_is_near_the_best_fixed_shape(workload):
     num_groups, sigma = WORKLOADS[workload]
@@ -191,6 +192,7 @@ def test_shape_follows_lengths_that_grow_with_few_changes(how):
     assert len(changes) <= 1 + num / MIN_UPDATES
 
 
+@pytest.mark.heavy
 def test_shape_changes_at_most_once_in_so_many_updates_whatever_comes():
     shape, changed = AutoShape(auto(max_tokens=512)), []
     before = shape.choose(groups_of(71), ends_update=True)

@@ -99,6 +99,7 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
 
 
+@pytest.mark.heavy
 def test_lag_buckets_each_lag_counts_in_its_own():
     lags = [0, 1, 2, 3, 4, 7, 8, 40]
     (micro,) = pack(config_of(), [group("a", rollout([1] * 8, sorted(50 - n for n in lags), 0.0))])
@@ -107,6 +108,7 @@ def test_lag_buckets_each_lag_counts_in_its_own():
     assert counts == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8_up": 2}
 
 
+@pytest.mark.heavy
 @given(log_w=st.lists(st.floats(-30, 30) | st.floats(-0.01, 0.01), min_size=1, max_size=12))
 def test_ratio_quantiles_match_numpy_to_the_stated_resolution(log_w):
     (micro,) = pack(config_of(), [group("a", rollout([1] * len(log_w), [STEP] * len(log_w), 0.0))])
@@ -235,6 +237,7 @@ def test_merge_takes_the_largest_of_peaks_adds_logarithms_as_such_and_adds_the_r
             np.testing.assert_allclose(got, np.full(got.shape, want), rtol=1e-6, err_msg=field.name)
 
 
+@pytest.mark.heavy
 def test_merge_with_nothing_changes_no_bit_and_no_dtype():
     groups = [random_group(np.random.default_rng(i), f"t{i}") for i in range(3)]
     stats = measured(pack(config_of(rows=16), groups)[0].batch, kl=0.5)

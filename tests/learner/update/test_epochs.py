@@ -222,6 +222,7 @@ def test_decoupled_losses_are_truncated_is_in_the_first_pass_alone(loss):
     assert max(differences.values()) > 1e-4
 
 
+@pytest.mark.heavy
 def test_update_steps_the_version_once_and_the_learning_rate_each_pass():
     config = config_of(epochs=3, publish_every=1)  # a warm-up of two optimizer steps
     spans: list[tuple[str, dict[str, Any]]] = []
@@ -243,6 +244,7 @@ def test_update_steps_the_version_once_and_the_learning_rate_each_pass():
     assert list(run.trainer.kept) == []
 
 
+@pytest.mark.heavy
 def test_update_of_a_batch_that_is_not_finite_leaves_out_each_pass_and_advances_the_version():
     run = run_in("decoupled_ppo", "two passes")
     books = books_of(run)

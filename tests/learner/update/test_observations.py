@@ -97,6 +97,7 @@ def test_observed_tokens_flipped_leave_gradient_and_every_metric_to_the_bit(name
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.heavy
 def test_sampled_token_flipped_changes_gradient_and_metrics():
     """The test above can fail: the same change at a token that was sampled is seen."""
     config = config_of()
@@ -112,6 +113,7 @@ def test_sampled_token_flipped_changes_gradient_and_metrics():
     assert not np.array_equal(got[1]["mismatch_kl"], want[1]["mismatch_kl"])
 
 
+@pytest.mark.heavy
 def test_observed_token_itself_is_context_and_changes_what_follows():
     config = config_of()
     steps, groups = steps_of(config), groups_of(0)
@@ -128,6 +130,7 @@ def test_observed_token_itself_is_context_and_changes_what_follows():
     assert not np.array_equal(got[1]["mismatch_kl"], want[1]["mismatch_kl"])
 
 
+@pytest.mark.heavy
 def test_step_counts_sampled_tokens_as_trained_and_all_as_computed():
     config = config_of()
     groups = groups_of(0)
@@ -140,6 +143,7 @@ def test_step_counts_sampled_tokens_as_trained_and_all_as_computed():
     assert metrics["response/max_tokens"] == max(sampled)
 
 
+@pytest.mark.heavy
 def test_probe_does_not_compare_observed_tokens():
     config = config_of()
     steps, (group, _) = steps_of(config), groups_of(0)

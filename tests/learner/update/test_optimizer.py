@@ -48,6 +48,7 @@ def test_decay_mask_leaves_norms_and_biases_out():
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", [0.01, 100.0])
 def test_make_optimizer_matches_adamw_by_the_book(scale):
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=3, schedule="cosine", weight_decay=0.2)
@@ -67,6 +68,7 @@ def test_make_optimizer_matches_adamw_by_the_book(scale):
             np.testing.assert_allclose(got[k], want[k], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_and_decayed():
     config = OptimizerConfig(name="adafactor", learning_rate=0.1, weight_decay=0.5, max_grad_norm=1e9)
     optimizer = make_optimizer(config, num_steps=10)

@@ -145,6 +145,7 @@ def test_response_moves_nothing_of_another_behind_the_same_prompt():
     assert np.abs(scores(first) - scores(group)).max() > 1e-3
 
 
+@pytest.mark.heavy
 def test_probe_of_shared_prompts_finds_no_difference_to_what_was_scored_apart():
     (group,) = groups_of(3, 1)
     group = dataclasses.replace(group, prompt_tokens=np.arange(6, dtype=np.int32))

@@ -88,6 +88,7 @@ def test_streamed_gradient_of_any_split_and_order_equals_one_batch(loss, normali
     check(loss, normalization, seed, arrivals)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_streamed_gradient_through_the_selector_equals_one_batch(normalization):
     check("grpo_clip", normalization, 7, stream)

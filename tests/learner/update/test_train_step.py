@@ -60,6 +60,7 @@ def test_apply_advances_step_and_empties_the_accumulator(steps):
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 / 2)  # first of two warm-up steps
 
 
+@pytest.mark.heavy
 def test_accumulate_leaves_the_parameters_buffers_alone(steps):
     state = steps.init(fresh_params())
     held = jax.tree.leaves(state.params)
@@ -224,6 +225,7 @@ def test_steps_with_adafactor_train_and_keep_no_first_moment():
     assert losses[-1] < losses[0] and int(metrics["skipped_updates"]) == 0
 
 
+@pytest.mark.heavy
 def test_score_of_a_model_with_soft_caps_is_transformers_own(tmp_path):
     reference = save_reference("gemma3-untied", tmp_path)
     model, params = load(tmp_path)

@@ -59,6 +59,7 @@ def test_adamw_step_is_the_optax_chains(scale, mu_dtype, schedule):
     assert jax.tree.map(lambda x: x.dtype, got_state) == jax.tree.map(lambda x: x.dtype, want_state)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_adamw_step_that_is_not_good_hands_back_the_same_bits_and_empties_the_sums(bad):
     config = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)

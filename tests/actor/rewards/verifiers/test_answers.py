@@ -77,6 +77,7 @@ def test_exact_answer_is_the_normalised_text():
     assert read(text_match.score_exact, " ", "x") == ""
 
 
+@pytest.mark.heavy
 def test_reasoning_gym_answer_is_the_text():
     entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=3)[0]
     task = Task.judged_by("reasoning_gym", answer=entry["answer"], metadata=json.dumps(entry, default=str))

@@ -71,6 +71,7 @@ def test_reasoning_gym_score_of_every_other_family_is_the_librarys_of_its_own_en
         test_reasoning_gym_score_of_a_family_is_the_librarys_of_its_own_entry(family)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", DAILY)
 def test_reasoning_gym_score_of_a_family_is_the_librarys_of_its_own_entry(family):
     for entry in entries(family):

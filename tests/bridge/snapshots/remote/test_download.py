@@ -153,6 +153,7 @@ def test_server_that_dies_in_the_middle_and_comes_back_is_gone_on_with(served):
     assert tally.num_breaks >= 1 and tally.num_bad == 0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("extra", [-100, 100])
 def test_wrong_content_length_is_never_taken_for_the_data(served, extra):
     """Too short: the rest is missing. Too long: more is promised than comes."""
@@ -169,6 +170,7 @@ def test_wrong_content_length_is_never_taken_for_the_data(served, extra):
         fetch(liar.url, chunks=[7])
 
 
+@pytest.mark.heavy
 def test_body_longer_than_its_range_writes_nothing_beyond_it(served):
     def script(request: Request, connection: socket.socket) -> None:
         body = DATA[request.start : request.end].tobytes() + b"\xff" * 5000
@@ -229,6 +231,7 @@ def test_place_that_fails_is_left_for_the_next_one_and_broken_ones_are_asked_aga
     np.testing.assert_array_equal(got, DATA)
 
 
+@pytest.mark.heavy
 def test_silent_place_is_given_up_and_the_time_is_bounded(served):
     def silent(request: Request, connection: socket.socket) -> None:
         send_range(connection, request, b"x", total=DATA.size, length=request.end - request.start)
@@ -259,6 +262,7 @@ def test_stop_ends_a_download_that_waits_for_a_silent_place(served):
         fetch(server.url, stop=stop, patience=RetryPolicy(silence_s=1e6, give_up_s=1e6))
 
 
+@pytest.mark.heavy
 def test_slow_place_makes_progress_though_no_range_would_arrive_in_time(served):
     """On a bad day ranges shrink to one chunk, which is what can arrive before the silence is too long."""
     small = RetryPolicy(num_ranges=4, range_bytes=16 * CHUNK, silence_s=0.25, give_up_s=20.0, first_backoff_s=0.01)
@@ -273,6 +277,7 @@ def test_slow_place_makes_progress_though_no_range_would_arrive_in_time(served):
     np.testing.assert_array_equal(got[:6000], DATA[:6000])
 
 
+@pytest.mark.heavy
 def test_bucket_of_files_is_read_like_any_other_place(tmp_path):
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "slot-0").write_bytes(DATA.tobytes())

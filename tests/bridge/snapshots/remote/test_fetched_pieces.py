@@ -76,6 +76,7 @@ def test_pieces_of_four_servers_make_up_what_one_host_writes(hosts, urls, fetche
     assert tally.num_bytes < sum(piece.file.num_bytes for piece in manifest.shards)  # like chunks were there already
 
 
+@pytest.mark.heavy
 def test_deltas_come_piece_by_piece_and_one_that_fails_is_fetched_in_full(hosts, urls, fetcher, tmp_path):
     a, b = tmp_path / "copy-0", tmp_path / "copy-1"
     fetch(fetcher, announced(hosts.publish(1), urls), a)
@@ -91,6 +92,7 @@ def test_deltas_come_piece_by_piece_and_one_that_fails_is_fetched_in_full(hosts,
     assert tally.num_by_delta > 0
 
 
+@pytest.mark.heavy
 def test_host_that_is_out_of_reach_ends_the_fetch_and_what_arrived_stays(hosts, urls, fetcher, tmp_path):
     manifest, into = hosts.publish(1), tmp_path / "weights"
     with pytest.raises(UnreachableError, match="version 0:1: piece of host 2: .*for 1 s, 0 of "):

@@ -85,6 +85,7 @@ def assert_holds(into: Path, manifest: WeightManifest, step: int) -> None:
     np.testing.assert_array_equal(map_tensors(into, manifest)["w"], values(step))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_versions_fetched_one_after_another_are_those_published(folder, writer, local, tmp_path, scheme):
     server, client = certificates(tmp_path / "tls") if scheme == "https" else (None, Tls())
@@ -164,6 +165,7 @@ def test_bit_flipped_at_rest_is_refused_and_nothing_is_mapped(folder, writer, lo
     assert_holds(local, manifest, 1)
 
 
+@pytest.mark.heavy
 def test_file_that_is_being_filled_passes_for_no_version(writer, local):
     old, new = publish(writer, 1), publish(writer, 2)
     good = ScriptedServer(values(1).tobytes())
@@ -176,6 +178,7 @@ def test_file_that_is_being_filled_passes_for_no_version(writer, local):
             map_tensors(local, version)
 
 
+@pytest.mark.heavy
 def test_download_that_broke_off_goes_on_where_it_stopped(writer, local):
     manifest = publish(writer, 1)
     data = values(1).tobytes()

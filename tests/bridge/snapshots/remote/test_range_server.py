@@ -128,6 +128,7 @@ def test_request_too_large_or_malformed_gets_a_number_and_no_words(folder, write
     assert "ssss" not in caplog.text and "0000000" not in caplog.text
 
 
+@pytest.mark.heavy
 def test_reader_that_stops_reading_is_cut_off_and_the_writer_goes_on(tmp_path, scheme):
     """Its transfer is larger than all that the kernel buffers."""
     folder = tmp_path / "w"
@@ -168,6 +169,7 @@ def test_many_readers_that_stand_still_hold_up_nobody_else(tmp_path):
     writer.close()
 
 
+@pytest.mark.heavy
 def test_reader_that_stops_reading_is_cut_off_also_when_nothing_newer_comes(tmp_path):
     folder = tmp_path / "w"
     writer = open_writer(folder)
@@ -181,6 +183,7 @@ def test_reader_that_stops_reading_is_cut_off_also_when_nothing_newer_comes(tmp_
     writer.close()
 
 
+@pytest.mark.heavy
 def test_slow_reader_gets_its_version_whole_and_the_writer_waits_for_it(tmp_path):
     folder = tmp_path / "w"
     writer = open_writer(folder)

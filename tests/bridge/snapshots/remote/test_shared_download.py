@@ -138,6 +138,7 @@ def test_forged_manifest_is_refused_also_when_the_host_has_the_version(root, wri
             fetch(two, announced(manifest, running.url))
 
 
+@pytest.mark.heavy
 def test_version_one_process_has_yet_to_load_is_not_overwritten_but_replaced(root, writer, tmp_path):
     """One process is slow: it fetched version 1 and loads it only when version 3 is on the host."""
     with (

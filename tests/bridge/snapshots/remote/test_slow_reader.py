@@ -27,6 +27,7 @@ def values(step: int) -> np.ndarray:
     return np.full(NUM_CHUNKS * CHUNK_BYTES // 4, step, np.float32)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("slow_reader_grace_s", [0.0, 1000.0])
 def test_reader_slower_than_versions_come_gets_whole_ones_where_one_is_kept(tmp_path, monkeypatch, slow_reader_grace_s):
     monkeypatch.setattr("bridge.snapshots.snapshot_writer._SPARE_AFTER_S", 0.0)

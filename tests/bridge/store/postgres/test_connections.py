@@ -16,6 +16,8 @@ from tests.bridge.factories import make_group, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
 from tests.postgres import start_server
 
+pytestmark = pytest.mark.heavy
+
 SECRET = "a secret that nobody may see"
 
 

@@ -33,6 +33,7 @@ def num_rows_read(*stores) -> int:
     return int(rows(stores[0], counted)[0][0])
 
 
+@pytest.mark.heavy
 def test_plans_of_empty_tables_read_few_rows_when_many_tickets_are_there(sides):
     learner, actor = sides
     orders = iter(range(10 * NUM_TICKETS))

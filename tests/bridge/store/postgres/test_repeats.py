@@ -105,6 +105,7 @@ def contents(store):
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("losses", [["before"], ["after"], ["after", "before", "after"]], ids="-".join)
 @pytest.mark.parametrize("call", CALLS)
 def test_call_that_is_made_again_does_and_answers_what_it_did_once(place, store, wire, call, losses, tmp_path):

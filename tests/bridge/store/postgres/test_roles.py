@@ -118,6 +118,7 @@ def dump(place, run):
         }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_actors_role_is_refused_what_only_the_learner_may(place, run, as_actor, what):
     before = dump(place, run)

@@ -89,6 +89,7 @@ def test_role_that_may_make_roles_and_tables_but_is_no_superuser_makes_all_and_i
         assert db.execute("SELECT run FROM sluice.runs").fetchall() == [("r",)]
 
 
+@pytest.mark.heavy
 def test_printed_sql_is_all_that_an_administrator_needs(database):
     printed = subprocess.run(
         [sys.executable, "-m", "bridge.store.postgres.tables_and_roles"], capture_output=True, text=True, check=True

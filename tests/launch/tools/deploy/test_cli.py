@@ -35,6 +35,7 @@ def written() -> list[list[str]]:
     return [line[3:] for line in lines]
 
 
+@pytest.mark.heavy
 def test_command_writes_files_and_says_what_is_next(tmp_path):
     (done,) = call_each("launch.tools.deploy.cli", [[*FIELDS, *FLAGS, f"--out={tmp_path}/out"]])
     assert done.code == 0, done.err
@@ -79,6 +80,7 @@ def test_commands_of_the_page_render_what_it_says_and_leave_other_files(tmp_path
     assert (tmp_path / "2" / "mine").read_text() == "kept"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("secret", ["postgresql://learner:hunter2hunter2@db.example/sluice?sslmode=verify-full"])
 def test_password_in_the_url_is_refused_and_not_said(secret, tmp_path):
     line = [f"--out={tmp_path}/out", *[f for f in FIELDS if "store" not in f], f"--config.store.url={secret}", *FLAGS]

@@ -67,6 +67,7 @@ def overrides_of(arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 def test_hosts_of_a_learner_have_one_config_and_serve_at_an_address_each(case, tmp_path, monkeypatch):
     make, arguments_of, name = CASES[case]

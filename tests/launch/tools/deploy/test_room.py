@@ -16,6 +16,8 @@ from launch.tools.deploy.deployment import Deployment, deploy
 from tests.launch.tools.deploy.cases import KUBERNETES, config, settings, v5p_and_h100
 from tests.learner import eight_devices
 
+pytestmark = pytest.mark.heavy
+
 GIB = 2**30
 CODE = """
 import json, jax, numpy as np

@@ -125,6 +125,7 @@ def test_learner_runs_a_process_a_host_and_is_done(tmp_path):
     ]
 
 
+@pytest.mark.heavy
 def test_learner_whose_hosts_alone_are_told_to_stop_is_queued_again_and_not_done(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait"])
     slurm.finished.touch()  # of an earlier job of this run, which goes on
@@ -137,6 +138,7 @@ def test_learner_whose_hosts_alone_are_told_to_stop_is_queued_again_and_not_done
     assert not slurm.finished.exists() and not list(slurm.out.glob("stopped-*"))
 
 
+@pytest.mark.heavy
 def test_learner_that_stops_while_slurm_ends_its_job_is_not_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait"])
     job = slurm.start("learner.sbatch")
@@ -148,6 +150,7 @@ def test_learner_that_stops_while_slurm_ends_its_job_is_not_queued_again(tmp_pat
     assert not [c for c in slurm.called("scontrol") if "requeue" in c] and not slurm.called("scancel")
 
 
+@pytest.mark.heavy
 def test_learner_that_is_done_as_its_time_is_up_is_done(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve", "serve"])
     job = slurm.start("learner.sbatch")
@@ -173,6 +176,7 @@ def test_learner_that_must_not_start_again_ends_its_actors(hopeless, tmp_path):
     assert slurm.called("scancel") == ["scancel --user=me --name=tpu-v5p-64-actors"]
 
 
+@pytest.mark.heavy
 def test_learner_whose_time_is_up_is_told_once_and_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait", "wait"])
     job = slurm.start("learner.sbatch")
@@ -184,6 +188,7 @@ def test_learner_whose_time_is_up_is_told_once_and_queued_again(tmp_path):
     assert slurm.calls[-1] == "scontrol requeue 4242"
 
 
+@pytest.mark.heavy
 def test_learner_that_somebody_ends_is_not_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait", "wait"])
     job = slurm.start("learner.sbatch")
@@ -208,6 +213,7 @@ def test_learner_that_hears_the_end_between_two_tries_starts_no_other_one(name, 
     assert not slurm.finished.exists() and not slurm.called("scancel")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
 @pytest.mark.parametrize(("job", "num_processes"), [("learner", 2), ("actors", 1), ("node", 1)])
 def test_step_whose_end_comes_as_it_is_started_is_told_once(job, num_processes, name, tmp_path):
@@ -241,6 +247,7 @@ def test_actor_that_can_never_start_is_given_up(tmp_path):
     assert len(names(slurm)) == 1
 
 
+@pytest.mark.heavy
 def test_actor_whose_time_is_up_leaves_and_is_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
     job = slurm.start("actors.sbatch")
@@ -250,6 +257,7 @@ def test_actor_whose_time_is_up_leaves_and_is_queued_again(tmp_path):
     assert slurm.calls.count("told") == 1 and slurm.calls[-1] == "scontrol requeue 4242"
 
 
+@pytest.mark.heavy
 def test_actor_whose_time_is_up_after_the_run_is_finished_is_not_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
     job = slurm.start("actors.sbatch")
@@ -267,6 +275,7 @@ def test_actor_of_a_finished_run_is_not_started(tmp_path):
     assert not slurm.called("srun") and not slurm.called("scontrol")
 
 
+@pytest.mark.heavy
 def test_actor_that_alone_is_told_to_leave_is_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
     job = slurm.start("actors.sbatch")
@@ -283,6 +292,7 @@ def test_node_is_queued_again_where_launch_local_alone_was_told_to_stop(script, 
     assert bool([c for c in slurm.called("scontrol") if "requeue" in c]) == queued
 
 
+@pytest.mark.heavy
 def test_node_whose_time_is_up_is_queued_again(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", one_node("slurm"), script=["wait"])
     job = slurm.start("node.sbatch")

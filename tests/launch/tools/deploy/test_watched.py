@@ -34,12 +34,14 @@ def left_behind() -> list[pathlib.Path]:
     return list(pathlib.Path("/dev/shm").glob(f"sluice-{os.getuid()}-??????"))
 
 
+@pytest.mark.heavy
 def test_watched_process_that_beats_and_works_ends_with_its_own_code():
     before = left_behind()
     assert watch(HEALTHY).returncode == 7
     assert set(left_behind()) <= set(before)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("does", "says"), [(STUCK, "no progress in its work"), (STOPPED, "no heartbeat for 1 s")])
 def test_watched_process_that_hangs_is_killed_with_a_word(does, says):
     done = watch(does)

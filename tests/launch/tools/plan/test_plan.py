@@ -26,6 +26,8 @@ from tests.bridge.factories import make_ticket
 from tests.launch.commands import call_each
 from tests.launch.tools.plan.setup import by_rounds, by_window, profile_of
 
+pytestmark = pytest.mark.heavy
+
 PROFILE = plan_profile.to_dict(profile_of())
 
 

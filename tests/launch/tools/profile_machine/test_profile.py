@@ -103,6 +103,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.heavy
 def test_profile_machine_unusable_input_is_one_line(tmp_path):
     lines = [[f"--out={tmp_path}/p.json", *arguments] for arguments, _ in REFUSED]
     for done, (_, said) in zip(call_each("launch.tools.profile_machine.cli", lines), REFUSED, strict=True):

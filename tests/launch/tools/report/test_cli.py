@@ -15,6 +15,8 @@ from launch.tools.report.build import check_library
 from tests.launch.commands import call_each
 from tests.launch.tools.report.folder import make_folder
 
+pytestmark = pytest.mark.heavy
+
 REFUSED = {
     "no-run-dir": ((), "give --run_dir=FOLDER of a run"),
     "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is no run folder (it has no config.json)"),

@@ -63,6 +63,7 @@ def test_page_names_its_version_and_a_run_that_goes_on_has_another(run, port):
     assert ask(port, "/version")[1] != newer
 
 
+@pytest.mark.heavy
 def test_run_that_writes_events_alone_has_another_version_now_and_then(run, port, clock):
     version = ask(port, "/version")[1]
     with open(run / "events" / "actor-0.jsonl", "a") as file:
@@ -73,6 +74,7 @@ def test_run_that_writes_events_alone_has_another_version_now_and_then(run, port
     assert ask(port, "/version")[1] != version
 
 
+@pytest.mark.heavy
 def test_what_nobody_thought_of_is_said_in_a_line(port, monkeypatch):
     def build(folders, **kwargs):
         raise AttributeError("it broke\nin two lines")
@@ -81,6 +83,7 @@ def test_what_nobody_thought_of_is_said_in_a_line(port, monkeypatch):
     assert ask(port) == (500, "no report can be made of this: AttributeError: it broke in two lines")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "path, headers, status",
     [
@@ -95,6 +98,7 @@ def test_server_answers_its_two_pages_under_its_own_name_alone(port, path, heade
     assert ask(port, path, **headers)[0] == status
 
 
+@pytest.mark.heavy
 def test_server_only_shows(port):
     assert ask(port, "/", method="POST")[0] == 501
 
@@ -108,6 +112,7 @@ def test_run_that_vanished_is_said_and_the_server_lives(run, port):
     assert ask(port, "/version")[0] == 200
 
 
+@pytest.mark.heavy
 def test_taken_port_and_no_run_folder_are_refused(run, port, tmp_path):
     with pytest.raises(ValueError, match=f"127.0.0.1:{port} can't be served"):
         make_server([run], port=port)

@@ -65,6 +65,7 @@ def test_splash_over_several_blocks_with_window_and_soft_cap_equals_float64():
         assert_close(a, b, np.float32, name)
 
 
+@pytest.mark.heavy
 @every_path
 def test_attention_packed_row_equals_each_segment_alone(run):
     dtype = np.float32 if run.float32 else BFLOAT16
@@ -101,6 +102,7 @@ def test_attention_token_not_seen_moves_nothing(run, seed, b, j):
         np.testing.assert_array_equal(moved[b], sees)
 
 
+@pytest.mark.heavy
 @every_path
 @pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])
 def test_attention_padding_is_zero_and_has_no_gradient(run, dtype):

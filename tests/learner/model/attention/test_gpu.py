@@ -87,6 +87,7 @@ def test_cudnn_attention_lowers_to_the_packed_causal_kernels(window):
         assert text.count(field) == 2, field
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("hopper")
 def test_cudnn_row_of_too_many_segments_gives_nan_and_no_other_answer(monkeypatch):
     monkeypatch.setattr(cudnn, "dot_product_attention", lambda q, k, v, **kwargs: q)

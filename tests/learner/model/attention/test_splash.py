@@ -88,6 +88,7 @@ def test_tables_run_exactly_the_pairs_of_blocks_with_a_query_that_sees_a_key(row
             assert len(got(table)) == len(want) and set(got(table)) == want
 
 
+@pytest.mark.heavy
 @settings(max_examples=20)
 @given(rows=ROWS, seed=st.integers(0, 99))
 def test_tables_of_ids_in_any_order_miss_no_pair(rows, seed):
@@ -149,6 +150,7 @@ def test_blocks_that_do_not_meet_are_never_computed(rows, length, window):
         assert_close(np.where(bad[..., None, None], 0, a), np.where(bad[..., None, None], 0, b), np.float32, name)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("window", [None, 150])
 def test_one_row_with_a_fused_backward_equals_float64(window):
     q, k, v, segments, d_out = (x[:1] for x in example(6, length=500))
@@ -159,6 +161,7 @@ def test_one_row_with_a_fused_backward_equals_float64(window):
         assert_close(a, b, np.float32, name)
 
 
+@pytest.mark.heavy
 def test_tables_of_a_long_row_are_made_without_a_square_array():
     length = 16384
     row = jax.ShapeDtypeStruct((1, length), jnp.int32)

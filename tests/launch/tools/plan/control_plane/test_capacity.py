@@ -136,6 +136,7 @@ def test_too_few_connections_give_out_at_any_pace():
 RATES = st.floats(0, 1e-2)
 
 
+@pytest.mark.heavy
 @given(st.integers(1, 300), st.integers(1, 300), st.floats(0.01, 1.0), RATES, RATES, RATES, RATES, st.booleans())
 def test_more_engines_never_make_any_shared_part_less_loaded(engines, more, pace, claim, write, read, told, by_round):
     fields = dict(

@@ -175,6 +175,7 @@ def test_races_end_with_the_first_k_and_the_losers_get_their_own_round():
     assert outcome.wasted_tokens > 0
 
 
+@pytest.mark.heavy
 def test_full_queue_drops_the_oldest_and_generates_it_anew():
     slow = profile_of(learner=LearnerProfile(seconds_per_token=0.2))
     blocked = simulate(by_window(admission=dict(width=16)), slow, num_updates=30, warmup_updates=10)
@@ -233,6 +234,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(
     sigma=st.floats(0, 1.5),
