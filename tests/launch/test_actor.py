@@ -45,13 +45,14 @@ def test_key_of_a_judge_that_everyone_may_read_is_found_before_the_engine_starts
 
 
 def test_actor_whose_judge_was_given_up_ends():
-    judge = SimpleNamespace(failure="")
+    said = [""]
+    judge = SimpleNamespace(failure=lambda: said[0])
 
     async def body() -> None:
         following = asyncio.create_task(actor.watch_judge(cast(Any, None), judge=cast(Any, judge), every_s=0.0))
         await asyncio.sleep(0)
         assert not following.done()
-        judge.failure = "the judge died 6 times in a row"
+        said[0] = "the judge died 6 times in a row"
         with pytest.raises(RuntimeError, match="the judge died 6 times in a row"):
             await following
 
