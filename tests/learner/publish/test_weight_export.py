@@ -7,7 +7,7 @@ import pytest
 from tests.learner import eight_devices
 
 _CODE = """
-import dataclasses, json, pathlib, tempfile, jax, numpy as np
+import contextlib, dataclasses, json, pathlib, tempfile, jax, numpy as np
 from bridge.param_names import flatten
 from bridge.snapshots.shared_memory import cast_all_into
 from bridge.snapshots.verified_copy import VerifiedCopy
