@@ -79,7 +79,8 @@ class CuttingProxy:
     def _ends_here(self, pair: object, direction: Direction, message: bytes) -> bool:
         with self._lock:
             cut = self._cut
-            if cut is not None and cut.connection is None and direction == "to_server":
+            # A Terminate is of a connection that was closed before the cut was armed.
+            if cut is not None and cut.connection is None and direction == "to_server" and message[:1] != b"X":
                 cut.connection = pair
             if cut is None or cut.connection is not pair:
                 return False
