@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.param_names import ParamNames, flatten, is_stacked, unflatten
+from bridge.param_names import ParamNames, check_same_names, flatten, is_stacked, unflatten
 from tests.param_tensors import iter_tensors
 
 QWEN3 = ParamNames(num_layers=2, tie_word_embeddings=True, qkv_bias=False, o_bias=False, qk_norm=True)
@@ -137,3 +137,16 @@ def test_param_names_without_layers_is_refused():
         dataclasses.replace(QWEN3, num_layers=0)
     with pytest.raises(ValueError, match="num_experts must be >= 0, got -1"):
         dataclasses.replace(QWEN3, num_experts=-1)
+
+
+@pytest.mark.parametrize(
+    ("got", "said"), [("ab", None), ("a", "1 missing ['b'], 0 unexpected"), ("abc", "0 missing [], 1 unexpected ['c']")]
+)
+def test_names_that_are_missing_or_too_many_are_told_and_either_is_refused(got, said):
+    tensors = dict.fromkeys(got)
+    if said is None:
+        check_same_names("tensor", got=tensors, wanted=("a", "b"))
+        return
+    with pytest.raises(ValueError) as e:
+        check_same_names("tensor", got=tensors, wanted=("a", "b"))
+    assert said in str(e.value)
