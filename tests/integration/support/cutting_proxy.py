@@ -30,6 +30,8 @@ class CuttingProxy:
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._cut: Cut | None = None
+        self._over: set[object] = set()
+        """Connections that were cut: what one thread still holds of theirs must not be taken for the next one's."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def arm(self, direction: Direction, num_messages: int, act: Callable[[], None] | None = None) -> Cut:
@@ -78,6 +80,8 @@ class CuttingProxy:
 
     def _ends_here(self, pair: object, direction: Direction, message: bytes) -> bool:
         with self._lock:
+            if pair in self._over:
+                return True
             cut = self._cut
             # A Terminate is of a connection that was closed before the cut was armed.
             if cut is not None and cut.connection is None and direction == "to_server" and message[:1] != b"X":
@@ -89,6 +93,7 @@ class CuttingProxy:
             if cut.direction != direction or len(seen) <= cut.num_messages:
                 return False
             self._cut = None
+            self._over.add(pair)
         if cut.act is not None:
             cut.act()
         _end(pair)  # type: ignore[arg-type]
