@@ -9,8 +9,8 @@ import tokenizers
 from actor.engine_protocol import Sample
 from actor.rewards.types import Response
 from actor.turn_text import turn_reader
-from bridge.chat_template import ChatTemplate
 from bridge.rollout_types import Ticket
+from bridge.text.chat_template import ChatTemplate
 
 
 class ResponseReader:

@@ -7,8 +7,8 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
-from bridge.chat_template import ChatTemplate
-from bridge.thinking import DEFAULT, Parts, ThinkingFormat, read_format
+from bridge.text.chat_template import ChatTemplate
+from bridge.text.thinking import DEFAULT, Parts, ThinkingFormat, read_format
 
 _MAX_CONTEXT_TOKENS = 4096
 """Tokens before a turn in which the beginning of the assistant's message is looked for."""

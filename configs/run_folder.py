@@ -8,8 +8,8 @@ import re
 import uuid
 from typing import Any, cast
 
-from bridge.chat_template import today
 from bridge.files import replace_file
+from bridge.text.chat_template import today
 from configs.overrides import to_json
 from configs.schema import Config
 

@@ -34,11 +34,11 @@ from actor.vllm.compiler import check_library
 from actor.vllm.engine_setup import tune_gc
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
-from bridge.chat_template import read_chat_template
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.store.open import FinishedRunError
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import StoreLostError
+from bridge.text.chat_template import read_chat_template
 from bridge.timeline import Timeline
 from configs.schema import Config
 from launch import cli

@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 from bridge.store.postgres.tables_and_roles import make_schema
-from launch.tools.postgres_server import SUPERUSER, PostgresServer, programs
+from launch.tools.store_server.postgres_server import SUPERUSER, PostgresServer, programs
 
 LEARNER, ACTOR = "test_learner", "test_actor"
 """Roles that log in, in the stores that `create_store` makes."""

@@ -18,9 +18,9 @@ from jaxtyping import Int32
 
 from actor.environments.protocol import EpisodeError
 from actor.turn_text import TurnReader, TurnText, turn_reader
-from bridge import text_tokens
-from bridge.chat_template import ChatTemplate, Conversation, Message, TemplateSettings, read_chat_template
-from bridge.thinking import DEFAULT, ThinkingFormat
+from bridge.text import text_tokens
+from bridge.text.chat_template import ChatTemplate, Conversation, Message, TemplateSettings, read_chat_template
+from bridge.text.thinking import DEFAULT, ThinkingFormat
 
 _STAND_IN = "Sluicestandin"
 """For a turn of the policy: one word, which no template trims or takes for anything else."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 from configs import custom_functions
 
 

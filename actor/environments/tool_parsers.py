@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from bridge.thinking import DEFAULT, ThinkingFormat
+from bridge.text.thinking import DEFAULT, ThinkingFormat
 
 MAX_CALLS = 32
 

@@ -9,8 +9,8 @@ from jaxtyping import Int32
 
 from actor.engine_protocol import Engine, Episode, Sample
 from actor.environments.protocol import EpisodeError
-from bridge.chat_template import PROMPT_TEMPLATE, JsonObject
 from bridge.rollout_types import Finish, Sampling, Version
+from bridge.text.chat_template import PROMPT_TEMPLATE, JsonObject
 
 
 class Transcript:

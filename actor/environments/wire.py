@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bridge import processes
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_PACKET_BYTES = 2**16

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from blake3 import blake3
 
-from bridge import thinking
 from bridge.rollout_types import MAX_ANSWER_CHARS, Finish, Task, Verdict
+from bridge.text import thinking
 from configs.sections import RewardsConfig
 
 

@@ -15,11 +15,11 @@ from blake3 import blake3
 from jaxtyping import Int32
 
 from bridge import weight_types
-from bridge.chat_template import read_chat_template
 from bridge.files import BASE_FILE, replace_file, weights_digest
 from bridge.param_names import adapter_table
 from bridge.snapshots.snapshot_format import TensorTable
-from bridge.text_tokens import read_tokenizer
+from bridge.text.chat_template import read_chat_template
+from bridge.text.text_tokens import read_tokenizer
 from bridge.weight_types import CardFile, RunCard
 from configs.schema import Config
 

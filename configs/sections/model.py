@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Annotated, Literal
 
-from bridge.thinking import is_marks
+from bridge.text.thinking import is_marks
 from configs.sections.base import (
     CheckedSection,
     Count,

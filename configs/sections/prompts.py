@@ -5,7 +5,7 @@ import datetime
 import re
 from typing import Literal, TypeVar
 
-from bridge.chat_template import RENDERED, TemplateSettings
+from bridge.text.chat_template import RENDERED, TemplateSettings
 from configs import custom_functions
 from configs.sections.base import (
     Count,

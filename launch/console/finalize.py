@@ -20,10 +20,10 @@ from launch.console.live_view import MetricsTail
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 from launch.terminal import make_console
-from launch.tools import samples_view
 from launch.tools.report.timeline_events import num_bytes
-from launch.tools.samples_choice import Query, choose, pairs
-from launch.tools.samples_view import read_samples
+from launch.tools.samples import samples_view
+from launch.tools.samples.samples_choice import Query, choose, pairs
+from launch.tools.samples.samples_view import read_samples
 from learner.metrics.trackers import KINDS, SentSteps
 
 _RESTART = re.compile(r"-r\d+$")

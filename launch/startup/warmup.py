@@ -22,8 +22,8 @@ import tokenizers
 from jaxtyping import Array, Int32
 
 from bridge import code_tests
-from bridge.chat_template import ChatTemplate, Message, read_chat_template
 from bridge.param_names import flatten, unflatten
+from bridge.text.chat_template import ChatTemplate, Message, read_chat_template
 from configs.model_sizes import TinyModelRecipe
 from configs.sections import PromptsConfig
 from configs.sections.prompts import PromptSource

@@ -10,7 +10,7 @@ import pathlib
 from absl import flags
 
 from launch import cli
-from launch.tools import certificates
+from launch.tools.store_server import certificates
 
 _OUT = flags.DEFINE_string("out", None, "The folder that gets the files; made if it isn't there.")
 _HOST = flags.DEFINE_multi_string("host", [], "A name or address that clients dial; give it once for each.")

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bridge import template_files
-from bridge.chat_template import ChatTemplate, JsonObject
+from bridge.text import template_files
+from bridge.text.chat_template import ChatTemplate, JsonObject
 
 _CHECKED_BY_WORDS = ("role", "content", "tool_calls", "prefix")
 """Fields that are looked at by themselves, and Mistral's mark of a message that is continued. Every other one must

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from bridge.chat_template import JsonObject
+from bridge.text.chat_template import JsonObject
 
 MEDIA_PREFIXES = ("image", "video", "audio", "pixel")
 """Columns of rows, and fields of messages, whose names begin so hold what no model here sees."""

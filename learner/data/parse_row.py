@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from bridge import code_tests
-from bridge.chat_template import JsonObject
 from bridge.rollout_types import MAX_REWARD_PARTS
+from bridge.text.chat_template import JsonObject
 from configs import custom_functions
 from configs.sections import PromptsConfig
 from configs.sections.prompts import VERIFIERS, PromptSource

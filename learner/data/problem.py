@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from bridge.chat_template import JsonObject
 from bridge.rollout_types import RewardPart, Task
+from bridge.text.chat_template import JsonObject
 
 Answer = str | int | float | decimal.Decimal
 

@@ -11,9 +11,16 @@ import tokenizers
 from blake3 import blake3
 from jaxtyping import Int32
 
-from bridge import text_tokens
-from bridge.chat_template import ChatTemplate, Conversation, JsonObject, TemplateSettings, asks_of, read_chat_template
-from bridge.template_files import read_json
+from bridge.text import text_tokens
+from bridge.text.chat_template import (
+    ChatTemplate,
+    Conversation,
+    JsonObject,
+    TemplateSettings,
+    asks_of,
+    read_chat_template,
+)
+from bridge.text.template_files import read_json
 from configs.schema import Config
 from configs.sections import PromptsConfig
 from learner.data.completeness import MAY_BE_DROPPED, NOTHING, check_complete
@@ -78,8 +85,8 @@ class Tokenizer:
     ) -> str:
         """Messages in the model's chat format, with the generation prompt up to where the assistant begins to speak.
 
-        Control tokens that a message spells are text: `bridge.text_tokens.BREAK` stands in them, as `encode` reads it.
-        The arguments are those of `bridge.chat_template.ChatTemplate.render`.
+        Control tokens that a message spells are text: `text_tokens.BREAK` stands in them, as `encode` reads it.
+        The arguments are those of `bridge.text.chat_template.ChatTemplate.render`.
 
         Raises:
           ValueError: the folder has no chat template, or the template refuses the messages.

@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 
 from bridge.files import flush
 from bridge.param_names import check_same_names, flatten
-from bridge.template_files import FOLDER as TEMPLATES
+from bridge.text.template_files import FOLDER as TEMPLATES
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 

@@ -11,7 +11,7 @@ from bridge.files import BASE_FILE
 from bridge.param_names import TensorNames, flatten
 from bridge.snapshots.shard_map import lay_out
 from bridge.store.sql.learner_side import LearnerStore
-from bridge.template_files import named_template_files
+from bridge.text.template_files import named_template_files
 from bridge.weight_types import CardFile, RunCard
 from configs.overrides import to_json
 from configs.run_folder import run_id

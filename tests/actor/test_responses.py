@@ -12,8 +12,8 @@ from actor.responses import ResponseReader
 from actor.rewards import registry
 from actor.rewards.types import Context, Response
 from actor.rewards.verifiers import math, text_match
-from bridge.chat_template import ChatTemplate
 from bridge.rollout_types import Finish, Task, Ticket, Version
+from bridge.text.chat_template import ChatTemplate
 from configs.sections import RewardsConfig
 from tests.actor.environments.chat import CHATML, EOS, IM_END, characters
 from tests.bridge.factories import make_ticket

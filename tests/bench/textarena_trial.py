@@ -5,7 +5,7 @@ from typing import Any
 
 from actor.environments.builtin.textarena import Bracketed, TextArena, takes
 from actor.environments.protocol import Step
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 
 NAME = f"{__name__}:Trial"
 

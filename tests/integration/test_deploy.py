@@ -19,7 +19,7 @@ import pytest
 
 from launch import cli
 from launch.supervision.kubernetes_probe import HUNG
-from launch.tools import certificates
+from launch.tools.store_server import certificates
 from learner.metrics.metrics_writer import read_rows
 from tests.integration.support.jobs import SMALL
 from tests.integration.support.pods import Cluster, Container, config_map, pods_of

@@ -17,7 +17,7 @@ from textarena.envs.registration import ENV_REGISTRY
 from textarena.wrappers import ActionFormattingWrapper
 
 from actor.environments.protocol import Step
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 
 _BRACKETS = re.compile(r"\[([^\[\]\n]{1,40})\]")
 _SPEAKER = re.compile(r"GAME|Player( \d+)?")

@@ -6,7 +6,7 @@ from typing import Any
 
 from actor.environments.protocol import Step
 from actor.environments.tool_parsers import ToolCall, parse
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 from configs.tasks.calculator import evaluate, result, show
 from configs.tasks.guess import hint
 

@@ -26,7 +26,7 @@ from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissing
 from verifiers.v1.runtimes.subprocess import SubprocessConfig  # pyright: ignore[reportMissingImports]
 
 from actor.environments.protocol import Step
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 
 User = Callable[[list[Message]], str | None]
 _TOKEN = "SLUICE_EPISODE_TOKEN"  # the library reads keys from the environment

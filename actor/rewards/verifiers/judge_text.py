@@ -7,8 +7,8 @@ import re
 import secrets
 from typing import Any
 
-from bridge import thinking
 from bridge.rollout_types import Task
+from bridge.text import thinking
 from configs.sections.rewards import PLACEHOLDERS, JudgeConfig, check_template
 
 _PLACEHOLDER = re.compile("|".join(rf"\{{({name})\}}" for name in PLACEHOLDERS))

@@ -14,7 +14,7 @@ from launch.tools.report.page import ShownSamples, render, shown_samples
 from launch.tools.report.run_data import RunData, column, read_runs
 from launch.tools.report.timeline_rounds import Fault
 from launch.tools.report.timeline_spans import KINDS
-from launch.tools.samples_view import read_samples, visible
+from launch.tools.samples.samples_view import read_samples, visible
 
 Json = dict[str, Any]
 

@@ -25,7 +25,7 @@ from jaxtyping import Float64
 
 from launch.tools.report.panels import EVALUATION, REWARD, SECTIONS, STEP, Axes, Line, Panel, Section, expand, of_set
 from launch.tools.report.run_data import RunData, bins, column, downsample, metric_names, running_mean
-from launch.tools.samples_view import visible
+from launch.tools.samples.samples_view import visible
 
 COLOURS = ("#3b82c4", "#d9772b", "#2f9e6e", "#b45fa8", "#c0973a", "#d1495b", "#5f7fa8", "#7c7c7c")
 """Seen on white and on dark grey alike, and told apart by most who see few colours."""

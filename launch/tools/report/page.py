@@ -20,7 +20,7 @@ from bokeh.resources import Resources
 from markupsafe import Markup
 
 from launch.tools.report.run_data import spread_out
-from launch.tools.samples_view import GroupLine, ResponseLine, Samples, visible
+from launch.tools.samples.samples_view import GroupLine, ResponseLine, Samples, visible
 
 
 def json_for_script(value: Any) -> str:

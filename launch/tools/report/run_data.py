@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int
 
 from configs.run_folder import RunFolder
-from launch.tools.samples_view import visible
+from launch.tools.samples.samples_view import visible
 
 FORMAT = 1
 """Of results that are understood."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from configs.run_folder import RunFolder
-from launch.tools.samples_view import visible
+from launch.tools.samples.samples_view import visible
 
 SUPERVISOR = "supervisor"
 _DIGITS = re.compile(r"(\d+)")

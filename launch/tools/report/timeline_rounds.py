@@ -12,7 +12,7 @@ import numpy as np
 from launch.tools.report import run_data
 from launch.tools.report.run_data import RunData
 from launch.tools.report.timeline_events import SUPERVISOR, Event, supervisor_message
-from launch.tools.samples_view import visible
+from launch.tools.samples.samples_view import visible
 
 MAX_SHOWN = 300
 _SAYS = {

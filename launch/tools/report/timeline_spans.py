@@ -22,7 +22,7 @@ from launch.tools.report.timeline_events import (
     supervisor_message,
 )
 from launch.tools.report.timeline_rounds import Faults, Round, choose_rounds, find_faults, find_rounds, open_round
-from launch.tools.samples_view import visible
+from launch.tools.samples.samples_view import visible
 
 KINDS = (
     "rollout",

@@ -6,7 +6,7 @@ import tokenizers
 
 from actor.environments.chat_render import ChatRenderer
 from actor.turn_text import turn_reader
-from bridge.chat_template import ChatTemplate
+from bridge.text.chat_template import ChatTemplate
 
 CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 SPECIAL = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>", "<bos>", "<think>", "</think>"]

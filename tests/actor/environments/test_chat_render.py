@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actor.environments.chat_render import read_rendering
 from actor.environments.protocol import EpisodeError
-from bridge.chat_template import TemplateSettings
+from bridge.text.chat_template import TemplateSettings
 from tests.actor.environments.chat import (
     ALTERNATES,
     CHATML,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actor.environments.protocol import Step
-from bridge.chat_template import Message
+from bridge.text.chat_template import Message
 
 NAME = f"{__name__}:Sleeping"
 

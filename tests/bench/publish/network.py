@@ -25,7 +25,7 @@ from bridge.snapshots.snapshot_format import hashed, manifest_path, part_path, s
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from launch.services.snapshot_server import ServerProcess
-from launch.tools import certificates
+from launch.tools.store_server import certificates
 from tests.bench.harness.parts import print_measured
 from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
 from tests.param_tensors import iter_tensors

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from actor.environments.protocol import Step
-from bridge.chat_template import Message
 from bridge.rollout_types import Task
+from bridge.text.chat_template import Message
 from tests.bench.reward_kills.busy import begin, busy
 from tests.bench.reward_kills.truth import NUM_TURNS, WORKER, earned, turn_earned
 

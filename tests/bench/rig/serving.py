@@ -17,8 +17,8 @@ from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.source import LocalCopy, LocalSource
-from bridge.chat_template import read_chat_template
 from bridge.store.open import SqliteStore
+from bridge.text.chat_template import read_chat_template
 from bridge.timeline import Timeline
 from configs import overrides
 from configs.run_folder import RunFolder, run_id, snapshot_folder

@@ -17,7 +17,7 @@ from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from launch.startup.tiny_model import cached_tiny_model
 from launch.supervision.hang_detector import HangTimeouts
-from launch.tools import certificates
+from launch.tools.store_server import certificates
 from tests.bench.rig.rig import ONE_THREAD
 from tests.integration.faults import keepers
 from tests.integration.faults.gates import Gates

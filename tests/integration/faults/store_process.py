@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from launch.tools import certificates, trial_store
+from launch.tools.store_server import certificates, trial_store
 from tests.integration.network.places import STORE_PORT, Places
 
 _RECORDER = pathlib.Path(__file__).with_name("recorder.sql")

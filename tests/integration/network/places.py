@@ -15,7 +15,7 @@ import pytest
 
 from bridge import credentials
 from bridge.store.open import SqlStore, open_store
-from launch.tools import certificates, trial_store
+from launch.tools.store_server import certificates, trial_store
 from tests.integration.network.namespaces import Network
 from tests.integration.support.processes import wait_until
 from tests.postgres import need_tls

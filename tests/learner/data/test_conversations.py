@@ -9,7 +9,7 @@ from learner.data.parse_row import parse_row
 from learner.data.problem import RawProblem
 from learner.data.readers import read_parquet
 from learner.data.tokenizer import load_tokenizer, render, tokenize
-from tests.bridge import published
+from tests.bridge.text import published
 from tests.learner.data.rooms import form_of
 
 USER = {"role": "user", "content": "How warm is it?"}

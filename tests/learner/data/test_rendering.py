@@ -3,11 +3,11 @@ import json
 import pytest
 import tokenizers
 
-from bridge.chat_template import asks_of
+from bridge.text.chat_template import asks_of
 from configs import sections
 from learner.data.problem import RawProblem, task_of
 from learner.data.tokenizer import load_tokenizer, tokenize
-from tests.bridge import published
+from tests.bridge.text import published
 
 TASK = task_of("1", {"exact": 1.0}, answer_in="conclusion")
 CHAT = ({"role": "system", "content": "S"}, {"role": "user", "content": "U"})

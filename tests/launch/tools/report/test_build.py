@@ -11,7 +11,7 @@ from launch.tools.report.figures import COLOURS, draw, standard_error
 from launch.tools.report.page import json_for_script, shown_samples
 from launch.tools.report.panels import positions
 from launch.tools.report.run_data import read_run, read_runs
-from launch.tools.samples_view import read_samples
+from launch.tools.samples.samples_view import read_samples
 from tests.launch.tools.report.folder import HOSTILE, make_folder
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from launch.tools.samples_view import SampleEntry
+from launch.tools.samples.samples_view import SampleEntry
 
 SORTS = ("step", "reward", "lag", "length")
 

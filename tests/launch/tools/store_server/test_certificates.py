@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 
 from bridge.credentials import read_tls, read_token
-from launch.tools import certificates
+from launch.tools.store_server import certificates
 from tests.launch.test_cli import PROJECT
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.chat_template import ChatTemplate
-from bridge.thinking import DEFAULT, KNOWN, Marks, is_marks, read_format
+from bridge.text.chat_template import ChatTemplate
+from bridge.text.thinking import DEFAULT, KNOWN, Marks, is_marks, read_format
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import tokenizers
 
-from bridge.chat_template import ChatTemplate
+from bridge.text.chat_template import ChatTemplate
 
 BREAK = "\ufdd0"
 """A Unicode noncharacter, which no text for interchange has: no token spans it, and it is no part of the text."""

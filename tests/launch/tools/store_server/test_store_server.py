@@ -18,8 +18,8 @@ from psycopg.conninfo import make_conninfo
 from bridge.store.open import SqlStore, create_run, open_store
 from bridge.store.postgres.tables_and_roles import ACTOR
 from launch.supervision import process_tree
-from launch.tools import certificates
-from launch.tools.postgres_server import free_port
+from launch.tools.store_server import certificates
+from launch.tools.store_server.postgres_server import free_port
 from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import REPO, wait_until
 from tests.postgres import need_tls

@@ -14,8 +14,8 @@ from psycopg import sql
 from bridge.files import try_flock
 from bridge.store.postgres.tables_and_roles import ACTOR, LEARNER, make_schema, schema_sql
 from bridge.validation import is_loopback
-from launch.tools.certificates import write_private
-from launch.tools.postgres_server import PostgresServer
+from launch.tools.store_server.certificates import write_private
+from launch.tools.store_server.postgres_server import PostgresServer
 
 DATABASE = "sluice"
 ROLES = {"learner": LEARNER, "actor": ACTOR}

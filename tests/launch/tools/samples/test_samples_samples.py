@@ -5,9 +5,9 @@ import re
 import pytest
 from rich.console import Console
 
-from launch.tools import samples_view
-from launch.tools.samples_choice import Query, choose, pairs, parse_steps
-from launch.tools.samples_view import read_samples, visible
+from launch.tools.samples import samples_view
+from launch.tools.samples.samples_choice import Query, choose, pairs, parse_steps
+from launch.tools.samples.samples_view import read_samples, visible
 from tests.launch.tools.report.folder import HOSTILE, make_folder
 
 

@@ -16,7 +16,7 @@ from absl import flags
 
 from launch import cli
 from launch.supervision import process_tree
-from launch.tools import trial_store
+from launch.tools.store_server import trial_store
 
 _DIR = flags.DEFINE_string("dir", None, "The folder that keeps the data and the passwords; made if it isn't there.")
 _LISTEN = flags.DEFINE_string("listen", "127.0.0.1:5432", "Address and port; 0.0.0.0:PORT for all addresses.")
@@ -92,7 +92,3 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def _path(text: str | None) -> pathlib.Path | None:
     return pathlib.Path(text) if text else None
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from bridge.chat_template import TemplateSettings, read_chat_template
-from bridge.template_files import named_template_files
+from bridge.text.chat_template import TemplateSettings, read_chat_template
+from bridge.text.template_files import named_template_files
 from learner.data.tokenizer import load_tokenizer
 from learner.publish.run_card import ENGINE_FILES
-from tests.bridge import published
+from tests.bridge.text import published
 from tests.support.lazy import transformers
 
 ASKED = [{"role": "user", "content": "q"}]

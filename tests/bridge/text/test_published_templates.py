@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from bridge.chat_template import TemplateSettings
+from bridge.text.chat_template import TemplateSettings
 from learner.data.tokenizer import load_tokenizer
-from tests.bridge import published
+from tests.bridge.text import published
 
 pytestmark = pytest.mark.heavy
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bridge.chat_template import TemplateSettings, read_chat_template, today
+from bridge.text.chat_template import TemplateSettings, read_chat_template, today
 from tests.actor.environments.chat import ALTERNATES, CHATML, STRIPS_THINKING, assistant, characters, user
 from tests.support.lazy import transformers
 
@@ -35,7 +35,7 @@ def test_render_has_the_date_of_the_run_in_every_time_zone_and_at_every_time(tmp
         assert fixed.render([user("q")]) == "29 Feb 2024 00:00|q"
         assert today() == datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
         one = read_chat_template(tmp_path)  # of no run: the day on which it was read
-        monkeypatch.setattr("bridge.chat_template.today", lambda: "1999-01-01")
+        monkeypatch.setattr("bridge.text.chat_template.today", lambda: "1999-01-01")
         assert one.settings.date == today() and "1999" not in one.render([user("q")])
     finally:
         monkeypatch.delenv("TZ")

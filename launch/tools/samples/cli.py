@@ -17,9 +17,9 @@ from rich.text import Text
 from configs.run_folder import RunFolder
 from launch import cli
 from launch.terminal import make_console
-from launch.tools import samples_view
-from launch.tools.samples_choice import SORTS, Query, as_json, choose, pairs, parse_steps
-from launch.tools.samples_view import Samples, read_samples
+from launch.tools.samples import samples_view
+from launch.tools.samples.samples_choice import SORTS, Query, as_json, choose, pairs, parse_steps
+from launch.tools.samples.samples_view import Samples, read_samples
 
 _SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "By what, the largest first; length is in sampled tokens.")
 _REVERSE = flags.DEFINE_boolean("reverse", False, "The smallest first.")
@@ -119,7 +119,3 @@ def _query() -> Query:
         is_eval=_EVAL.value,
         limit=_LIMIT.value,
     )
-
-
-if __name__ == "__main__":
-    cli.run(main)

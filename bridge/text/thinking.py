@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Collection, Iterator
 
-from bridge.chat_template import ChatTemplate, Message
+from bridge.text.chat_template import ChatTemplate, Message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

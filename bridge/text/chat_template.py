@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import jinja2
 
-from bridge import template_files
+from bridge.text import template_files
 
 Message = dict[str, str]
 """`role` and `content`."""
@@ -183,7 +183,7 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: pathlib.Path, settings: TemplateSettings | None = None) -> ChatTemplate:
-    """Reads a folder's templates from all files that may hold them (`bridge.template_files`).
+    """Reads a folder's templates from all files that may hold them (`bridge.text.template_files`).
 
     Args:
       folder: a Hugging Face folder.

@@ -3,10 +3,10 @@ import copy
 import pytest
 import tokenizers
 
-from bridge import text_tokens
-from bridge.chat_template import read_chat_template
+from bridge.text import text_tokens
+from bridge.text.chat_template import read_chat_template
 from learner.data.tokenizer import load_tokenizer
-from tests.bridge import published
+from tests.bridge.text import published
 from tests.support.lazy import transformers
 
 TEXT = "a question that is longer than sixteen bytes"

@@ -1,0 +1,1 @@
+"""Text handling that learner and actors share: chat templates, tokenization, thinking marks."""

@@ -1,0 +1,1 @@
+"""Command `samples`: prompts and responses of a run in the terminal."""

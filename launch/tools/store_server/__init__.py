@@ -1,0 +1,1 @@
+"""Command `store-server`: a PostgreSQL server, its roles and its certificates for a trial."""
