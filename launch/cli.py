@@ -5,6 +5,7 @@ import functools
 import logging as stdlib_logging
 import os
 import pathlib
+import resource
 import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,7 +15,6 @@ from absl import app, flags, logging
 
 from configs import overrides
 from launch import cli_help
-from launch.open_files import raise_open_files
 from launch.terminal import outlive_readers
 
 CONFIG = flags.DEFINE_string(
@@ -61,6 +61,8 @@ SUPERSEDED = 5
 """Exit code of a learner in whose place another one leads the run: it must not be started again."""
 TRANSIENT_ERRORS = (OSError, sqlite3.OperationalError)
 """What a disk or a network that fails raises; the second, where the store is on that disk."""
+_MAX_OPEN_FILES = 2**20
+"""Highest soft limit set: some programs take time for each file that might be open."""
 RESIZE = 75
 """Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
 
@@ -78,6 +80,15 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
     shared = getattr(sys.modules[module], "SHARED_FLAGS", _SHARED_FLAGS)
     reading = functools.partial(parse, max_arguments=max_arguments, module=module, shared=shared)
     app.run(lambda argv: main(), flags_parser=reading)
+
+
+def raise_open_files() -> None:
+    """Raises this process's soft limit to the hard one; processes that it starts inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(ValueError, OSError):  # a sandbox that forbids it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 _overrides: dict[str, str] = {}

@@ -22,8 +22,7 @@ from launch.supervision.supervisor import RunOutcome
 from launch.terminal import make_console
 from launch.tools.report.timeline_events import num_bytes
 from launch.tools.samples import samples_view
-from launch.tools.samples.samples_choice import Query, choose, pairs
-from launch.tools.samples.samples_view import read_samples
+from launch.tools.samples.samples_view import Query, choose, pairs, read_samples
 from learner.metrics.trackers import KINDS, SentSteps
 
 _RESTART = re.compile(r"-r\d+$")

@@ -14,8 +14,7 @@ from rich.console import Console
 from bridge.liveness import Activity
 from configs.custom_functions import first_line
 from launch.ray.node_agent import ProcessStatus
-from launch.supervision.cause import telling_line
-from launch.supervision.child import END_S, SAID, PhaseLog, name_of
+from launch.supervision.child import END_S, SAID, PhaseLog, name_of, telling_line
 from launch.supervision.process_group import NodeLostError
 
 LOOK_EVERY_S = 0.5

@@ -30,7 +30,7 @@ from bridge.credentials import without_secrets
 from configs import custom_functions
 from configs.sections.rewards import JudgeConfig
 from launch.supervision import process_tree
-from launch.supervision.cause import telling_line
+from launch.supervision.child import telling_line
 from launch.supervision.hang_detector import SigstopWatchdog
 from launch.supervision.placement import core_ids
 

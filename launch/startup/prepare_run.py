@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import resource
 from collections.abc import Callable, Collection
 
 from bridge.files import replace_file
@@ -15,8 +16,12 @@ from configs.schema import Config
 from configs.sections.base import absolute
 from launch import cli
 from launch.cli import CONFIG, given_run_dir
-from launch.open_files import check_open_files
 from launch.startup.network_check import check_network
+
+MIN_OPEN_FILES = 128
+"""Least hard limit with which a learner and an engine start."""
+_ENOUGH_OPEN_FILES = 1024
+"""Hard limit below which many engines, environments or connections may not fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,3 +156,19 @@ def open_prepared(run_dir: str) -> PreparedRun:
     # The folder may have been moved since, or be named from another working directory.
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
     return PreparedRun(config, folder, pathlib.Path(run.model_path_file.read_text().strip()))
+
+
+def check_open_files() -> list[str]:
+    """Returns what to know of the limit.
+
+    Raises:
+      ValueError: it is too low for a run.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or limit >= _ENOUGH_OPEN_FILES:
+        return []
+    said = f"a process may have {limit} files open (ulimit -n)"
+    how = "raise the hard limit (ulimit -Hn, LimitNOFILE of systemd, --ulimit nofile of docker)"
+    if limit < MIN_OPEN_FILES:
+        raise ValueError(f"{said}, a learner and an engine need at least {MIN_OPEN_FILES}: {how}")
+    return [f"warning: {said}: many engines, environments or connections may run out of them; {how}"]

@@ -21,11 +21,10 @@ from bridge.liveness import Activity
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import cli
-from launch.console.live_view import RunView, told
-from launch.console.plain_progress import PlainProgress
+from launch.console.live_view import PlainProgress, RunView, told
 from launch.startup import prepare_run
 from launch.supervision.backend import LocalBackend, ProcessBackend
-from launch.supervision.cause import alike
+from launch.supervision.child import alike
 from launch.supervision.process_group import Process
 from launch.terminal import make_console
 

@@ -1,17 +1,18 @@
 """Limits of open files: as they are in a process of its own."""
 
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from launch import open_files
-from launch.open_files import MIN_FILES, check_open_files, raise_open_files
+from launch.cli import raise_open_files
+from launch.startup.prepare_run import MIN_OPEN_FILES, check_open_files
 
 PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from launch.open_files import raise_open_files
+from launch.cli import raise_open_files
 raise_open_files()
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
@@ -28,21 +29,21 @@ def test_soft_limit_is_raised_to_the_hard_one(soft, hard, raised):
 )
 def test_limit_without_a_bound_is_raised_to_a_bound(monkeypatch, soft, hard, raised):
     asked = []
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda kind: (soft, hard))
-    monkeypatch.setattr(open_files.resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
     raise_open_files()
     assert asked == ([(raised, hard)] if raised else [])
 
 
 def test_limit_that_no_engine_starts_with_is_refused(monkeypatch):
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda kind: (64, 64))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
     with pytest.raises(
-        ValueError, match=rf"64 files open \(ulimit -n\), .* at least {MIN_FILES}: raise the hard limit"
+        ValueError, match=rf"64 files open \(ulimit -n\), .* at least {MIN_OPEN_FILES}: raise the hard limit"
     ):
         check_open_files()
 
 
-@pytest.mark.parametrize(("limit", "num_notes"), [(MIN_FILES, 1), (1023, 1), (1024, 0), (-1, 0)])
+@pytest.mark.parametrize(("limit", "num_notes"), [(MIN_OPEN_FILES, 1), (1023, 1), (1024, 0), (-1, 0)])
 def test_limit_that_may_do_is_said(monkeypatch, limit, num_notes):
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda kind: (limit, limit))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
     assert len(check_open_files()) == num_notes

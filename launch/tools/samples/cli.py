@@ -18,8 +18,7 @@ from configs.run_folder import RunFolder
 from launch import cli
 from launch.terminal import make_console
 from launch.tools.samples import samples_view
-from launch.tools.samples.samples_choice import SORTS, Query, as_json, choose, pairs, parse_steps
-from launch.tools.samples.samples_view import Samples, read_samples
+from launch.tools.samples.samples_view import SORTS, Query, Samples, as_json, choose, pairs, parse_steps, read_samples
 
 _SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "By what, the largest first; length is in sampled tokens.")
 _REVERSE = flags.DEFINE_boolean("reverse", False, "The smallest first.")

@@ -7,9 +7,8 @@ import pytest
 
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.console import plain_progress
-from launch.console.live_view import RunView
-from launch.console.plain_progress import PlainProgress
+from launch.console import live_view
+from launch.console.live_view import PlainProgress, RunView
 
 
 class Started:
@@ -100,4 +99,4 @@ def test_of_many_actors_changes_are_gathered(run):
     for loading in range(65):
         look(0.5, loading)
     assert run.said[:2] == ["learner: pid 99, waiting", "64 actors: starting"]
-    assert len(run.said) <= 2 * (32.5 / plain_progress.STEP_LINE_S + 1) and len(set(run.said)) == len(run.said)
+    assert len(run.said) <= 2 * (32.5 / live_view.STEP_LINE_S + 1) and len(set(run.said)) == len(run.said)

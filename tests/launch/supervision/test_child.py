@@ -1,7 +1,6 @@
 import pytest
 
-from launch.supervision.cause import alike, telling_line
-from launch.supervision.child import Child
+from launch.supervision.child import Child, alike, telling_line
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from launch.tools.samples import samples_view
-from launch.tools.samples.samples_choice import Query, choose, pairs, parse_steps
-from launch.tools.samples.samples_view import read_samples, visible
+from launch.tools.samples.samples_view import Query, choose, pairs, parse_steps, read_samples, visible
 from tests.launch.tools.report.folder import HOSTILE, make_folder
 
 
