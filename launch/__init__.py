@@ -6,7 +6,7 @@ from types import TracebackType
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Shows an error that ends the process: of Ctrl-C, wherever it comes, one word instead of a traceback."""
+    """Prints "interrupted" for Ctrl-C instead of a traceback; leaves other uncaught errors to Python."""
     if issubclass(kind, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
     else:
@@ -14,5 +14,5 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 sys.excepthook = _show
-if "--multiprocessing-fork" in sys.orig_argv:  # an engine's process: the terminal's Ctrl-C ends it without a word
+if "--multiprocessing-fork" in sys.orig_argv:  # engine subprocess: Ctrl-C in the terminal ends it silently
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""`python -m launch NAME ...`, installed as `sluice NAME ...`: every command by its name.
+"""Dispatcher for every command: `python -m launch NAME ...`, installed as `sluice NAME ...`.
 
-A command runs as `python -m` runs its module, so both ways of calling it behave alike.
+A command's module runs as it does with `python -m`, so both ways of calling it behave alike.
 """
 
 import difflib
@@ -28,13 +28,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "store-server": ("launch.tools.store_server", "a PostgreSQL store for a trial"),
     "make-certificates": ("launch.tools.make_certificates", "certificates and a token for a trial over TLS"),
 }
-"""By name: the module, and what it does."""
+"""Module and one-line description per command name."""
 
 
 def main() -> None:
-    """Runs the command that the first argument names; lists them where there is none.
+    """Runs the command named by the first argument, or lists the commands if there are no arguments.
 
-    Ends the process with `USAGE_ERROR` and one line where there is no such command.
+    An unknown command exits with `USAGE_ERROR` and one line on stderr.
     """
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("--help", "-h", "help"):

@@ -1,8 +1,11 @@
-"""An actor, on the learner's machine: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`.
+"""One actor. On the learner's machine: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`.
 
-Or anywhere: `python -m launch.actor --store=postgresql://NAME@host/database?sslmode=verify-full --run=NAME --name=...`.
-What it needs comes from the store; SLUICE_TOKEN_FILE and SLUICE_TLS_CA name files with the run's token and with whom it
-trusts, PGPASSFILE one with the database's password.
+On another machine:
+
+  python -m launch.actor --store=postgresql://NAME@host/database?sslmode=verify-full --run=NAME --name=...
+
+The actor reads the run's settings from the store. SLUICE_TOKEN_FILE names a file with the run's token, SLUICE_TLS_CA a
+file with the trusted certificates, and PGPASSFILE a file with the database password.
 """
 
 import asyncio
@@ -98,25 +101,25 @@ _LEAVE_S = flags.DEFINE_float(
     "How long to go on with what it has after SIGTERM; default: the config's actor.shutdown_grace_s.",
 )
 
-tune_gc()  # here: its engine's process, too, imports this module before it imports vLLM
+tune_gc()  # here because the engine subprocess also imports this module before it imports vLLM
 
 _NUM_THREADS = 16
-"""For calls of the store: some wait, and none may keep the others from being made."""
+"""Threads for store calls. Some calls block, and they must not delay the others."""
 
 
 def main() -> int:
-    """Serves until it is told to stop (0) or fails: one line says why, the code of what kind it was."""
+    """Serves until the actor is asked to stop (0) or fails (one line on stderr, exit code by kind of failure)."""
     die_with_parent()
     liveness = Liveness.of_this_process()
     liveness.start()
     cli.log_to_stderr()
-    for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
+    for number in (signal.SIGTERM, signal.SIGINT):  # there is no state to clean up while the engine starts
         signal.signal(number, lambda *_: sys.exit(0))
     report_phase("joining the run")
     with contextlib.ExitStack() as parts:
         with cli.start_errors():
             try:
-                # Who waits for a learner, for hours perhaps, gets on with its start.
+                # Waiting for a learner can take hours, so the actor reports that it is starting.
                 joined = _join(lambda: liveness.report(Activity.STARTING))
             except FinishedRunError as e:
                 logging.info("actor ends, there is nothing to serve: %s", e)
@@ -161,10 +164,10 @@ def main() -> int:
 
 
 def _join(waits: Callable[[], None]) -> JoinedRun:
-    """The run that the command line names.
+    """Joins the run that the command line names.
 
     Raises:
-      ValueError, TimeoutError: it can't be served.
+      ValueError, TimeoutError: the run cannot be served.
     """
     if flags.FLAGS.config is not None:
         raise ValueError(
@@ -201,10 +204,10 @@ def _join(waits: Callable[[], None]) -> JoinedRun:
 
 
 def _bound_to_cores(config: Config) -> Config:
-    """This actor's part of the config; from here on what it starts runs on its cores, if it has some of its own.
+    """Returns the config of one engine, and binds this process and its children to the engine's cores.
 
     Raises:
-      ValueError: this machine doesn't have them.
+      ValueError: this machine lacks the configured cores.
     """
     config = of_one_engine(config, _CPU_CORES.value)
     if cores := config.actor.cpu_cores:
@@ -218,13 +221,13 @@ def _bound_to_cores(config: Config) -> Config:
 def _start_engine(
     joined: JoinedRun, limits_file: EngineSizeFile, liveness: Liveness, timeline: Timeline
 ) -> "VllmEngine":
-    """The engine, which serves no weights yet.
+    """Starts the engine, which has no published weights yet.
 
     Raises:
-      ResizeRequest: it did not start with the limits asked for; they are put aside.
-      Exception: it did not start.
+      ResizeRequest: the engine did not start with the overridden limits, which are now rejected.
+      Exception: the engine did not start.
     """
-    from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
+    from actor.vllm.engine import VllmEngine  # import vLLM only after the input is validated
 
     config = joined.config
     with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
@@ -240,7 +243,7 @@ def _start_engine(
 
 
 def release_tickets_of(store: ActorStore, dead: str) -> None:
-    """Offers others at once what a dead actor holds, which they had only once its leases ran out."""
+    """Releases the tickets leased to a dead actor, so that others need not wait for its leases to expire."""
     if held := sorted(store.leased(dead)):
         store.release(dead, held)
         logging.info("tickets of a dead actor offered again actor=%s tickets=%d", dead, len(held))
@@ -254,11 +257,11 @@ async def _serve(
     liveness: Liveness,
     judge: Judge | None,
 ) -> None:
-    """Serves with an engine that was started, and closes it."""
+    """Serves with a started engine, then closes it."""
     config = joined.config
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
     asyncio.get_running_loop().set_default_executor(threads)
-    # Made inside the loop that uses them.
+    # These objects must be created inside the event loop that uses them.
     settings = config.rewards
     anchors = AdaptiveTimeouts(
         joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
@@ -306,21 +309,21 @@ async def _serve(
         if episodes is not None:
             await episodes.close()
         await engine.close()
-        joined.store.close()  # or a thread that waits for a store that is away would be waited for
+        joined.store.close()  # a thread waiting for an unreachable store would otherwise block the exit
 
 
 async def report_liveness(actor: Actor, *, liveness: Liveness) -> None:
-    """Says that the actor's loop turns."""
+    """Reports liveness from the actor's event loop until cancelled."""
     while True:
         liveness.report(Activity.WORKING if actor.num_groups else Activity.WAITING)
         await asyncio.sleep(BEAT_S)
 
 
 async def watch_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) -> None:
-    """Ends the actor when its judge is given up: no group could be judged any more.
+    """Watches the judge and ends the actor once the judge has failed, because no group could be scored any more.
 
     Raises:
-      RuntimeError: says why it was.
+      RuntimeError: the judge failed; the message gives the reason.
     """
     while not judge.failure():
         await asyncio.sleep(every_s)
@@ -340,14 +343,14 @@ def _limits_file(joined: JoinedRun) -> EngineSizeFile:
 
 
 def _largest_size(config: Config) -> int:
-    """Devices that the engine may come to take: no more than are there for it."""
+    """Returns the largest tensor-parallel size that the config and the visible devices allow."""
     largest = max(config.actor.max_tensor_parallel_size, config.actor.tensor_parallel_size)
     num_visible = len(visible.split(",")) if (visible := os.environ.get(VISIBLE)) else largest
     return max(config.actor.tensor_parallel_size, min(largest, num_visible))
 
 
 def _with_limits(config: Config, file: EngineSizeFile) -> Config:
-    """The config with the limits of the file; one that can't be used is no reason not to serve."""
+    """Returns the config with the limits file applied; an invalid file is logged and ignored."""
     try:
         limits = file.read()
     except ValueError as e:
@@ -360,7 +363,7 @@ def _with_limits(config: Config, file: EngineSizeFile) -> Config:
 
 def _elastic_share(config: Config, size: EngineSize, file: EngineSizeFile) -> ElasticPolicy:
     largest = _largest_size(config)
-    if file.refused_path.exists():  # what was asked for before did not start: no second attempt
+    if file.refused_path.exists():  # the last requested size did not start, so do not try it again
         largest = size.tensor_parallel_size
     return ElasticPolicy(
         size=size,

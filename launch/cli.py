@@ -1,4 +1,4 @@
-"""Flags that all commands share, exit codes, errors in one line, logging."""
+"""Shared flags, exit codes, one-line errors and logging of all commands."""
 
 import contextlib
 import functools
@@ -25,12 +25,12 @@ CONFIG = flags.DEFINE_string(
 
 
 def describe(flag: str, meaning: str) -> None:
-    """Says in the help of this process's command what a flag that it shares with others is to it."""
+    """Sets the help text of a shared flag for this process's command."""
     flags.FLAGS[flag].help = meaning
 
 
 class _CommaListFlag(flags.Flag):
-    """A string; given several times, what was given, with commas between."""
+    """String flag; repeated values are joined with commas."""
 
     def parse(self, argument: str) -> None:
         super().parse(f"{self.value},{argument}" if self.present else argument)
@@ -51,28 +51,28 @@ _SHARED_FLAGS = ("config", "run_dir")
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"}
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
 USAGE_ERROR = 2
-"""Exit code of a process that was started with something it can't use; starting it again is no help."""
+"""Exit code for invalid input; a restart cannot help."""
 STOPPED = 3
-"""Exit code of a learner that was asked to stop before its run was done."""
+"""Exit code of a learner that was asked to stop before its run was complete."""
 BUSY = 4
-"""Exit code of a process that waited too long for another one, as for the store's lock, or whose start met a disk or a
-network that fails; starting it again may help."""
+"""Exit code after a timeout on another process (such as a store lock), or a disk or network failure during startup. A
+restart may help."""
 SUPERSEDED = 5
-"""Exit code of a learner in whose place another one leads the run: it must not be started again."""
+"""Exit code of a learner that another learner has superseded; it must not be restarted."""
 TRANSIENT_ERRORS = (OSError, sqlite3.OperationalError)
-"""What a disk or a network that fails raises; the second, where the store is on that disk."""
+"""Errors raised by a failing disk or network; sqlite3's, if the store is on that disk."""
 _MAX_OPEN_FILES = 2**20
-"""Highest soft limit set: some programs take time for each file that might be open."""
+"""Highest soft limit set, because some programs take time proportional to the limit."""
 RESIZE = 75
-"""Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
+"""Exit code of an actor that requests a restart with other engine limits; not a failure."""
 
 
 def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
-    """`app.run` of a command, however it was started.
+    """Runs a command with `app.run`, however the command was started.
 
-    `--help` shows its module's docstring, its flags, and those it shares with others: its module's `SHARED_FLAGS`, or
-    `--config` and `--run_dir`. What is no flag is refused, but for `max_arguments` of them, which `given_arguments`
-    returns.
+    `--help` shows the module's docstring, its own flags, and its shared flags. The shared flags are the module's
+    `SHARED_FLAGS`, by default `--config` and `--run_dir`. At most `max_arguments` positional arguments are accepted;
+    `given_arguments` returns them.
     """
     outlive_readers()
     raise_open_files()
@@ -83,11 +83,11 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
 
 
 def raise_open_files() -> None:
-    """Raises this process's soft limit to the hard one; processes that it starts inherit it."""
+    """Raises the soft limit on open files to the hard limit; child processes inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
-        with contextlib.suppress(ValueError, OSError):  # a sandbox that forbids it
+        with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
@@ -98,10 +98,10 @@ _arguments: list[str] = []
 def parse(
     argv: Sequence[str], *, max_arguments: int = 0, module: str = "", shared: Collection[str] = _SHARED_FLAGS
 ) -> list[str]:
-    """Sets the flags and takes the --config.section.field=value and the arguments aside; returns the program's name.
+    """Parses flags, config overrides and positional arguments; returns the program's name.
 
-    Ends the process with one line and `USAGE_ERROR` where a flag is not known, its value can't be, or more is given
-    that is no flag than `max_arguments`; with its help and 0 where that is asked for and there is a `module` to show.
+    Exits with `USAGE_ERROR` and one line on an unknown flag, an invalid value, or more than `max_arguments` positional
+    arguments. Exits with 0 after printing the help if `module` is set and the help was requested.
     """
     global _overrides, _arguments
     asked = _HELP & set(_before_the_end(argv[1:]))
@@ -124,7 +124,7 @@ def parse(
 
 
 def _with_home(argument: str) -> str:
-    """Returns `--flag=~/path` with the home folder filled in, which a shell does only where a word begins with `~`."""
+    """Expands `~` in `--flag=~/path`, which shells leave unexpanded."""
     flag, is_flag, value = argument.partition("=~")
     return f"{flag}={os.path.expanduser('~' + value)}" if is_flag and flag.startswith("-") else argument
 
@@ -134,23 +134,23 @@ def _before_the_end(argv: Sequence[str]) -> Sequence[str]:
 
 
 def given_arguments() -> list[str]:
-    """What the command line has that is no flag; see `run`."""
+    """Returns the positional arguments of the command line; see `run`."""
     return list(_arguments)
 
 
 def given_overrides() -> dict[str, str]:
-    """The --config.section.field=value of the command line, by dotted path."""
+    """Returns the --config.section.field=value overrides by dotted path."""
     return dict(_overrides)
 
 
 def run_dirs(*, most: int | None = None) -> list[str]:
-    """The folders of --run_dir, given once for each or with commas between them.
+    """Returns the folders of --run_dir, given as repeated flags or separated by commas.
 
     Raises:
-      ValueError: there is none, or there are more than `most`.
+      ValueError: no folder, or more than `most`, is given.
     """
     given = _RUN_DIR.value or ""
-    # A folder may have a comma in its name.
+    # A folder's name may contain a comma.
     parts = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
     found = [os.path.expanduser(part) for part in parts]
     if not found:
@@ -161,10 +161,10 @@ def run_dirs(*, most: int | None = None) -> list[str]:
 
 
 def given_run_dir() -> str | None:
-    """The folder of --run_dir, where it is given.
+    """Returns the folder of --run_dir; None if the flag is absent.
 
     Raises:
-      ValueError: it is given several times.
+      ValueError: the flag is repeated.
     """
     if flags.FLAGS[_RUN_DIR.name].present > 1:
         raise ValueError(f"one --run_dir is wanted here, got {_RUN_DIR.value}")
@@ -172,7 +172,7 @@ def given_run_dir() -> str | None:
 
 
 def log_to_stderr() -> None:
-    """Absl's log lines at INFO, on stderr, with nothing from libraries below WARNING."""
+    """Sends absl's log to stderr: INFO and above from this project, above INFO from libraries."""
     logging.set_verbosity(logging.INFO)
     logging.use_absl_handler()
     handler = logging.get_absl_handler()
@@ -181,9 +181,9 @@ def log_to_stderr() -> None:
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns what is wrong with input or disk into one line on stderr and an exit code; bugs keep their traceback.
+    """Turns input and file errors into one line on stderr and an exit code; bugs keep their traceback.
 
-    The code is `USAGE_ERROR`, or `BUSY` where another process holds something.
+    The code is `BUSY` for a TimeoutError and `USAGE_ERROR` for a ValueError or OSError.
     """
     try:
         yield
@@ -195,9 +195,9 @@ def usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def start_errors() -> Iterator[None]:
-    """`usage_errors` of a process that others start again: a disk or a network that fails says nothing of its input.
+    """Turns startup errors of a restartable process into one line on stderr and the exit code of `start_code`.
 
-    The code is `start_code`'s.
+    Unlike `usage_errors`, a failing disk or network does not count as invalid input.
     """
     try:
         yield
@@ -208,10 +208,9 @@ def start_errors() -> Iterator[None]:
 
 
 def start_code(error: BaseException) -> int:
-    """The exit code of a process of the run that this ended while it started.
+    """Returns the exit code for an error during the startup of a run's process.
 
-    `USAGE_ERROR`, after which nobody starts it again, only where what it was given is wrong, or isn't there; `BUSY`
-    where that may pass; 1 of a bug.
+    `USAGE_ERROR` (no restart) for invalid input or a missing file, `BUSY` for transient errors, 1 for a bug.
     """
     if isinstance(error, (ValueError, FileNotFoundError)):
         return USAGE_ERROR
@@ -219,7 +218,7 @@ def start_code(error: BaseException) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says; the system's own with the file first."""
+    """Returns the error's message on one line; for an OSError with the file first."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
@@ -231,7 +230,7 @@ def _is_ours(pathname: str) -> bool:
 
 
 def end(said: str, code: int) -> NoReturn:
-    """Ends the process with a line on stderr."""
+    """Prints an error line on stderr and exits with `code`."""
     print(f"error: {said}", file=sys.stderr)
     sys.exit(code)
 

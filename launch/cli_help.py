@@ -1,4 +1,4 @@
-"""What `--help` shows of a command, on 80 columns: what it does, its flags, and what a config may be and say."""
+"""Renderer of a command's `--help` on 80 columns: description, flags, presets, recipes and config fields."""
 
 import ast
 import importlib
@@ -49,24 +49,24 @@ COMMON = (
     "evaluation.every_n_steps",
     "checkpoint.every_n_steps",
 )
-"""The fields that most runs set."""
+"""Config fields that most runs set."""
 
 
 _ADDED = re.compile(r"^<[^>]*>: |;\s*repeat this option to specify a list of values$")
-"""What absl adds to the help of a flag that has choices, or may be given several times."""
+"""Text that absl adds to the help of flags with choices or several values."""
 _SEVERAL = re.compile(r"several times|once for each")
 
 
 def render(module: str, shared: Iterable[str] = (), *, is_full: bool = False) -> str:
-    """The help of a command.
+    """Returns the help text of a command.
 
     Args:
-      module: whose docstring and flags are the command's.
-      shared: flags that it shares with others; with `config` among them presets, recipes and fields are shown.
-      is_full: with every field of the config, not the common ones alone.
+      module: name of the module whose docstring and flags are shown.
+      shared: names of shared flags to show; `config` also adds presets, recipes and fields.
+      is_full: True to show every config field instead of only the common ones.
     """
     shared = list(shared)
-    # What defined flags as the program itself is known to absl by the program's name.
+    # absl files the flags of __main__ under the program's name.
     defined_by = sys.argv[0] if module == "__main__" else module
     own = [flag.name for flag in flags.FLAGS.get_flags_for_module(defined_by)]
     parts = [_prose(_docstring(module)), _titled("Flags", map(_flag, dict.fromkeys([*shared, *own])))]
@@ -76,12 +76,12 @@ def render(module: str, shared: Iterable[str] = (), *, is_full: bool = False) ->
 
 
 def _docstring(module: str) -> str:
-    """Returns a module's docstring from its source: Python drops docstrings with PYTHONOPTIMIZE=2."""
+    """Returns a module's docstring from its source, because PYTHONOPTIMIZE=2 drops docstrings."""
     return ast.get_docstring(ast.parse(inspect.getsource(sys.modules[module]))) or ""
 
 
 def _of_configs(is_full: bool) -> list[str]:
-    from configs.field_docs import field_docs  # not for a command that takes no config
+    from configs.field_docs import field_docs  # deferred: not needed by commands without a config
 
     docs = field_docs()
     shown = list(docs) if is_full else [path for path in COMMON if path in docs]
@@ -96,16 +96,16 @@ def _of_configs(is_full: bool) -> list[str]:
 
 
 def _preset_entries() -> Iterator[str]:
-    """Presets, each with the first sentence of its docstring."""
+    """Yields one entry per preset with the first sentence of its docstring."""
     presets = importlib.import_module("configs.presets").NAMES
     for name in sorted(presets):
-        source = ast.parse(textwrap.dedent(inspect.getsource(presets[name])))  # as `_docstring` does
+        source = ast.parse(textwrap.dedent(inspect.getsource(presets[name])))  # from the source, as in `_docstring`
         docs = [ast.get_docstring(n) for n in source.body if isinstance(n, ast.FunctionDef)]
         yield _entry(name, _first_sentence(docs[0] or ""))
 
 
 def _configs(folder: pathlib.Path) -> Iterator[str]:
-    """Files of a folder that give a config, each with the first sentence of what it says of itself."""
+    """Yields one entry per config file of a folder with the first sentence of its docstring."""
     for file in sorted(folder.glob("*.py")):
         tree = ast.parse(file.read_text())
         if any(isinstance(node, ast.FunctionDef) and node.name == "get_config" for node in tree.body):
@@ -118,7 +118,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _field(doc: "FieldDoc", is_full: bool) -> str:
-    """A field with its default and what it means; in short its first sentence."""
+    """Returns the entry of a config field: default and meaning, shortened to one sentence unless `is_full`."""
     text = doc.meaning.rstrip(".") if is_full else _first_sentence(doc.meaning)
     is_choice = "|" in doc.kind and " | " not in doc.kind
     if is_choice and not all(choice in text for choice in doc.kind.split("|")):
@@ -147,7 +147,7 @@ def _titled(title: str, entries: Iterable[str]) -> str:
 
 
 def _entry(head: str, text: str) -> str:
-    """A name, and what is said of it beside it, or below it where it is long."""
+    """Formats a name with its text in the second column, or below a long name."""
     body = _wrapped(text, " " * _GAP)
     head = " " * _INDENT + head
     if len(head) > _GAP - 2:
@@ -157,7 +157,7 @@ def _entry(head: str, text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A docstring's paragraphs, filled anew; indented lines are command lines, and each stays one where it can."""
+    """Reflows a docstring's paragraphs; each indented line is a command line and keeps its own line."""
     blocks: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = block.splitlines()

@@ -1,7 +1,7 @@
 """The learner: `python -m launch.learner --config=tiny` or `--run_dir=FOLDER`.
 
-Over several hosts it is started on each, with the same arguments and a run folder that all see. Cloud TPU, Slurm and
-Open MPI tell each which one it is; elsewhere --coordinator, --num_processes and --process_id do.
+On several hosts, start it on each with the same arguments and a run folder on a shared file system. Cloud TPU, Slurm
+and Open MPI set each process's index. Elsewhere, set --coordinator, --num_processes and --process_id.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 )
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
 _START = "start"
-"""The channel on which the leader says the code that setting the run's folder up ended with; 0: it is set up."""
+"""Channel on which the leader broadcasts the exit code of the run's setup; 0 means success."""
 
 
 def main() -> int:
-    """Trains the run to its end; 0 then, else one line says why not."""
+    """Trains the run to completion; returns 0, or an error code after one line on stderr."""
     die_with_parent()
     liveness = Liveness.of_this_process()
     liveness.start()
@@ -43,7 +43,7 @@ def main() -> int:
     report_phase("looking at the run")
     with cli.start_errors():
         prepared, hosts = _join()
-    os.environ.update(reserve(prepared.config))  # before JAX is loaded
+    os.environ.update(reserve(prepared.config))  # must be set before JAX is imported
     if not hosts.is_leader:
         return _follow(prepared, hosts, liveness)
     from learner.distributed.initialize import disconnect
@@ -54,7 +54,7 @@ def main() -> int:
     code = 1
     try:
         code = _lead(prepared, lead, liveness)
-    except SystemExit as e:  # of what can't be used: its line is said
+    except SystemExit as e:  # raised for invalid input whose error line is already printed
         code = e.code if isinstance(e.code, int) else code
         raise
     finally:
@@ -66,12 +66,12 @@ def main() -> int:
 
 
 def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
-    """The run, set up by the first process of the learner, and all of them.
+    """Connects the learner's processes and sets up the run in the first one.
 
     Raises:
-      ValueError, OSError: one line says what is wrong.
-      SystemExit: the first process could not set it up.
-      TimeoutError: not all came in time.
+      ValueError, OSError: the input is invalid.
+      SystemExit: the first process could not set up the run.
+      TimeoutError: some processes did not connect in time.
     """
     from learner.distributed.channel import SingleProcess
     from learner.distributed.initialize import ALONE, identify
@@ -87,7 +87,7 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
         return prepare_run.prepare_run(("learner",), num_hosts=1), SingleProcess()
     from learner.distributed.initialize import connect, disconnect
 
-    # First: reading the prompts may take longer than a process waits for the others to come.
+    # Connect before reading prompts, which may take longer than the connection timeout of the other processes.
     hosts = connect(
         identity, init_timeout_s=config.learner.init_timeout_s, peer_timeout_s=config.learner.peer_timeout_s
     )
@@ -99,12 +99,12 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
 
 
 def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
-    """The run, by the leader, and then as the others find it.
+    """Sets up the run in the leader, then opens it in the other processes.
 
     Raises:
-      ValueError, OSError: here it can't be used; one line says why.
-      SystemExit: the leader could not, and this process ends with its code.
-      ProcessLostError: the leader said nothing.
+      ValueError, OSError: this process cannot use the run.
+      SystemExit: the leader could not set up the run; carries the leader's exit code.
+      ProcessLostError: the leader sent no result.
     """
     start = hosts.channel(_START)
     if not hosts.is_leader:
@@ -121,7 +121,7 @@ def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
 
 
 def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liveness) -> int:
-    """The first process's part; the exit code that all are to have."""
+    """Runs the learner's leader process; returns the exit code for all processes."""
     report_phase("importing JAX")
     import jax
 
@@ -148,7 +148,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
                 lead=lead,
             )
             if any(name in KINDS for name in prepared.config.run.tracker_names):
-                # After the record is cut back to where it goes on from.
+                # The trackers must start after the metrics file is truncated to the resume point.
                 parts.callback(TrackerService(prepared.config, prepared.folder).close)
         with contextlib.closing(run):
             train(run)
@@ -176,7 +176,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
 
 
 def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liveness) -> int:
-    """The part of any other process; the exit code that the first one says."""
+    """Runs a follower process; returns the exit code that the leader sends."""
     report_phase("importing JAX")
     import jax
 
@@ -203,7 +203,7 @@ def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liv
     except (TimeoutError, jax.errors.JaxRuntimeError) as e:
         _failed(e if isinstance(e, TimeoutError) else TimeoutError(str(e).splitlines()[0][:300]), _GO_ON)
         return cli.BUSY
-    except CheckpointError as e:  # of all of them; the leader ends as well
+    except CheckpointError as e:  # raised in all processes, so the leader exits as well
         code = _failed(e, _MEND)
         disconnect(hosts)
         return code
@@ -214,7 +214,7 @@ def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liv
 def _destinations(
     prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, hosts: "Processes"
 ) -> "list[Destination]":
-    """How this process's weights go to other machines from here; what serves them ends with `parts`."""
+    """Returns the publish targets to other machines for this process's weights; their services close with `parts`."""
     if prepared.config.publish.serve == "none":
         return []
     from launch.services.snapshot_service import SnapshotService

@@ -1,7 +1,7 @@
 """One machine, one command: `python -m launch.local --config=tiny [--config.section.field=value]`.
 
-Starts a learner and an actor for each engine (`actor.num_engines`), watches them, shows how the run goes, and stops all
-whatever ends it.
+Starts a learner and one actor per engine (`actor.num_engines`), monitors them, shows progress, and stops all processes
+when the run ends.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ CODES = {RunOutcome.DONE: 0, RunOutcome.INTERRUPTED: 130, RunOutcome.FAILED: 1, 
 
 
 def main() -> int:
-    """Runs to the end; 0 when the run is complete, 130 if it was interrupted, 1 if it failed, 2 if it can't start."""
+    """Runs training; returns 0 if complete, 130 if interrupted, 1 if it failed, 2 if it cannot start."""
     with cli.usage_errors(), contextlib.closing(StartupStatus()) as at:
         prepared = prepare_run.prepare_run(("learner", "actor"), at)
         at("starting the learner and the actors")

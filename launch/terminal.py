@@ -1,4 +1,4 @@
-"""The console of every command, and output that ends no command when its reader goes away."""
+"""Rich console of every command, and output streams that survive the loss of their reader."""
 
 import errno
 import io
@@ -11,23 +11,19 @@ from absl import logging
 from rich.console import Console
 
 MIN_COLUMNS = 20
-"""A narrower terminal is none: some shells, editors and CI systems set COLUMNS=0, at which rich prints nothing."""
+"""Minimum valid terminal width. Some shells, editors and CI systems set COLUMNS=0, at which rich prints nothing."""
 _SIZES = {"COLUMNS": MIN_COLUMNS, "LINES": 2}
 _GONE = (errno.EPIPE, errno.EIO)
-"""Errors of a write whose reader is gone: a closed pipe, and a terminal that was hung up."""
+"""Errors of a write after the reader is gone: a closed pipe or a terminal that hung up."""
 
 
 def make_console(**options: Any) -> Console:
-    """Returns a console with the terminal's width, or 80 columns where there is none.
-
-    Args:
-      options: Console's.
-    """
+    """Returns a rich console with the terminal's width, or 80 columns if there is no terminal."""
     return Console(**options, _environ=_with_sizes(os.environ))
 
 
 def _with_sizes(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without sizes that no terminal has."""
+    """Returns the environment without impossible terminal sizes."""
     return {name: value for name, value in environ.items() if name not in _SIZES or _is_size(value, _SIZES[name])}
 
 
@@ -36,15 +32,15 @@ def _is_size(text: str, least: int) -> bool:
 
 
 def outlive_readers() -> None:
-    """Makes stdout and stderr go nowhere once their reader is gone, instead of raising an error.
+    """Redirects stdout and stderr to /dev/null once their reader is gone, instead of raising an error.
 
-    A run behind `| head`, `| tee` or ssh continues, and its logs are in its folder. A stream that was closed before the
-    process started goes nowhere from the start. Characters that the encoding lacks are escaped.
+    A run behind `| head`, `| tee` or ssh continues, and its logs are in its folder. Streams that were closed before the
+    process started go to /dev/null. Characters that the encoding lacks are escaped.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
-        except OSError:  # closed: the next file that is opened would take its place
+        except OSError:  # closed: the next opened file would get this descriptor
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None or sys.stdout is sys.__stdout__:
         sys.stdout = _lasting(cast("io.TextIOWrapper | None", sys.__stdout__), 1)
@@ -67,7 +63,7 @@ def _lasting(stream: io.TextIOWrapper | None, fd: int) -> io.TextIOWrapper:
 
 
 class _Lasting(io.FileIO):
-    """A descriptor whose writes succeed when its reader is gone."""
+    """File descriptor whose writes succeed after its reader is gone."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -1,7 +1,7 @@
-"""Pip's settings of a machine in uv's words: `python -m pip config list | python launch/uv_settings.py`.
+"""Translator of pip's settings to uv: `python -m pip config list | python launch/uv_settings.py`.
 
 The uv installer reads none of pip's files and variables. Prints one word per line: `NAME=VALUE` of the environment,
-then uv's arguments. Exits with 1 and one line on stderr where a setting has no counterpart in uv. Needs Python alone:
+then uv's arguments. Exits with 1 and one line on stderr if a setting has no counterpart in uv. Requires only Python:
 launch/setup.sh runs it in an environment that is still empty.
 """
 
@@ -19,7 +19,7 @@ _LISTS = {
     "no-binary": "--no-binary",
     "only-binary": "--only-binary",
 }
-"""Settings with several values, each given to an argument of its own."""
+"""Multi-value settings; each value becomes its own argument."""
 _VALUES = {"index-url": "--default-index", "cache-dir": "--cache-dir"}
 _VARIABLES = {
     "cert": ("SSL_CERT_FILE",),
@@ -53,12 +53,12 @@ _OFF = {"0", "false", "no", "off", "n", "f", ""}
 
 
 def read_settings(lines: Iterable[str]) -> dict[str, str]:
-    """Returns what applies to `pip install`, by name, of the lines of `pip config list`.
+    """Returns the settings that apply to `pip install`, by name, from the lines of `pip config list`.
 
-    Variables go before the section `install`, which goes before `global`. Other commands' sections are left out.
+    Environment variables override the section `install`, which overrides `global`. Other sections are ignored.
 
     Raises:
-      ValueError: a line has no setting.
+      ValueError: a line contains no setting.
     """
     ranks = {"global": 0, "install": 1, ":env:": 2}
     found: dict[str, tuple[int, str]] = {}
@@ -74,16 +74,16 @@ def read_settings(lines: Iterable[str]) -> dict[str, str]:
 
 
 def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the variables and the arguments that make `uv pip install` look where `pip install` does.
+    """Returns the variables and arguments that make `uv pip install` use the same sources as `pip install`.
 
     Args:
-      settings: pip's, by name.
-      environment: this process's; the bundle of certificates that pip's HTTP library reads from it is kept.
+      settings: pip's settings by name.
+      environment: process environment; its certificate bundle for pip's HTTP library is kept.
 
     Raises:
-      ValueError: uv has nothing like one of the settings.
+      ValueError: uv has no counterpart of a setting.
     """
-    # As pip: the best version of all sources, not the first source that has the name.
+    # Like pip: choose the best version from all indexes, not the first index that has the name.
     arguments = ["--index-strategy", "unsafe-best-match"]
     variables: dict[str, str] = {}
     bundle = environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
@@ -105,7 +105,7 @@ def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> tu
 
 
 def main() -> int:
-    """Translates the lines of standard input; 0, or 1 where they have no counterpart."""
+    """Translates the lines of stdin; returns 0, or 1 if a setting has no counterpart."""
     try:
         variables, arguments = translate(read_settings(sys.stdin), os.environ)
     except ValueError as e:

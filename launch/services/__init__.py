@@ -1,1 +1,1 @@
-"""Server processes beside a run."""
+"""Server processes of a run."""

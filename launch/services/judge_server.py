@@ -1,11 +1,11 @@
-"""A second vLLM beside the actor as the judge; its sidecar.
+"""Judge server: a second vLLM on the actor's machine, and its supervision.
 
-RollPacker section 4.3 has the judge on the rollout's GPUs. It has its own share of their memory
-(judge.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/judge.md says
-how to let both compute at once.
+As in RollPacker section 4.3, the judge shares the rollout's GPUs. It has its own share of their memory
+(judge.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/judge.md
+describes how both can compute concurrently.
 
-It asks the kernel to be killed with its parent, and then becomes vLLM: what it asked for outlasts that. It becomes the
-server's own module: the command `vllm` asks for the metadata of a package of that name, which builds for CPUs lack.
+The process first asks the kernel to kill it with its parent, which survives exec, and then execs vLLM. It runs the
+server's module because the `vllm` command needs package metadata that CPU builds lack.
 """
 
 import contextlib
@@ -35,18 +35,17 @@ from launch.supervision.hang_detector import SigstopWatchdog
 from launch.supervision.placement import core_ids
 
 STEADY_S = 60.0
-"""One that served for so long starts the count of restarts anew; how long it took to start doesn't count."""
+"""Seconds of service after which the restart count resets; startup time does not count."""
 LOOK_S = 5.0
-"""How often it is asked once it has served; before, how often is the caller's."""
+"""Interval between health checks of a server that has served, in seconds; the caller sets it during startup."""
 MAX_MISSED = 6
-"""Looks in a row without an answer, each as long as its deadline: then a server that served has hung."""
+"""Consecutive health checks without an answer after which a server is considered hung."""
 
 
 class SidecarHealth:
-    """Of one process, from its start to its end."""
+    """Health of one server process, from its start to its exit."""
 
     def __init__(self, *, start_timeout_s: float, now_s: float) -> None:
-        """It was started now."""
         self._start_timeout_s, self._started_s = start_timeout_s, now_s
         self._served_from_s: float | None = None
         self._answered_s = now_s
@@ -54,11 +53,11 @@ class SidecarHealth:
         self._num_missed = 0
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to look."""
+        """Returns True if a health check is due."""
         return self._served_from_s is None or now_s - self._looked_s >= LOOK_S
 
     def looked(self, *, answers: bool, now_s: float) -> str:
-        """Notes what was seen; why the process is to be killed, empty if it is not."""
+        """Records a health check; returns the reason to kill the process, or an empty string."""
         self._looked_s = now_s
         if answers:
             self._num_missed, self._answered_s = 0, now_s
@@ -73,7 +72,7 @@ class SidecarHealth:
 
     @property
     def was_steady(self) -> bool:
-        """Whether it served for long."""
+        """True if the process served long enough to reset the restart count."""
         return self._served_from_s is not None and self._answered_s - self._served_from_s >= STEADY_S
 
 
@@ -87,7 +86,7 @@ _NO_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class JudgeService:
-    """A judge's server that is there as long as this object is open."""
+    """Judge server that runs until this object is closed."""
 
     def __init__(
         self,
@@ -98,24 +97,26 @@ class JudgeService:
         beats: Callable[[], None] = lambda: None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """Starts it and waits until it answers. Build it before the actor's engine: both measure the memory left.
+        """Starts the server and waits until it answers.
+
+        Build it before the actor's engine, because both measure the free GPU memory.
 
         Args:
-          config: `judge`, with colocate.
-          log: where the server's output goes.
-          stopped_s: a server that was stopped by a signal for so long is killed (supervision.heartbeat_timeout_s).
-          beats: called while it starts, some times a second.
-          command: of the server; the arguments of `vllm serve` follow.
+          config: `judge` section with colocate.
+          log: log file of the server.
+          stopped_s: seconds after which a suspended server is killed (supervision.heartbeat_timeout_s).
+          beats: called several times per second during startup.
+          command: server command, before the arguments of `vllm serve`.
 
         Raises:
-          ValueError: it does not start; one line says why.
+          ValueError: the server does not start; the message gives the reason.
         """
         self._config, self._log, self._command = config, log, command
         self._stopped = SigstopWatchdog(stopped_s)
         self._is_closing = threading.Event()
         self._failure = ""
         self.num_restarts = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="sluice-judge-")  # its owner's alone
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-judge-")  # accessible to its owner only
         self._key = secrets.token_hex(32)
         self._port = _free_port()
         key_file = pathlib.Path(self._folder.name) / "key"
@@ -128,8 +129,9 @@ class JudgeService:
             api_key_file=str(key_file),
             outage_timeout_s=max(config.outage_timeout_s, config.start_timeout_s),
         )
-        """For `actor.rewards.verifiers.judge.Judge`: with the server's address and the file of its key."""
-        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
+        """Config with the server's address and key file, for `actor.rewards.verifiers.judge.Judge`."""
+        # The server dies with the thread that started it. So one thread, which lives as long as this process, does
+        # every restart.
         self._thread = threading.Thread(target=self._watch, name="judge", daemon=True)
         try:
             self._process = self._start()
@@ -146,16 +148,16 @@ class JudgeService:
 
     @property
     def pid(self) -> int:
-        """Of the server that runs now."""
+        """Process id of the running server."""
         return self._process.pid
 
     @property
     def failure(self) -> str:
-        """Why it is not started again any more; empty while it is."""
+        """Reason why the server is no longer restarted; empty while it is."""
         return self._failure
 
     def close(self) -> None:
-        """Ends it, and all it started."""
+        """Stops the server and its children."""
         self._is_closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -175,7 +177,7 @@ class JudgeService:
                 env=environment(self._config, os.environ, key=self._key),
             )
         if cores is not None:
-            try:  # before it has threads: they are bound with it
+            try:  # before the process has threads, which inherit the binding
                 os.sched_setaffinity(process.pid, cores)
             except OSError as e:
                 process.kill()
@@ -197,7 +199,7 @@ class JudgeService:
             self._is_closing.wait(_LOOK_S)
 
     def _answers(self) -> bool:
-        """Whether it says that it serves."""
+        """Returns True if the server's health endpoint answers."""
         try:
             with _NO_PROXIES.open(f"http://{HOST}:{self._port}/health", timeout=_HEALTH_S) as reply:
                 return reply.status == 200 and self._process.poll() is None
@@ -220,21 +222,21 @@ class JudgeService:
                 logging.error("%s", self._failure)
                 return
             logging.error("judge died code=%s said=%r; starting it again", code, said)
-            self._end()  # what it left: an engine whose server was killed
+            self._end()  # also kills an engine left by a server that was killed
             if self._is_closing.wait(_BACKOFF_S * (num_in_a_row - 1)):
                 return
             health = self._health()
             self.num_restarts += 1
             try:
                 self._process = self._start()
-            except (ValueError, OSError) as e:  # looked at again: memory may be free in a moment
+            except (ValueError, OSError) as e:  # the next check retries, because memory may become free
                 logging.error("judge not started: %s", e)
 
     def _health(self) -> SidecarHealth:
         return SidecarHealth(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
 
     def _end_if_hung(self, health: SidecarHealth) -> None:
-        """Kills a server that lives and does not serve."""
+        """Kills a live server that does not answer."""
         if health.is_due(time.monotonic()):
             answers = self._answers()
             if reason := health.looked(answers=answers, now_s=time.monotonic()):
@@ -242,7 +244,7 @@ class JudgeService:
                 self._kill()
 
     def _end_if_stopped(self) -> None:
-        """Kills a server of which a process stands still: whoever asks it waits in vain."""
+        """Kills the server if one of its processes was suspended for too long, because its clients would hang."""
         below = {self._process.pid} | process_tree.descendants(self._process.pid)
         for pid in self._stopped.look(below & process_tree.stopped_below(os.getpid())):
             logging.error(
@@ -251,7 +253,7 @@ class JudgeService:
             self._kill()
 
     def _end(self) -> None:
-        """SIGTERM, then SIGKILL to its whole session: its engine is a process of its own."""
+        """Sends SIGTERM, then SIGKILL to the process group, which includes the engine."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -259,7 +261,7 @@ class JudgeService:
         self._kill()
 
     def _kill(self) -> None:
-        """SIGKILL to its whole group; returns once none of it lives, or logs which still does."""
+        """Sends SIGKILL to the process group and waits for its exit; logs an error if a process survives."""
         try:
             process_tree.end_group(self._process.pid, deadline_s=_KILLED_S)
             self._process.wait(_KILLED_S)
@@ -268,7 +270,7 @@ class JudgeService:
 
 
 def arguments(config: JudgeConfig, port: int) -> list[str]:
-    """What `vllm serve` is told."""
+    """Returns the arguments of `vllm serve`."""
     found = [
         f"--model={config.model}",
         f"--host={HOST}",
@@ -284,11 +286,11 @@ def arguments(config: JudgeConfig, port: int) -> list[str]:
 
 
 def environment(config: JudgeConfig, around: Mapping[str, str], *, key: str) -> dict[str, str]:
-    """What it finds in its environment: its key, which no command line shows, and no secret of the run."""
+    """Returns the server's environment, with its key (hidden from command lines) and without the run's secrets."""
     found = without_secrets(around) | {
         "VLLM_API_KEY": key,
         "PYTHONPATH": custom_functions.python_path(),
-        "SLUICE_ENGINE": "1",  # its engine's process ends with it (`actor.vllm.worker.register`)
+        "SLUICE_ENGINE": "1",  # its engine process exits with it (`actor.vllm.worker.register`)
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
         "VLLM_NO_USAGE_STATS": "1",
@@ -300,8 +302,8 @@ def environment(config: JudgeConfig, around: Mapping[str, str], *, key: str) -> 
     if config.cpu_cores:
         found["VLLM_CPU_OMP_THREADS_BIND"] = config.cpu_cores
     else:
-        found.pop("VLLM_CPU_OMP_THREADS_BIND", None)  # the engine's cores are the engine's
-    # Its mark stays: what outlives a killed actor is found by it.
+        found.pop("VLLM_CPU_OMP_THREADS_BIND", None)  # that variable binds the actor's engine
+    # The variable stays, because it identifies processes that survive a killed actor.
     return found | {process_tree.VARIABLE: str(os.getpid())}
 
 
@@ -315,7 +317,7 @@ MODULE = "vllm.entrypoints.openai.api_server"
 
 
 def main() -> None:
-    """Becomes the server."""
+    """Replaces this process with the server."""
     process_tree.die_with_parent()
     os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
 

@@ -1,7 +1,7 @@
 """Serves a run's snapshots: `python -m launch.services.snapshot_server --folder=FOLDER --listen=HOST:PORT`.
 
-The token comes from SLUICE_TOKEN or SLUICE_TOKEN_FILE, certificate and key from SLUICE_TLS_CERT and SLUICE_TLS_KEY.
-The first line on stdout is the URL it serves at. It ends with whoever started it, and by SIGTERM.
+SLUICE_TOKEN or SLUICE_TOKEN_FILE sets the token, SLUICE_TLS_CERT and SLUICE_TLS_KEY the certificate and its key. The
+first line on stdout is the server's URL. The server exits with its parent process, or on SIGTERM.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ _OTHER_FILES = 64
 _START_S = 30.0
 _END_S = 10.0
 SHARED_FLAGS = ()
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 def main() -> int:
-    """Serves until it is told to end (0)."""
+    """Serves until SIGTERM or SIGINT; returns 0."""
     process_tree.die_with_parent()
     cli.log_to_stderr()
     with cli.usage_errors():
@@ -77,10 +77,10 @@ def main() -> int:
 
 
 def _allow_files(num_connections: int) -> None:
-    """Raises the bound on open files so far that so many connections fit.
+    """Raises the limit on open files to fit `num_connections`.
 
     Raises:
-      ValueError: this machine's own bound is lower.
+      ValueError: the machine's hard limit is lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + _OTHER_FILES
@@ -94,7 +94,7 @@ def _allow_files(num_connections: int) -> None:
 
 
 class ServerProcess:
-    """A snapshot server of one's own, as the learner's process starts it; it ends with this process."""
+    """Snapshot server subprocess of the learner; it exits with this process."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class ServerProcess:
         max_connections: int = 256,
         log: pathlib.Path,
     ) -> None:
-        """Starts it and waits until it listens; token and certificates are those of the environment.
+        """Starts the server and waits until it listens. Token and certificates come from the environment.
 
         Raises:
-          ValueError: it refuses to start, with its own words.
+          ValueError: the server did not start; the message is its last log line.
         """
         arguments = [
             *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),
@@ -128,7 +128,7 @@ class ServerProcess:
                 | {"PYTHONPATH": custom_functions.python_path(), process_tree.VARIABLE: str(os.getpid())},
             )
         self.url = self._first_line()
-        """Where it serves: scheme, address and port."""
+        """Server URL: scheme, address and port."""
         if not self.url:
             self.close()
             said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()
@@ -136,16 +136,16 @@ class ServerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Exit code; None while the server runs."""
         return self._process.poll()
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process id."""
         return self._process.pid
 
     def close(self) -> None:
-        """Ends it."""
+        """Terminates the server."""
         self._process.terminate()
         try:
             self._process.wait(_END_S)

@@ -1,4 +1,4 @@
-"""The snapshot server beside a learner: started with it, started again when it dies or is stopped, ended with it."""
+"""Snapshot server of a learner: restarted when it dies or is suspended, stopped with the learner."""
 
 import os
 import pathlib
@@ -20,27 +20,27 @@ from launch.supervision.process_tree import kill_below, stopped_below
 from learner.publish.destinations import Destination
 
 MAX_RESTARTS = 5
-"""In a row; one that served for `STEADY_S` starts the count anew."""
+"""Maximum consecutive restarts; serving for `STEADY_S` resets the count."""
 STEADY_S = 60.0
 _WATCH_S = 0.5
 _BACKOFF_S = 1.0
 
 
 class SnapshotService:
-    """A server process that is there as long as this object is open."""
+    """Snapshot server process that runs until this object is closed."""
 
     def __init__(self, config: Config, folder: pathlib.Path, *, host: int = 0, num_hosts: int = 1) -> None:
-        """Starts it and waits until it listens.
+        """Starts the server and waits until it listens.
 
         Args:
-          config: the run's.
-          folder: the run's.
-          host: which of the learner's processes this is: it serves that one's rows.
-          num_hosts: how many there are.
+          config: run config.
+          folder: run folder.
+          host: index of this learner process, whose rows are served.
+          num_hosts: number of learner processes.
 
         Raises:
-          ValueError: it refuses to start (no token, no certificate, an address that can't be had, one URL for several
-            processes); one line says why.
+          ValueError: the server cannot start: the token, certificate or address is invalid, or several processes share
+            one URL.
         """
         publish = config.publish
         listen, advertise = (of_process(address, host) for address in (publish.listen, publish.advertise))
@@ -59,27 +59,28 @@ class SnapshotService:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._server = self._start(listen)
         self._listen = urllib.parse.urlsplit(self._server.url).netloc
-        """With the port that was free: actors were told of it."""
+        """Address with the actual port, which a restarted server must reuse because actors know it."""
         self.url = advertise or self._server.url
         self._failure = ""
         self._is_closing = threading.Event()
-        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
+        # The server dies with the thread that started it. So one thread, which lives as long as this process, does
+        # every restart.
         self._thread = threading.Thread(target=self._watch, name="snapshot server", daemon=True)
         self._thread.start()
         logging.info("snapshots served url=%s listen=%s", self.url, self._listen)
 
     @property
     def destination(self) -> Destination:
-        """For the publisher: under which URL a version is fetched. Nothing is copied: the server reads the slots."""
+        """Publish target that maps a version to its URL; nothing is copied, because the server reads the slots."""
         return Destination(name="snapshot server", put=self._put, is_required=self._is_required)
 
     @property
     def pid(self) -> int:
-        """Of the server that runs now."""
+        """Process id of the running server."""
         return self._server.pid
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops the server."""
         self._is_closing.set()
         self._thread.join()
         self._server.close()
@@ -100,7 +101,7 @@ class SnapshotService:
         )
 
     def _end_if_stopped(self) -> None:
-        """Kills a server that stands still: its readers wait, and by rounds the run with them."""
+        """Kills a suspended server, because its readers would wait, and in round mode the run with them."""
         for pid in self._stopped.look({self._server.pid} & stopped_below(os.getpid())):
             logging.error("snapshot server was stopped for too long (supervision.heartbeat_timeout_s) and is killed")
             kill_below(pid, os.getpid())
@@ -124,5 +125,5 @@ class SnapshotService:
             try:
                 self._server.close()
                 self._server = self._start(self._listen)
-            except (ValueError, OSError) as e:  # looked at again: its port, or memory, may be free in a moment
+            except (ValueError, OSError) as e:  # the next check retries, because the port or memory may become free
                 logging.error("snapshot server not started: %s", e)

@@ -1,7 +1,8 @@
-"""Brings a run's metrics to a tracker: `python -m launch.services.track --run_dir=FOLDER --tracker=wandb`.
+"""Sends a run's metrics to a tracker: `python -m launch.services.track --run_dir=FOLDER --tracker=wandb`.
 
-A run does that by itself where run.trackers says so. By hand it sends what a tracker has not got yet: of a run that had
-none, or whose tracker's server was away. Server and key come from the tracker's own environment (docs/trackers.md).
+A run starts this by itself if run.trackers names the tracker. Started by hand, it sends the rows that the tracker
+lacks, for example after an outage of the tracker's server. Server and key come from the tracker's own environment
+variables (docs/trackers.md).
 """
 
 import dataclasses
@@ -30,14 +31,14 @@ from learner.metrics.trackers import (
 _TRACKER = flags.DEFINE_enum("tracker", None, sorted(KINDS), "Where to.")
 _FOLLOW = flags.DEFINE_bool("follow", False, "Go on with what comes, until standard input ends.")
 END_S = 20.0
-"""How long it may take to hand over the rest when the run ends: rows that are left wait in metrics.jsonl."""
+"""Timeout for sending the remaining rows when the run ends, in seconds. Unsent rows stay in metrics.jsonl."""
 _LOOK_S = 0.5
 SHARED_FLAGS = ("run_dir",)
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 def main() -> int:
-    """Sends all there is; 0 then, 4 where the tracker is away or takes nothing, 1 where it failed at its end."""
+    """Sends all rows; returns 0, 4 if the tracker is unreachable or rejects rows, or 1 if it failed at its end."""
     with cli.usage_errors():
         if flags.FLAGS.run_dir is None or _TRACKER.value is None:
             raise ValueError(f"give --run_dir=FOLDER of a run and --tracker={'|'.join(sorted(KINDS))}")
@@ -92,8 +93,8 @@ def _send(feed: TrackerFeed) -> int:
 
 
 def _follow(feed: TrackerFeed, over: threading.Event) -> int:
-    """Until standard input ends: the learner closes it when its run has ended, or has died."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal's whole group
+    """Sends rows until stdin closes, which the learner does at its end or by dying."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the terminal signals the whole process group
         signal.signal(number, signal.SIG_IGN)
     has_sent = threading.Event()
 
@@ -102,7 +103,7 @@ def _follow(feed: TrackerFeed, over: threading.Event) -> int:
         over.set()
         if not has_sent.wait(END_S):
             logging.error("%s: %d rows are not sent; they wait in metrics.jsonl", _TRACKER.value, feed.give_up())
-            os._exit(cli.BUSY)  # the library hangs, and has threads that nobody else ends
+            os._exit(cli.BUSY)  # the library hangs, and its threads would block a normal exit
 
     threading.Thread(target=listen, name="end of the run", daemon=True).start()
     feed.follow(over.is_set)
@@ -111,7 +112,7 @@ def _follow(feed: TrackerFeed, over: threading.Event) -> int:
 
 
 def _lock(run: RunFolder) -> RunLock:
-    """One process a tracker of a run: the one of a learner before this one may still be handing over the rest."""
+    """Locks the tracker's state; waits for the process of an earlier learner, which may still be sending rows."""
     end_s = time.monotonic() + (2 * END_S if _FOLLOW.value else 0.0)
     while True:
         try:

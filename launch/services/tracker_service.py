@@ -1,7 +1,7 @@
-"""The trackers' processes beside a learner: started with it, started again when they die, ended with it.
+"""Tracker processes of a learner: started with it, restarted when they die, stopped with it.
 
-Each reads the run's record by itself (`learner.metrics.trackers`), so the learner never waits for one, and nothing that
-hangs or breaks in a tracker's library is in the learner's process.
+Each process reads the run's metrics file itself (`learner.metrics.trackers`). So the learner never waits for a tracker,
+and a hang or crash in a tracker's library cannot affect it.
 """
 
 import os
@@ -22,28 +22,28 @@ from launch.services.track import END_S
 from learner.metrics.trackers import KINDS, SentSteps
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
-"""Before a process that died is started again; doubled each time."""
+"""First and maximum pause before a restart, in seconds; the pause doubles each time."""
 _GRACE_S = 5.0
-"""What it may take longer than it allows itself, before it is killed."""
+"""Extra seconds before a process that exceeds its own timeout is killed."""
 
 
 class TrackerService:
-    """The processes of a run's trackers, there as long as this object is open."""
+    """Tracker processes of a run, which run until this object is closed."""
 
     def __init__(self, config: Config, folder: pathlib.Path, *, end_s: float = END_S + _GRACE_S) -> None:
-        """Starts them; waits for none.
+        """Starts the processes without waiting for them.
 
         Args:
-          config: the run's.
-          folder: the run's.
-          end_s: how long all of them together may take to end.
+          config: run config.
+          folder: run folder.
+          end_s: timeout in seconds for all of them to exit.
         """
         names = [name for name in config.run.tracker_names if name in KINDS]
         self._end_s = end_s
         self._all = [TrackerProcess(name, folder) for name in names]
 
     def close(self) -> None:
-        """Has them hand over the rest, all at once, and says what each has."""
+        """Lets all trackers send their remaining rows concurrently, and logs the result of each."""
         for one in self._all:
             one.end()
         deadline_s = time.monotonic() + self._end_s
@@ -52,15 +52,15 @@ class TrackerService:
 
 
 class TrackerProcess:
-    """One tracker's process, or the one that is started in its place."""
+    """One tracker's process and its replacements after a crash."""
 
     def __init__(self, name: str, folder: pathlib.Path, *, command: Sequence[str] = ()) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-          name: the tracker's.
-          folder: the run's.
-          command: what is started, if not `launch.services.track`.
+          name: tracker name.
+          folder: run folder.
+          command: command to run instead of `launch.services.track`.
         """
         self._name, self._run = name, RunFolder(folder)
         self._command = list(command) or [
@@ -74,14 +74,14 @@ class TrackerProcess:
         self._thread.start()
 
     def end(self) -> None:
-        """Tells it that the run has ended."""
+        """Notifies the process that the run has ended."""
         with self._lock:
             self._is_ending.set()
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
 
     def join(self, seconds: float) -> None:
-        """Waits so long at most, then kills it, and says what the tracker has."""
+        """Waits at most `seconds`, then kills the process, and logs the tracker's state."""
         self._thread.join(seconds)
         with self._lock:
             if self._process is not None and self._process.poll() is None:
@@ -146,6 +146,6 @@ class TrackerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the learner's
+                start_new_session=True,  # Ctrl-C is for the learner
                 env=os.environ | {"PYTHONPATH": custom_functions.python_path(), "PYTHONUNBUFFERED": "1"},
             )

@@ -1,1 +1,1 @@
-"""Parts of a run that are built between the command line and the first process."""
+"""Preparation of a run between the command line and the first process."""

@@ -1,4 +1,4 @@
-"""Engine start deadline and heartbeats; SIGTERM/SIGINT handling."""
+"""Engine start deadline and heartbeats, and SIGTERM/SIGINT handling."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ from launch import cli
 
 @contextlib.contextmanager
 def deadline(seconds: float, limits_file: EngineSizeFile, liveness: Liveness) -> Iterator[None]:
-    """Ends the process if its block takes longer: what hangs in there can't be interrupted.
+    """Exits the process if the block takes longer than `seconds`, because a hung engine start cannot be interrupted.
 
-    Who reads the liveness signal counts from where we do, so that its bound, which is longer, never ends us first.
+    Liveness is reported at the start of the block. The watcher's own timeout is longer and never expires first.
     """
 
     def end() -> None:
@@ -46,14 +46,14 @@ def deadline(seconds: float, limits_file: EngineSizeFile, liveness: Liveness) ->
 
 @contextlib.contextmanager
 def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
-    """Heartbeats of an actor that does not serve yet, while its block runs."""
+    """Sends heartbeats of an actor that does not serve yet, while the block runs."""
     has_ended = threading.Event()
 
     def beat() -> None:
         while not has_ended.is_set():
             try:
                 store.heartbeat(heartbeat(name, None, None))
-            except Exception as e:  # whoever serves with this store hears of it, too
+            except Exception as e:  # the serving actor uses the same store and raises the error as well
                 logging.error("no heartbeat while the engine starts: %s", e)
                 return
             has_ended.wait(ActorLimits.heartbeat_s)
@@ -68,7 +68,7 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
 
 
 def say_refused(file: EngineSizeFile, reason: str) -> None:
-    """Says that the limits asked for were put aside, and why."""
+    """Reports on stderr that the requested limits were rejected, with the reason."""
     print(
         f"error: the engine did not start with the limits of {file.path}: {reason}; the file is "
         f"{file.refused_path.name} now and the config's limits are used",
@@ -78,20 +78,19 @@ def say_refused(file: EngineSizeFile, reason: str) -> None:
 
 
 LATE_SIGNAL_S = 0.5
-"""How long a signal is waited for when the actor ends: one to its whole process group reaches the engine too, perhaps
-before us."""
+"""Seconds to wait for a signal after the actor ends. A signal to the process group may reach the engine first."""
 GIVE_BACK_S = 5.0
-"""How long giving back tickets may take; a store that is away hands them to others when their leases end."""
+"""Timeout for releasing tickets, in seconds. With an unreachable store, they become free when their leases expire."""
 
 
 async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], *, shutdown_grace_s: float) -> None:
     """Serves until SIGTERM or SIGINT, or until the actor ends by itself.
 
-    After SIGTERM it claims nothing more, and finishes within `shutdown_grace_s` what it can; SIGINT, which a terminal
-    sends to the engine too, and a second SIGTERM end at once.
+    After SIGTERM the actor claims no more tickets and finishes what it can within `shutdown_grace_s`. SIGINT, which a
+    terminal also sends to the engine, or a second SIGTERM ends it immediately.
 
     Raises:
-      Exception: what ended the actor before it was told to.
+      Exception: the error that ended the actor before any signal.
     """
     told, at_once = asyncio.Event(), asyncio.Event()
 
@@ -132,13 +131,13 @@ async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], 
 
 
 def end_now(why: str) -> None:
-    """Ends the process, told to, with threads that still wait for the store; the engine's processes die with it."""
+    """Exits the process with 0 although threads still wait for the store; the engine's processes die with it."""
     print(f"actor ends at once; {why}", file=sys.stderr, flush=True)
     os._exit(0)
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What was raised first of a group."""
+    """Returns the first error of a (nested) exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

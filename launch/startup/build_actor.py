@@ -1,4 +1,4 @@
-"""Parts of an actor that training, evaluation and checks build alike: verifiers, judge, environments."""
+"""Actor parts shared by training, evaluation and checks: verifiers, judge, environments."""
 
 import contextlib
 import pathlib
@@ -19,34 +19,36 @@ from launch.supervision.placement import core_ids
 
 
 def verifier_cores(config: Config) -> Sequence[int]:
-    """Returns the cores that verifiers are bound to; empty: any."""
+    """Returns the cores that verifiers are bound to; empty means any."""
     return core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else ()
 
 
 def build_scorer(
     config: Config, judge: Judge | None, *, own: Collection[str] | None = None, anchors: AdaptiveTimeouts | None = None
 ) -> RewardScorer:
-    """Returns what scores responses, by verifiers on their cores and by the judge."""
+    """Returns a scorer of responses that uses the verifier pool and the judge."""
     pool = VerifierPool.of_config(config, own=own, cores=verifier_cores(config))
     return RewardScorer(pool, truncated=config.prompts.truncated_responses, anchors=anchors, judge=judge)
 
 
 @contextlib.contextmanager
 def open_judge(config: Config, log: pathlib.Path, *, beats: Callable[[], None] = lambda: None) -> Generator[Judge]:
-    """The judge; one beside the engine is started before the engine, since both measure the memory left.
+    """Yields the judge, and starts its server first if it is colocated with the engine.
+
+    The judge must start before the engine, because both measure the free GPU memory.
 
     Args:
-      config: the run's; its judge is on.
-      log: file for a server that is started.
-      beats: called while it starts, some times a second.
+      config: run config with the judge enabled.
+      log: log file for a judge server started here.
+      beats: called several times per second while the server starts.
 
     Raises:
-      ValueError: it does not start, or the file of its key or its template can't be used.
+      ValueError: the judge does not start, or its key or template file is invalid.
     """
     if not config.judge.colocate:
         yield Judge(config.judge)
         return
-    read_template(config.judge)  # before anything takes minutes to start
+    read_template(config.judge)  # validate it first: the server takes minutes to start
     log.parent.mkdir(parents=True, exist_ok=True)
     service = JudgeService(config.judge, log, stopped_s=config.supervision.heartbeat_timeout_s, beats=beats)
     with contextlib.closing(service):
@@ -54,7 +56,7 @@ def open_judge(config: Config, log: pathlib.Path, *, beats: Callable[[], None] =
 
 
 def build_episodes(config: Config, engine: Engine, model: pathlib.Path) -> Episodes | None:
-    """Returns what plays the environments of the run's prompts with the model of a folder; None where it has none."""
+    """Returns the runner of the environments in the run's prompts; None if there are none."""
     if not config.environments_played:
         return None
     return Episodes(

@@ -1,4 +1,4 @@
-"""Whether this machine can isolate programs, asked before anything starts that would run some."""
+"""Sandbox check: tests before a run starts if this machine can isolate programs."""
 
 import os
 
@@ -13,10 +13,10 @@ from launch.supervision.placement import core_ids
 
 
 def check_sandbox(config: Config) -> list[str]:
-    """What to know of the sandboxes that the config's rewards need; nothing where they need none.
+    """Returns notes on the sandboxes that the config's rewards need; empty if they need none.
 
     Raises:
-      ValueError: one line that says what is missing, and how to get it.
+      ValueError: the sandbox is unavailable; the message names what is missing and how to get it.
     """
     if "code" not in config.parts:
         return []
@@ -33,7 +33,7 @@ def check_sandbox(config: Config) -> list[str]:
 
 
 def _check_hidden(config: Config, view: HostView) -> None:
-    """Refuses files of the run that programs could read: they hold what the test cases want."""
+    """Raises ValueError if sandboxed programs could read files of the run, which contain the expected test outputs."""
     paths = {"run.dir": config.run.dir}
     for where, source in config.asked_sources.items():
         paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}

@@ -1,4 +1,4 @@
-"""Rows whose own answer does not pass their verifiers, found before a run starts."""
+"""Startup check that each row's reference answer passes its verifiers."""
 
 import asyncio
 import dataclasses
@@ -26,19 +26,19 @@ from launch.startup.tiny_model import cache_folder
 from learner.data.row_filter import GoldRow, SetAside, gold_rows, read_gold_failures
 
 NOT_ASKED = ("judge", "format")
-"""A judge costs what a judge costs; and an answer has not the form of a response."""
+"""Verifiers not checked: a judge is costly, and a reference answer lacks the format of a response."""
 REVISION = 3
-"""Goes up when the same answers are judged otherwise."""
+"""Cache revision; increase it when scoring of the same answers changes."""
 PROGRESS_S = 10.0
 MAX_WORKERS = 8
 _LIBRARIES = ("math-verify", "reasoning-gym", "latex2sympy2-extended")
 _Failed = dict[tuple[str, int], str]
-"""Reasons by source and row."""
+"""Failure reasons by source and row."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoldAnswerReport:
-    """What was found."""
+    """Rows whose reference answers fail, and notes for the console."""
 
     gold_failures: SetAside
     notes: list[str]
@@ -47,17 +47,17 @@ class GoldAnswerReport:
 def check_gold_answers(
     config: Config, roles: Collection[str], *, show: Callable[[str], None] = print
 ) -> GoldAnswerReport:
-    """Has rows' own answers judged: `rewards.check_gold_answers` of each file, and all of them if one does not pass.
+    """Scores reference answers: the first `rewards.check_gold_answers` rows per file, or all rows if one fails.
 
-    A run that was set up before has its rows looked at no more. What was judged is kept in the cache, by its content.
+    A run that was set up before is not checked again. Results are cached by content.
 
     Args:
-      config: the run's.
-      roles: those of this command: where no actor is to run, verifiers that are not installed are only told of.
-      show: is given a line now and then.
+      config: run config.
+      roles: roles of this command; without "actor", a verifier that is not installed only adds a note.
+      show: called with a progress line now and then.
 
     Raises:
-      ValueError: a file is unusable, no row passes, or a verifier can't be had that rows are judged by here.
+      ValueError: a file is invalid, no row passes, or an actor runs here and a verifier is unavailable.
     """
     known = RunFolder(pathlib.Path(config.run_dir)).gold_failures
     if known.is_file():
@@ -87,10 +87,10 @@ def check_gold_answers(
 
 
 def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> tuple[frozenset[str], list[str]]:
-    """The verifiers that can be asked, and a line on each that can't.
+    """Returns the available verifiers, and a note per unavailable one.
 
     Raises:
-      ValueError: one can't that is needed where an actor runs.
+      ValueError: an actor runs here and a verifier is unavailable.
     """
     wanted = sorted({name for row in rows for name, _ in _questions(config, row)})
     problems = asyncio.run(_load(config, wanted)) if wanted else {}
@@ -115,22 +115,23 @@ async def _load(config: Config, names: Sequence[str]) -> dict[str, str]:
 
 
 def _questions(config: Config, row: GoldRow) -> list[tuple[str, str]]:
-    """(verifier, the response that gives the row's own answer) for each that is to be asked."""
+    """Returns (verifier, response with the reference answer) pairs to check."""
     parts = [part.name for part in row.task.rewards if part.weight > 0 and part.name not in NOT_ASKED]
     asked = [(name, gold_response(name, row.task, config.rewards)) for name in parts]
     return [(name, text) for name, text in asked if text]
 
 
 def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show: Callable[[str], None]) -> _Failed:
-    """The rows that do not pass, out of the cache if the same were judged before."""
+    """Returns the rows that fail, from the cache if the same rows were scored before."""
     asked = [(row, [(n, text) for n, text in _questions(config, row) if n in names]) for row in rows]
     asked = [(row, questions) for row, questions in asked if questions]
-    if any(custom_functions.is_custom(name) for name in names):  # whose text may be another by now
+    # the source of a custom function may have changed, so do not cache
+    if any(custom_functions.is_custom(name) for name in names):
         return _told(*asyncio.run(_judge_all(config, asked, show)), show)
     key = _key(config, asked)
     try:
         return _kept(key)
-    except (OSError, ValueError):  # not there, or torn
+    except (OSError, ValueError):  # missing or truncated cache file
         failed, unscored = asyncio.run(_judge_all(config, asked, show))
     if unscored:
         return _told(failed, unscored, show)
@@ -161,7 +162,7 @@ def _keep(key: str, failed: _Failed) -> None:
 
 
 def _key(config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]]) -> str:
-    """A hash of all that a verdict depends on: answers and test cases, bounds, libraries, compilers."""
+    """Returns a hash of everything a verdict depends on: answers, test cases, timeouts, libraries, compilers."""
     versions = {}
     for library in _LIBRARIES:
         try:
@@ -181,7 +182,7 @@ def _key(config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]])
 async def _judge_all(
     config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]], show: Callable[[str], None]
 ) -> tuple[_Failed, _Failed]:
-    """The rows that do not pass, and those that could not be judged, which says nothing of them."""
+    """Returns the rows that fail, and the rows that could not be scored."""
     num_workers = max(config.actor.verifier_workers, min(MAX_WORKERS, os.cpu_count() or 1, len(asked)))
     pool = VerifierPool.of_config(config, num_workers=num_workers)
     failed: _Failed = {}
@@ -215,7 +216,7 @@ async def _judge_all(
 
 
 async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str, str]]) -> str:
-    """Why a row does not pass; empty if it does."""
+    """Returns the reason why a row fails; empty if it passes."""
     for name, text in questions:
         try:
             score = await pool.score(

@@ -1,6 +1,6 @@
-"""Memory of a GPU that learner and engine share: each reserves its part at the start, and together they must fit.
+"""GPU memory shared by learner and engine: each reserves its share at startup, and the shares must fit.
 
-JAX reserves a share of the GPU before it computes, vLLM one for weights and KV cache, a colocated judge a third one.
+JAX reserves a share of the GPU before it computes, vLLM one for weights and KV cache, and a colocated judge a third.
 """
 
 import os
@@ -10,13 +10,13 @@ from configs.schema import Config
 from launch.supervision.placement import Machine, Placement
 
 FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
-"""JAX's own variables, which go before `learner.gpu_memory_fraction`."""
+"""JAX's own variables, which override `learner.gpu_memory_fraction`."""
 MOST = 0.95
-"""Share of a GPU's memory that its processes may reserve together: each has a context outside its share."""
+"""Maximum share of a GPU's memory reserved by its processes. CUDA contexts need memory in addition to these shares."""
 
 
 def reserve(config: Config, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns what to set before JAX is loaded, so that the learner reserves its share and no more."""
+    """Returns the variables that limit the learner to its memory share; set them before JAX is imported."""
     if FRACTION in environment or PREALLOCATE in environment:
         return {}
     return {FRACTION: f"{config.learner.gpu_memory_fraction:g}"}
@@ -25,16 +25,16 @@ def reserve(config: Config, environment: Mapping[str, str] = os.environ) -> dict
 def check_shared(
     config: Config, placement: Placement, machine: Machine, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Checks that the shares of each GPU that learner and engines have together fit into it.
+    """Checks that the memory shares of learner and engines fit into each shared GPU.
 
     Args:
-      config: the run's.
-      placement: who has which device.
-      machine: the devices that an empty list of devices stands for.
-      environment: of the learner; one that reserves nothing, or computes on a CPU, is not counted.
+      config: run config.
+      placement: devices of each process.
+      machine: devices that an empty device list stands for.
+      environment: environment of the learner; no check if it uses the CPU or preallocates nothing.
 
     Raises:
-      ValueError: they do not; names the two fields to set.
+      ValueError: the shares exceed the limit; the message names the fields to set.
     """
     if environment.get("JAX_PLATFORMS", "").strip() == "cpu" or environment.get(PREALLOCATE, "").lower() == "false":
         return

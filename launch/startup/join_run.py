@@ -1,4 +1,4 @@
-"""An actor finds its run: by directory or by store; store trust."""
+"""Attachment of an actor to its run, by run folder or by store URL, with the checks of store trust."""
 
 import contextlib
 import dataclasses
@@ -44,10 +44,10 @@ from launch.startup.tiny_model import cache_folder
 
 
 def check_trust(url: str, token: Token | None) -> None:
-    """Refuses to serve a run elsewhere whose weights nobody vouches for, and a password that everyone may read.
+    """Checks that a remote run has a token to authenticate its weights, and that the URL holds no password.
 
     Raises:
-      ValueError: says what to set.
+      ValueError: a check fails; the message names what to set.
     """
     check_no_password(url)
     if token is None and sqlite_path(url) is None and not libpq_target_of(url).is_here:
@@ -58,16 +58,12 @@ def check_trust(url: str, token: Token | None) -> None:
 
 
 def allowing(config: Config) -> list[str]:
-    """Flags by which an actor may import the code that a config names, for whoever has it before him and starts one."""
+    """Returns the flags that let an actor import the custom code named in a config."""
     return [f"--allow_module={name}" for name in (*config.custom_verifiers, *config.custom_environments)]
 
 
 def check_no_password(url: str) -> None:
-    """Refuses a URL of the command line that holds a password.
-
-    Raises:
-      ValueError: it does, or is no store's.
-    """
+    """Raises ValueError if a store URL on the command line holds a password, or is not a store URL."""
     if sqlite_path(url) is None and (secret_in(url) or not {"password", "sslpassword"}.isdisjoint(parse(url))):
         raise ValueError("--store holds a password, and every user of this machine sees it; use PGPASSFILE, PGPASSWORD")
 
@@ -78,54 +74,54 @@ _FOLDER_POLL_S, _CARD_POLL_S = 0.1, 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedRun:
-    """A run, as an actor finds it."""
+    """A run that an actor has joined."""
 
     config: Config
     run: str
-    """Its id."""
+    """Run id."""
     name: str
-    """This actor's."""
+    """Actor name."""
     model: ModelFolder
     store: ActorStore
     work: RunFolder
-    """Where the actor keeps its events and limits: the run's folder, or one of its own."""
+    """Folder for the actor's events and limits: the run's folder, or a private one."""
     source: WeightSource
-    """Where its weights come from."""
+    """Source of the run's weights."""
     parts: contextlib.ExitStack
-    """What is let go at the end."""
+    """Resources to release when the actor exits."""
     own: ActorWorkFolder | None = None
-    """`work`, where it is this actor's alone."""
+    """Lock on `work`; None if `work` is the run's folder."""
 
     def done(self) -> None:
-        """The actor has ended well: when `parts` are let go, what it alone kept in the cache goes, too."""
+        """Marks the actor as finished, so that closing `parts` also removes its private cache folder."""
         if self.own is not None:
             self.own.is_done = True
 
     @property
     def custom_verifiers(self) -> Collection[str]:
-        """The user's own functions that may be imported to judge responses."""
+        """Custom verifier functions that may be imported."""
         return self.config.custom_verifiers
 
 
 def _nothing() -> None:
-    """For who is not told of a wait."""
+    """Ignores the wait."""
 
 
 def join_folder(
     run_dir: str, name: str, *, wait_s: float, wait_forever: bool = False, on_wait: Callable[[], None] = _nothing
 ) -> JoinedRun:
-    """A run on this machine, by its folder, as soon as it is set up, in its store, and not finished.
+    """Joins a run of this machine by its folder, once the run is set up, in its store, and not finished.
 
     Args:
-      run_dir: its folder.
-      name: the actor's.
-      wait_s: how long to wait for that.
-      wait_forever: to wait for it however long it takes.
-      on_wait: called for as long as it waits, every so often.
+      run_dir: the run's folder.
+      name: actor name.
+      wait_s: timeout in seconds.
+      wait_forever: True to wait without a timeout.
+      on_wait: called repeatedly while waiting.
 
     Raises:
-      FinishedRunError: it is finished.
-      ValueError: it was not in time, or can't be used.
+      FinishedRunError: the run is finished.
+      ValueError: the run was not ready in time, or is invalid.
     """
     folder = pathlib.Path(run_dir)
     deadline = math.inf if wait_forever else time.monotonic() + wait_s
@@ -149,7 +145,8 @@ def join_folder(
         )
         parts.callback(source.close)
         path = sqlite_path(store_url(config))
-        if path is None or path.is_file():  # made by whoever comes first; a run in a database by its learner
+        # actors may create a SQLite store; only the learner creates a run in a database
+        if path is None or path.is_file():
             _wait_for_run(store_url(config), id_, deadline, retry_s=wait_s, on_wait=on_wait)
         store = _open(store_url(config), id_, config)
         parts.callback(store.close)
@@ -179,25 +176,25 @@ def join_store(
     wait_forever: bool = False,
     on_wait: Callable[[], None] = _nothing,
 ) -> JoinedRun:
-    """A run anywhere, by its store: its card has all but the weights.
+    """Joins a run by its store, whose run descriptor contains everything but the weights.
 
     Args:
-      url: where the store is.
-      run: the run's name in it.
-      name: the actor's.
-      given: --config.actor.* of this machine.
+      url: store URL.
+      run: run name in the store.
+      name: actor name.
+      given: --config.actor.* overrides of this machine.
       allowed_modules: `module:function` names that the run's config may make this machine import.
-      work_dir: a folder for this actor's events and limits; None: one in the cache folder.
-      memory: a folder in shared memory for weights.
-      wait_s: how long to wait for the run to appear, and where it is finished, for one of its name that goes on.
-      wait_forever: to wait for it however long it takes.
-      on_wait: called for as long as it waits, every so often.
+      work_dir: folder for this actor's events and limits; None uses one in the cache folder.
+      memory: shared-memory folder for weights.
+      wait_s: timeout in seconds for the run to appear, or to be resumed if it is finished.
+      wait_forever: True to wait without a timeout.
+      on_wait: called repeatedly while waiting.
 
     Raises:
       FinishedRunError: all runs of that name are finished.
-      ValueError: another version, a name that a live actor has, code that is not allowed, an override that is not this
-        actor's, weights that nobody vouches for, another bucket than the learner's; one line says what to do.
-      TimeoutError: the store can't be reached, or there is no such run in time.
+      ValueError: a version, name, override, token, or bucket does not match, or custom code is not allowed. The message
+        names the fix.
+      TimeoutError: the store is unreachable, or the run did not appear in time.
     """
     check_names(run=run, name=name)
     check_given(given)
@@ -254,11 +251,10 @@ def _open(url: str, run: str, config: Config) -> SqlStore:
 
 
 def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
-    """Looks at what is announced before an engine is started for it; nothing may be yet.
+    """Checks the announced weights, if any, before an engine is started for them.
 
     Raises:
-      ValueError: it could never be served here: another token, or none for what is on other machines, another
-        tokenizer or model, or no way to it.
+      ValueError: this actor could never serve them. The token, tokenizer or model differs, or no source is reachable.
     """
     announcement = store.announced()
     if announcement is None:
@@ -275,42 +271,30 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
 
 
 def check_names(*, run: str, name: str) -> None:
-    """Refuses what is no name: it becomes a file's, and a group says by it who made it.
-
-    Raises:
-      ValueError: says which.
-    """
+    """Raises ValueError if a run or actor name is invalid; names become file names and identify a group's producer."""
     for flag, value in (("run", run), ("name", name)):
         if not _NAME.fullmatch(value):
             raise ValueError(f"--{flag} must be letters, digits, '_', '.' and '-', got {value!r}")
 
 
 def check_id(id_: str, run: str) -> None:
-    """Refuses an id that the store gives a run and that leads out of the folders named by it.
-
-    Raises:
-      ValueError: says which.
-    """
+    """Raises ValueError if the run id from the store is not a plain name, and so could point outside its folders."""
     if not _NAME.fullmatch(id_):
         raise ValueError(f"the store gives run {run} the id {id_!r}, which no learner makes: is it the right store?")
 
 
 def check_given(given: Mapping[str, str]) -> None:
-    """Refuses overrides that would make another run of it.
-
-    Raises:
-      ValueError: names the field.
-    """
+    """Raises ValueError if an override is outside --config.actor.*, and so would change the run."""
     for path in given:
         if not path.startswith("actor."):
             raise ValueError(f"--config.{path} is the run's, not this actor's: only --config.actor.* may be given here")
 
 
 def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collection[str]) -> Config:
-    """The run's config with this machine's overrides.
+    """Returns the run's config with this machine's overrides.
 
     Raises:
-      ValueError: it is of another build, an override can't be, or it names code that this machine may not import.
+      ValueError: the config is from an incompatible build, an override is invalid, or custom code is not allowed.
     """
     try:
         raw = json.loads(card.config)
@@ -321,7 +305,7 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
         raise ValueError(f"the config of run {card.name} can't be read here: it is nested too deeply") from None
     except (ValueError, TypeError) as e:
         raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
-    # A folder of the learner's machine is none here.
+    # A folder on the learner's machine does not exist here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
     own = {name: "verifier" for name in config.custom_verifiers} | dict.fromkeys(
         config.custom_environments, "environment"
@@ -336,10 +320,10 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
 
 
 def register_actor(store: ActorStore, name: str, *, location: str) -> None:
-    """Takes a name for this actor; waits whether one elsewhere that has it still lives.
+    """Registers the actor's name; if it is taken, waits to see if its owner still sends heartbeats.
 
     Raises:
-      NameTakenError: it does.
+      NameTakenError: the owner is alive.
     """
     beat_s: float | None = None
     while True:
@@ -347,7 +331,7 @@ def register_actor(store: ActorStore, name: str, *, location: str) -> None:
             return store.register_actor(heartbeat(name, None, None), location=location)
         except NameTakenError as e:
             if beat_s not in (None, e.beat_s):
-                raise  # it has said so once more
+                raise  # the owner sent another heartbeat
             if beat_s is None:
                 logging.info("%s; waiting %.0f s at most whether it still lives", e, NAME_LEASE_S)
             beat_s = e.beat_s
@@ -357,7 +341,7 @@ def register_actor(store: ActorStore, name: str, *, location: str) -> None:
 def _wait_for_run(
     url: str, run: str, deadline_s: float, *, retry_s: float, on_wait: Callable[[], None] = _nothing
 ) -> str:
-    """The run's id, as soon as its learner has made it, or taken it up again."""
+    """Waits until a learner has created or resumed the run; returns the run's id."""
     has_said = is_waiting = False
     while True:
         left_s = deadline_s - time.monotonic()

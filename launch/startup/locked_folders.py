@@ -1,7 +1,7 @@
-"""Folders in the cache that actors make, and who removes them: the last one that uses them, or the next start.
+"""Cache folders of actors, and their removal by the last user or at a later start.
 
-Who uses a folder holds a lock, which dies with its process. So what a killed actor left is found, and nothing that a
-live one uses is touched.
+Each user of a folder holds a lock, which the kernel releases when its process dies. A later start therefore finds the
+folders of killed actors and leaves folders in use alone.
 """
 
 import fcntl
@@ -13,27 +13,27 @@ import time
 from bridge.files import try_flock
 
 LEFT_S = 3600.0
-"""A dead actor's work folder is removed by others once nothing was written there for so long: until then the actor may
-be started again, with the limits that it was given, or looked into."""
+"""Seconds without a write after which a dead actor's work folder is removed. Until then, the actor may restart with its
+limits, or a person may inspect the folder."""
 _LOCK = "actor.lock"
 _PATIENCE_S = 1.0
-"""Somebody who sweeps has a lock for a moment."""
+"""Seconds to retry a lock, because a process that cleans up holds it briefly."""
 
 
 class ActorWorkFolder:
-    """One actor's events and limits; removed at its end if it is in the cache and its actor is done with it."""
+    """Folder of one actor's events and limits, removed on close if it is in the cache and the actor is done."""
 
     def __init__(self, path: pathlib.Path, name: str, *, is_ours: bool) -> None:
-        """Makes and locks it.
+        """Creates and locks the folder.
 
         Args:
           path: the folder.
-          name: the actor's.
-          is_ours: it is in the cache, among those of other actors; what dead ones left there is removed. Otherwise it
-            is the user's, and stays.
+          name: actor name.
+          is_ours: True if the folder is in the cache, where folders of dead actors are removed. A user's folder is
+            kept.
 
         Raises:
-          ValueError: a live actor has it.
+          ValueError: a live actor uses the folder.
         """
         self.path, self._is_ours = path, is_ours
         if is_ours:
@@ -45,10 +45,10 @@ class ActorWorkFolder:
             time.sleep(_PATIENCE_S / 20)
         self._fd: int | None = fd
         self.is_done = False
-        """Whether the actor has ended well and will not be started again for what is here."""
+        """True if the actor has finished and will not restart with the folder's content."""
 
     def close(self) -> None:
-        """Lets the next one in; removes the folder if it is done with."""
+        """Releases the lock; removes a cache folder if the actor is done."""
         if self._fd is None:
             return
         if self.is_done and self._is_ours:
@@ -58,18 +58,18 @@ class ActorWorkFolder:
 
 
 class ModelFolderLock:
-    """This process's use of a model's folder that actors of a host share: FOLDER, with FOLDER.users beside it."""
+    """Shared lock on a model folder that actors of one host share; the lock file is FOLDER.users."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Begins; what nobody uses any more beside it is removed. The folder itself is made by whoever fills it."""
+        """Locks the folder, which its first user fills, and removes unused folders next to it."""
         _sweep_models(folder.parent, keep=folder)
         self._folder, self._users = folder, _users_of(folder)
         while (fd := _locked(folder.parent, self._users, fcntl.LOCK_SH)) is None:
-            time.sleep(_PATIENCE_S / 20)  # somebody removes it
+            time.sleep(_PATIENCE_S / 20)  # another process is removing the folder
         self._fd: int | None = fd
 
     def close(self) -> None:
-        """Ends it; the last one removes the folder."""
+        """Releases the lock; the last user removes the folder."""
         if self._fd is None:
             return
         if try_flock(self._fd, fcntl.LOCK_EX):
@@ -97,7 +97,7 @@ def _sweep_models(root: pathlib.Path, *, keep: pathlib.Path) -> None:
 
 
 def _remove_model(folder: pathlib.Path) -> None:
-    """Called with the exclusive lock; the lock's file last, so that a removal that is killed is found."""
+    """Removes a model folder under the exclusive lock; the lock file goes last, so a killed removal is repeated."""
     shutil.rmtree(folder, ignore_errors=True)
     _users_of(folder).unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def _users_of(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _locked(folder: pathlib.Path, file: pathlib.Path, operation: int, *, is_made: bool = True) -> int | None:
-    """The locked file, in its folder; None if somebody is in the way, or it was removed before it was locked."""
+    """Returns the descriptor of the locked file; None if another process holds it or the file was removed."""
     try:
         if is_made:
             folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _locked(folder: pathlib.Path, file: pathlib.Path, operation: int, *, is_made
 
 
 def _written_s(folder: pathlib.Path) -> float:
-    """When something in a folder was last written; Unix time."""
+    """Returns the newest modification time in a folder, Unix time in seconds."""
     newest = 0.0
     for path in (folder, *folder.rglob("*")):
         try:

@@ -1,4 +1,4 @@
-"""Whether actors elsewhere could reach a run and trust it, looked at before anything starts."""
+"""Network check before a run starts: reachability by remote actors, and trust in the weights."""
 
 import os
 import socket
@@ -14,10 +14,10 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Checks how weights and groups would travel; returns what to know.
+    """Checks how weights and groups reach other machines; returns notes.
 
     Raises:
-      ValueError: one line that says what is missing, or open to all, and what to set.
+      ValueError: a setting is missing or insecure; the message names what to set.
     """
     publish = config.publish
     token, tls = read_token(environ), read_tls(environ)
@@ -64,14 +64,14 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
 
 
 def of_process(address: str, process_id: int) -> str:
-    """An address with its place-holders filled in for one of the learner's processes."""
+    """Returns an address with its placeholders filled in for one of the learner's processes."""
     return address.replace("{process_id}", str(process_id)).replace("{host}", host_name())
 
 
 def host_name() -> str:
-    """This machine's name in full, as `hostname -f` says it and others find it; in short where nobody knows it in full.
+    """Returns this machine's full name, as `hostname -f` prints it, or its short name if the full name is unknown.
 
-    Not `socket.getfqdn`: that asks for the name of the address, which may be localhost, or another network's.
+    `socket.getfqdn` is unsuitable: it looks up the address's name, which may be localhost or another network's.
     """
     name = socket.gethostname()
     try:
@@ -82,10 +82,10 @@ def host_name() -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[host]:port`.
+    """Splits `host:port` or `[host]:port`.
 
     Raises:
-      ValueError: it reads otherwise.
+      ValueError: the address has another format.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:

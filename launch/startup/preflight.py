@@ -1,4 +1,4 @@
-"""Looks at everything a run needs before anything starts; jax and torch stay unloaded."""
+"""Checks of everything a run needs before it starts; they load neither jax nor torch."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ from learner.model.lora import check_lora
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROBE_BYTES = 2**16
 CHECK_S = 300.0
-"""For importing the user's own loss and advantage, and compiling them for a few tokens."""
+"""Timeout for importing and compiling the custom loss and advantage, in seconds."""
 
 
 def check(
@@ -47,17 +47,17 @@ def check(
     roles: Collection[str] = ("learner",),
     num_hosts: int | None = None,
 ) -> list[str]:
-    """Checks the model folder, the tokenizer, the prompts and the room for snapshots; returns what to know.
+    """Checks the model folder, tokenizer, prompts and snapshot space; returns notes.
 
     Args:
-      config: the run's.
-      model_folder: the policy's.
-      gold_failures: rows whose own answers do not pass (`launch.startup.gold_answers`).
+      config: run config.
+      model_folder: folder of the policy's model.
+      gold_failures: rows whose reference answers fail (`launch.startup.gold_answers`).
       roles: as in `check_snapshot_room`.
       num_hosts: as in `check_snapshot_room`.
 
     Raises:
-      ValueError: one line that says what is wrong and what to do.
+      ValueError: a check fails; the message names the fix.
     """
     tokenizer = check_model(config, model_folder)
     notes = [*tokenizer.notes]
@@ -95,10 +95,10 @@ def check(
 
 
 def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
-    """Checks the model folder and what is in it; returns its tokenizer.
+    """Checks the model folder and its content; returns the tokenizer.
 
     Raises:
-      ValueError: one line that says what is wrong and what to do.
+      ValueError: a check fails; the message names the fix.
     """
     _check_is_folder(model_folder, "model.path")
     try:
@@ -120,10 +120,10 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
 
 
 def _check_template(config: Config, tokenizer: Tokenizer) -> None:
-    """Checks that the chat template that prompts ask for is there, can be told from others, and reads its arguments.
+    """Checks that the chat template exists if required, is unambiguous, and accepts its arguments.
 
     Raises:
-      ValueError: one line that says what is wrong and what to do.
+      ValueError: a check fails; the message names the fix.
     """
     prompts, chat = config.prompts, tokenizer.chat
     if prompts.chat_template == "off":
@@ -139,16 +139,15 @@ def _check_template(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def check_engines(config: Config, roles: Collection[str], machine: Machine | None = None) -> list[str]:
-    """Checks that there are devices for the engines that this command starts; returns what to know of them.
+    """Checks the devices for the engines that this command starts; returns notes.
 
     Args:
-      config: the run's.
-      roles: those that this command starts: without actors it is said how many engines a race wants, as nobody knows
-        yet who will join; the learner says so again while fewer serve.
-      machine: what there is to run on, if not all that this process sees.
+      config: run config.
+      roles: roles that this command starts. Without actors, a note gives the engines that a race needs.
+      machine: devices to use; None uses all that this process sees.
 
     Raises:
-      ValueError: there are too few devices, or a library of the system is missing.
+      ValueError: there are too few devices, or a system library is missing.
     """
     size = config.actor.max_num_seqs
     notes: list[str] = []
@@ -170,17 +169,17 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
         may_be_too_narrow(config, num_engines=num_engines),
     )
     check_library()
-    # In this process, whose environment its actors inherit: it is said once, whatever their number.
+    # Set here because actors inherit this process's environment, so the warning appears once for all of them.
     uncompiled = do_without_compiler(os.environ)
     return notes + placement.warnings() + [f"warning: {what}" for what in (*found, uncompiled) if what]
 
 
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:
-    """Checks that what is read is there, and that what is written can be: by trying, where it is to be.
+    """Checks that input folders exist and that output folders are writable, by writing a probe file.
 
     Raises:
-      ValueError: one line that says which folder, why, and which field names it.
-      OSError: the same of a folder that a run which has begun can't write to.
+      ValueError: a check fails; the message names the folder, the reason and the field.
+      OSError: a run that has begun cannot write to its folder.
     """
     _check_is_folder(model_folder, "model.path")
     if config.loss.reference_path:
@@ -196,19 +195,19 @@ def check_snapshot_room(
     roles: Collection[str] = ("learner",),
     num_hosts: int | None = None,
 ) -> None:
-    """Checks the room for two snapshot slots of this host's rows and a copy for each engine here, in the served dtype.
+    """Checks the space for two snapshot slots of this host's rows and one copy per local engine, in the served dtype.
 
-    Those of this run that exist already are overwritten, so their bytes count as free.
+    The run's existing snapshots are overwritten, so their bytes count as free.
 
     Args:
-      config: the run's.
-      model_folder: the policy's.
-      roles: those that this command starts. Without actors, engines are on this machine only if weights do not leave
-        it (`publish.serve`, `publish.bucket`).
-      num_hosts: machines of the learner; None: `learner.num_processes` of them, or this one where actors start too.
+      config: run config.
+      model_folder: folder of the policy's model.
+      roles: roles that this command starts. Without actors, engines count only if weights stay on this machine
+        (`publish.serve`, `publish.bucket`).
+      num_hosts: machines of the learner. None means `learner.num_processes`, or 1 if this command also starts actors.
 
     Raises:
-      ValueError: there is too little; OSError, if the run has begun.
+      ValueError: there is too little space (OSError if the run has begun).
     """
     num_params = _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
     num_bytes = num_params * _BYTES[config.model.served_dtype]
@@ -229,12 +228,12 @@ def check_snapshot_room(
 
 
 def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
-    """Checks that the disk holds the checkpoints to come: parameters and the optimizer's moments each.
+    """Checks that the disk holds the remaining checkpoints, each with parameters and optimizer moments.
 
-    Those that are there already have their room, also where they turned out larger or smaller than is reckoned here.
+    Existing checkpoints already occupy their space, at any size.
 
     Raises:
-      ValueError: it does not; OSError, if the run has begun.
+      ValueError: there is too little space (OSError if the run has begun).
     """
     run, every = RunFolder(pathlib.Path(config.run_dir)), config.checkpoint.every_n_steps
     saves = list(run.checkpoints.glob("*"))
@@ -245,7 +244,7 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
     num_bytes = num_saves * num_params * _num_saved_bytes(config)
     existing = _existing(run.path)
-    # The rest is of saves that were killed; they are made again.
+    # Other folders are incomplete saves of killed processes, which new saves replace.
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
     if free < num_bytes:
         raise _refusal(config)(
@@ -255,24 +254,23 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
 
 
 def _size(num_bytes: int) -> str:
-    """Returns bytes in the largest unit of which there is one."""
+    """Returns a size in GiB, MiB or KiB."""
     unit, name = next(((2**p, n) for p, n in ((30, "GiB"), (20, "MiB")) if num_bytes >= 2**p), (2**10, "KiB"))
     return f"{num_bytes / unit:.1f} {name}"
 
 
 def check_functions(config: Config, roles: Collection[str]) -> list[str]:
-    """Tries the user's own functions, each in a process like the one that will call it; returns what to know.
+    """Tests custom functions, each in a process like the one that will call it; returns notes.
 
-    Where an actor is to judge programs the sandbox is tried, too, and environments are imported, ours as well: their
-    libraries may not be there. The learner's trackers are looked for.
+    For actors this also imports the environments and tests the sandbox if the run needs them. For the learner it checks
+    that the trackers are installed.
 
     Args:
-      config: the run's; costs nothing where it names nothing to try.
-      roles: those that run on this machine: the learner's functions are the loss and the advantage, the actor's are
-        verifier and environment.
+      config: run config.
+      roles: roles on this machine. The learner calls loss and advantage, the actor verifiers and environments.
 
     Raises:
-      ValueError: one line that says what is wrong with which function.
+      ValueError: a check fails; the message names the function and the reason.
     """
     own: list[str] = []
     notes: list[str] = []
@@ -294,7 +292,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
 
 
 def _try_objective(config: Config) -> None:
-    """In a process of its own, on its CPU: the devices are the learner's."""
+    """Tests the custom loss and advantage in a CPU subprocess, because the devices belong to the learner."""
     request = {"loss": dataclasses.asdict(config.loss), "group_size": config.rounds.samples_per_group}
     try:
         done = subprocess.run(
@@ -317,17 +315,17 @@ def _try_objective(config: Config) -> None:
 
 
 def _num_saved_bytes(config: Config) -> int:
-    """Of a parameter in a checkpoint; adafactor's rows and columns are too few to count."""
+    """Returns the checkpoint bytes per parameter; adafactor's factored moments are negligible."""
     param = _BYTES[config.model.param_dtype]
     moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + 4, "adafactor": 0}
     return param + moments[config.optimizer.name]
 
 
 def missing_weights(folder: pathlib.Path) -> str:
-    """Which weights a model's folder lacks, in words; empty where all files are there.
+    """Describes the weight files that a model folder lacks; empty if none.
 
     Raises:
-      ValueError: its index of several files can't be read.
+      ValueError: the index of a sharded model is unreadable.
     """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -346,7 +344,7 @@ def _check_is_folder(folder: pathlib.Path, field: str) -> None:
 
 
 def _refusal(config: Config) -> type[Exception]:
-    """What a disk without room is: wrong from the start, but a run that has begun had room once, and may again."""
+    """Returns the error type for a full disk: OSError for a run that has begun, because a restart may help."""
     has_begun = any(RunFolder(pathlib.Path(config.run_dir)).checkpoints.glob("*"))
     return OSError if has_begun else ValueError
 
@@ -363,7 +361,7 @@ def _check_writable(config: Config, folder: pathlib.Path, field: str) -> None:
 
 
 def _existing(folder: pathlib.Path) -> pathlib.Path:
-    """The folder, or the nearest above it that is there."""
+    """Returns the folder, or its nearest existing parent."""
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p))
 
 
@@ -373,7 +371,7 @@ def _num_params(model_folder: pathlib.Path) -> int:
 
 
 def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
-    """Of the adapters alone."""
+    """Returns the number of adapter parameters."""
     table = tensor_table(model_folder, dtype=config.model.served_dtype)
     adapters = adapter_table(table, modules=config.lora.modules, rank=config.lora.rank)
     return sum(math.prod(shape) for _, shape in adapters.values())
@@ -384,14 +382,14 @@ def _num_bytes_below(folder: pathlib.Path) -> int:
 
 
 def _file_dtype(model_folder: pathlib.Path) -> str:
-    """The dtype of a model folder's weights, as its config.json says."""
+    """Returns the dtype of a model folder's weights according to its config.json."""
     config = json.loads((model_folder / "config.json").read_text())
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype if dtype in _BYTES else "float32"
 
 
 def _num_snapshot_bytes(config: Config) -> int:
-    """What the run's snapshots, and the copies of its actors, take now."""
+    """Returns the bytes that the run's snapshots and its actors' copies use now."""
     if not RunFolder(pathlib.Path(config.run_dir)).run_id_file.is_file():
         return 0
     snapshots = snapshot_folder(config)

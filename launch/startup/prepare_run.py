@@ -1,4 +1,4 @@
-"""Checks before a run, its config, and its folder."""
+"""Preparation of a run: config from the flags, checks, and the run folder."""
 
 import dataclasses
 import functools
@@ -19,14 +19,14 @@ from launch.cli import CONFIG, given_run_dir
 from launch.startup.network_check import check_network
 
 MIN_OPEN_FILES = 128
-"""Least hard limit with which a learner and an engine start."""
+"""Minimum limit on open files with which a learner and an engine start."""
 _ENOUGH_OPEN_FILES = 1024
-"""Hard limit below which many engines, environments or connections may not fit."""
+"""Limit on open files below which many engines, environments or connections may fail."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedRun:
-    """A run that may start."""
+    """A run that is checked and ready to start."""
 
     config: Config
     folder: pathlib.Path
@@ -36,21 +36,21 @@ class PreparedRun:
 def prepare_run(
     roles: Collection[str], status: Callable[[str], None] = report_phase, *, num_hosts: int | None = None
 ) -> PreparedRun:
-    """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
+    """Reads the flags, makes the tiny model if needed, runs all checks, and opens the run folder.
 
-    With --run_dir alone the run's own config.json is read.
+    With --run_dir alone the config is read from the run folder.
 
     Args:
-      roles: "learner", "actor" or both: whose functions of the user's own must be found on this machine.
-      status: told what begins, in a few words.
+      roles: "learner", "actor" or both; decides which custom functions are tested on this machine.
+      status: called with a short description of each step.
       num_hosts: machines of the learner, as in `preflight.check_snapshot_room`.
 
     Raises:
-      ValueError: one line that says what is wrong; nothing was changed.
-      OSError: a disk fails, or has no room for a run that has begun.
+      ValueError: a check fails; the run folder is unchanged.
+      OSError: a disk fails, or is too full for a run that has begun.
     """
     status("looking at the config")
-    from launch.startup import preflight  # the learner's reading code: not for an actor's process
+    from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
     from launch.startup.gold_answers import check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model
     from learner.data.row_filter import write_gold_failures
@@ -75,15 +75,15 @@ def prepare_run(
     if (run_dir := given_run_dir()) is not None:
         cli._overrides.setdefault("run.dir", run_dir)
     given = overrides.apply(config, cli._overrides)
-    # The run's own folder may be moved; what it reads is found from any working directory.
+    # Input paths become absolute, so that any working directory works. The run folder's stays relative: it may move.
     config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
     check_run_folder(config)
-    config = with_template_date(config)  # what is looked at below is what the run will ask
+    config = with_template_date(config)  # the checks below must use the run's final template
     _check_tiny_model_fits(config)
     model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, status)
     status("looking for devices, and trying what is imported")
     notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
-    notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
+    notes += preflight.check_functions(config, roles)  # before the check of reference answers, which uses the verifiers
     status("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)
     answers = check_gold_answers(config, roles, show=functools.partial(print, flush=True))
@@ -104,10 +104,10 @@ def prepare_run(
 
 
 def config() -> Config:
-    """The preset of --config with its overrides, for a tool that starts no run.
+    """Returns the preset of --config with its overrides, for a tool that starts no run.
 
     Raises:
-      ValueError: there is none, or an override is wrong.
+      ValueError: --config is missing, or an override is invalid.
     """
     if CONFIG.value is None:
         raise ValueError("give --config=NAME, or --run_dir=FOLDER of a run set up before")
@@ -115,10 +115,10 @@ def config() -> Config:
 
 
 def given_config() -> Config:
-    """The run's config by the flags; nothing is set up, or looked at elsewhere.
+    """Returns the config that --config or --run_dir gives, without any setup or checks.
 
     Raises:
-      ValueError: there is none, or an override is wrong.
+      ValueError: both flags are missing, or an override is invalid.
     """
     if CONFIG.value is None and (run_dir := given_run_dir()) is not None:
         return open_prepared(run_dir).config
@@ -136,10 +136,10 @@ def _check_tiny_model_fits(config: Config) -> None:
 
 
 def open_prepared(run_dir: str) -> PreparedRun:
-    """A run folder that was set up before.
+    """Opens a run folder that was set up before.
 
     Raises:
-      ValueError: it was not.
+      ValueError: the folder is not a run folder, or its config is invalid.
     """
     folder = pathlib.Path(run_dir)
     run = RunFolder(folder)
@@ -153,16 +153,16 @@ def open_prepared(run_dir: str) -> PreparedRun:
         config = overrides.from_dict(raw)
     except ValueError as e:
         raise ValueError(f"{run.config_file}: {e}") from e
-    # The folder may have been moved since, or be named from another working directory.
+    # The folder may have moved, or be relative to another working directory.
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
     return PreparedRun(config, folder, pathlib.Path(run.model_path_file.read_text().strip()))
 
 
 def check_open_files() -> list[str]:
-    """Returns what to know of the limit.
+    """Checks the limit on open files; returns a warning if it is low.
 
     Raises:
-      ValueError: it is too low for a run.
+      ValueError: the limit is too low for a run.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit >= _ENOUGH_OPEN_FILES:

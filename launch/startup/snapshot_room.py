@@ -1,7 +1,7 @@
-"""Shared memory that weights take on one machine: the learner's slots, and the copies of actors.
+"""Shared memory for weights on one machine: the learner's slots and the actors' copies.
 
-Each host of the learner holds its own rows of a version (`learner.publish.weight_export`), so a host of n holds an n-th
-of it. An actor on another machine takes no room here.
+Each of the learner's n hosts holds only its own rows, 1/n of a version (`learner.publish.weight_export`). Actors on
+other machines use no memory here.
 """
 
 import dataclasses
@@ -10,36 +10,36 @@ import math
 from configs.schema import Config
 
 _SLOTS = 2
-"""One that is announced, and one that is being written."""
+"""Snapshot slots: one announced, one being written."""
 _DELTA_SHARE = 0.5
-"""Largest share of a slot's file that its delta takes (`bridge.snapshots.delta`)."""
+"""Maximum size of a slot's delta as a share of its file (`bridge.snapshots.delta`)."""
 _SHARED_COPIES = 2
-"""Files that the actors of a machine without the learner download into, in turn."""
+"""Files that the actors of a machine without the learner download into, alternately."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotRoom:
-    """Room that versions of a run take on one machine, in bytes."""
+    """Shared memory of a run's versions on one machine."""
 
     served_bytes: float
     """Bytes of a whole version, in the served dtype."""
     num_hosts: int = 1
-    """Machines that the learner runs on."""
+    """Machines of the learner."""
     num_engines: int = 0
     """Engines on this machine whose actors read the learner's memory; each mirrors a whole version."""
 
     @property
     def rows_bytes(self) -> float:
-        """Bytes of one version that this host of the learner holds."""
+        """Bytes of one version held by this host of the learner."""
         return self.served_bytes / self.num_hosts
 
     @property
     def least_bytes(self) -> int:
-        """Bytes without which a run cannot publish: two slots, and a mirror for each engine of this machine."""
+        """Minimum bytes for publishing: two slots, and one mirror per engine of this machine."""
         return math.ceil(_SLOTS * self.rows_bytes + self.num_engines * self.served_bytes)
 
     def full_bytes(self, config: Config) -> int:
-        """Bytes with all that a run may use: a spare slot for slow readers, and a delta beside each slot."""
+        """Returns the maximum bytes that a run may use, with a spare slot for slow readers and a delta per slot."""
         slots = _SLOTS + config.publish.has_spare_slot
         has_deltas = config.publish.leaves_the_machine and config.publish.full_every > 1
         per_slot = 1 + _DELTA_SHARE * has_deltas
@@ -47,5 +47,5 @@ class SnapshotRoom:
 
 
 def actor_bytes(served_bytes: float) -> int:
-    """Bytes that the actors of a machine without the learner take, together."""
+    """Returns the bytes used in total by the actors of a machine without the learner."""
     return math.ceil(_SHARED_COPIES * served_bytes)

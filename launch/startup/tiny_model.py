@@ -1,4 +1,4 @@
-"""Makes and caches the quickstart's model; cache directory."""
+"""Builder and cache of the quickstart's tiny model."""
 
 import contextlib
 import dataclasses
@@ -21,17 +21,17 @@ from launch import cli_help
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns $SLUICE_CACHE, or sluice in the user's cache folder; makes it where it isn't there.
+    """Returns $SLUICE_CACHE, or `sluice` in the user's cache folder; creates the folder if needed.
 
     Raises:
-      ValueError: there is neither, or nothing can be written in it.
+      ValueError: no folder is known, or it is not writable.
     """
     try:
         folder = pathlib.Path(os.environ.get("SLUICE_CACHE") or _users()).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-    except RuntimeError as e:  # no home
+    except RuntimeError as e:  # no home folder
         raise ValueError(f"there is no cache folder ({e}); set SLUICE_CACHE to a folder") from e
     except OSError as e:
         raise ValueError(
@@ -45,12 +45,14 @@ def _users() -> pathlib.Path:
 
 
 def cached_tiny_model(config: Config, at: Callable[[str], None] = report_phase) -> pathlib.Path:
-    """The folder of the tiny model for this task; made first if it is not there (about a minute).
+    """Returns the folder of the tiny model for this task, making it if needed (about a minute).
 
-    `at` is told how far that is.
+    Args:
+      config: run config.
+      at: called with a progress line.
 
     Raises:
-      ValueError: it could not be made; the log says why.
+      ValueError: the model could not be made; the log gives the reason.
     """
     recipe = TinyModelRecipe()
     depends_on = {
@@ -69,7 +71,7 @@ def cached_tiny_model(config: Config, at: Callable[[str], None] = report_phase) 
     folder = cache_folder() / f"tiny-{name}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes while it is being made waits for it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # later processes wait here while the first one makes the model
         _make_unless_there(folder, config, at)
     return folder
 
@@ -86,7 +88,7 @@ def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str],
     if (folder / "config.json").is_file():
         return
     at(f"making the tiny model in {folder} (once, about a minute)")
-    # In a process of its own: this one never loads jax.
+    # In a subprocess, because this process must never load jax.
     making = subprocess.Popen(
         [sys.executable, "-P", "-m", "launch.startup.tiny_model", str(folder)],
         stdin=subprocess.PIPE,
@@ -96,7 +98,7 @@ def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str],
     )
     assert making.stdin is not None and making.stdout is not None
     with making:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+        with contextlib.suppress(BrokenPipeError):  # the subprocess has exited and printed the reason
             making.stdin.write(overrides.to_json(config))
             making.stdin.close()
         for line in making.stdout:
@@ -106,7 +108,7 @@ def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str],
 
 
 def main() -> None:
-    """Makes the model in the folder named on the command line, for the config on standard input."""
+    """Makes the model in the folder named on the command line, with the config on stdin."""
     if {"--help", "-h", "--helpfull"} & set(sys.argv[1:]):
         print(cli_help.render("__main__"), end="")
         return

@@ -1,9 +1,7 @@
 """Supervised warm-up of the quickstart's model, and its corpus.
 
-There are some for a task whose answers are whole numbers, for a file of rows with answers or programs
-(`configs.tasks.code_functions`), and for the environments that give examples of episodes (`configs.tasks.catalog`).
-
-What it is shown then: `launch.startup.warmup`.
+Corpora exist for tasks with whole-number answers, for files of rows with answers or programs
+(`configs.tasks.code_functions`), and for environments with example episodes (`configs.tasks.catalog`).
 """
 
 import itertools
@@ -39,15 +37,15 @@ from learner.model.decoder import INIT_STD, Params, init_params, make_apply, out
 _SEED = 3_000_017
 _NUM_LOOKED_AT = 2000
 _LONG = 16
-"""Characters that must all be right: from here on an answer has fewer typos."""
+"""Mean characters per answer above which answers get fewer typos, because every character must be right."""
 
 
 Example = tuple[str, Sequence[Turn]]
-"""A question and what follows it."""
+"""A question and the turns after it."""
 
 
 class Corpus:
-    """Endless batches of examples, right-padded: fresh ones, but for a file's, which are shuffled."""
+    """Endless right-padded batches of examples: freshly generated ones, or a file's rows in shuffled order."""
 
     def __init__(
         self,
@@ -58,12 +56,12 @@ class Corpus:
         eos: int,
         chat: ChatTemplate | None = None,
     ) -> None:
-        """Looks at many examples to see how long they are and what is written in them.
+        """Samples many examples to find their maximum length and their characters.
 
-        A question is rendered by `chat`, where that has a template.
+        Questions are rendered by `chat` if it has a template.
 
         Raises:
-          ValueError: there are none, or the task's answers are not whole numbers.
+          ValueError: there are no examples, or the task's answers are not whole numbers.
         """
         self._recipe = recipe
         self._one_in = prompts.held_out_one_in
@@ -75,14 +73,14 @@ class Corpus:
         of_sums = "-0123456789" + "</think>" * recipe.thinks
         letters = of_sums if _is_of_sums(prompts) else "".join(sorted(set("".join(written))))
         self.answer_ids = np.array([*self._encode(letters), eos], np.int32)
-        """What an answer is made of."""
+        """Token ids of the characters in answers, and the end token."""
         is_long = statistics.fmean(map(len, written)) > _LONG
         self.typo_rate = recipe.program_typo_rate if is_long else recipe.typo_rate
-        # Long enough for the longest of many; a longer one is left out.
+        # The longest of many samples; batches leave out longer examples.
         self.length = max(len(self._tokens(example)[0]) for example in drawn)
 
     def batch(self) -> tuple[Int32[np.ndarray, "B S"], Int32[np.ndarray, "B S"]]:
-        """Token ids, and 1 where the policy writes: an answer or a turn, and its end."""
+        """Returns token ids, and a mask with 1 for tokens that the policy writes (answers, turns, end tokens)."""
         tokens = np.zeros((self._recipe.batch_size, self.length), np.int32)
         mask = np.zeros_like(tokens)
         row = 0
@@ -131,13 +129,13 @@ def _answered(question: str, answer: str) -> Example:
 
 
 def _partial_sums(question: str) -> str:
-    """The sums of the first two terms of a question, of the first three and so on, but for all of them."""
+    """Returns the partial sums of a question's terms, without the first term and the total."""
     terms = [int(term.replace(" ", "")) for term in re.findall(r"[+-]?\s*\d+", question)]
     return " ".join(str(total) for total in list(itertools.accumulate(terms))[1:-1])
 
 
 def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iterator[Example]:
-    """Yields examples of a task with whole-number answers; with `thinks` behind partial sums and `</think>`."""
+    """Yields examples of a task with whole-number answers; with `thinks`, partial sums and `</think>` come first."""
     source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
     problems = ReasoningGymSource(source, seed=seed)
     for index in itertools.count():
@@ -150,7 +148,7 @@ def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iter
 
 
 def _of_rows(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
-    """Of a file's rows, shuffled anew each time they have all been there."""
+    """Yields a file's rows, reshuffled in each epoch."""
     known = [
         _answered(gold.question, answer)
         for gold in gold_rows(prompts)
@@ -166,7 +164,7 @@ def _of_rows(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
 
 
 def _of_episodes(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
-    """Of an environment that makes its own rows."""
+    """Yields episodes of an environment that generates its own rows."""
     example = EXAMPLES.get(prompts.environment)
     if example is None or prompts.environment_rows:
         raise ValueError(
@@ -186,7 +184,7 @@ _THINK_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
 )
-"""Opens the assistant's thinking, as the templates of reasoning models do."""
+"""Chat template that opens the assistant's thinking, like the templates of reasoning models."""
 
 
 def make_tiny_model(
@@ -200,13 +198,13 @@ def make_tiny_model(
 
     Args:
       folder: must not exist yet.
-      recipe: sizes and the supervised phase.
-      prompts: the task and how its questions are cut.
-      on_progress: called every few steps with the step and its loss (nats a token).
+      recipe: model sizes and the supervised phase.
+      prompts: the task and its held-out split.
+      on_progress: called every 50 steps with the step and its loss (nats per token).
 
     Raises:
-      ValueError: there are no examples of how to answer (`launch.startup.warmup`).
-      FileExistsError: `folder` has something in it.
+      ValueError: there are no examples of answers.
+      FileExistsError: `folder` is not empty.
     """
     parts = folder.with_name(f".{folder.name}.tokenizer")
     write_character_tokenizer(parts, thinks=recipe.thinks)
@@ -223,7 +221,7 @@ def make_tiny_model(
 def write_character_tokenizer(folder: pathlib.Path, *, thinks: bool = False) -> None:
     """Writes a tokenizer of printable ASCII, one token per character, with padding and end-of-sequence tokens.
 
-    With `thinks` it has marks of thinking and of turns, and a chat template that opens the thinking.
+    With `thinks` it adds marks of thinking and turns, and a chat template that opens the thinking.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {token: i for i, token in enumerate([*_CHARACTERS, _PAD, _EOS])}
@@ -257,9 +255,9 @@ def _train(
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.99))
 
     def loss(params: Params, tokens: Array, mask: Array, typo_rate: Array) -> Array:
-        """Expected cross-entropy (nats) over answers whose characters are random ones with `typo_rate`."""
+        """Returns the expected cross-entropy (nats per token) with a share `typo_rate` of random answer characters."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        # Padding comes last, so nothing that counts attends to it.
+        # Padding comes last, so no scored token attends to it.
         hidden = apply(params, tokens, positions, jnp.ones_like(tokens))[:, :-1]
         logprobs = jax.nn.log_softmax(hidden @ output_head(params).T)
         right = jnp.take_along_axis(logprobs, tokens[:, 1:, None], -1)[..., 0]
@@ -284,7 +282,7 @@ def _train(
 
 
 def _fresh_params(config: Architecture, recipe: TinyModelRecipe) -> Params:
-    """Wider than the decoder's own draw (0.02), which so small a model learns slowly from."""
+    """Draws parameters with a larger std than the decoder's 0.02, with which so small a model learns slowly."""
 
     def rescale(path: str, value: Array) -> Array:
         if path == "embed/embedding":

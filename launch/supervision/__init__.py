@@ -1,1 +1,1 @@
-"""Processes that a command starts: they end with it, are watched, and hang for no longer than a bound."""
+"""Supervision of child processes: they exit with their parent, and hangs are detected within a bound."""

@@ -1,4 +1,4 @@
-"""The processes of a run, wherever they run: what a supervisor starts, watches and stops."""
+"""Backends: interface to the processes of a run that a supervisor starts, watches and stops."""
 
 import contextlib
 import os
@@ -23,32 +23,32 @@ _CPU_DEVICES = "--xla_force_host_platform_device_count"
 
 
 class ProcessBackend(Protocol):
-    """The run's processes, none of them started yet."""
+    """The run's processes, which start on request."""
 
     @property
     def learner(self) -> Process:
-        """The learner; a group, where it is several processes."""
+        """The learner; a process group if it has several processes."""
         ...
 
     @property
     def actors(self) -> Sequence[Process]:
-        """One for each engine, by index."""
+        """Actors, one per engine, by index."""
         ...
 
     def open(self, is_over: Callable[[], bool]) -> list[str]:
-        """Before the first start: takes care of what an earlier one left; returns what to say of it.
+        """Cleans up after an earlier start before the first process starts; returns messages.
 
         Args:
-          is_over: whether the run was told to end; looked at wherever this, or a later start, waits.
+          is_over: returns True once the run is asked to stop; polled during this and later waits.
 
         Raises:
-          OSError: there is no place for them.
-          InterruptedError: the run was told to end.
+          OSError: there are no resources for the processes.
+          InterruptedError: the run was asked to stop.
         """
         ...
 
     def close(self) -> None:
-        """After all have ended: removes what killed ones left."""
+        """Removes what killed processes left, after all have exited."""
         ...
 
 
@@ -56,7 +56,7 @@ class LocalBackend:
     """The run's processes on this machine."""
 
     def __init__(self, config: Config, folder: pathlib.Path, machine: Machine | None = None) -> None:
-        """Starts nothing; `machine` is what there is to run on, if not all that this process sees.
+        """Places the processes on `machine`; None uses all devices that this process sees.
 
         Raises:
           ValueError: there are too few devices.
@@ -70,7 +70,7 @@ class LocalBackend:
     def _learner(self, folder: pathlib.Path, devices: Sequence[str]) -> Process:
         count = self._config.learner.num_processes
         if count == 1:
-            # Said, or the learner would look for others in the job that this command may be one of.
+            # Explicit, because the learner would otherwise detect a surrounding Slurm or MPI job.
             return self._learner_process("learner", [f"--run_dir={folder}", "--num_processes=1"], devices, {})
         each = self._config.mesh.num_devices // count
         if devices and len(devices) != each * count:
@@ -103,8 +103,8 @@ class LocalBackend:
         )
 
     def _actor(self, role: str, folder: pathlib.Path, where: EnginePlace) -> Child:
-        # By its role, so that limits outlive the new name after a restart. When the run ends, what it has is of no use
-        # any more; a learner for it is being started.
+        # The limits file is named by role, so that limits survive the actor's new name after a restart. No grace
+        # period, because a finished run discards unfinished work. The learner starts at the same time.
         limits = f"--limits={self._run.limits(role)}"
         arguments = [f"--run_dir={folder}", limits, "--shutdown_grace_s=0", "--wait_for_learner"]
         return Child(
@@ -117,8 +117,11 @@ class LocalBackend:
         )
 
     def open(self, is_over: Callable[[], bool]) -> list[str]:
-        """Ends what a killed start of this very run left, before its names are claimed; ours is the run's lock."""
-        del is_over  # nothing here waits for long
+        """Kills processes that a killed start of this run left, before their names are claimed.
+
+        This process holds the run's lock, so they cannot belong to a live supervisor.
+        """
+        del is_over  # nothing here waits long
         return [
             f"ended process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
             "of this run"
@@ -126,9 +129,10 @@ class LocalBackend:
         ]
 
     def close(self) -> None:
-        """Removes what killed processes left in shared memory, unless a learner lives on it.
+        """Removes shared memory of killed processes, unless a live learner uses it.
 
-        That is one started by hand, or, where this folder is a copy, the original's: it has the same snapshots.
+        Such a learner was started by hand or, if this folder is a copy, runs in the original folder with the same
+        snapshots.
         """
         snapshots = snapshot_folder(self._config)
         with contextlib.ExitStack() as locks, contextlib.suppress(ValueError):
@@ -140,24 +144,24 @@ class LocalBackend:
 
 
 def run_tag(folder: pathlib.Path) -> str:
-    """What the marks of a run's processes begin with; a copy of a run's folder has its id, and is another run."""
+    """Returns the prefix of a run's process marks, with the path, because a copied folder has the same run id."""
     return f"{run_id(folder)}:{folder.resolve()}:"
 
 
 def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """What makes XLA show so many CPU devices, where nothing else says how many; GPUs are as many as they are."""
+    """Returns the variable that makes XLA show `count` CPU devices, unless XLA_FLAGS already sets a count."""
     flags = environment.get("XLA_FLAGS", "")
     return {} if _CPU_DEVICES in flags else {"XLA_FLAGS": f"{flags} {_CPU_DEVICES}={count}".strip()}
 
 
 def free_local_address() -> str:
-    """host:port on this machine where nobody listens now."""
+    """Returns a host:port on this machine that is currently free."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def learner_bounds(config: Config) -> HangTimeouts:
-    """How long a learner may be silent."""
+    """Returns the hang timeouts of a learner."""
     return _bounds(
         config,
         start_timeout_s=config.supervision.start_timeout_s,
@@ -166,7 +170,7 @@ def learner_bounds(config: Config) -> HangTimeouts:
 
 
 def actor_bounds(config: Config) -> HangTimeouts:
-    """How long an actor may be silent; at its own deadline it ends itself, and says why."""
+    """Returns the hang timeouts of an actor, which exits by itself at its earlier startup deadline."""
     return _bounds(
         config,
         start_timeout_s=config.actor.start_timeout_s + config.supervision.heartbeat_timeout_s,

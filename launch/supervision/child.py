@@ -1,4 +1,4 @@
-"""A supervised process: start, log, state, kill, last error line."""
+"""Supervised process: start, log, state, kill, and last error line."""
 
 import contextlib
 import os
@@ -18,14 +18,14 @@ from launch.supervision.process_tree import environment as lifeline
 from launch.supervision.process_tree import kill_leftovers
 
 _MAX_BYTES = 1 << 20
-"""Read at one look; of a longer piece the end."""
+"""Maximum bytes parsed per read; only the end of a longer piece is parsed."""
 
 
 class PhaseLog:
-    """Reads a log as it grows, from where it ended when this was made."""
+    """Reader of the latest phase in a growing log, beginning at the log's current end."""
 
     def __init__(self, log: pathlib.Path) -> None:
-        """The log need not exist yet; what is in it is of an earlier process."""
+        """Skips existing content, which is from an earlier process; the log may not exist yet."""
         self._log, self._rest, self._phase = log, b"", ""
         try:
             self._offset = log.stat().st_size
@@ -33,17 +33,17 @@ class PhaseLog:
             self._offset = 0
 
     def phase(self) -> str:
-        """What the process is at; empty if it says nothing of it."""
+        """Returns the phase that the process last reported; empty if none."""
         try:
             size = self._log.stat().st_size
             if size != self._offset:
                 self._read(size)
-        except OSError:  # it is not there yet, or its disk fails: what was known holds
+        except OSError:  # the log does not exist yet or its disk fails: keep the last phase
             pass
         return self._phase
 
     def _read(self, size: int) -> None:
-        if size < self._offset:  # cut short
+        if size < self._offset:  # the log was truncated
             self._offset, self._rest = 0, b""
         with open(self._log, "rb") as file:
             file.seek(max(self._offset, size - _MAX_BYTES))
@@ -56,7 +56,7 @@ class PhaseLog:
 
 
 END_S = 30.0
-"""How long a process that was killed may take to be gone."""
+"""Timeout for a killed process to disappear, in seconds."""
 _LOOK_S = 0.05
 _ENDLESS = HangTimeouts(
     first_heartbeat_timeout_s=float("inf"),
@@ -68,10 +68,10 @@ SAID = {Activity.STARTING: "starting", Activity.WAITING: "waiting", Activity.NO_
 
 
 class Child:
-    """A role of the run: the process that fills it now, or the one that is started in its place, and their log.
+    """A role of the run: its current process, replaced by restarts, and its log.
 
-    It is never spoken to, unlike a tool's `pipes.RpcProcess`: what it does is in the run folder. All it says to us is
-    that it lives (`bridge.liveness`).
+    The supervisor sends it no messages, unlike `RpcProcess` of `launch.tools.profile_machine`. Results are in the run
+    folder, and the process reports only its liveness (`bridge.liveness`).
     """
 
     def __init__(
@@ -86,24 +86,24 @@ class Child:
         bounds: HangTimeouts = _ENDLESS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Not started.
+        """Prepares the role without starting a process.
 
         Args:
-          role: "learner" ("learner-0", "learner-1", ... where it is several processes), or "actor-0", "actor-1", ...
-          arguments: of its command.
-          log: where its output goes.
-          devices: what CUDA_VISIBLE_DEVICES is set to, if anything.
-          environment: what else is set for it.
-          mark: by which it and all that it starts are found again; its own, or empty for one that isn't looked for.
-          bounds: for how long it may be silent.
-          clock: monotonic, in seconds.
+          role: "learner" (several processes: "learner-1", ...), or "actor-0", "actor-1", ...
+          arguments: command-line arguments.
+          log: log file for stdout and stderr.
+          devices: CUDA_VISIBLE_DEVICES; empty leaves it unset.
+          environment: additional environment variables.
+          mark: unique mark that identifies the process and its children; empty disables the search for leftovers.
+          bounds: hang timeouts.
+          clock: monotonic clock in seconds.
         """
         self.role = role
         self.num_restarts = 0
         self.num_restarts_in_a_row = 0
-        """Since the run last made progress."""
+        """Restarts since the run last made progress."""
         self.hung = ""
-        """What showed that the process before this one, or this one before it was killed, hung; empty if it did not."""
+        """Evidence that the previous or killed process hung; empty if it did not."""
         self._arguments = arguments
         self._log = log
         self._environment = dict(environment) | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
@@ -117,30 +117,30 @@ class Child:
 
     @property
     def name(self) -> str:
-        """The name it has in the store; an actor's is another one after each restart: a fenced name stays fenced."""
+        """Name in the store. An actor's changes with each restart, because a fenced name stays fenced."""
         return name_of(self.role, self.num_restarts)
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Exit code; None while the process runs."""
         return self._process.poll() if self._process is not None else None
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Process id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def doing(self) -> Activity:
-        """What it last said it does."""
+        """Activity that the process last reported."""
         return self._liveness.read().activity if self._liveness is not None else Activity.STARTING
 
     def start(self, more: Sequence[str] = ()) -> None:
-        """Starts it in a session of its own (Ctrl-C is ours to handle); it dies with us.
+        """Starts the process in its own session, because the supervisor handles Ctrl-C; it dies with the supervisor.
 
         Args:
-          more: arguments of this start besides those of every one.
+          more: additional arguments for this start.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._phases = PhaseLog(self._log)
@@ -169,32 +169,32 @@ class Child:
         self._hang_detector = HangDetector(self._bounds, self._clock)
 
     def command(self) -> list[str]:
-        """What `start` runs."""
+        """Returns the command line that `start` runs."""
         name = [] if self.role.startswith("learner") else [f"--name={self.name}"]
         if name and self.num_restarts:
             name.append(f"--instead_of={name_of(self.role, self.num_restarts - 1)}")
         return [sys.executable, "-P", "-m", f"launch.{self.role.split('-')[0]}", *self._arguments, *name]
 
     def end_if_hung(self) -> bool:
-        """Looks whether it lives and works; kills it with all it started if it doesn't, and says so in its log."""
+        """Kills the process and its children if it hangs, and appends the reason to its log; returns True if so."""
         if self._process is None or self._liveness is None or self._process.poll() is not None:
             return False
         reason = self._hang_detector.look(self._liveness.read())
         if reason is None:
             return False
         self.hung = reason
-        with contextlib.suppress(OSError), open(self._log, "a") as log:  # a full disk is no reason to let it hang
+        with contextlib.suppress(OSError), open(self._log, "a") as log:  # a full disk must not prevent the kill
             log.write(f"{self.name} hung ({reason}) and is killed by its supervisor\n")
         self.kill()
         return True
 
     def request_stop(self) -> None:
-        """SIGTERM, if it runs."""
+        """Sends SIGTERM if the process runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
-        """Waits until the process has ended or the wait is over, then kills it and all it started."""
+        """Waits until the process has exited or `is_over` returns True, then kills it and its children."""
         if self._process is None:
             return
         while self._process.poll() is None and not is_over():
@@ -202,10 +202,10 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kills the process, if it still runs, and all it started.
+        """Kills the process and its children.
 
         Raises:
-          TimeoutError: one of them does not end.
+          TimeoutError: a killed process does not exit.
         """
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -217,7 +217,7 @@ class Child:
             kill_leftovers(lambda mark: mark == self._mark, deadline_s=END_S)
 
     def describe(self) -> str:
-        """What it is and does, in a few words."""
+        """Returns a short status: exit code, or pid, restarts and phase."""
         code = self.returncode
         if code is not None:
             return f"ended ({code})"
@@ -226,41 +226,41 @@ class Child:
         return ", ".join([f"pid {self.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
 
     def last_error(self) -> str:
-        """The line of its log that says most about its end."""
+        """Returns the log line that best explains the exit."""
         return telling_line(self._log, since=self._log_start)
 
 
 def name_of(role: str, num_restarts: int) -> str:
-    """The name in the store of a role's process that was started again so often; a learner's stays."""
+    """Returns the store name of a role's process after `num_restarts` restarts; a learner's never changes."""
     return role if num_restarts == 0 or role.startswith("learner") else f"{role}-r{num_restarts}"
 
 
 _LOG_HEAD = re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
-"""Prefix of a line of absl's log: its level and day, the time, the thread, and the source line."""
+"""Prefix of absl log lines: level and day, time, thread, and source line."""
 _ENGINE_HEAD = re.compile(r"^(?:\([\w-]+(?: pid=\d+)?\) )+")
-"""Prefix that vLLM puts before each line of an engine's processes: `(EngineCore pid=7) `."""
+"""Prefix of vLLM's engine log lines: `(EngineCore pid=7) `."""
 _VLLM_HEAD = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ")
 _POINTS_ELSEWHERE = re.compile(r"root cause|stack trace|see .*(?:above|below)", re.IGNORECASE)
-"""Messages that name no cause, but where it is to be found."""
+"""Messages that only refer to a cause elsewhere."""
 _POINTER_END = re.compile(r"[.;]? *see (?:root cause|stack trace).*", re.IGNORECASE)
 _SYSTEM_CAUSE = re.compile(
     r"too many open files|no space left on device|cannot allocate memory|out of memory|oom-?kill|bus error"
     r"|can't start new thread|resource temporarily unavailable|cannot resolve",
     re.IGNORECASE,
 )
-"""Messages of a resource that ran out; a library may print one in any form before it fails with something else."""
+"""Messages about an exhausted resource, which a library may print before it fails with another error."""
 _MAX_LINES, _MAX_CHARS = 2000, 1000
 
 
 def telling_line(log: pathlib.Path, *, since: int = 0) -> str:
-    """Returns the line of a process's log that names the cause of its end, without the head of a log's line.
+    """Returns the log line that names the cause of a process's exit, without its log prefix.
 
-    That is the last `error: ...` or exception; where it only points elsewhere ("see root cause above"), the last
-    exception before it that names something, else a line about what the system ran out of, else where the log is.
+    That is the last `error: ...` or exception. If it only refers elsewhere ("see root cause above"), the last exception
+    that names a cause is used instead, then a line about an exhausted resource, then a reference to the log.
 
     Args:
-      log: the file.
-      since: where in it the process began, in bytes.
+      log: log file.
+      since: offset in bytes at which the process began.
     """
     lines = [line for line in map(_bare, _lines(log, since)) if line]
     telling = [line for line in lines if line.startswith("error: ") or _is_exception(line)]
@@ -274,7 +274,7 @@ def telling_line(log: pathlib.Path, *, since: int = 0) -> str:
 
 
 def alike(cause: str) -> str:
-    """Returns a cause without what differs between two processes that fail alike: numbers and addresses."""
+    """Returns a cause with numbers and addresses masked, so that equal failures compare equal."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", cause)
 
 
@@ -289,6 +289,6 @@ def _bare(line: str) -> str:
 
 
 def _is_exception(line: str) -> bool:
-    """Returns True for a traceback's last line (`package.SomeError: what`)."""
+    """Returns True for the last line of a traceback (`package.SomeError: message`)."""
     head = line.split(":")[0]
     return ":" in line and head.endswith(("Error", "Exception")) and " " not in head

@@ -1,6 +1,6 @@
-"""Liveness rules over heartbeats; SIGSTOPped processes.
+"""Hang detection by liveness beacons, and detection of SIGSTOPped processes.
 
-An actor notices a dead engine at once, whatever it does with it just then: starting it, sampling, swapping weights.
+Hang detection does not cover a dead engine, which its actor notices immediately in every state.
 """
 
 import dataclasses
@@ -16,25 +16,25 @@ from launch.supervision.process_tree import kill_below, stopped_below
 
 
 class SigstopWatchdog:
-    """Which processes have been stopped for longer than a bound."""
+    """Detector of processes suspended for longer than a timeout."""
 
     def __init__(self, bound_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """None was seen yet."""
         self._bound_s = bound_s
         self._time = WatchedTime(clock)
         self._since_s: dict[int, float] = {}
 
     def look(self, stopped: Collection[int]) -> set[int]:
-        """Of the processes stopped now, those that have been for longer."""
+        """Returns the processes of `stopped` that were suspended for longer than the timeout."""
         now_s = self._time.look()
         self._since_s = {pid: self._since_s.get(pid, now_s) for pid in stopped}
         return {pid for pid, since_s in self._since_s.items() if now_s - since_s > self._bound_s}
 
 
 def end_stopped_processes(bound_s: float) -> list[str]:
-    """From here on, kills what is below this process and was stopped for longer; in a thread.
+    """Starts a thread that kills descendants of this process after a suspension longer than `bound_s`.
 
-    Returns what it did, in a list that grows with it.
+    Returns:
+      a list to which the thread appends a message per kill.
     """
     done: list[str] = []
     threading.Thread(target=_watch, args=(bound_s, done), name="stopped", daemon=True).start()
@@ -53,38 +53,38 @@ def _watch(bound_s: float, done: list[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HangTimeouts:
-    """How long a process may be silent, in seconds."""
+    """Maximum silence of a process in each phase, in seconds."""
 
     first_heartbeat_timeout_s: float
-    """Until its first beat: the interpreter starts."""
+    """Timeout for the first heartbeat, which includes the interpreter's start."""
     heartbeat_timeout_s: float
-    """Between beats: longer than that, it is stopped or dead in all its threads."""
+    """Maximum time between heartbeats; a longer gap means that all threads are suspended or dead."""
     start_timeout_s: float
-    """Between two parts of the work while it starts."""
+    """Maximum time between progress reports during startup."""
     progress_timeout_s: float
-    """Between two parts of the work after that."""
+    """Maximum time between progress reports after startup."""
 
     def flags(self) -> list[str]:
-        """Those of `launch.supervision.kubernetes_probe`."""
+        """Returns the flags of `launch.supervision.kubernetes_probe`."""
         return [f"--{name}={value:g}" for name, value in dataclasses.asdict(self).items()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HangDetectorState:
-    """What a watcher remembers of a process between two looks; numbers only, so that it can be written down."""
+    """State of a hang detector between two checks; JSON-serializable numbers only."""
 
     looked_at_s: float
-    """By the clock, which must be the same one at the next look."""
+    """Time of the last check, on a clock that the next check must share."""
     watched_s: float
     num_beats: int
     num_works: int
     beat_at_s: float
-    """Watched time of the last change of each."""
+    """Watched time of the last heartbeat; `work_at_s` is that of the last progress report."""
     work_at_s: float
 
 
 class HangDetector:
-    """Watches one process, from its start on."""
+    """Hang detector of one process."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class HangDetector:
         max_look_s: float = MAX_LOOK_S,
         memory: HangDetectorState | None = None,
     ) -> None:
-        """The process was started just now, or is the one of `memory`.
+        """Begins with a newly started process, or restores the state in `memory`.
 
         Args:
-          bounds: how long it may be silent.
-          clock: monotonic, in seconds.
-          max_look_s: the time between two looks counts as no more than this.
-          memory: of an earlier vigil over it.
+          bounds: hang timeouts.
+          clock: monotonic clock in seconds.
+          max_look_s: maximum time that counts between two checks, in seconds.
+          memory: state of an earlier detector of the same process.
         """
         self._bounds = bounds
         self._time = WatchedTime(clock, max_look_s=max_look_s)
@@ -113,7 +113,7 @@ class HangDetector:
 
     @property
     def memory(self) -> HangDetectorState:
-        """For who goes on with this vigil."""
+        """State with which another detector can continue."""
         looked_at_s, watched_s = self._time.state
         return HangDetectorState(
             looked_at_s=looked_at_s,
@@ -125,7 +125,7 @@ class HangDetector:
         )
 
     def look(self, sign: LivenessSample) -> str | None:
-        """What shows that the process hangs; None while nothing does."""
+        """Returns the evidence that the process hangs; None if it does not."""
         now_s = self._time.look()
         if sign.num_beats != self._sign.num_beats:
             self._beat_at_s = now_s

@@ -1,8 +1,8 @@
-"""Says whether a learner or an actor is alive (exit code 0) or hangs (3).
+"""Checks if a learner or an actor is alive (exit code 0) or hangs (3).
 
-`python -m launch.supervision.kubernetes_probe --liveness_file=FILE`. The process was started with
-SLUICE_LIVENESS_FILE=FILE (`bridge/liveness.py`). A probe is a new process each time, so what it saw is kept beside the
-file. It imports little, since it runs every few seconds. With --ready: 0 once the process has started.
+`python -m launch.supervision.kubernetes_probe --liveness_file=FILE`. The process must run with
+SLUICE_LIVENESS_FILE=FILE (`bridge/liveness.py`). Every probe is a new process, so its state is stored next to the file.
+It imports little because it runs every few seconds. With --ready: exits with 0 once the process has started.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ _PROGRESS_TIMEOUT_S = flags.DEFINE_float(
 _READY = flags.DEFINE_bool("ready", False, "Look only whether it has started.")
 
 HUNG = 3
-"""Exit code; of a probe that fails itself it is another."""
+"""Exit code for a hang; a probe that fails itself exits with another code."""
 USAGE_ERROR = 2
 MAX_LOOK_S = 60.0
-"""Between two probes no more than this counts: whoever sends them may have been away."""
+"""Maximum time that counts between two probes, in seconds, because the prober may have paused."""
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Sets the flags as `command_line.parse` does, without what a run's config needs to be imported."""
+    """Parses the flags like `cli.parse`, without importing the config code."""
     if {"--help", "-h", "--helpfull"} & set(argv[1:]):
         print(cli_help.render("__main__"), end="")
         sys.exit(0)
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Looks once; what is wrong is said on stderr, which a cluster shows among its events."""
+    """Checks once; prints a hang's reason on stderr, which Kubernetes shows in its events."""
     del argv
     assert _LIVENESS_FILE.value is not None
     sign = Liveness.read_file(_LIVENESS_FILE.value)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] = ()) -> int:
     )
     hang_detector = HangDetector(bounds, max_look_s=MAX_LOOK_S, memory=_read(file, sign))
     hung = hang_detector.look(sign)
-    with contextlib.suppress(OSError):  # memory that is full is no sign of a hang
+    with contextlib.suppress(OSError):  # full memory does not indicate a hang
         replace_file(file, json.dumps(dataclasses.asdict(hang_detector.memory)).encode())
     if hung:
         print(f"hung: {hung}", file=sys.stderr)
@@ -81,11 +81,11 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def _read(file: pathlib.Path, sign: LivenessSample) -> HangDetectorState | None:
-    """What the last probe saw; None before the first, or if that was of the process before this one."""
+    """Returns the previous probe's state; None if there is none, or if it belongs to an earlier process."""
     try:
         raw = json.loads(file.read_bytes())
         memory = HangDetectorState(**{f.name: f.type(raw[f.name]) for f in dataclasses.fields(HangDetectorState)})  # pyright: ignore[reportCallIssue]
-    except (OSError, ValueError, KeyError, TypeError):  # a first look, or a disk that was full
+    except (OSError, ValueError, KeyError, TypeError):  # no earlier probe, or its disk was full
         return None
     is_another = sign.num_beats < memory.num_beats or not all(map(math.isfinite, dataclasses.astuple(memory)))
     return None if is_another else memory

@@ -1,11 +1,11 @@
-"""Which of this machine's devices and cores the learner and each of its engines get: pure, but for what is here.
+"""Placement of the learner and its engines on the devices and cores of this machine; pure except for `Machine.here`.
 
-On a machine with GPUs whoever is not told (`mesh.devices`, `actor.devices`) gets what the other leaves: the learner the
-first of them, as many as its mesh has; then each engine the next ones, as many as it takes. One engine that nothing is
-left for shares them with the learner, and so do all on a machine with one GPU.
+With GPUs, a role without explicit devices (`mesh.devices`, `actor.devices`) gets what the other leaves. The learner
+takes the first GPUs, as many as its mesh has. Each engine takes the next ones, as many as it can use. A single engine
+without free GPUs shares the learner's, and on a machine with one GPU all share it.
 
-On a machine without, several engines are bound to cores of their own: two on the same cores hold each other up, most of
-all while they start. The learner is not bound: it works where engines leave time.
+Without GPUs, several engines get separate cores, because engines on shared cores slow each other down, mostly during
+startup. The learner is not bound to cores.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is to share out."""
+    """Devices and cores available for placement."""
 
     gpus: tuple[str, ...]
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """GPU ids, as in CUDA_VISIBLE_DEVICES."""
     cores: tuple[int, ...]
-    """Those that this process may run on."""
+    """Cores that this process may run on."""
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Machine":
-        """This machine, as far as this process may use it."""
+        """Returns this machine, limited to what this process may use."""
         cores = tuple(sorted(os.sched_getaffinity(0)))
         gpus = [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]
-        if gpus and VISIBLE in environment:  # what follows an id that is none is not visible
+        if gpus and VISIBLE in environment:  # CUDA ignores the ids after an invalid one
             named = [d.strip() for d in environment[VISIBLE].split(",")]
             gpus = list(itertools.takewhile(lambda d: d and d != "-1", named))
         return cls(gpus=tuple(gpus), cores=cores)
@@ -42,24 +42,24 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """Where one engine runs."""
+    """Devices and cores of one engine."""
 
     devices: tuple[str, ...] = ()
-    """What CUDA_VISIBLE_DEVICES is set to; empty leaves it as it is."""
+    """Value of CUDA_VISIBLE_DEVICES; empty leaves it unchanged."""
     cpu_cores: str = ""
-    """Cores of an engine on a CPU, as `actor.cpu_cores` writes them; empty leaves it to the engine."""
+    """Cores of a CPU engine, in the format of `actor.cpu_cores`; empty leaves the choice to the engine."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where the processes of a run on one machine run."""
+    """Placement of a run's processes on one machine."""
 
     learner: tuple[str, ...]
-    """Devices of the learner; empty leaves them as they are."""
+    """Devices of the learner; empty leaves them unchanged."""
     engines: tuple[EnginePlace, ...]
 
     def warnings(self) -> list[str]:
-        """What to know of devices that several have."""
+        """Returns warnings about devices with several owners."""
         found = []
         for index, place in enumerate(self.engines):
             if shared := sorted(set(self.learner) & set(place.devices)):
@@ -76,10 +76,10 @@ class Placement:
 
 
 def place(config: Config, machine: Machine) -> Placement:
-    """Shares the machine out.
+    """Assigns devices and cores to the learner and the engines.
 
     Raises:
-      ValueError: there are too few devices; one line says what to do.
+      ValueError: there are too few devices; the message names the fix.
     """
     learner = _ids(config.mesh.devices)
     if config.actor.devices:
@@ -97,7 +97,7 @@ def place(config: Config, machine: Machine) -> Placement:
 
 
 def of_one_engine(config: Config, cpu_cores: str | None) -> Config:
-    """The config as one actor reads it: nothing of other engines, and of the cores those given, or its only group."""
+    """Returns the config of one actor, with one engine and only the given cores (default: the config's only group)."""
     actor = config.actor
     cores = actor.cpu_cores if cpu_cores is None and actor.num_engines == 1 else cpu_cores or ""
     own = dataclasses.replace(actor, num_engines=1, devices="", cpu_cores="")
@@ -107,17 +107,17 @@ def of_one_engine(config: Config, cpu_cores: str | None) -> Config:
 
 
 def spread_cores(cores: str, size: int) -> str:
-    """Cores for `size` processes, with "|" between them; as they are if they are for so many."""
+    """Splits cores for `size` processes, separated by "|"; unchanged if they are already split so."""
     if len(cores.split("|")) == size:
         return cores
     return "|".join(",".join(map(str, part)) for part in _parts(core_ids(cores), size))
 
 
 def core_ids(cores: str) -> list[int]:
-    """The ids in a text like "0-3|4,6".
+    """Parses core ids from a text such as "0-3|4,6".
 
     Raises:
-      ValueError: it is no such text.
+      ValueError: the text is malformed.
     """
     bounds = [part.split("-") for part in cores.replace("|", ",").split(",")]
     try:
@@ -129,7 +129,7 @@ def core_ids(cores: str) -> list[int]:
 def _split(
     config: Config, gpus: Sequence[str], learner: tuple[str, ...]
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]]]:
-    """The learner's devices, and each engine's: an even part of what the learner leaves, as far as it can take it."""
+    """Returns the learner's devices, and an equal part of the other devices per engine, up to its maximum."""
     num_engines, least = config.actor.num_engines, config.actor.tensor_parallel_size
     found = learner or tuple(gpus[: config.mesh.num_devices])
     left = [d for d in gpus if d not in found]
@@ -137,7 +137,8 @@ def _split(
         size = min(len(left) // num_engines, config.actor.max_devices_per_engine)
         return found, [tuple(left[i * size : (i + 1) * size]) for i in range(num_engines)]
     if num_engines == 1:
-        # Both see all, as they would without us; but a part is said, and so is what several processes divide.
+        # Both see all devices, which is CUDA's default. But a subset must be explicit, and so must devices that several
+        # learner processes split.
         is_all = len(found) == len(gpus) and config.learner.num_processes == 1
         return learner or (() if is_all else found), [()]
     raise ValueError(
@@ -148,9 +149,9 @@ def _split(
 
 
 def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
-    """The learner's devices beside those that actor.devices names; of a machine with one GPU that one, whoever has it.
+    """Returns the learner's devices: those that actor.devices leaves, or the only GPU of the machine.
 
-    Nothing is said of a machine without GPUs.
+    Empty on a machine without GPUs.
     """
     num_wanted = config.mesh.num_devices
     if not gpus or len(gpus) == num_wanted == 1:
@@ -172,13 +173,13 @@ def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
 
 
 def bind_to_cores(cores: Sequence[int]) -> None:
-    """Binds this process, each thread that it has: a process started from a thread runs where that thread may.
+    """Binds all threads of this process to cores; child processes inherit their thread's binding.
 
     Raises:
-      OSError: it can't run on them.
+      OSError: the process cannot run on these cores.
     """
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread), cores)
 
 
@@ -194,7 +195,7 @@ def _cores(config: Config, machine: Machine) -> Sequence[str]:
 
 
 def _parts(cores: Sequence[int], number: int) -> list[Sequence[int]]:
-    """The cores in so many parts that differ by one at most; where they are too few, some have the same one."""
+    """Splits cores into `number` parts whose sizes differ by at most one; reuses cores if there are too few."""
     if len(cores) < number:
         return [[cores[i % len(cores)]] for i in range(number)]
     bounds = [i * len(cores) // number for i in range(number + 1)]
@@ -202,5 +203,5 @@ def _parts(cores: Sequence[int], number: int) -> list[Sequence[int]]:
 
 
 def _ids(devices: str) -> tuple[str, ...]:
-    """Of the learner; its processes are told apart by ";"."""
+    """Parses the learner's devices, whose processes are separated by ";"."""
     return tuple(d.strip() for group in devices.split(";") for d in group.split(",")) if devices else ()

@@ -1,4 +1,4 @@
-"""Processes that are one to their supervisor: they begin together, and when one dies all begin anew."""
+"""Process group that its supervisor treats as one process: members start and restart together."""
 
 import signal
 import time
@@ -9,15 +9,15 @@ from bridge.liveness import Activity
 from launch import cli
 
 TOGETHER_S = 15.0
-"""How long the others may take to end by themselves once one has died: it is they who know where they are."""
+"""Seconds for the other members to exit by themselves after one has died, because only they know their state."""
 
 
 class NodeLostError(Exception):
-    """What a process was to run on is gone. Its `returncode` says so, too, and its next start is elsewhere."""
+    """The machine or resource of a process is gone. Its `returncode` reports that, and its next start is elsewhere."""
 
 
 class Process(Protocol):
-    """What a supervisor asks of a role of the run; see `Child`, which is one on this machine."""
+    """Interface of a supervisor to a role of the run; `Child` implements it on this machine."""
 
     role: str
     num_restarts: int
@@ -41,7 +41,7 @@ class Process(Protocol):
 
 
 class ProcessGroup:
-    """Processes of one role, the first of which leads; a `Process` itself."""
+    """Processes of one role, led by the first one; itself a `Process`."""
 
     def __init__(
         self,
@@ -51,42 +51,43 @@ class ProcessGroup:
         meeting: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Not started.
+        """Prepares the group without starting it.
 
         Args:
-          role: of all.
-          members: by index.
-          meeting: called before each start: host:port at which they meet. Its NodeLostError is the first member's,
-            which counts as dead from then on.
-          clock: monotonic, in seconds.
+          role: role of all members.
+          members: processes by index.
+          meeting: called before each start; returns the coordinator's host:port. On its NodeLostError the first member
+            counts as dead.
+          clock: monotonic clock in seconds.
         """
         self.role, self._members, self._meeting, self._clock = role, members, meeting, clock
         self.num_restarts = self.num_restarts_in_a_row = 0
         self._broken_s: float | None = None
-        """When one was first seen dead."""
+        """Time at which a member was first seen dead."""
 
     @property
     def name(self) -> str:
-        """The role's."""
+        """Name of the role."""
         return self.role
 
     @property
     def hung(self) -> str:
-        """What showed that one hung, and which."""
+        """Name of the first hung member and the evidence; empty if none hung."""
         return next((f"{m.name}: {m.hung}" for m in self._members if m.hung), "")
 
     @property
     def doing(self) -> Activity:
-        """What the first one does: it alone waits for others' work."""
+        """Activity of the first member, because only the leader waits for actors."""
         return self._members[0].doing
 
     @property
     def returncode(self) -> int | None:
-        """0 once the first one ended well; the telling one's once all have ended, or were given long enough to."""
+        """0 once the first member has succeeded. After a failure: the root cause's code, once all have exited or timed
+        out."""
         codes = [m.returncode for m in self._members]
         if codes[0] == 0:
             return 0
-        if not any(codes):  # none ended but well: the others go on
+        if not any(codes):  # no member failed, so the others continue
             return None
         now_s = self._clock()
         self._broken_s = now_s if self._broken_s is None else self._broken_s
@@ -95,7 +96,7 @@ class ProcessGroup:
         return self._root_cause_member().returncode
 
     def start(self, more: Sequence[str] = ()) -> None:
-        """Starts all, or none where the first one is lost: then they begin anew as after a death."""
+        """Starts all members, or none if the first one's node is lost, which later restarts the group."""
         self._broken_s = None
         try:
             meeting = self._meeting()
@@ -107,39 +108,40 @@ class ProcessGroup:
             member.start([*more, f"--coordinator={meeting}", f"--num_processes={count}", f"--process_id={index}"])
 
     def end_if_hung(self) -> bool:
-        """Looks at each; what hangs is killed, and so breaks the group."""
+        """Kills every hung member, which breaks the group; returns True if any hung."""
         return any([m.end_if_hung() for m in self._members])
 
     def request_stop(self) -> None:
-        """All: they agree on where."""
+        """Requests a stop of all members, which agree on the step."""
         for member in self._members:
             member.request_stop()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
-        """All have until then."""
+        """Waits for all members until `is_over` returns True, then kills them and their children."""
         for member in self._members:
             member.kill_after(is_over)
 
     def kill(self) -> None:
-        """All, and what they started."""
+        """Kills all members and their children."""
         for member in self._members:
             member.kill()
 
     def describe(self) -> str:
-        """What the first one does, and how many others live; each that died."""
+        """Returns the status of the first member, the number of live others, and each dead one."""
         others = self._members[1:]
         dead = [f"{m.name} {m.describe()}" for m in others if m.returncode is not None]
         return ", ".join([f"{self._members[0].describe()}, {len(others) - len(dead)} of {len(others)} others", *dead])
 
     def last_error(self) -> str:
-        """Of the one that tells most, and which it is."""
+        """Returns the name and error line of the root cause."""
         one = self._root_cause_member()
         return f"{one.name}: {one.last_error()}"
 
     def _root_cause_member(self) -> Process:
-        """Whose end says most: of one that refused or failed, then of one that hung or died, not one it took along.
+        """Returns the member that most likely caused the failure.
 
-        JAX aborts those by SIGABRT.
+        Order: rejected input, error exit, hang or SIGKILL, other signals, SIGABRT. JAX aborts the surviving members by
+        SIGABRT.
         """
 
         def rank(member: Process) -> int:

@@ -1,4 +1,4 @@
-"""Parent-death signal, marks, finding and killing process trees."""
+"""Process trees: parent-death signal, marks, search and kill."""
 
 import contextlib
 import dataclasses
@@ -17,14 +17,14 @@ _USAGE_ERROR = 2
 
 
 def arguments(argv: Sequence[str], wanted: str, *, command: str) -> list[str]:
-    """The arguments of this process, without its name.
+    """Returns the positional arguments of an internal process.
 
-    Ends it with one line and code 2 where they are others than wanted: it was started by hand.
+    Exits with 2 and one line on other arguments, because the process was then started by hand.
 
     Args:
-      argv: with its name.
-      wanted: their names, with spaces between.
-      command: what people start.
+      argv: arguments including the program's name.
+      wanted: names of the expected arguments, separated by spaces.
+      command: public command that starts this process.
     """
     given = list(argv[1:])
     if len(given) != len(wanted.split()) or any(one.startswith("-") for one in given):
@@ -33,7 +33,7 @@ def arguments(argv: Sequence[str], wanted: str, *, command: str) -> list[str]:
 
 
 def refuse(command: str, why: str) -> NoReturn:
-    """Ends the process with one line and code 2."""
+    """Exits with 2 and one line on stderr."""
     print(f"error: this process is started by {command}, not by hand: {why}", file=sys.stderr)
     sys.exit(_USAGE_ERROR)
 
@@ -41,20 +41,20 @@ def refuse(command: str, why: str) -> NoReturn:
 VARIABLE = "SLUICE_PARENT_PID"
 """Set by a parent whose children must not outlive it."""
 RUN_TAG = "SLUICE_MARK"
-"""Set by a parent that wants to find its children, and all that they start, again."""
+"""Set by a parent that must find its children and their descendants again."""
 _KEEP_ENVIRONMENT = "SPT_NOENV"
-"""setproctitle, which names vLLM's processes, writes over the environment that the kernel shows, unless this is set."""
+"""Stops setproctitle, which vLLM uses, from overwriting the environment that the kernel shows."""
 _PROC = pathlib.Path("/proc")
 _GROUP, _NUM_THREADS = 2, 17
-"""Where they are in `_stat`."""
+"""Indices in the fields of `_stat`."""
 _EXEC_S = 5.0
-"""Longest a process is waited for that is about to show its environment: microseconds, more where cores are busy."""
+"""Timeout in seconds for a process to show its environment after exec; usually microseconds, more on busy cores."""
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when the parent named in the environment is gone (Linux).
+    """Asks the kernel to SIGKILL this process when the parent named in the environment exits (Linux).
 
-    By SIGKILL: one that is stopped, or stuck, handles no other signal.
+    A suspended or stuck process handles no other signal.
     """
     parent = os.environ.get(VARIABLE)
     if parent is None or not sys.platform.startswith("linux"):
@@ -63,13 +63,13 @@ def die_with_parent() -> None:
 
 
 def environment(mark: str) -> dict[str, str]:
-    """What a child finds in its environment so that it dies with this process, and is `marked`."""
+    """Returns the environment with which a child dies with this process and carries `mark`."""
     return {VARIABLE: str(os.getpid()), RUN_TAG: mark, _KEEP_ENVIRONMENT: "1"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaggedProcess:
-    """A process with our mark."""
+    """A process that carries a mark."""
 
     pid: int
     mark: str
@@ -77,13 +77,13 @@ class TaggedProcess:
 
 
 def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> list[TaggedProcess]:
-    """Kills every process whose mark is ours, waits until they are gone, and returns them.
+    """Kills every process whose mark is ours, waits until all have exited, and returns them.
 
-    The mark is in what the kernel shows of the environment that a process began with. It is read again once the process
-    is held by a descriptor, so that another one which got its id meanwhile is never killed.
+    The mark is in the process's initial environment, as shown by the kernel. It is read again after opening a pidfd, so
+    a process that has reused the id is never killed.
 
     Raises:
-      TimeoutError: one is still there after `deadline_s`.
+      TimeoutError: a process is still alive after `deadline_s`.
     """
     ended: list[TaggedProcess] = []
 
@@ -97,13 +97,13 @@ def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) 
 
 
 def end_group(group: int, *, deadline_s: float = 30.0) -> None:
-    """Kills every process of a process group and waits until none lives, whoever their parent is.
+    """Kills every process of a process group and waits until all have exited, regardless of their parent.
 
     Raises:
-      TimeoutError: one is still there after `deadline_s`.
+      TimeoutError: a process is still alive after `deadline_s`.
     """
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)  # all at once, and whether or not there are descriptors left to wait by
+        os.killpg(group, signal.SIGKILL)  # reaches all members together, and needs no file descriptors
 
     def is_of_it(pid: int) -> bool:
         return _living_group(pid) == group
@@ -112,17 +112,17 @@ def end_group(group: int, *, deadline_s: float = 30.0) -> None:
 
 
 def stopped_below(pid: int) -> set[int]:
-    """The processes below one that a signal stopped, and nobody has continued."""
+    """Returns the descendants of a process that are suspended by a signal."""
     return {p for p in descendants(pid) if _state(p) == "T"}
 
 
 def kill_below(pid: int, below: int) -> None:
-    """Kills `pid`, if it is a process below `below`."""
+    """Kills `pid` if it is a descendant of `below`."""
     _kill([pid], lambda pid: pid in descendants(below), wait_s=0.0)
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one."""
+    """Returns all descendants of a process."""
     found: set[int] = set()
     front = [pid]
     while front:
@@ -141,7 +141,7 @@ def descendants(pid: int) -> set[int]:
 
 def _end_all(find: Callable[[], list[int]], is_it: Callable[[int], bool], deadline_s: float) -> None:
     end_s = time.monotonic() + deadline_s
-    while found := find():  # again: one may have started another meanwhile
+    while found := find():  # repeated, because a process may have started another
         left = _kill(found, is_it, wait_s=end_s - time.monotonic())
         if time.monotonic() > end_s:
             pid = (left or found)[0]
@@ -159,7 +159,7 @@ def _marked() -> Iterator[TaggedProcess]:
 
 
 def _mark_of(pid: int) -> str:
-    """A live process's mark; empty if it has none, is another user's, or is gone."""
+    """Returns a live process's mark; empty if it has none, belongs to another user, or is gone."""
     head = f"{RUN_TAG}=".encode()
     entry = _PROC / str(pid)
     end_s = time.monotonic() + _EXEC_S
@@ -172,8 +172,8 @@ def _mark_of(pid: int) -> str:
 
 
 def _is_in_exec(entry: pathlib.Path) -> bool:
-    """Whether it has a new program, but no arguments yet: the kernel shows its environment as soon as it has them."""
-    return not (entry / "cmdline").read_bytes() and bool(os.readlink(entry / "exe"))  # the kernel's own have no program
+    """Returns True if a process is between exec and its arguments; the kernel shows its environment after them."""
+    return not (entry / "cmdline").read_bytes() and bool(os.readlink(entry / "exe"))  # kernel threads have no program
 
 
 def _title(pid: int) -> str:
@@ -184,13 +184,13 @@ def _title(pid: int) -> str:
 
 
 def _state(pid: int) -> str:
-    """R, S, D, T (stopped by a signal), Z, ... ; empty if it is gone."""
+    """Returns the state letter of a process (T: suspended by a signal, Z: zombie, ...); empty if it is gone."""
     found = _stat(pid)
     return found[0] if found else ""
 
 
 def _living_group(pid: int) -> int | None:
-    """Its process group; None if it has ended. One whose first thread has ended lives as long as the others do."""
+    """Returns the process group; None if the process has exited. It lives while any thread does."""
     found = _stat(pid)
     if not found or (found[0] in {"Z", "X"} and int(found[_NUM_THREADS]) <= 1):
         return None
@@ -198,7 +198,7 @@ def _living_group(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel tells of a process from its state on (proc_pid_stat); nothing if it is gone."""
+    """Returns the fields of /proc/PID/stat from the state on (proc_pid_stat); empty if the process is gone."""
     try:
         return os.fsdecode((_PROC / str(pid) / "stat").read_bytes()).rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -206,7 +206,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _kill(pids: list[int], is_it: Callable[[int], bool], *, wait_s: float) -> list[int]:
-    """Kills those that are it once they are held by a descriptor; returns which have not ended after the wait."""
+    """Kills the processes that still satisfy `is_it` once held by a pidfd; returns those alive after the wait."""
     with contextlib.ExitStack() as held:
         left: dict[int, int] = {}
         for pid in pids:

@@ -1,7 +1,7 @@
-"""Starts a run's processes, watches them, starts dead and hung ones again (bounded), and stops them all.
+"""Supervisor: starts a run's processes, restarts dead and hung ones (bounded), and stops them all.
 
-A run has one learner and an actor for each engine of this machine. What becomes of one actor leaves the others alone:
-one that can't be started any more is given up while another is left.
+A run has one learner and one actor per engine of this machine. An actor that cannot be restarted is abandoned while
+another is left.
 """
 
 import dataclasses
@@ -29,21 +29,20 @@ from launch.supervision.process_group import Process
 from launch.terminal import make_console
 
 WATCH_EVERY_S = 0.1
-"""How often the processes, their signs of life and the run's metrics are looked at."""
+"""Interval between checks of the processes, their liveness and the run's metrics, in seconds."""
 ENDING_S = 30.0
-"""How long a learner may take to end after its actor did: the actor ends as soon as it hears that the run is done. And
-how long an actor that was told to end may take once the learner has ended."""
+"""Seconds for a learner to exit after its actor, which exits as soon as the run is finished. Also the grace period of
+actors during shutdown."""
 RESTARTABLE_CODES = (cli.BUSY, cli.STOPPED)
-"""Codes of a learner that goes on when it is started again; the second one is of one whom somebody else told to stop,
-as on a node that is taken away."""
+"""Exit codes of a learner that continues after a restart. STOPPED: somebody else stopped it, as on a preempted node."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
-"""How long a process waits to be started again that met something passing (`command_line.BUSY`), as a full disk or a
-store that is away; doubled each time in a row."""
+"""First and maximum pause before restarting a process after a transient failure (`cli.BUSY`), in seconds. The pause
+doubles with each consecutive failure."""
 
 
 class RunOutcome(enum.Enum):
-    """How a run ended."""
+    """Outcome of a run."""
 
     DONE = "done"
     INTERRUPTED = "interrupted"
@@ -52,13 +51,13 @@ class RunOutcome(enum.Enum):
 
 
 def _signals() -> list[signal.Signals]:
-    """Signals that stop a run in order; not SIGHUP where nohup ignores it: such a run outlives its terminal."""
+    """Returns the signals that stop a run gracefully; without SIGHUP under nohup."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
 
 
 class Supervisor:
-    """Runs one learner and its actors until the learner is done."""
+    """Runner of one learner and its actors until the learner is done."""
 
     def __init__(
         self,
@@ -67,10 +66,10 @@ class Supervisor:
         *,
         backend: ProcessBackend | None = None,
     ) -> None:
-        """Starts nothing yet; `crew` is the run's processes, if not those of this machine.
+        """Locks the run folder; `backend` provides the processes (default: on this machine).
 
         Raises:
-          ValueError: another live supervisor has this run folder, or there are too few devices.
+          ValueError: another live supervisor uses this run folder, or there are too few devices.
         """
         folder = prepared.folder.resolve()
         self._config = prepared.config
@@ -87,15 +86,15 @@ class Supervisor:
         self._best_step = 0
         self._is_alone = False
         self._ended_s: dict[Process, float] = {}
-        """When actors that ended in order were first seen so."""
+        """Time at which an actor that exited gracefully was first seen so."""
         self._restart_at_s: dict[Process, float] = {}
-        """When those are to be started again that wait for it."""
+        """Time at which a waiting process is to be restarted."""
         self._causes: dict[Process, str] = {}
-        """Last cause by process of a failure at its start."""
+        """Masked cause of the last startup failure per process."""
         self._num_resizes: dict[Process, int] = {}
         self.last_error = ""
         self._exit: dict[str, Any] = {}
-        """Of the process that `last_error` is about: the arguments of its event."""
+        """Event arguments of the process that `last_error` describes."""
 
     def run(self) -> RunOutcome:
         """Starts, watches and stops the processes."""
@@ -109,9 +108,9 @@ class Supervisor:
                 with rich.live.Live(console=self._console, refresh_per_second=4, screen=False) as live:
                     return self._watch(lambda rows: live.update(self._view.render()))
             return self._watch(PlainProgress(self._view, self._plain).update)
-        except InterruptedError:  # while it waited for places
+        except InterruptedError:  # while it waited for resources
             return RunOutcome.INTERRUPTED
-        except OSError as e:  # a log that can't be written, a process that not even SIGKILL ends
+        except OSError as e:  # an unwritable log, or a process that survives SIGKILL
             self.last_error = cli.first_line(e)
             return RunOutcome.FAILED
         finally:
@@ -136,7 +135,7 @@ class Supervisor:
                 child.end_if_hung()
                 code = child.returncode
                 if code == 0 and child is self._learner:
-                    continue  # done, since the look above
+                    continue  # finished after the check above
                 if code == 0 and self._may_be_ending(child):
                     continue
                 if code is None or self._may_restart(child) or self._may_go_on_without(child):
@@ -145,7 +144,7 @@ class Supervisor:
             time.sleep(WATCH_EVERY_S)
 
     def _may_be_ending(self, actor: Process) -> bool:
-        """Whether an actor, which ended in order, may have heard that the run is done before we did."""
+        """Returns True if an actor that exited gracefully may know of the run's end before the supervisor does."""
         now_s = time.monotonic()
         if now_s - self._ended_s.setdefault(actor, now_s) < ENDING_S:
             return True
@@ -153,7 +152,7 @@ class Supervisor:
         return False
 
     def _may_go_on_without(self, child: Process) -> bool:
-        """Gives up an actor that is not started again, if another is left; not one that was started with nonsense."""
+        """Abandons an actor that cannot be restarted, if its input was valid and another actor is left."""
         if child is self._learner or child.returncode == cli.USAGE_ERROR:
             return False
         if len(self._abandoned) + 1 == len(self._actors):
@@ -166,16 +165,16 @@ class Supervisor:
         return f"{child.describe()}, given up" if child in self._abandoned else child.describe()
 
     def _may_restart(self, child: Process) -> bool:
-        """Starts a dead child again. Not for ever, and not one that will fail again for the same reason."""
+        """Restarts a dead child, unless it used up its restarts or would fail again for the same reason."""
         code = child.returncode
         assert code is not None
-        child.kill()  # what it started and left
+        child.kill()  # also kills its leftover children
         if code == cli.RESIZE:
             self._num_resizes[child] = self._num_resizes.get(child, 0) + 1
             count = f"({self._num_resizes[child]})"
             limits = self._limits_of(child)
             self._event(f"{child.name} starts again with other engine limits {count}: {limits}", process=child.name)
-            self._start(child)  # under its name: it left in order
+            self._start(child)  # under the same name, because it exited gracefully
             return True
         if child.hung:
             self._exit = {"process": child.name, "how": f"hung ({child.hung}) and was killed"}
@@ -207,20 +206,20 @@ class Supervisor:
         return True
 
     def _fails_alike(self, child: Process, cause: str) -> bool:
-        """Returns True if a process failed in its start for the same cause as the one before it."""
+        """Returns True if a process failed in its start for the same cause as its predecessor."""
         before, now = self._causes.pop(child, None), None
         if child.returncode == 1 and child.doing is Activity.STARTING:
             now = self._causes[child] = alike(cause)
         return now is not None and now == before
 
     def _limits_of(self, actor: Process) -> str:
-        """What an actor's engine is started with."""
+        """Describes the limits that an actor's engine starts with."""
         of = self._config.actor
         default = EngineSizeOverride(max_num_seqs=of.max_num_seqs, tensor_parallel_size=of.tensor_parallel_size)
         file = EngineSizeFile(self._run.limits(actor.role), default=default, max_tensor_parallel_size=sys.maxsize)
         try:
             limits = dataclasses.asdict(file.read())
-        except (ValueError, OSError) as e:  # the actor will say it, too
+        except (ValueError, OSError) as e:  # the actor reports it as well
             return cli.first_line(e)
         return ", ".join(f"{name}={value}" for name, value in limits.items())
 
@@ -229,7 +228,7 @@ class Supervisor:
         self._timeline.instant("start", process=child.name)
 
     def _waits_for_its_start(self, child: Process) -> bool:
-        """Whether it is to be started again later; starts it if it is time."""
+        """Returns True if the process waits for a later restart; restarts it when due."""
         if child not in self._restart_at_s:
             return False
         if time.monotonic() < self._restart_at_s[child]:
@@ -239,16 +238,17 @@ class Supervisor:
         return False
 
     def _update_restart_counts(self) -> None:
-        """A step that the run never reached before: whatever was started again since works."""
+        """Resets the restart counts of working processes once the run reaches a new best step."""
         step = self._view.steps[-1]["step"] if self._view.steps else 0
         if step > self._best_step:
             self._best_step = step
             for child in self._children:
-                if child is self._learner or child.doing is not Activity.STARTING:  # others' work says nothing of it
+                # a new step does not prove that a starting actor works
+                if child is self._learner or child.doing is not Activity.STARTING:
                     child.num_restarts_in_a_row = 0
 
     def _report_no_actors(self) -> None:
-        """Says once that no actor lives; between two waits a learner works off what is there, and nobody lives yet."""
+        """Reports once that no actor is alive. While the learner works off queued groups, the last state holds."""
         was_alone, doing = self._is_alone, self._learner.doing
         if doing in (Activity.NO_ACTORS, Activity.WAITING):
             self._is_alone = doing is Activity.NO_ACTORS
@@ -275,7 +275,7 @@ class Supervisor:
         self._interrupted = True
 
     def _stop(self) -> None:
-        """Ends all: the learner in order, within its bound; a second Ctrl-C ends it at once."""
+        """Stops all processes: the learner gracefully within its timeout, or immediately on a second Ctrl-C."""
         for child in self._children:
             child.request_stop()
         limit_s = self._config.supervision.shutdown_grace_s
