@@ -1,4 +1,4 @@
-"""One actor. On the learner's machine: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`.
+"""Actor process. On the learner's machine: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`.
 
 On another machine:
 

@@ -1,4 +1,4 @@
-"""One machine, one command: `python -m launch.local --config=tiny [--config.section.field=value]`.
+"""Training on one machine: `python -m launch.local --config=tiny [--config.section.field=value]`.
 
 Starts a learner and one actor per engine (`actor.num_engines`), monitors them, shows progress, and stops all processes
 when the run ends.

@@ -1,1 +1,1 @@
-"""Output of a run for people: progress, summary, what follows a run."""
+"""Console output of a run: progress, summary, and final report."""

@@ -1,4 +1,4 @@
-"""What a run that has ended leaves and shows: its summary, the report's place, and a few samples."""
+"""Final output of a run: its summary, the report's location, and a few samples."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ _RESTART = re.compile(r"-r\d+$")
 
 
 def finish(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
-    """Merges the event log, writes summary.json and prints the summary."""
+    """Merges the event logs, writes summary.json and prints the summary."""
     run = RunFolder(prepared.folder)
     timeline.merge(run.events, run.trace)
     summary = summarize(prepared, ending)
@@ -39,8 +39,9 @@ def finish(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
 
 
 def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
-    """The run in a few numbers; null where nothing was measured."""
-    _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()  # whole lines: a killed learner tears one
+    """Returns the run's summary; null for values that were not measured."""
+    # complete lines only: a killed learner leaves a partial one
+    _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()
     steps = [r for r in rows if r["kind"] == "step"]
     evals = [r for r in rows if r["kind"] == "eval"]
     of_sets = {r["set"]: r for r in rows if "set" in r}
@@ -81,7 +82,7 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
 
 
 def _estimates(row: dict[str, Any]) -> dict[str, Any]:
-    """The last evaluation of a set: its step, and its estimates with their standard errors."""
+    """Returns the last evaluation of a set: its step, and its estimates with standard errors."""
     prefix = f"eval/{row['set']}/"
     return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in row.items() if "@" in k}
 
@@ -92,14 +93,15 @@ def last_checkpoint(run: RunFolder) -> int | None:
 
 
 def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
-    """What each actor did, by its role over all of its starts: training tickets it made, and how often it started.
+    """Returns the training tickets completed and the number of starts per actor role.
 
-    A ticket is a group, or one sample where those are tickets of their own.
+    A ticket is a group, or one sample if samples are issued as separate tickets.
     """
     found: dict[str, dict[str, int]] = {}
     for path in sorted(events.glob("actor-*.jsonl")):
         made = found.setdefault(_RESTART.sub("", path.stem), {"tickets": 0, "starts": 0})
-        with open(path, encoding="utf-8", errors="replace") as lines:  # long ones: line by line, and few are parsed
+        # event logs are long: read line by line, without parsing
+        with open(path, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 made["tickets"] += '"name": "reward"' in line and '"kind": "train"' in line
                 made["starts"] += '"name": "process_name"' in line
@@ -124,7 +126,7 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     row("held-out problems", summary["held_out_problems"], "d")
     for name, found in summary["evaluations"].items():
         for metric, value in found.items():
-            is_told = name == HELD_OUT and metric.endswith("@1")  # above
+            is_told = name == HELD_OUT and metric.endswith("@1")  # in a row above
             if "@" in metric and not metric.endswith("_stderr") and not is_told:
                 error = found.get(f"{metric}_stderr")
                 row(f"{name} {metric}", value, unit="" if error is None else f" +- {error:.3f}")
@@ -168,13 +170,13 @@ def _scale(value: float | None, factor: float) -> float | None:
 
 NUM_SAMPLES = 3
 _LONG_BYTES = 30_000_000
-"""Of an event log: joining it takes more than a few seconds."""
+"""Event log size in bytes above which merging takes more than a few seconds."""
 
 
 def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
-    """Writes and prints the summary; then, of a run that was not interrupted, the report and samples.
+    """Writes and prints the summary, then the report and samples unless the run was interrupted.
 
-    What a full disk or a damaged line makes impossible is said, and changes nothing of how the run ended.
+    Errors such as a full disk or a damaged line are printed and do not change the run's outcome.
     """
     try:
         if (size := num_bytes(prepared.folder)) > _LONG_BYTES:
@@ -187,14 +189,14 @@ def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
 
 
 def show(folder: pathlib.Path, console: Console) -> None:
-    """Writes the report and says where it is; shows problems as they were answered first and last.
+    """Writes the report and prints its path; prints samples of problems with their first and last responses.
 
-    Nothing that goes wrong here is an error of the run: it is said in a line.
+    Errors are printed in one line and never make the run fail.
     """
     try:
         _show_samples(folder, console)
         _write_report(folder, console)
-    except Exception as e:  # a page for reading must not make a run fail that is done
+    except Exception as e:  # a report error must not fail a finished run
         logging.debug("report of %s", folder, exc_info=True)
         console.print(f"report       not written: {type(e).__name__}: {e}", markup=False, soft_wrap=True)
 
@@ -225,6 +227,6 @@ def _write_report(folder: pathlib.Path, console: Console) -> None:
 
 
 def _python() -> str:
-    """The interpreter as it may be typed: from here on where it lies below."""
+    """Returns the interpreter's path, relative to the working directory if it is below it."""
     path = pathlib.Path(sys.executable)
     return str(path.relative_to(pathlib.Path.cwd()) if path.is_relative_to(pathlib.Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""Terminal view of a run, start-up status line."""
+"""Live terminal view of a run, plain progress lines, and the startup status."""
 
 import datetime
 import json
@@ -25,20 +25,19 @@ from launch.terminal import make_console
 
 
 class StartupStatus:
-    """Shows one thing after the other, from when it is opened until it is closed.
+    """Status line that shows the current startup step until it is closed.
 
-    Of the log only warnings come between: what else it would say is in the steps, or in the notes after them.
+    Log messages below WARNING are hidden meanwhile, because steps and notes contain the same information.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        """Shows nothing yet."""
         self._console = console or make_console()
         self._verbosity = logging.get_verbosity()
         logging.set_verbosity(min(self._verbosity, logging.WARNING))
         self._status = Status("", console=self._console) if self._console.is_terminal else None
 
     def __call__(self, what: str) -> None:
-        """Says what begins now."""
+        """Shows the step that begins now."""
         if self._status is None:
             self._console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
             return
@@ -46,7 +45,7 @@ class StartupStatus:
         self._status.start()
 
     def close(self) -> None:
-        """Leaves the terminal to others."""
+        """Clears the status line and restores the log level."""
         logging.set_verbosity(self._verbosity)
         if self._status is not None:
             self._status.stop()
@@ -54,31 +53,30 @@ class StartupStatus:
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_APART = 5
-"""Processes that are told one by one."""
+"""Maximum number of processes that are shown one by one."""
 _PID = re.compile(r"^pid \d+(, )?")
 _HISTORY = 50
-"""Block characters of a curve; with its title and last value a line of 80 columns."""
+"""Maximum characters of a sparkline, so that its line fits 80 columns."""
 OF_SET = "eval/"
-"""What the kind of the rows of an evaluation set begins with, but for the held-out one's."""
+"""Prefix of the row kind of evaluation sets other than the held-out one."""
 
 
 class MetricsTail:
-    """Reads what was appended to a JSONL file since last asked; starts over when it was replaced."""
+    """Incremental reader of a JSONL file; starts over if the file is replaced."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """The file need not exist yet."""
         self._path = path
         self._offset = 0
         self._inode = 0
 
     def new_rows(self) -> tuple[bool, list[dict[str, Any]]]:
-        """(whether the file was replaced and everything read before is void, rows)."""
+        """Returns (True if the file was replaced, which invalidates all earlier rows; new rows)."""
         try:
             file = open(self._path, "rb")  # noqa: SIM115  # read below
         except FileNotFoundError:
             return False, []
         with file:
-            stat = os.fstat(file.fileno())  # of what is read, whatever has the name by now
+            stat = os.fstat(file.fileno())  # of the open file, because the path may already name another
             replaced = stat.st_ino != self._inode or stat.st_size < self._offset
             if replaced:
                 self._inode, self._offset = stat.st_ino, 0
@@ -90,10 +88,9 @@ class MetricsTail:
 
 
 class RunView:
-    """What the terminal shows of a run."""
+    """Terminal view of a run."""
 
     def __init__(self, config: Config, folder: pathlib.Path) -> None:
-        """Reads nothing yet."""
         self._config = config
         self._folder = folder
         self._tail = MetricsTail(RunFolder(folder).metrics)
@@ -102,15 +99,15 @@ class RunView:
         self.steps: list[dict[str, Any]] = []
         self.evals: list[dict[str, Any]] = []
         self.sets: dict[str, dict[str, Any]] = {}
-        """The last row of each other evaluation set."""
+        """Last row per evaluation set other than the held-out one."""
         self.rounds: list[dict[str, Any]] = []
         self.status: dict[str, str] = {}
-        """Process -> what it is doing."""
+        """Status text per process."""
         self._since_s: dict[str, float] = {}
-        """What a process was last shown to be at -> since when."""
+        """Time at which each shown state was first shown."""
 
     def update(self) -> list[dict[str, Any]]:
-        """Reads new metrics; returns the rows."""
+        """Reads and returns new rows of the metrics file."""
         replaced, rows = self._tail.new_rows()
         if replaced:
             self.steps, self.evals, self.rounds, self.sets = [], [], [], {}
@@ -125,7 +122,7 @@ class RunView:
         return rows
 
     def line(self) -> str:
-        """The latest step in one line; there must be one."""
+        """Returns the latest step in one line; requires at least one step."""
         s = self.steps[-1]
         return (
             f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
@@ -134,7 +131,7 @@ class RunView:
         )
 
     def render(self) -> RenderableType:
-        """The whole view."""
+        """Returns the complete view."""
         step = self.steps[-1]["step"] if self.steps else 0
         total = self._config.run.num_updates
         head = Table.grid(expand=True, padding=(0, 1))
@@ -146,14 +143,14 @@ class RunView:
         parts = (head, self._starting()) if not self.steps else (head, self._numbers(), self._curves(), self._doing())
         return Panel(
             Group(*parts),
-            # Text: in a plain string square brackets are markup.
+            # A plain string would be parsed as markup, with its square brackets.
             title=Text(f"sluice  {self._config.run.name}  [{self._config.preset}]"),
             subtitle=Text(str(self._folder)),
             box=rich.box.ROUNDED,
         )
 
     def _starting(self) -> Table:
-        """What each process is at and for how long, so that one sees that it goes on; before there are numbers."""
+        """Returns the state of each process with its duration; shown before the first step."""
         now_s = time.monotonic()
         states = told(self.status)
         self._since_s = {state: self._since_s.get(state, now_s) for state in states}
@@ -165,11 +162,11 @@ class RunView:
         return table
 
     def _doing(self) -> Columns:
-        """Beside each other where there is room, and none over two lines that fits on one."""
+        """Returns the process states, in columns if they fit."""
         return Columns([Text(state, style="dim", overflow="fold") for state in told(self.status)], padding=(0, 3, 0, 0))
 
     def _numbers(self) -> Table:
-        table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns
+        table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box separates columns by a space
         columns = (
             ("reward", "reward/mean", 3),
             ("lag", "lag/mean", 2),
@@ -212,7 +209,7 @@ class RunView:
 
 
 def format_estimates(row: Mapping[str, Any]) -> str:
-    """An evaluation set's row in a few words: each estimate with its standard error."""
+    """Returns the estimates in an evaluation set's row with their standard errors."""
     prefix = f"eval/{row['set']}/"
     told = []
     for key, value in row.items():
@@ -223,7 +220,7 @@ def format_estimates(row: Mapping[str, Any]) -> str:
 
 
 def told(status: Mapping[str, str]) -> list[str]:
-    """What each process does, in a few words; of many, those that do the same together."""
+    """Returns the state of each process; actors in the same state are grouped if there are many."""
     if len(status) <= _MAX_APART:
         return [f"{name}: {doing}" for name, doing in status.items()]
     names: dict[str, list[str]] = {}
@@ -234,7 +231,7 @@ def told(status: Mapping[str, str]) -> list[str]:
 
 
 def sparkline(values: Sequence[float | None], width: int = _HISTORY) -> str:
-    """The values as block characters, averaged down to `width`."""
+    """Returns a sparkline of block characters, averaged down to `width`."""
     known = [v for v in values if v is not None]
     if not known:
         return "-"
@@ -252,20 +249,20 @@ def _number(row: dict[str, Any], name: str, digits: int = 3) -> str:
 
 
 STEP_LINE_S = 5.0
-"""Between two lines of steps, and of many processes' states."""
+"""Minimum interval between step lines, and between state lines of many processes, in seconds."""
 FIRST_STILL_S, MAX_STILL_S = 60.0, 1800.0
-"""After so long without a line it is said what is waited for; doubled each time."""
+"""First and maximum time without a line before a "still" line, in seconds; doubled each time."""
 
 
 _ID = re.compile(r"pid \d+, ")
-"""Said of a process once."""
+"""Process id in a state, which is printed once per process."""
 
 
 class PlainProgress:
-    """Lines about a run, for a log or a pipe; no two are the same but for the time."""
+    """Progress lines for a log or a pipe, without repetition."""
 
     def __init__(self, view: RunView, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Says nothing yet; `clock` is monotonic, in seconds."""
+        """Begins at the current time of `clock`, which is monotonic, in seconds."""
         self._view, self._say_line, self._clock = view, say, clock
         self._began_s = self._said_s = self._states_s = clock()
         self._still_s = FIRST_STILL_S
@@ -275,7 +272,7 @@ class PlainProgress:
         self._is_first = True
 
     def update(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Called again and again, with what is new in the metrics."""
+        """Prints lines for new metric rows; called repeatedly."""
         for row in rows:
             if row["kind"] == "eval":
                 self._say(f"held-out reward {row['eval/reward']:.3f} at step {row['step']}")
@@ -295,7 +292,7 @@ class PlainProgress:
             self._say(f"{where}, nothing new for {waited_s:.0f} s: {'; '.join(told(self._view.status))}", is_new=False)
 
     def _say_states(self, now_s: float) -> None:
-        """What processes are at, when that changes; of many not each change of how many there are."""
+        """Prints the process states that changed, at most every `STEP_LINE_S` for grouped actors."""
         states = told(self._view.status)
         if len(self._view.status) > len(states) and not self._is_first and now_s - self._states_s < STEP_LINE_S:
             return

@@ -1,1 +1,1 @@
-"""A run on a Ray cluster: Ray places the processes, the run's data goes through the store and the snapshots as ever."""
+"""Ray backend: Ray places the processes; the run's data still goes through the store and the snapshots."""

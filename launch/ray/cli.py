@@ -1,8 +1,8 @@
 """A run on a Ray cluster: `python -m launch.ray --config=NAME [--address=auto] [--learner_on=...] [...]`.
 
-Places the learner's processes and the actors on nodes that have what they ask for, watches them as launch.local does,
-streams their logs and the live view to this terminal, and stops all of them whatever ends it. The run's data goes
-through its store and its snapshots: store.url is a database, publish.serve or publish.bucket is set.
+Places the learner's processes and the actors on nodes with the requested resources and monitors them like launch.local.
+Streams their logs and the live view to this terminal, and stops all processes when the run ends. The run's data goes
+through its store and its snapshots, so store.url must be a database, and publish.serve or publish.bucket must be set.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ _MODE = "RAY_AUTH_MODE"
 
 @contextlib.contextmanager
 def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> Generator[None]:
-    """Connects to a cluster that is there; what was started through it ends with the connection.
+    """Connects to a running cluster; Ray stops everything started through the connection when it closes.
 
     Args:
-      address: host:port of its head, or auto.
-      allow_open: whether it may let in everybody.
-      environ: of this process.
+      address: host:port of the cluster's head, or auto.
+      allow_open: True to accept a cluster without token authentication.
+      environ: environment of this process.
 
     Raises:
-      ValueError: it lets in everybody, and that was not allowed; or it refuses us.
-      TimeoutError: there is none.
+      ValueError: the cluster is open and `allow_open` is False, or it rejects the connection.
+      TimeoutError: no cluster is reachable.
     """
     check_guarded(environ, allow_open=allow_open)
     try:
@@ -57,11 +57,7 @@ def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> 
 
 
 def check_guarded(environ: Mapping[str, str], *, allow_open: bool) -> None:
-    """Refuses a cluster without tokens: who reaches its ports runs what they like on every node.
-
-    Raises:
-      ValueError: says what to set.
-    """
+    """Raises ValueError for a cluster without tokens, in which any client can run code, unless it is allowed."""
     if not allow_open and environ.get(_MODE, "").lower() != "token":
         raise ValueError(
             f"a Ray cluster without tokens runs anybody's code: set {_MODE}=token, here and where `ray start` is "
@@ -88,7 +84,7 @@ _OPEN = flags.DEFINE_bool(
 
 
 def main() -> int:
-    """Runs to the end; codes as launch.local's."""
+    """Runs training; returns the exit codes of launch.local."""
     with cli.usage_errors():
         if importlib.util.find_spec("ray") is None:
             raise ValueError(f"Ray is not installed: {install_command('ray')}")

@@ -1,6 +1,6 @@
-"""On a node of the cluster: holds one process of the run, watches it as `launch.local` would, and tells the driver.
+"""Agent on a cluster node: runs one process, monitors it like `launch.local`, and reports to the driver.
 
-Imported on each node by Ray's worker, so it imports neither jax nor torch.
+Ray's worker imports this module on each node, so it imports neither jax nor torch.
 """
 
 import dataclasses
@@ -20,25 +20,25 @@ from launch.supervision.hang_detector import HangTimeouts
 from launch.supervision.process_tree import kill_leftovers
 
 HERE = "{here}"
-"""In an argument: a folder of the node that stays while the station does."""
+"""Placeholder in arguments for the agent's temporary folder."""
 MAX_LOG_BYTES = 1 << 18
-"""Of a log, in one answer."""
+"""Maximum log bytes per status reply."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What a station says of its process."""
+    """Status of an agent's process."""
 
     returncode: int | None
     pid: int
     doing: int
     hung: str
     log: bytes
-    """What was written since the last look."""
+    """Log output since the previous status."""
 
 
 class NodeAgent:
-    """Keeps one process of the run. Ray makes one a process, on the node that has what it asks for."""
+    """Ray actor that manages one process of the run."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class NodeAgent:
         files: Mapping[str, str],
         environment: Mapping[str, str],
     ) -> None:
-        """Starts nothing; ends what an earlier one left on this node.
+        """Kills what an earlier agent left on this node; starts no process.
 
         Args:
-          role: as `Child`'s.
-          mark: by which the process and all it starts are found again.
-          bounds: for how long it may be silent.
-          stop_s: how long it may take to end when its node is asked to: an agreed save.
-          files: names of files with secrets, in variables that this node may have set to files of its own.
-          environment: of the process besides.
+          role: as in `Child`.
+          mark: mark that identifies the process and its children.
+          bounds: hang timeouts.
+          stop_s: grace period in seconds for saving when the node is preempted.
+          files: default paths of secret files by variable; this node's own variables take precedence.
+          environment: additional environment variables of the process.
         """
         for name, value in files.items():
             os.environ.setdefault(name, value)
@@ -72,29 +72,29 @@ class NodeAgent:
         self._ending = signal.signal(signal.SIGTERM, self._end)
 
     def where(self) -> tuple[str, str, str]:
-        """Of this node: its name, the address others reach it at, its Python."""
+        """Returns this node's host name, IP address and Python version."""
         return socket.gethostname(), _own_address(), sys.version.split()[0]
 
     def free_port(self) -> int:
-        """One that nobody listens at now."""
+        """Returns a port that is currently free."""
         with socket.create_server((_own_address(), 0)) as server:
             return server.getsockname()[1]
 
     def sees(self, path: str, content: bytes) -> bool:
-        """Whether a file is here, with that content: whether a folder is shared."""
+        """Returns True if the file exists here with that content, which shows that its folder is shared."""
         try:
             return pathlib.Path(path).read_bytes() == content
         except OSError:
             return False
 
     def start(self, arguments: Sequence[str], *, num_restarts: int) -> None:
-        """Starts the process, anew if there was one."""
+        """Starts or restarts the process."""
         own = [a.replace(HERE, str(self._folder)) for a in arguments]
         self._child = Child(
             self._role,
             own,
             self._log,
-            devices="",  # Ray has set what this node's devices are
+            devices="",  # Ray sets this node's visible devices
             environment=self._environment,
             mark=self._mark,
             bounds=self._bounds,
@@ -103,26 +103,26 @@ class NodeAgent:
         self._child.start()
 
     def look(self) -> ProcessStatus:
-        """How the process is, and what it wrote; kills it if it hangs."""
+        """Returns the process's status and new log output; kills the process if it hangs."""
         child = self._child
         if child is None:
             return ProcessStatus(None, 0, Activity.STARTING, "", b"")
         child.end_if_hung()
-        returncode = child.returncode  # before the log: what a dead one wrote is there
+        returncode = child.returncode  # before the log, so that a dead process's log is complete
         return ProcessStatus(returncode, child.pid, int(child.doing), child.hung, self._new_log())
 
     def request_stop(self) -> None:
-        """SIGTERM, if it runs."""
+        """Sends SIGTERM if the process runs."""
         if self._child is not None:
             self._child.request_stop()
 
     def kill(self) -> None:
-        """Kills it and all it started."""
+        """Kills the process and its children."""
         if self._child is not None:
             self._child.kill()
 
     def close(self) -> None:
-        """Kills it, and removes what it left on this node."""
+        """Kills the process and removes its folder on this node."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -137,7 +137,7 @@ class NodeAgent:
         return new
 
     def _end(self, number: int, frame: object) -> None:
-        """The node is to go: the process gets a moment to end in order, then this one ends as it would have."""
+        """Handles SIGTERM: stops the process gracefully within its timeout, then ends this Ray worker."""
         del frame
         child = self._child
         if child is not None:
@@ -149,7 +149,7 @@ class NodeAgent:
 
 
 def _own_address() -> str:
-    """The address at which other nodes reach this one, as Ray knows it."""
+    """Returns the node's IP address as known to Ray."""
     import ray.util
 
     return ray.util.get_node_ip_address()

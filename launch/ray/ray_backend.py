@@ -1,4 +1,4 @@
-"""`RayBackend` and placement groups."""
+"""Ray backend and placement groups."""
 
 import os
 import pathlib
@@ -27,15 +27,15 @@ from launch.supervision.process_group import NodeLostError, Process, ProcessGrou
 
 
 class LearnerPlacementGroup:
-    """A placement group with a bundle for each of the learner's processes, on nodes of their own if there are enough.
+    """Placement group with one bundle per learner process, on separate nodes if there are enough.
 
-    Of a TPU the group is a whole slice. Ray looks for other nodes for the bundles of one that died.
+    A TPU group is a whole slice. Ray re-places the bundles of a dead node.
     """
 
     def __init__(
         self, kind: DeviceKind, asked: ResourceRequest, count: int, *, name: str, placement_timeout_s: float
     ) -> None:
-        """Asks for all of it; of a TPU it waits until a slice is found, `group` is for waiting for its nodes.
+        """Requests the group. Waits for a TPU slice; otherwise `group` may still be pending.
 
         Raises:
           TimeoutError: no slice was free within `placement_timeout_s`.
@@ -56,7 +56,7 @@ class LearnerPlacementGroup:
             self.group = placement_group([asked.bundle()] * count, strategy="SPREAD", name=name)
 
     def close(self) -> None:
-        """Gives all of it back."""
+        """Releases all bundles."""
         if self._slice is not None:
             self._slice.shutdown()
         else:
@@ -64,11 +64,7 @@ class LearnerPlacementGroup:
 
 
 def check_hosts(kind: DeviceKind, count: int) -> None:
-    """Refuses another number of processes than a TPU slice has hosts, or a slice that there is none of.
-
-    Raises:
-      ValueError: says how many it has.
-    """
+    """Raises ValueError if the number of processes differs from the hosts of the TPU slice, or the slice is unknown."""
     from ray.util.tpu import get_tpu_worker_resources
 
     num_hosts, _ = get_tpu_worker_resources(topology=kind.topology, accelerator_type=kind.accelerator)
@@ -80,7 +76,7 @@ def check_hosts(kind: DeviceKind, count: int) -> None:
 
 
 class PlacementBundle:
-    """Of one process; see `launch.ray.remote_process.ProcessLocation`."""
+    """Resources of one process; see `launch.ray.remote_process.ProcessLocation`."""
 
     def __init__(
         self,
@@ -96,26 +92,26 @@ class PlacementBundle:
         group: PlacementGroup | None = None,
         index: int = 0,
     ) -> None:
-        """Takes nothing yet.
+        """Requests nothing yet.
 
         Args:
-          role: the process's.
-          asked: what it asks for.
+          role: role of the process.
+          asked: requested resources.
           mark: see `NodeAgent`.
           bounds: see `NodeAgent`.
           stop_s: see `NodeAgent`.
           files: see `NodeAgent`.
           environment: see `NodeAgent`.
-          runtime: Ray's runtime environment of the station.
-          group: the placement group it belongs to.
-          index: its bundle there.
+          runtime: Ray runtime environment of the agent.
+          group: placement group; None places the process freely.
+          index: bundle index in the group.
         """
         self._asked, self._group, self._index, self._runtime = asked, group, index, dict(runtime)
         told = {"files": dict(files), "environment": dict(environment)}
         self._made_of: dict[str, Any] = {"role": role, "mark": mark, "bounds": bounds, "stop_s": stop_s, **told}
 
     def take(self) -> Any:
-        """See `ProcessLocation`."""
+        """Creates the `NodeAgent`; see `ProcessLocation`."""
         resources = {n: v for n, v in self._asked.bundle().items() if n not in ("CPU", "GPU")}
         where = (
             PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=self._index)
@@ -129,23 +125,23 @@ class PlacementBundle:
                 num_gpus=self._asked.num_gpus,
                 resources=resources,
                 scheduling_strategy=where,
-                max_restarts=0,  # the supervisor starts another one, and counts
+                max_restarts=0,  # the supervisor restarts it and counts restarts
                 runtime_env=self._runtime,
             )
             .remote(**self._made_of)
         )
 
     def __str__(self) -> str:
-        """What it asks for."""
+        """Describes the requested resources."""
         return str(self._asked)
 
 
 SECRET_FILES = (TOKEN_FILE, CERTIFICATE, KEY, CA, "PGPASSFILE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY")
-"""Name files, which each node must have; nothing of what is in them passes through the cluster."""
+"""Variables that name secret files, which each node must have; their content never passes through the cluster."""
 
 
 class RayBackend:
-    """Learner processes and actors, each at a `NodeAgent` on a node that has what it asks for."""
+    """Backend with every learner process and actor in a `NodeAgent` on a node with the requested resources."""
 
     def __init__(
         self,
@@ -158,19 +154,19 @@ class RayBackend:
         placement_timeout_s: float,
         console: Console | None,
     ) -> None:
-        """Starts nothing, and asks the cluster for nothing.
+        """Prepares the processes without contacting the cluster.
 
         Args:
-          config: the run's; its store is a database, and its weights are served to other machines.
-          folder: the run's, in which the driver and all of the learner's nodes see the same files.
-          learner_on: what the learner's processes compute on.
-          actors_on: what engines compute on.
-          actor_store: the store's URL as actors reach it, in their role.
-          placement_timeout_s: how long the cluster may take to find places.
-          console: where the processes' logs are shown besides; None: nowhere.
+          config: run config with a database store and weights served to other machines.
+          folder: run folder, shared by the driver and all learner nodes.
+          learner_on: device kind of the learner's processes.
+          actors_on: device kind of the engines.
+          actor_store: store URL for the actors, with their role.
+          placement_timeout_s: timeout in seconds for placing the learner.
+          console: console that also shows the processes' logs; None shows none.
 
         Raises:
-          ValueError: the config can't be spread so.
+          ValueError: the learner's processes do not match the slice, or the devices do not fit the config.
         """
         if learner_on.device == "tpu":
             check_hosts(learner_on, config.learner.num_processes)
@@ -190,14 +186,14 @@ class RayBackend:
         self.actors: Sequence[Process] = [self._actor(i) for i in range(config.actor.num_engines)]
 
     def open(self, is_over: Callable[[], bool]) -> list[str]:
-        """Takes the learner's nodes, all or none, and sees that they have the run's folder.
+        """Reserves all of the learner's nodes and checks that they share the run's folder.
 
-        A TPU slice is looked for by Ray itself, which does not look at `is_over` meanwhile.
+        While Ray searches a TPU slice it does not poll `is_over`.
 
         Raises:
-          TimeoutError: the cluster has no place for all of the learner.
-          InterruptedError: `is_over`.
-          OSError: one of its nodes does not see the run's folder.
+          TimeoutError: the cluster cannot place the whole learner.
+          InterruptedError: `is_over` returned True.
+          OSError: a node does not see the run's folder.
         """
         self._is_over = is_over
         count = len(self._learners)
@@ -218,7 +214,7 @@ class RayBackend:
         return [*self._check_folder(), f"the learner has {count} x ({self._learner_asked})"]
 
     def close(self) -> None:
-        """Gives the learner's nodes back; each station has removed what was of its process."""
+        """Releases the learner's nodes; each agent has already cleaned up its own node."""
         if self._placement_group is not None:
             self._placement_group.close()
 
@@ -250,7 +246,7 @@ class RayBackend:
         )
 
     def _devices(self) -> dict[str, str]:
-        """What makes a process without accelerators show as many devices as it has of the mesh."""
+        """Returns the variables that give a CPU process its share of the mesh's devices."""
         count = self._config.learner.num_processes
         if self._learner_on.device != "cpu" or count == 1:
             return {}
@@ -280,18 +276,18 @@ class RayBackend:
                 environment={},
                 runtime=_runtime(),
             ),
-            placement_timeout_s=float("inf"),  # the run goes on with those that have one
+            placement_timeout_s=float("inf"),  # the run continues with the actors that have a node
             console=self._console,
         )
 
     def _meeting(self) -> str:
-        """host:port at the first process's node."""
+        """Returns a free host:port on the first process's node."""
         first = self._learners[0]
         _, address, _ = first.ask(lambda node_agent: node_agent.where.remote(), self._is_over)
         return f"{address}:{first.ask(lambda station: station.free_port.remote(), self._is_over)}"
 
     def _check_folder(self) -> list[str]:
-        """Puts a file into the run's folder, and has each of the learner's nodes read it."""
+        """Checks that each learner node can read a new file in the run's folder; returns messages."""
         proof, content = self._folder / f".shared-{secrets.token_hex(8)}", secrets.token_bytes(16)
         proof.write_bytes(content)
         said: list[str] = []
@@ -301,7 +297,7 @@ class RayBackend:
                     host, address, _ = one.ask(lambda node_agent: node_agent.where.remote(), self._is_over)
                     is_seen = one.ask(lambda node_agent: node_agent.sees.remote(str(proof), content), self._is_over)
                 except NodeLostError as e:
-                    said.append(str(e))  # its start is elsewhere
+                    said.append(str(e))  # it will start on another node
                     continue
                 if not is_seen:
                     raise OSError(
@@ -315,7 +311,7 @@ class RayBackend:
 
 
 class _LazyPlacement:
-    """A berth whose place is known once the learner's nodes are taken."""
+    """Location that is resolved once the learner's nodes are reserved."""
 
     def __init__(self, place, asked: str) -> None:
         self._place, self._asked = place, asked
@@ -328,12 +324,12 @@ class _LazyPlacement:
 
 
 def _secret_files() -> dict[str, str]:
-    """The names of files with secrets, as they are here; a node that has its own keeps them."""
+    """Returns this machine's paths of secret files by variable; a node's own variables take precedence."""
     return {name: os.environ[name] for name in SECRET_FILES if name in os.environ}
 
 
 def _runtime() -> dict[str, Any]:
-    """Where a node's Python finds the project, if it isn't installed there: at the same place as here."""
+    """Returns the runtime environment; a node without an installation finds the project at the driver's path."""
     return {"env_vars": {"PYTHONPATH": custom_functions.python_path()}}
 
 

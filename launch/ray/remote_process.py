@@ -1,4 +1,4 @@
-"""A process of the run on some node of the cluster, as the supervisor at the driver sees it."""
+"""Driver-side handle of a process on a cluster node."""
 
 import concurrent.futures
 import contextlib
@@ -19,24 +19,24 @@ from launch.supervision.process_group import NodeLostError
 
 LOOK_EVERY_S = 0.5
 _LOST = -9
-"""What counts as the code of a process whose node, or whose station, is gone."""
+"""Exit code assigned to a process whose node or agent is gone."""
 _WAITING = ProcessStatus(None, 0, Activity.STARTING, "", b"")
 
 
 class ProcessLocation(Protocol):
-    """Makes stations: where one process of the run may be."""
+    """Source of node agents: a place for one process of the run."""
 
     def take(self) -> Any:
-        """A handle of a new `NodeAgent` on a node that has what the process asks for; Ray may still look for one."""
+        """Returns a handle of a new `NodeAgent` with the requested resources; Ray may still be searching a node."""
         ...
 
     def __str__(self) -> str:
-        """What it asks for."""
+        """Describes the requested resources."""
         ...
 
 
 class RemoteProcess:
-    """See `launch.supervision.process_group.Process`."""
+    """`launch.supervision.process_group.Process` on a cluster node."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class RemoteProcess:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Not started; takes no place yet.
+        """Prepares the process without requesting a node.
 
         Args:
-          role: as `Child`'s.
-          arguments: of every start.
-          log: where its output is kept at the driver.
-          location: where it may be.
-          placement_timeout_s: how long the cluster may take to find a place for it.
-          console: where its output is shown, too.
-          clock: monotonic, in seconds.
+          role: as in `Child`.
+          arguments: command-line arguments of every start.
+          log: log file at the driver.
+          location: source of node agents.
+          placement_timeout_s: timeout in seconds for finding a node.
+          console: console that also shows the output.
+          clock: monotonic clock in seconds.
         """
         self.role, self.num_restarts, self.num_restarts_in_a_row, self.hung = role, 0, 0, ""
         self._arguments, self._log, self._location, self._placement_timeout_s = (
@@ -70,9 +70,9 @@ class RemoteProcess:
         self._console, self._clock = console, clock
         self._node_agent: Any = None
         self._starting: Any = None
-        """The start that was asked for and not answered yet, so that it isn't known whether there is a place."""
+        """Pending start call; while it is pending, the process may have no node."""
         self._asked: Any = None
-        """The look that was asked for and not answered yet."""
+        """Pending status call."""
         self._asked_s = self._began_s = 0.0
         self._seen = _WAITING
         self._lost = ""
@@ -82,26 +82,26 @@ class RemoteProcess:
 
     @property
     def name(self) -> str:
-        """See `Child.name`."""
+        """Store name; see `Child.name`."""
         return name_of(self.role, self.num_restarts)
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, or waits for a place.
+        """Exit code; None while the process runs or waits for a node.
 
         Raises:
-          TimeoutError: there was no place for it for too long.
+          TimeoutError: no node was found in time.
         """
         self._look()
         return _LOST if self._lost else self._seen.returncode
 
     @property
     def doing(self) -> Activity:
-        """What it last said it does."""
+        """Activity that the process last reported."""
         return Activity(self._seen.doing)
 
     def node_agent(self) -> Any:
-        """A handle of its station; takes a place for it where it has none, or has lost it."""
+        """Returns the agent's handle; requests a new agent if there is none or it is lost."""
         if self._lost:
             self._leave()
             self._lost = ""
@@ -110,12 +110,12 @@ class RemoteProcess:
         return self._node_agent
 
     def ask(self, call: Callable[[Any], Any], is_over: Callable[[], bool]) -> Any:
-        """What its station answers to a call, once there is a place for it.
+        """Returns the agent's answer to a call, waiting for a node if needed.
 
         Raises:
-          TimeoutError: there was no place for it for too long.
-          InterruptedError: `is_over`.
-          NodeLostError: the station is gone, or failed.
+          TimeoutError: no node was found in time.
+          InterruptedError: `is_over` returned True.
+          NodeLostError: the agent is gone, or failed.
         """
         try:
             return answered(
@@ -128,7 +128,7 @@ class RemoteProcess:
             raise TimeoutError(self._no_place()) from None
 
     def start(self, more: Sequence[str] = ()) -> None:
-        """Starts it where it was, or, where that is gone, in another place."""
+        """Starts the process on its node, or on another one if its node is gone."""
         node_agent = self.node_agent()
         self.hung, self._seen, self._asked = "", _WAITING, None
         self._phases = PhaseLog(self._log)
@@ -136,28 +136,28 @@ class RemoteProcess:
         self._starting = node_agent.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
 
     def end_if_hung(self) -> bool:
-        """Whether the station found it hung, and killed it."""
+        """Returns True if the agent found that the process hung, and killed it."""
         self._look()
         return bool(self.hung)
 
     def request_stop(self) -> None:
-        """SIGTERM, if it runs."""
-        with contextlib.suppress(TimeoutError):  # it has no place
+        """Sends SIGTERM if the process runs."""
+        with contextlib.suppress(TimeoutError):  # the process has no node
             if self._node_agent is not None and self.returncode is None:
                 self._node_agent.request_stop.remote()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
-        """Waits until it has ended or the wait is over, then kills it, and gives the place back."""
+        """Waits until the process has exited or `is_over` returns True, then kills it and releases its node."""
         if self._node_agent is None:
             return
         while self._is_begun and self._starting is None and self.returncode is None and not is_over():
             time.sleep(LOOK_EVERY_S / 5)
-        if self._starting is None:  # else there is nothing to kill: it has no place
+        if self._starting is None:  # while it waits for a node there is nothing to kill
             self._call(self._node_agent.close.remote())
         self._leave()
 
     def kill(self) -> None:
-        """Kills it and all it started; its place is kept, unless it is gone.
+        """Kills the process and its children; keeps the node unless it is gone.
 
         Raises:
           TimeoutError: the node does not answer.
@@ -168,7 +168,7 @@ class RemoteProcess:
             self._leave()
 
     def describe(self) -> str:
-        """What it is and does, in a few words."""
+        """Returns a short status: exit code, or pid, restarts and phase."""
         if self._lost:
             return self._lost
         if not self._seen.pid:
@@ -181,13 +181,13 @@ class RemoteProcess:
         return ", ".join([f"pid {self._seen.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
 
     def last_error(self) -> str:
-        """The line that says most about its end."""
+        """Returns the log line that best explains the exit."""
         if self._lost:
             return self._lost
         return telling_line(self._log) if self._log.exists() else "it printed nothing"
 
     def _look(self) -> None:
-        """Takes what the station answered since; asks again."""
+        """Collects the agent's status reply and requests the next one."""
         if self._node_agent is None or self._lost or self._seen.returncode is not None:
             return
         try:
@@ -219,7 +219,7 @@ class RemoteProcess:
         )
 
     def _lose(self, error: ray.exceptions.RayError) -> None:
-        if isinstance(error, ray.exceptions.RayTaskError):  # the station lives, and is to leave nothing there
+        if isinstance(error, ray.exceptions.RayTaskError):  # the agent lives and must clean up its node
             self._lost = f"its node failed it ({first_line(error.cause)[:120]})"
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(self._node_agent.close.remote(), timeout=END_S)
@@ -230,7 +230,7 @@ class RemoteProcess:
         self.hung = ""
 
     def _call(self, answer: Any) -> None:
-        """Waits for it; a station that is gone has nothing left to do."""
+        """Waits for a reply; a dead agent counts as done."""
         try:
             ray.get(answer, timeout=END_S)
         except ray.exceptions.RayActorError as e:
@@ -261,18 +261,18 @@ class RemoteProcess:
 def answered(
     answer: Any, *, wait_s: float, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic
 ) -> Any:
-    """What Ray answers, once it does.
+    """Waits for a Ray object and returns its value.
 
     Args:
-      answer: Ray's reference to it.
-      wait_s: for how long.
-      is_over: looked at meanwhile: whether to wait no longer.
-      clock: monotonic, in seconds.
+      answer: Ray object reference.
+      wait_s: timeout in seconds.
+      is_over: polled while waiting; True aborts the wait.
+      clock: monotonic clock in seconds.
 
     Raises:
-      TimeoutError: it did not.
-      InterruptedError: `is_over`.
-      RayError: what came instead.
+      TimeoutError: the timeout expired.
+      InterruptedError: `is_over` returned True.
+      RayError: the remote call failed.
     """
     end_s = clock() + wait_s
     while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - clock())))[0]:

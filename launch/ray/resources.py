@@ -1,4 +1,4 @@
-"""What the run's processes ask a cluster for: read from flags and config. Pure; nothing of Ray."""
+"""Cluster resources of the run's processes, from flags and config; pure, without Ray."""
 
 import dataclasses
 import re
@@ -14,20 +14,20 @@ _CPU = re.compile(r"cpu(?::(\d+))?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """What a process computes on."""
+    """Device kind of a process."""
 
     device: Literal["cpu", "gpu", "tpu"]
     accelerator: str = ""
-    """Of a GPU: Ray's name of the type (H100); empty: any. Of a TPU: its generation (v5p)."""
+    """Ray's type name of a GPU (H100; empty means any), or a TPU's generation (v5p)."""
     topology: str = ""
-    """Of a TPU slice, in chips: 4x4x4."""
+    """Chips of a TPU slice: 4x4x4."""
     num_cpus: int = 1
-    """Cores of a process."""
+    """CPU cores per process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResourceRequest:
-    """What one process is given, on one node."""
+    """Resources of one process on one node."""
 
     num_cpus: float
     num_gpus: float = 0.0
@@ -35,24 +35,24 @@ class ResourceRequest:
     num_tpus: float = 0.0
 
     def bundle(self) -> dict[str, float]:
-        """As a placement group's bundle has it."""
+        """Returns the resources in the format of a placement group bundle."""
         named = {"CPU": self.num_cpus, "GPU": self.num_gpus, "TPU": self.num_tpus}
-        if self.accelerator:  # a sliver of what each node with such a device has one of
+        if self.accelerator:  # a small share of the resource that marks nodes with this accelerator
             named[f"accelerator_type:{self.accelerator}"] = 0.001
         return {name: value for name, value in named.items() if value}
 
     def __str__(self) -> str:
-        """In a few words."""
+        """Describes the resources."""
         return ", ".join(f"{value:g} {name}" for name, value in self.bundle().items() if ":" not in name) + (
             f" ({self.accelerator})" if self.accelerator else ""
         )
 
 
 def parse(text: str, *, flag: str) -> DeviceKind:
-    """`cpu[:CORES]`, `gpu[:TYPE]` or `tpu:GENERATION:TOPOLOGY`.
+    """Parses `cpu[:CORES]`, `gpu[:TYPE]` or `tpu:GENERATION:TOPOLOGY`.
 
     Raises:
-      ValueError: it is none of them.
+      ValueError: the text has another format.
     """
     if found := _CPU.fullmatch(text):
         return DeviceKind(device="cpu", num_cpus=max(1, int(found[1] or 1)))
@@ -64,10 +64,10 @@ def parse(text: str, *, flag: str) -> DeviceKind:
 
 
 def of_learner(config: Config, kind: DeviceKind) -> ResourceRequest:
-    """What each of the learner's processes is given; of a TPU slice Ray itself says what a host has.
+    """Returns the resources of each learner process.
 
     Raises:
-      ValueError: the mesh is not of the slice's chips.
+      ValueError: the mesh does not match the slice's chips.
     """
     num_devices, num_processes = config.mesh.num_devices, config.learner.num_processes
     if kind.device == "tpu":
@@ -88,10 +88,10 @@ def of_learner(config: Config, kind: DeviceKind) -> ResourceRequest:
 
 
 def of_actor(config: Config, kind: DeviceKind) -> ResourceRequest:
-    """What each actor is given: its engine's devices.
+    """Returns the resources of each actor, for its engine's devices.
 
     Raises:
-      ValueError: engines don't run on TPUs.
+      ValueError: `kind` is a TPU, on which engines cannot run.
     """
     if kind.device == "tpu":
         raise ValueError("--actors_on must be gpu[:TYPE] or cpu[:CORES]: engines sample on GPUs")
@@ -102,11 +102,7 @@ def of_actor(config: Config, kind: DeviceKind) -> ResourceRequest:
 
 
 def check_spread(config: Config) -> None:
-    """Refuses what would keep processes on several machines from each other.
-
-    Raises:
-      ValueError: says what to set.
-    """
+    """Raises ValueError if the store or the weights are not reachable from other machines."""
     if not is_remote_store(config):
         raise ValueError("on a cluster the store is a database: set store.url=postgresql://...")
     if not config.publish.leaves_the_machine:

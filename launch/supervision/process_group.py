@@ -82,8 +82,7 @@ class ProcessGroup:
 
     @property
     def returncode(self) -> int | None:
-        """0 once the first member has succeeded. After a failure: the root cause's code, once all have exited or timed
-        out."""
+        """0 once the first member succeeds; the code of the root cause once a failed group has exited or timed out."""
         codes = [m.returncode for m in self._members]
         if codes[0] == 0:
             return 0

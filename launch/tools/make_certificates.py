@@ -1,8 +1,8 @@
-"""Certificates and a token for a trial: `python -m launch.tools.make_certificates --out=DIR --host=learner.example`.
+"""Makes trial certificates and a token: `python -m launch.tools.make_certificates --out=DIR --host=learner.example`.
 
-Writes ca.pem (an authority of its own), server.pem and server.key (a certificate for the hosts named, and its key) and
-token (a shared secret), and prints what the learner's machine and the actors' set. Nothing is replaced without --force.
-For anything but a trial take certificates of your own authority (docs/security.md).
+Writes ca.pem (a new certificate authority), server.pem and server.key (a certificate for the given hosts, and its key)
+and token (a shared secret). Prints the settings for the learner's and the actors' machines. Existing files are kept
+unless --force is given. In production use certificates of your own authority (docs/security.md).
 """
 
 import pathlib
@@ -17,11 +17,11 @@ _HOST = flags.DEFINE_multi_string("host", [], "A name or address that clients di
 _DAYS = flags.DEFINE_integer("days", 30, "For how many days the certificate is good.")
 _FORCE = flags.DEFINE_boolean("force", False, "Replace what is there, the token among it.")
 SHARED_FLAGS = ()
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 def main() -> int:
-    """Makes them and says what to do with them."""
+    """Makes the files and prints the settings."""
     with cli.usage_errors():
         if _OUT.value is None:
             raise ValueError("give --out=FOLDER")

@@ -1,4 +1,4 @@
-"""A model lands in a folder whole or not at all: from the Hub, or from whatever fills the folder."""
+"""Model download into a folder, atomically: from the Hub or from a given function."""
 
 import fcntl
 import glob
@@ -17,7 +17,7 @@ from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
 
 RECORD = "sluice_source.json"
-"""In a folder that this command made: what made it. Written last of all that is in it."""
+"""Record of a download's source, the last file written into a model folder."""
 
 
 PATTERNS = (
@@ -28,7 +28,7 @@ PATTERNS = (
     *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model"),
     *("LICENSE*", "LICENCE*", "README.md", "NOTICE*"),
 )
-"""Files of the Hub that are a model, its tokenizer and its licence; other formats of the weights are left."""
+"""Hub files of a model, its tokenizer and its license; weights in other formats are skipped."""
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -38,24 +38,24 @@ _LICENCE = re.compile(r"^licen[cs]e:[ \t]*(\S.*)$", re.MULTILINE)
 
 
 def is_hub_name(name: str) -> bool:
-    """Returns True for owner/model."""
+    """Returns True for names of the form owner/model."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
 def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Path], None]) -> bool:
-    """Makes a model's folder unless it is there; returns True if it was made now.
+    """Makes a model folder unless it exists; returns True if it was made now.
 
-    It is filled beside its place, checked, and moved there in one step. A second process waits for the first.
+    The model is written to a sibling folder, checked, and renamed. Concurrent processes wait for the first one.
 
     Args:
-      out: the folder.
-      identity: what makes it this model and no other; JSON.
-      fill: makes the model in a folder, which may hold what an earlier try left.
+      out: the model folder.
+      identity: JSON that identifies the model and its source.
+      fill: writes the model into a folder, which may contain files of an interrupted attempt.
 
     Raises:
-      ValueError: the place can't be written in or holds something else, or the model can't be had or can't be trained.
+      ValueError: the folder is not writable or contains something else, or the model is unavailable or not trainable.
     """
-    place = pathlib.Path(os.path.abspath(out))  # `.` and `..` have a name then
+    place = pathlib.Path(os.path.abspath(out))  # resolves `.` and `..`
     record = json.dumps(identity, indent=1, sort_keys=True).encode() + b"\n"
     if place.exists() and not place.is_dir():
         raise ValueError(f"{place} is a file; give another --out")
@@ -72,7 +72,7 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
         if place.is_dir() and any(place.iterdir()):
             raise ValueError(f"{place} is not empty, and holds something else; remove it, or give another --out")
         print(f"{out}: from {', '.join(value for value in identity.values() if value)}", flush=True)
-        # An interrupted download of the same model continues in it.
+        # An interrupted download of the same model continues in this folder.
         part = place.with_name(f".{place.name}.{hashlib.sha256(record).hexdigest()[:12]}.part")
         part.mkdir(exist_ok=True)
         fill(part)
@@ -85,10 +85,10 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
 
 
 def check_trainable(folder: pathlib.Path) -> None:
-    """Checks a model's folder: a family that the learner computes, all weights, a tokenizer that fits.
+    """Checks a model folder: a supported architecture, all weights, and a matching tokenizer.
 
     Raises:
-      ValueError: one line that says what is missing, or names what the learner doesn't compute.
+      ValueError: something is missing or unsupported; the message names it.
     """
     model = _architecture(folder)
     if missing := missing_weights(folder):
@@ -104,7 +104,7 @@ def _architecture(folder: pathlib.Path) -> Architecture:
 
 
 def licence_of(folder: pathlib.Path) -> str:
-    """Returns what the folder's own files say of its licence."""
+    """Describes the license according to the folder's files."""
     card = folder / "README.md"
     named = _LICENCE.search(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else None
     if named:
@@ -115,12 +115,12 @@ def licence_of(folder: pathlib.Path) -> str:
 
 
 def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:
-    """Downloads a model; the library continues its own download and checks hashes. An empty revision is the newest.
+    """Downloads a model from the Hub; the library resumes downloads and checks hashes. Empty revision: the newest.
 
-    The config comes first: weights that can't be trained are not fetched.
+    The config is downloaded first, so weights of an unsupported model are never fetched.
 
     Raises:
-      ValueError: it can't be had, or can't be trained.
+      ValueError: the model is unavailable or not trainable.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -130,11 +130,12 @@ def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:
             huggingface_hub.snapshot_download(
                 name, revision=revision or None, local_dir=folder, allow_patterns=patterns
             )
-        except (HfHubHTTPError, OSError, ValueError, RuntimeError) as e:  # of what the library and its client raise
+        # the errors of the library and its HTTP client
+        except (HfHubHTTPError, OSError, ValueError, RuntimeError) as e:
             said = " ".join(str(e).split())[:300]
             raise ValueError(
                 f"{name} can't be had from the Hugging Face Hub ({type(e).__name__}: {said}); without a network take "
                 f"{smollm2.NAME}, or give a folder of this machine as model.path"
             ) from e
         _architecture(folder)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's notes of the download
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's download metadata

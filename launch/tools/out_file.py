@@ -1,4 +1,4 @@
-"""Files that --out and the like name: tried before there is anything to write, and never lost at the end."""
+"""Output files of flags such as --out: checked before the work, and saved elsewhere if the final write fails."""
 
 import pathlib
 import tempfile
@@ -8,10 +8,10 @@ from launch.cli import first_line
 
 
 def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...] = ()) -> pathlib.Path:
-    """Returns the file of a flag, after trying that it can be written; `suffixes` are its formats, if it has some.
+    """Returns the file named by a flag, after a test write; `suffixes` lists its allowed formats.
 
     Raises:
-      ValueError: it can't be; the line names the flag.
+      ValueError: the file is not writable; the message names the flag.
     """
     out = pathlib.Path(given).expanduser()
     if suffixes and out.suffix.lower() not in suffixes:
@@ -30,10 +30,10 @@ def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...]
 
 
 def write_out_file(out: pathlib.Path, text: str) -> None:
-    """Writes a file, whole or not at all; where that fails by now, into the folder of temporary files.
+    """Writes a file atomically; if that fails, saves the text in the temporary folder.
 
     Raises:
-      OSError: it isn't where it was to be; the error says where it is.
+      OSError: the write failed; the message names the temporary file.
     """
     try:
         replace_file(out, text.encode())

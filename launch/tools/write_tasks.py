@@ -1,7 +1,7 @@
-"""Writes a task's rows as files of prompts: `python -m launch.tools.write_tasks arithmetic --out=data/arithmetic`.
+"""Writes a task's rows as prompt files: `python -m launch.tools.write_tasks arithmetic --out=data/arithmetic`.
 
-Tasks are arithmetic (sums and differences below a hundred), word_problems (of one to three steps) and code (small
-functions with test cases); `configs/tasks/` has what their rows are. The same task and seed give the same bytes.
+Tasks are arithmetic (sums and differences below 100), word_problems (one to three steps) and code (small functions with
+test cases). `configs/tasks/` defines their rows. The same task and seed give identical files.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ SHARED_FLAGS = ()
 
 
 def main() -> int:
-    """Writes them, each whole or not at all."""
+    """Writes each file atomically and prints its number of rows."""
     with cli.usage_errors():
         names = cli.given_arguments()
         if not names or names[0] not in TASKS:

@@ -1,5 +1,5 @@
-"""`python -m launch.tools.compile_tpu`: the learner's steps compiled for a TPU slice that is not there.
+"""`python -m launch.tools.compile_tpu`: compiles the learner's steps for a TPU slice without TPU hardware.
 
-`command` checks the input, `worker` compiles where libtpu is (`venv` makes that environment), `estimate` turns its
-answer into memory and time, `report` prints them.
+`cli` checks the input and `compile_worker` compiles in an environment with libtpu. `estimate` computes memory and time,
+and `tpu_tables` prints them.
 """

@@ -1,11 +1,11 @@
-"""Compiles the learner's real steps for a TPU slice on a machine without one, and says what they would need.
+"""Compiles the learner's real steps for a TPU slice on a machine without one, and prints their requirements.
 
     python -m launch.tools.compile_tpu --config=tpu_v5p_64 --topology=v5p:4x4x4 [--model=Qwen2.5-7B]
     python -m launch.tools.compile_tpu --all [--out=tests/bench/results/tpu.json]     every preset for a slice
 
-Prints the memory of a chip, FLOPs, collectives and the seconds of an update at an assumed utilization, and ends with
-one line of JSON. Exit code 0: it fits; 1: it doesn't; 2: bad input. libtpu lives in an environment of its own
-(`launch/tools/compile_tpu/compile_worker.py`), made when it is first needed.
+Prints the memory per chip, FLOPs, collectives, and the seconds per update at an assumed utilization. The last line is
+JSON. Exit code 0: it fits. 1: it does not fit. 2: invalid input. libtpu has a separate environment
+(`launch/tools/compile_tpu/compile_worker.py`), which is created at first use.
 """
 
 import dataclasses
@@ -49,23 +49,23 @@ DOES_NOT_FIT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """One program to compile, checked."""
+    """One program to compile, with validated input."""
 
     key: str
     config: Config
     topology: str
     model: dict[str, Any]
-    """A config.json."""
+    """Content of config.json."""
 
     @property
     def family(self) -> str:
-        """The kind of chip."""
+        """Chip generation."""
         return self.topology.partition(":")[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What became of a job: an estimate, or XLA's word on why it doesn't fit."""
+    """Result of a job: an estimate, or XLA's message if the program does not fit."""
 
     job: CompileJob
     estimate: StepEstimate | None
@@ -73,12 +73,12 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether a chip has the memory."""
+        """True if the program fits into a chip's memory."""
         return self.estimate is not None and self.estimate.fits
 
 
 def main() -> int:
-    """Compiles, prints what it would need, and returns the exit code."""
+    """Compiles, prints the requirements, and returns the exit code."""
     given = cli.given_overrides()
     outcomes, broken = [], 0
     with cli.usage_errors():
@@ -111,10 +111,10 @@ def main() -> int:
 
 
 def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> CompileJob:
-    """Reads and checks the input; nothing of it needs libtpu.
+    """Reads and checks the input, without libtpu.
 
     Raises:
-      ValueError: one line that says what is wrong.
+      ValueError: the input is invalid.
     """
     if not config_path:
         raise ValueError("give --config=tpu_v5p_64 (or another preset), or --all")
@@ -133,7 +133,7 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
         raise ValueError(
             f"the mesh {sizes} is {math.prod(axes.values())} chips, {topology} has {chips}; set --config.mesh.*"
         )
-    # A recipe's model.path is a folder that need not be here.
+    # The folder in a recipe's model.path need not exist here.
     model = model or (case.model if case and ("model.path" not in given or not config.model.path) else None)
     fields = _model_fields(config, model)
     longest = fields["max_position_embeddings"]
@@ -144,10 +144,10 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
 
 
 def num_chips(topology: str) -> int:
-    """Chips of a slice by its name.
+    """Returns the number of chips of a slice by its name.
 
     Raises:
-      ValueError: it isn't a name of one, or of a kind that we have no figures of.
+      ValueError: the name is malformed, or its chip generation is unknown.
     """
     family, _, shape = topology.partition(":")
     if family not in TPU_CHIPS:
@@ -162,11 +162,11 @@ def num_chips(topology: str) -> int:
 
 
 def compile_job(job: CompileJob, python: pathlib.Path, *, dump: str | None = None) -> Compiled:
-    """Compiles in libtpu's environment.
+    """Compiles a job in libtpu's environment.
 
     Raises:
-      ValueError: the worker refused its input.
-      RuntimeError: it broke.
+      ValueError: the worker rejected its input.
+      RuntimeError: the worker failed.
     """
     message = {"config": dataclasses.asdict(job.config), "model": job.model, "topology": job.topology, "dump": dump}
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +191,7 @@ def compile_job(job: CompileJob, python: pathlib.Path, *, dump: str | None = Non
 
 
 def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
-    """The line of JSON: every key is `fits`, `hbm_gb` or `update_s`, and the case."""
+    """Returns the JSON summary, with keys `fits/CASE`, `hbm_gb/CASE` and `update_s/CASE`."""
     values: dict[str, Any] = {}
     aims: dict[str, Any] = {}
     for outcome in outcomes:

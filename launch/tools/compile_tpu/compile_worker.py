@@ -1,8 +1,8 @@
-"""Compiles for a topology in a TPU venv.
+"""Compile worker for TPU topologies, and its virtual environment.
 
-`python -m launch.tools.compile_tpu.compile_worker ANSWER < JOB`, both JSON. The job holds `config`, `model` (a
-config.json) and `topology`; the answer `programs` and `state_bytes`, or `error`. `launch.tools.compile_tpu` is the
-command for people.
+`python -m launch.tools.compile_tpu.compile_worker ANSWER < JOB`, both JSON. The job has `config`, `model` (a
+config.json) and `topology`. The answer has `programs` and `state_bytes`, or `error`. Users run
+`launch.tools.compile_tpu` instead.
 """
 
 import collections
@@ -37,10 +37,10 @@ _EXTRAS = ("learner", "tpu")
 
 
 def requirements() -> list[str]:
-    """What the project declares for a learner on a TPU, as pip takes it.
+    """Returns the project's requirements of a learner on a TPU, in pip's format.
 
     Raises:
-      ValueError: the project isn't installed, so nothing is declared.
+      ValueError: the project is not installed.
     """
     try:
         declared = metadata.requires("sluice") or []
@@ -57,12 +57,12 @@ def requirements() -> list[str]:
 
 
 def tpu_python() -> pathlib.Path:
-    """The interpreter of the environment with jax and libtpu; made first if it is not there (about a minute).
+    """Returns the Python of the environment with jax and libtpu, creating it if needed (about a minute).
 
-    It lives in $SLUICE_TPU_VENV, or in the cache folder under a name that changes with the requirements.
+    The environment is $SLUICE_TPU_VENV, or a cache folder whose name depends on the requirements.
 
     Raises:
-      ValueError: it could not be made; the log says why.
+      ValueError: the environment could not be created.
     """
     wanted = requirements()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,7 +76,7 @@ def tpu_python() -> pathlib.Path:
         raise ValueError(f"{folder} (SLUICE_TPU_VENV) has files but is no virtual environment; name another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one maker at a time; a second finds it made
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first process creates it while others wait
         if not (stamp.is_file() and stamp.read_text().strip() == key):
             print(f"making {folder} with jax[tpu] (once, about a minute)", file=sys.stderr, flush=True)
             _make(folder, python, wanted)
@@ -85,7 +85,7 @@ def tpu_python() -> pathlib.Path:
 
 
 def environment(python: pathlib.Path) -> dict[str, str]:
-    """The environment variables with which libtpu compiles where there is no TPU."""
+    """Returns the environment variables with which libtpu compiles without a TPU."""
     library = next((python.parent.parent / "lib").glob("python*/site-packages/libtpu/libtpu.so"), None)
     if library is None:
         raise ValueError(f"{python.parent.parent} has no libtpu; remove the folder and start again")
@@ -93,12 +93,12 @@ def environment(python: pathlib.Path) -> dict[str, str]:
     return inherited | {
         "JAX_PLATFORMS": "cpu",
         "TPU_LIBRARY_PATH": str(library),
-        # No metadata server to ask; what it would have said doesn't matter for compiling.
+        # There is no metadata server, and compiling does not need its answers.
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5p-8",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
-        # libtpu's lock is about the chips, which aren't there: several compilers may run at once.
+        # libtpu's lock protects the chips. Without chips, several compilers may run concurrently.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_STDERR_LOG_LEVEL": "3",
         "TPU_MIN_LOG_LEVEL": "3",
@@ -129,7 +129,7 @@ _COLLECTIVE = re.compile(
 
 
 def main() -> None:
-    """Reads the job, writes the answer."""
+    """Reads the job and writes the answer."""
     (file,) = process_tree.arguments(sys.argv, "ANSWER", command="launch.tools.compile_tpu")
     try:
         job = json.load(sys.stdin)
@@ -143,10 +143,10 @@ def main() -> None:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Compiles every step of the job and adds up what it needs.
+    """Compiles every step of the job and collects its requirements.
 
     Raises:
-      ValueError: a topology, mesh or model that doesn't fit together.
+      ValueError: topology, mesh and model do not match.
     """
     config = overrides.from_dict(job["config"])
     mesh = topology_mesh(job["topology"], config)
@@ -176,10 +176,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def topology_mesh(topology: str, config: Config) -> Mesh:
-    """The config's mesh over the chips of a slice, ordered along its links as on the real one.
+    """Returns the config's mesh over the chips of a slice, ordered along its links as on hardware.
 
     Raises:
-      ValueError: libtpu doesn't know the topology, or the mesh has another number of chips.
+      ValueError: libtpu does not know the topology, or the mesh has another number of chips.
     """
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
@@ -203,12 +203,12 @@ def program(compiled: Any, text: str) -> dict[str, Any]:
 
 
 def count_collectives(text: str) -> dict[str, int]:
-    """Counts the collective instructions of a program's HLO text by kind, the body of a loop once."""
+    """Counts the collective instructions in HLO text by kind; the body of a loop counts once."""
     return dict(collections.Counter(_COLLECTIVE.findall(text)))
 
 
 def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
-    """Bytes a chip of the state's parts and of a batch, without the padding of tiles."""
+    """Returns the bytes per chip of the parts of the state and of a batch, without tile padding."""
     state = steps.abstract_state()
 
     def size(tree: Any) -> int:
@@ -222,7 +222,7 @@ def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
         "optimizer": size(state.opt_state),
         "accumulator": size(state.accumulator),
         "base": size(steps.abstract_base()),
-        # With adapters a reference is the base, and takes nothing more; one of its own is another model.
+        # With adapters the reference is the base and needs no extra memory. Only a separate reference model does.
         "reference": size(steps.abstract_base()) if steps.needs.reference and config.loss.reference_path else 0,
         "batch": batch // (config.mesh.batch_shards * config.mesh.sequence),
     }

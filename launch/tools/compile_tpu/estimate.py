@@ -1,10 +1,10 @@
 """Memory and update time of a compiled step on a TPU chip.
 
-Memory is XLA's own analysis. Time is arithmetic on the model's FLOPs, not on the compiled program:
+Memory is XLA's own analysis. Time is computed from the model's FLOPs, not from the compiled program:
 
     update_s = (model FLOPs + recomputed FLOPs + FLOPs of scoring) / (chips x peak x utilization)
 
-`UTILIZATION` is an assumption. The optimizer step, collectives and the host are within it.
+`UTILIZATION` is an assumption, which includes the optimizer step, collectives and the host.
 """
 
 import dataclasses
@@ -17,42 +17,42 @@ from learner.metrics.flops import TpuChip
 from learner.model.architecture import Architecture
 
 UTILIZATION = {"v5e": 0.5, "v5p": 0.5, "v6e": 0.4}
-"""Assumed fraction of a chip's bf16 peak that a step reaches, recomputed FLOPs counted; not measured. XLA's cycle
-counts of the presets' programs gave 0.48 to 0.51 on v5e, 0.32 (experts) to 0.68 on v5p, and 0.41 on v6e."""
+"""Assumed fraction of a chip's bf16 peak, including recomputed FLOPs; not measured. XLA's cycle counts of the presets'
+programs gave 0.48 to 0.51 on v5e, 0.32 (experts) to 0.68 on v5p, and 0.41 on v6e."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """One update on a slice."""
+    """Memory and time of one update on a slice."""
 
     hbm_bytes: dict[str, int]
-    """Bytes of a chip at its peak, by kind; their sum decides whether the step fits."""
+    """Peak bytes per chip, by kind; their sum decides if the step fits."""
     num_micro_batches: int
     num_epochs: int
-    """Passes over the update's batch."""
+    """Epochs over the update's batch."""
     model_flops: float
-    """FLOPs of an update that training cannot do without, over all chips."""
+    """FLOPs per update that training requires, over all chips."""
     hardware_flops: float
-    """`model_flops`, recomputed FLOPs and scoring, over all chips."""
+    """`model_flops` plus recomputed and scoring FLOPs, over all chips."""
     utilization: float
     """Assumed fraction of the peak."""
     update_s: float
-    """Seconds of an update at that utilization."""
+    """Seconds per update at that utilization."""
     chip: TpuChip
 
     @property
     def total_hbm_bytes(self) -> int:
-        """Bytes that a chip must have."""
+        """Required bytes per chip."""
         return sum(self.hbm_bytes.values())
 
     @property
     def fits(self) -> bool:
-        """True if a chip has that many bytes."""
+        """True if a chip has enough memory."""
         return self.total_hbm_bytes <= self.chip.hbm_bytes
 
 
 def estimate(answer: dict[str, Any], config: Config, model: Architecture, family: str) -> StepEstimate:
-    """Turns the answer of `launch.tools.compile_tpu.compile_worker` into memory and seconds on a kind of chip."""
+    """Converts an answer of `launch.tools.compile_tpu.compile_worker` into memory and seconds on a chip generation."""
     n, epochs, chip = num_micro_batches(config), config.rounds.epochs, flops.TPU_CHIPS[family]
     needed, computed, scoring = micro_batch_flops(config, model, answer.get("remat", config.model.remat))
     all_computed = n * (epochs * computed + (scoring if "score" in answer["programs"] else 0.0))
@@ -69,12 +69,12 @@ def estimate(answer: dict[str, Any], config: Config, model: Architecture, family
 
 
 def seconds(computed_flops: float, num_chips: int, family: str) -> float:
-    """Returns the seconds that a slice takes at the assumed utilization."""
+    """Returns the seconds of a slice at the assumed utilization."""
     return computed_flops / (num_chips * flops.TPU_CHIPS[family].flops_per_s * UTILIZATION[family])
 
 
 def micro_batch_flops(config: Config, model: Architecture, remat: str) -> tuple[float, float, float]:
-    """Returns a micro-batch's model FLOPs, these with the FLOPs that `remat` recomputes, and the FLOPs of scoring."""
+    """Returns the FLOPs per micro-batch: (model, model and recomputed with `remat`, scoring)."""
     tokens, scored, squares = micro_batch_lengths(config)
     work: dict[str, Any] = dict(num_tokens=tokens, num_scored_tokens=scored, sum_squared_lengths=squares)
     needed = flops.model_flops(model, **work, num_adapter_params=flops.adapter_params(model, config.lora))
@@ -86,25 +86,26 @@ def micro_batch_flops(config: Config, model: Architecture, remat: str) -> tuple[
 
 
 def micro_batch_lengths(config: Config) -> tuple[int, int, int]:
-    """Tokens, scored tokens and the sum of squared lengths of a micro-batch full of the longest sequences."""
+    """Returns tokens, scored tokens and summed squared lengths of a micro-batch full of longest sequences."""
     longest = config.model.max_tokens
     num_sequences = config.packing.rows * (config.packing.row_tokens // longest)
     return num_sequences * longest, num_sequences * config.sampling.max_response_tokens, num_sequences * longest**2
 
 
 def num_micro_batches(config: Config) -> int:
-    """Micro-batches an update takes when every sequence is as long as it may be."""
+    """Returns the micro-batches per update if every sequence has the maximum length."""
     sequences = config.rounds.groups_per_update * config.rounds.samples_per_group
     a_batch = config.packing.rows * (config.packing.row_tokens // config.model.max_tokens)
     return math.ceil(sequences / a_batch)
 
 
 def hbm_bytes(answer: dict[str, Any]) -> dict[str, int]:
-    """What a chip holds at the fullest moment.
+    """Returns the peak bytes per chip by kind.
 
-    The optimizer's state is no argument of `accumulate`, so the compiler doesn't see it there, but it stays where it
-    is: its size (padding included) is what `apply` takes more. A frozen model that scores stays as well, and so does
-    the base of adapters, which `accumulate` has as an argument and `apply` has not; as a reference it is no second one.
+    The optimizer state is not an argument of `accumulate`, so XLA does not count it there, although it stays in memory.
+    Its padded size is the difference between the arguments of `apply` and `accumulate`. A frozen scoring model and the
+    base of adapters also stay. The base is an argument of `accumulate` but not of `apply`, and is not counted twice if
+    it is the reference.
     """
     state, programs = answer["state_bytes"], answer["programs"]
     memory = {name: p["memory"] for name, p in programs.items()}
@@ -130,5 +131,5 @@ def hbm_bytes(answer: dict[str, Any]) -> dict[str, int]:
 
 
 def _own(memory: dict[str, int]) -> int:
-    """Bytes that a program needs beside its arguments."""
+    """Returns the bytes that a program needs in addition to its arguments."""
     return memory["temp"] + max(memory["output"] - memory["alias"], 0)

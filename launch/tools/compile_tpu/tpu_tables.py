@@ -1,4 +1,4 @@
-"""Tables and numbers of `launch.tools.compile_tpu`."""
+"""Tables and JSON numbers of `launch.tools.compile_tpu`."""
 
 import re
 from typing import Any
@@ -49,7 +49,7 @@ def show(key: str, config: Config, found: StepEstimate | None, answer: dict[str,
 
 
 def numbers(config: Config, found: StepEstimate | None, answer: dict[str, Any]) -> dict[str, Any]:
-    """Returns a case as plain numbers; of one that XLA refused only its shape and that it does not fit."""
+    """Returns a case as plain numbers; if XLA ran out of memory, only the shape and the error."""
     chosen = answer.get("remat", config.model.remat)
     row = {
         "mesh": " x ".join(f"{name} {size}" for name, size in config.mesh.axes.items() if size > 1),
@@ -87,7 +87,7 @@ def all_cases(rows: dict[str, dict[str, Any]]) -> Table:
 
 
 def out_of_memory(message: str, *, num_lines: int = 24) -> list[str]:
-    """The lines of XLA's report that say how much was used and by what."""
+    """Returns the lines of XLA's out-of-memory report that show the usage."""
     kept = []
     for line in message.splitlines():
         line = re.sub(r"\s+", " ", line).strip()

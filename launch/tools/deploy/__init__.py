@@ -1,1 +1,1 @@
-"""Renders what starts a run on a cluster: Kubernetes objects or Slurm jobs, from the config that launch.local takes."""
+"""Deployment files of a run on Kubernetes or Slurm, from the same config as launch.local."""

@@ -1,9 +1,9 @@
-"""Renders what starts a run on a cluster, from the config that launch.local takes.
+"""Writes the files that start a run on a cluster, from the same config as launch.local.
 
     python -m launch.tools.deploy --config=tpu_v5p_64 ... --target=kubernetes --out=FOLDER [--learner=v5p]
     python -m launch.tools.deploy --config=rolloutpipe ... --target=slurm --out=FOLDER [--learner=h100 ...]
 
-Nothing is started, and no secret is read or written: docs/deploy.md says what to fill in and what to do next.
+Starts nothing, and reads and writes no secret. docs/deploy.md describes what to fill in and the next steps.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from launch.tools.deploy.deployment import Deployment, deploy
 
 _OUT = flags.DEFINE_string("out", None, "A folder for what is rendered; files of an earlier time are replaced.")
 _REPEATED = {"learner_options": "learner_option", "actor_options": "actor_option"}
-"""Fields whose flag is given once for each entry, by that flag's name."""
+"""Fields whose flag is repeated per entry, mapped to that flag's name."""
 
 
 def _define_flags() -> None:
-    """Defines a flag for each field of `Settings`, with the field's default and its text."""
+    """Defines one flag per field of `DeploySettings`, with the field's default and docs."""
     kinds, texts = typing.get_type_hints(DeploySettings), meanings(DeploySettings)
     plain = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
     for field in dataclasses.fields(DeploySettings):
@@ -44,7 +44,7 @@ _define_flags()
 
 
 def main() -> int:
-    """Renders the files and says what to do next."""
+    """Renders the files and prints the next steps."""
     with cli.usage_errors():
         given: dict[str, Any] = {
             name: flags.FLAGS[_REPEATED.get(name, name)].value for name in meanings(DeploySettings)
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def summary(deployment: Deployment, folder: pathlib.Path) -> str:
-    """What would run where, and what to do next."""
+    """Returns the placement of the run, and the next steps."""
     settings = deployment.settings
     rows = [f"learner: {deployment.learner.title}"]
     if settings.one_node:

@@ -1,7 +1,7 @@
 """Settings of a deployment, hardware tables, and checks.
 
-A TPU slice is named by its chips here. Google's names of v5p slices count TensorCores, two a chip: 64 chips (4x4x4, 16
-hosts of 4) are v5p-64 here and v5p-128 there. v5e and v6e have one core a chip.
+TPU slices are named by chips here. Google's v5p names count TensorCores, two per chip: 64 chips (4x4x4, 16 hosts of 4)
+are v5p-64 here and v5p-128 at Google. v5e and v6e have one core per chip.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from configs.schema import Config
 from launch.tools.deploy import kubernetes_names
 
 GKE_GPU, GFD_GPU = "cloud.google.com/gke-accelerator", "nvidia.com/gpu.product"
-"""Labels of nodes with GPUs: Google's, and what NVIDIA's GPU feature discovery sets anywhere."""
+"""Node labels for GPUs: GKE's, and the one set by NVIDIA's GPU feature discovery."""
 _SQUARES = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"} | {
     512: "8x8x8",
@@ -27,24 +27,24 @@ _CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts of one kind that a process each runs on, or a part of one."""
+    """Hosts of one kind. Each process runs on a whole host or a part of one."""
 
     count: int
     chips: int
-    """Of each: TPU chips or GPUs."""
+    """TPU chips or GPUs per host."""
     resource: str
-    """Kubernetes' name of a chip."""
+    """Kubernetes resource name of a chip."""
     labels: Mapping[str, str]
-    """Of the nodes."""
+    """Node labels."""
     cpus: int
     memory_gib: int
-    """What a process may have of a host, by its share of the chips."""
+    """Memory per process in GiB, by its share of the host's chips; `cpus` is scaled likewise."""
     title: str
-    """What it is, in words."""
+    """Human-readable description."""
 
     @property
     def is_tpu(self) -> bool:
-        """Whether its chips are TPU's."""
+        """True if the chips are TPU chips."""
         return self.resource == "google.com/tpu"
 
 
@@ -52,9 +52,9 @@ class Hosts:
 class _Tpu:
     label: str
     topologies: Mapping[int, str]
-    """The usual one of so many chips."""
+    """Default topology per number of chips."""
     hosts: Mapping[int, tuple[int, int]]
-    """CPUs and GiB of a host with so many chips."""
+    """CPUs and GiB of a host per number of chips."""
     google_name: str
 
 
@@ -88,11 +88,11 @@ _GPUS = {
 }
 TPUS, GPUS = tuple(_TPUS), tuple(_GPUS)
 _FREE = 0.85
-"""Of a host's CPUs and memory: the rest is the system's and the cluster's."""
+"""Usable share of a host's CPUs and memory; the rest is for the system and the cluster."""
 
 
 def tpu_slice(kind: str, *, num_chips: int, topology: str = "") -> Hosts:
-    """The hosts of a slice.
+    """Returns the hosts of a TPU slice.
 
     Raises:
       ValueError: there is no such slice.
@@ -127,10 +127,10 @@ def tpu_slice(kind: str, *, num_chips: int, topology: str = "") -> Hosts:
 
 
 def gpu_hosts(kind: str, *, num_gpus: int, is_gke: bool) -> Hosts:
-    """Whole hosts with so many GPUs together, or a part of one.
+    """Returns whole hosts with `num_gpus` GPUs in total, or a part of one host.
 
     Raises:
-      ValueError: they are no whole hosts.
+      ValueError: the GPUs do not fill whole hosts.
     """
     gpu = _GPUS[kind]
     count = max(1, num_gpus // gpu.per_host)
@@ -149,12 +149,12 @@ def gpu_hosts(kind: str, *, num_gpus: int, is_gke: bool) -> Hosts:
 
 
 def gpus_of_a_host(kind: str) -> int:
-    """How many GPUs one host has."""
+    """Returns the number of GPUs per host."""
     return _GPUS[kind].per_host
 
 
 def cpu_hosts(*, count: int = 1, cpus: int = 2, memory_gib: int = 8) -> Hosts:
-    """Any nodes, for a trial without accelerators: a process has one device there."""
+    """Returns nodes without accelerators for a trial; each process has one CPU device."""
     title = "a node's CPUs" if count == 1 else f"CPUs of {count} nodes"
     return Hosts(count=count, chips=0, resource="", labels={}, cpus=cpus, memory_gib=memory_gib, title=title)
 
@@ -162,71 +162,72 @@ def cpu_hosts(*, count: int = 1, cpus: int = 2, memory_gib: int = 8) -> Hosts:
 LEARNERS, ACTORS = (*TPUS, *GPUS, "cpu"), (*GPUS, "cpu")
 NODES = (*GPUS, "cpu")
 CONFIG, SECRETS, SCRATCH, SHM = "/etc/sluice", "/etc/sluice-secrets", "/tmp", "/dev/shm"
-"""Folders of a pod."""
+"""Mount points in a pod."""
 COORDINATOR_PORT, TPU_PORT = 8476, 8471
-"""Ports of a learner's host beside the one that serves weights; the second one is libtpu's own."""
+"""Ports of a learner host in addition to the weight server's; the second one is fixed by libtpu."""
 _SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeploySettings:
-    """Flags of the command by their names, each with its help below it."""
+    """Command flags by name, each with its help text."""
 
     target: Literal["kubernetes", "slurm"]
-    """What starts processes there."""
+    """Cluster type: `kubernetes` or `slurm`."""
     one_node: bool = False
-    """Learner and engines on one machine: launch.local, in shared memory."""
+    """Run learner and engines on one machine with launch.local and shared memory."""
     learner: str = ""
-    """What the learner's hosts have: v5e, v5p, v6e, h100, h200, or cpu for a trial; as many as mesh.* says."""
+    """Accelerator of the learner's hosts: v5e, v5p, v6e, h100, h200, or cpu for a trial. mesh.* sets the number of
+    chips."""
     actors: str = ""
-    """What actors have: h100, h200, or cpu; each actor.tensor_parallel_size."""
+    """Accelerator of the actors: h100, h200, or cpu. actor.tensor_parallel_size sets the number per actor."""
     num_actors: int = 0
-    """How many actors; 0: actor.num_engines."""
+    """Number of actors. 0 means actor.num_engines."""
     topology: str = ""
-    """The TPU slice's, as in 4x4x4; else the usual one of that many chips."""
+    """Topology of the TPU slice, as in 4x4x4. Empty selects the usual one for the number of chips."""
     num_params: float = 0.0
-    """The model's parameters, where its folder is not here: 7.6e9."""
+    """Number of model parameters, as in 7.6e9, if the model folder is not on this machine."""
     grace_s: float = 600.0
-    """What a learner that is told to end has for its step and its save."""
+    """Grace period after SIGTERM for the learner's current step and checkpoint, in seconds."""
     actor_user: str = "actor"
-    """The actors' login in the store."""
+    """Login of the actors in the store."""
     port: int = 8443
-    """At which the learner's hosts serve weights."""
+    """Port at which the learner's hosts serve weights."""
     learner_image: str = ""
-    """Kubernetes: the learner's image, or the one node's."""
+    """Kubernetes: image of the learner, or of the single node."""
     actor_image: str = ""
-    """Kubernetes: the actors' image."""
+    """Kubernetes: image of the actors."""
     namespace: str = "default"
-    """Kubernetes: where objects are made."""
+    """Kubernetes: namespace of the objects."""
     storage_claim: str = ""
-    """Kubernetes: a PersistentVolumeClaim (ReadWriteMany)."""
+    """Kubernetes: PersistentVolumeClaim (ReadWriteMany) of the run folder, the model and the prompts."""
     mount: str = "/sluice"
-    """Kubernetes: where the learner's hosts find it."""
+    """Kubernetes: mount point of --storage_claim on the learner's hosts."""
     service_account: str = ""
-    """Kubernetes: one that is there, as for a bucket by workload identity; else one without rights."""
+    """Kubernetes: existing service account, as for a bucket by workload identity. Empty creates one without rights."""
     uid: int = 10001
-    """Kubernetes: the user of the processes; 0 where devices are root's alone."""
+    """Kubernetes: user id of the processes. Use 0 if only root may access the devices."""
     node_labels: Literal["gke", "nvidia"] = "gke"
-    """Kubernetes: GPU nodes have GKE's labels, or those of NVIDIA's discovery."""
+    """Kubernetes: labels of GPU nodes. `gke`: GKE's. `nvidia`: those of NVIDIA's GPU feature discovery."""
     sandbox_seccomp: str = ""
-    """Kubernetes, code rewards: launch/tools/deploy/sandbox_seccomp.json on the nodes, a path below seccomp/."""
+    """Kubernetes, code rewards: path of launch/tools/deploy/sandbox_seccomp.json on the nodes, relative to seccomp/."""
     sandbox_runtime: str = ""
-    """Kubernetes, code rewards: a RuntimeClass of pods that may isolate programs, as gVisor's."""
+    """Kubernetes, code rewards: RuntimeClass of pods that may isolate programs, such as gVisor's."""
     python: str = ""
-    """Slurm: the Python with Sluice, as every node sees it."""
+    """Slurm: path of the Python with Sluice, on every node."""
     actor_python: str = ""
-    """Slurm: the actors', if it is another one."""
+    """Slurm: path of the actors' Python. Empty means --python."""
     keys: str = ""
-    """Slurm: folder with token, certificates and password files, for you alone."""
+    """Slurm: folder with token, certificates and password files, readable only by you."""
     learner_options: tuple[str, ...] = ()
-    """Slurm: of sbatch, as in --learner_option=partition=a."""
+    """Slurm: sbatch option of the learner's jobs, as in --learner_option=partition=a."""
     actor_options: tuple[str, ...] = ()
-    """Slurm: of sbatch, for the actors."""
+    """Slurm: sbatch option of the actors' jobs."""
     time: str = "24:00:00"
-    """Slurm: a job's time limit; the learner goes on in another job after it."""
+    """Slurm: time limit per job. The learner continues in a new job."""
 
     def __post_init__(self) -> None:
-        """Refuses what is missing, or can't be: one line says which flag."""
+        """Raises ValueError if a setting is missing or invalid; the message names the flag."""
         self._check_roles()
         if self.target == "kubernetes":
             self._check_kubernetes()
@@ -306,10 +307,9 @@ class DeploySettings:
 
 
 def check_sandboxes(config: Config, settings: DeploySettings) -> None:
-    """Refuses code rewards in pods without capabilities under the default seccomp profile: nothing is isolated there.
+    """Raises ValueError for code rewards without a sandbox setting.
 
-    Raises:
-      ValueError: says what to set.
+    Pods have no capabilities, and the default seccomp profile forbids user namespaces, so nothing would be isolated.
     """
     if "code" in config.parts and not (settings.sandbox_seccomp or settings.sandbox_runtime):
         raise ValueError(
@@ -320,11 +320,7 @@ def check_sandboxes(config: Config, settings: DeploySettings) -> None:
 
 
 def check_meeting_places(config: Config) -> None:
-    """Refuses a store or a way of weights that processes on several machines can't meet at.
-
-    Raises:
-      ValueError: says what to set.
-    """
+    """Raises ValueError if the store or the weights are unreachable from other machines."""
     url = config.store.url
     if not url.startswith(("postgresql://", "postgres://")):
         raise ValueError(

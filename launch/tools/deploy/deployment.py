@@ -19,54 +19,54 @@ from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
 _BYTES = {"float32": 4, "bfloat16": 2}
 _ROOM = 1.05
 _OTHER_SHM_GIB = 2
-"""Of the engine, the collectives, and liveness signals."""
+"""Shared memory in GiB for the engine, the collectives, and liveness beacons."""
 _LEAST_GIB = 4
-"""What a process has at least beside its shared memory."""
+"""Minimum memory of a process in addition to shared memory, in GiB."""
 _LEAVE_S = 60.0
-"""How long an actor may take to end after it has left: it gives back what it has, and its engine ends."""
+"""Extra seconds after the grace period, in which the actor releases its tickets and its engine exits."""
 _LOCAL_STOP_S = 60.0
-"""How long launch.local takes to end the rest once the learner has ended."""
+"""Seconds for launch.local to stop the other processes once the learner has exited."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """A run on a cluster."""
+    """A run on a cluster, with its derived quantities."""
 
     config: Config
-    """As the learner reads it there."""
+    """Config for the learner on the cluster."""
     settings: DeploySettings
     learner: Hosts
-    """Of the learner; with `one_node` the node."""
+    """Hosts of the learner, or the single node with `one_node`."""
     actor: Hosts
-    """Of one actor."""
+    """Host of one actor."""
     num_actors: int
     actor_store: str
-    """The store's URL for actors."""
+    """Store URL of the actors."""
     learner_shm_gib: int
     actor_shm_gib: int
     learner_grace_s: int
-    """From being told to end until it is killed."""
+    """Seconds from SIGTERM to SIGKILL."""
     actor_grace_s: int
     learner_bounds: HangTimeouts
     actor_bounds: HangTimeouts
 
     @property
     def run(self) -> str:
-        """The run's name."""
+        """Run name."""
         return self.config.run.name
 
 
 def deploy(config: Config, settings: DeploySettings) -> Deployment:
-    """Works it out.
+    """Derives the deployment of a run from its config.
 
     Raises:
-      ValueError: it can't be; one line says which field or flag.
+      ValueError: the run cannot be deployed so; the message names the field or flag.
     """
     if settings.target == "kubernetes":
         kubernetes_names.check_name(config)
         deploy_settings.check_sandboxes(config, settings)
     config = _on_storage(config, settings)
-    # The learner has as long to stop as the cluster gives it.
+    # The learner's shutdown may take the cluster's whole grace period.
     supervision = dataclasses.replace(config.supervision, shutdown_grace_s=settings.grace_s)
     config = dataclasses.replace(config, supervision=supervision)
     if settings.one_node:
@@ -76,7 +76,8 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         config = _listening(config, settings)
         learner, actor = _learner(config, settings), _actor(config, settings)
         actor_store = store_of_actors(config, settings.actor_user)
-        # One process per host; each host's own check of its room (`launch.startup.preflight`) reads the number here.
+        # One process per host. The space check on each host (`launch.startup.preflight`) reads the number from the
+        # config.
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
     served = _num_params(config, settings) * _BYTES[config.model.served_dtype]
     room = SnapshotRoom(
@@ -103,10 +104,10 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
 
 
 def _on_storage(config: Config, settings: DeploySettings) -> Config:
-    """The config with its run folder on the storage that all hosts share.
+    """Returns the config with its run folder on the shared storage.
 
     Raises:
-      ValueError: something that is read or written is not on it.
+      ValueError: an input or output path is not on the storage.
     """
     root = pathlib.PurePosixPath(settings.mount if settings.target == "kubernetes" else "/")
     where = f"below {root}, where the claim is" if settings.target == "kubernetes" else "absolute, on shared storage"
@@ -126,7 +127,7 @@ def _on_storage(config: Config, settings: DeploySettings) -> Config:
 
 
 def _prompt_paths(config: Config) -> dict[str, str]:
-    """Files that prompts are read from, by their field; not names of data sets."""
+    """Returns the prompt files and local dataset folders by field, without names of Hub datasets."""
     paths: dict[str, str] = {}
     for where, source in config.asked_sources.items():
         paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
@@ -136,9 +137,9 @@ def _prompt_paths(config: Config) -> dict[str, str]:
 
 
 def _listening(config: Config, settings: DeploySettings) -> Config:
-    """The config whose learner serves at all addresses of its host, unless it says at which.
+    """Returns the config with the learner serving on all addresses of its host, unless one is configured.
 
-    The port is the same on every host; an actor is told each host's own address by the learner.
+    The port is the same on every host. The learner announces each host's own address to the actors.
     """
     if config.publish.serve == "none":
         return config
@@ -156,7 +157,7 @@ def store_of_actors(config: Config, user: str) -> str:
     """Returns the store's URL with the actors' login in place of the learner's.
 
     Raises:
-      ValueError: the URL names files of the learner's login, or the learner's login is to be the actors' too.
+      ValueError: the URL names files of the learner's login, or the actors' login equals the learner's.
     """
     url = config.store.url
     if files := files_of_a_login(url):
@@ -191,7 +192,7 @@ def _actor(config: Config, settings: DeploySettings) -> Hosts:
 
 
 def _node(config: Config, settings: DeploySettings) -> Hosts:
-    """The one machine of `launch.local`."""
+    """Returns the single machine of `launch.local`."""
     if settings.learner == "cpu":
         return deploy_settings.cpu_hosts(cpus=4, memory_gib=16 + config.actor.kv_cache_gib * config.actor.num_engines)
     num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)
@@ -208,7 +209,7 @@ def _gpus_of_an_engine(config: Config) -> int:
 
 
 def _num_params(config: Config, settings: DeploySettings) -> float:
-    """Of the model: as given, or by the index or the files of its folder, where it is here; 0 for the tiny one."""
+    """Returns the number of model parameters, from the flag or the model's files; 0 for the tiny model."""
     if settings.num_params or not config.model.path:
         return settings.num_params
     folder = pathlib.Path(config.model.path)
@@ -228,7 +229,7 @@ def _shm_gib(num_bytes: int) -> int:
 
 
 def _check_memory(deployment: Deployment) -> None:
-    """Refuses weights whose copies don't fit: shared memory counts as the process's own."""
+    """Raises ValueError if the weight copies exceed a host's memory; shared memory counts as the process's own."""
     one_node = deployment.settings.one_node
     roles = {"learner": (deployment.learner, deployment.learner_shm_gib)}
     if not one_node:
@@ -242,42 +243,43 @@ def _check_memory(deployment: Deployment) -> None:
 
 
 def learner(deployment: Deployment, *, config: str, address: str, coordinator: str, index: str) -> list[str]:
-    """Of one host of the learner.
+    """Returns the arguments of one learner process.
 
     Args:
-      deployment: of which run.
-      config: the config's JSON file there.
-      address: under which actors reach a host, with {process_id} or {host} where each fills in its own: the words are
-        the same for all, and so is the config that each of them writes into the run's folder.
+      deployment: the deployment.
+      config: path of the config's JSON file on the host.
+      address: address of a host for actors, with {process_id} or {host} as a placeholder. All processes have the same
+        arguments, because each writes the same config into the run folder.
       coordinator: host:port of process 0.
-      index: this process's; as the shell or Kubernetes puts it in.
+      index: index of this process, as a shell or Kubernetes variable.
     """
     arguments = ["-m", "launch.learner", f"--config={config}"]
     if deployment.config.publish.serve != "none":
         arguments.append(f"--config.publish.advertise=https://{address}:{deployment.settings.port}")
-    arguments.append(f"--num_processes={deployment.learner.count}")  # 1, too: whatever the cluster says of itself
+    # explicit even for 1, which overrides the cluster's own environment
+    arguments.append(f"--num_processes={deployment.learner.count}")
     if deployment.learner.count > 1:
         arguments += [f"--coordinator={coordinator}", f"--process_id={index}"]
     return arguments
 
 
 def actor(deployment: Deployment, *, name: str, work_dir: str) -> list[str]:
-    """Of one actor: a name of its own, and a folder of its own that outlives its process."""
+    """Returns the arguments of one actor; its name and its work folder must be unique, and the folder must persist."""
     return [
         *("-m", "launch.actor", f"--store={deployment.actor_store}", f"--run={deployment.run}", f"--name={name}"),
-        # Limits of its engine are found again by the process that takes its place.
+        # A replacement process reads the engine limits from the same folder.
         *(f"--work_dir={work_dir}", f"--limits={work_dir}/limits.json", "--wait_for_learner"),
         *allowing(deployment.config),
     ]
 
 
 def local(*, config: str) -> list[str]:
-    """Of a machine with learner and engines."""
+    """Returns the arguments of launch.local, which starts learner and engines."""
     return ["-m", "launch.local", f"--config={config}"]
 
 
 def probe(liveness: str, bounds: HangTimeouts | None) -> list[str]:
-    """Of the look at a process; without bounds the look whether it has started."""
+    """Returns the arguments of a liveness probe, or of a readiness probe if `bounds` is None."""
     return [
         "-m",
         "launch.supervision.kubernetes_probe",
@@ -287,7 +289,7 @@ def probe(liveness: str, bounds: HangTimeouts | None) -> list[str]:
 
 
 def secrets(folder: str) -> Sequence[tuple[str, str]]:
-    """What names the secrets of both roles in the environment, as files of a folder."""
+    """Returns the environment variables that name both roles' secret files in a folder."""
     return (
         ("SLUICE_TOKEN_FILE", f"{folder}/token"),
         ("SLUICE_TLS_CA", f"{folder}/ca.pem"),

@@ -1,4 +1,4 @@
-"""Kubernetes objects of a deployment: the templates `templates/*.yaml.j2`, filled in."""
+"""Kubernetes objects of a deployment, rendered from `templates/*.yaml.j2`."""
 
 import json
 
@@ -12,11 +12,12 @@ from launch.tools.deploy.deployment import Deployment
 
 _LIVENESS_FILE = f"{SHM}/sluice-liveness"
 _MAX_RESTARTS = 50
-"""Of the whole learner: each goes on from its checkpoint, and hosts are taken away and given back in a long run."""
+"""Maximum restarts of the whole learner, which resumes from its checkpoint; hosts may be preempted often in a long run.
+"""
 
 
 def render(deployment: Deployment) -> dict[str, str]:
-    """Files by name, each a stream of YAML documents for `kubectl apply -f`."""
+    """Returns YAML files by name, for `kubectl apply -f`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("launch.tools.deploy"),
         undefined=jinja2.StrictUndefined,
@@ -67,12 +68,12 @@ def render(deployment: Deployment) -> dict[str, str]:
 
 
 def _quoted(value: object) -> str:
-    """JSON, which is YAML: a name such as `true` or `123` stays text."""
+    """Formats a value as JSON, which YAML accepts, so that a name such as `true` or `123` stays a string."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def secrets_of(deployment: Deployment) -> list[str]:
-    """The commands that make the secrets the pods read, from files of one folder; what they hold is never rendered."""
+    """Returns the commands that create the pods' secrets from key files; no secret is rendered."""
     if deployment.settings.one_node:
         return []
     run, to = deployment.run, f"kubectl -n {deployment.settings.namespace} create secret"

@@ -1,4 +1,4 @@
-"""Names and numbers of Kubernetes objects: what the API server would refuse, refused before anything is written."""
+"""Validation of names and numbers of Kubernetes objects before any file is written."""
 
 import itertools
 import re
@@ -16,21 +16,17 @@ _IMAGE = re.compile(
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
     r"(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 )
-"""A reference as registries define it: a host and a port, a path in lower case, a tag, a digest."""
+"""Image reference: optional host and port, lower-case path, optional tag and digest."""
 _MAX_IMAGE_NAME = 255
 MAX_INT32 = 2**31 - 1
-"""The largest user id and number of replicas."""
+"""Maximum user id and number of replicas."""
 
 
 _SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
 
 
 def check_label(flag: str, value: str) -> None:
-    """Refuses what is no DNS label (RFC 1123), as a namespace must be.
-
-    Raises:
-      ValueError: names the flag.
-    """
+    """Raises ValueError if a flag's value is not a DNS label (RFC 1123), as required for a namespace."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > _MAX_LABEL:
         raise ValueError(
             f"--{flag} must be lower-case letters, digits and '-', {_MAX_LABEL} at most, with a letter or digit at "
@@ -39,11 +35,7 @@ def check_label(flag: str, value: str) -> None:
 
 
 def check_subdomain(flag: str, value: str) -> None:
-    """Refuses what is no DNS subdomain (RFC 1123), as the names of most objects must be.
-
-    Raises:
-      ValueError: names the flag.
-    """
+    """Raises ValueError if a flag's value is not a DNS subdomain (RFC 1123), as required for most object names."""
     if not _DNS_SUBDOMAIN.fullmatch(value) or len(value) > _MAX_SUBDOMAIN:
         raise ValueError(
             f"--{flag} must be lower-case letters, digits, '-' and '.', {_MAX_SUBDOMAIN} at most, with a letter or "
@@ -52,11 +44,7 @@ def check_subdomain(flag: str, value: str) -> None:
 
 
 def check_image(flag: str, value: str) -> None:
-    """Refuses what no registry has an image of.
-
-    Raises:
-      ValueError: names the flag.
-    """
+    """Raises ValueError if a flag's value is not an image reference."""
     found = _IMAGE.fullmatch(value)
     if found is None or len(found["name"]) > _MAX_IMAGE_NAME:
         raise ValueError(
@@ -65,16 +53,16 @@ def check_image(flag: str, value: str) -> None:
 
 
 def check_mount(flag: str, value: str, *, read_only: tuple[str, ...], scratch: tuple[str, ...]) -> None:
-    """Refuses a folder that a volume cannot be mounted at, or that would hide one of the pod's own volumes.
+    """Checks that a volume can be mounted at a folder without hiding one of the pod's own volumes.
 
     Args:
-      flag: to be named.
+      flag: flag named in the error.
       value: the folder.
-      read_only: the pod's own folders that nothing can be mounted in: no folder can be made there.
-      scratch: those that a volume may be mounted below, but not at.
+      read_only: the pod's read-only folders, in which nothing can be mounted.
+      scratch: the pod's folders that a volume may be mounted below, but not at.
 
     Raises:
-      ValueError: names the flag.
+      ValueError: the folder is invalid; the message names the flag.
     """
     parts = value.split("/")[1:]
     is_path = value.startswith("/") and value.isprintable() and ":" not in value
@@ -89,15 +77,11 @@ def check_mount(flag: str, value: str, *, read_only: tuple[str, ...], scratch: t
 
 
 _MAX_NAME = 40
-"""A pod is named after the run, and its host name has 63 characters at most."""
+"""Maximum length of a run name, because pods are named after the run and host names have at most 63 characters."""
 
 
 def check_name(config: Config) -> None:
-    """Refuses a run's name that Kubernetes has no objects of.
-
-    Raises:
-      ValueError: it does.
-    """
+    """Raises ValueError if a run's name is not valid in the names of Kubernetes objects."""
     name = config.run.name
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _MAX_NAME:
         fit = re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:_MAX_NAME].rstrip("-") or "run"

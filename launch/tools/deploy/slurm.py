@@ -1,7 +1,7 @@
-"""The files of a run's Slurm jobs: scripts that are the same for all, behind headers, and `settings.sh` of this one.
+"""Slurm job files of a run: scripts that are equal for all runs, with headers and a `settings.sh` of this run.
 
-Actors are an array of jobs of their own, so the scheduler starts each when there is room, and one that dies ends alone.
-Everything of a run stands in `settings.sh`, quoted by the standard library.
+Actors are an array of separate jobs, so each starts as soon as it fits, and each fails alone. All settings of a run are
+in `settings.sh`, quoted by `shlex`.
 """
 
 import importlib.resources
@@ -16,19 +16,19 @@ from launch.tools.deploy.deployment import Deployment
 
 _PAUSE_S = 10
 _MARGIN_S = 60
-"""Between the end of what a process has for leaving and the job's."""
+"""Seconds between the end of a process's grace period and the end of the job."""
 _INSTEAD = {
     "cpus-per-task": ("cpus-per-gpu",),
     "mem": ("mem-per-cpu", "mem-per-gpu"),
     "gpus-per-node": ("gpus", "gpus-per-task", "gres"),
 }
-"""What says the same of a job otherwise: sbatch refuses both."""
+"""Alternative options for the same setting; sbatch rejects duplicates."""
 _VARIABLE = re.compile(r"\$\((\w+)\)")
 _BASH = "#!/usr/bin/env bash\n"
 
 
 def render(deployment: Deployment) -> dict[str, str]:
-    """Files by name; `submit.sh` starts all."""
+    """Returns files by name; `submit.sh` submits all jobs."""
     files = {"config.json": to_json(deployment.config), "settings.sh": settings(deployment), "step.sh": _script("step")}
     run = deployment.run
     if deployment.settings.one_node:
@@ -53,7 +53,7 @@ def render(deployment: Deployment) -> dict[str, str]:
 
 
 def settings(deployment: Deployment) -> str:
-    """What the scripts read: the run, its bounds, and a function for each command that puts it into `command`."""
+    """Returns `settings.sh`: the run's settings, and one function per command that sets the variable `command`."""
     values = deployment.settings
     lines = [
         "# shellcheck shell=bash disable=SC2034,SC2154  # the scripts that read it use and set these",
@@ -95,7 +95,7 @@ def settings(deployment: Deployment) -> str:
 
 
 def word(text: str) -> str:
-    """One word of a shell: `$(name)` is the variable of that name, all else is as it stands."""
+    """Quotes one shell word, in which `$(name)` becomes the variable of that name."""
     parts = _VARIABLE.split(text)
     quoted = [f'"${{{part}}}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part or i % 2]
     return "".join(quoted) or "''"
@@ -113,7 +113,7 @@ def _array(name: str, words: Iterable[str]) -> str:
 def _header(
     deployment: Deployment, name: str, hosts: Hosts, grace_s: int, options: Sequence[str] = ("nodes=1", "ntasks=1")
 ) -> str:
-    """Of one process a task, with a part of its node that fits its devices, unless the options say another."""
+    """Returns the #SBATCH header of a job with one process per task; explicit options override the computed ones."""
     is_array = any(option.startswith("array=") for option in options)
     wanted = [
         f"job-name={name}",
@@ -129,7 +129,7 @@ def _header(
     ]
     if deployment.settings.one_node:
         wanted += deployment.settings.learner_options
-    given = {option.partition("=")[0]: option for option in wanted}  # the last of a name
+    given = {option.partition("=")[0]: option for option in wanted}  # the last option of a name wins
     given = {n: o for n, o in given.items() if not any(other in given for other in _INSTEAD.get(n, ()))}
     return _BASH + "".join(f"#SBATCH --{option}\n" for option in given.values())
 

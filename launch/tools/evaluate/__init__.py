@@ -1,1 +1,1 @@
-"""Evaluates a model folder, or a run's checkpoint, on vLLM: `python -m launch.tools.evaluate`."""
+"""Evaluation of a model folder, or a run's checkpoint, on vLLM: `python -m launch.tools.evaluate`."""

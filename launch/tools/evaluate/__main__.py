@@ -7,7 +7,7 @@ from launch import cli
 from launch.tools.evaluate.cli import main
 
 if __name__ == "__main__":
-    # A process that multiprocessing starts imports this program's main module first, but none that is a `__main__`.
-    # With a module of ours in its place vLLM's processes import `launch`, and so end without a traceback on Ctrl-C.
+    # A multiprocessing child imports the main module of this program, unless it is a `__main__`. With this spec, vLLM's
+    # processes import `launch` and therefore exit on Ctrl-C without a traceback.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("launch.startup.tiny_model")
     cli.run(main)

@@ -1,9 +1,9 @@
 """Evaluates a model on vLLM: `python -m launch.tools.evaluate --model=FOLDER --prompts=FILE --k=8 --out=results.json`.
 
-Or a run's checkpoint, on its own sets or others: `python -m launch.tools.evaluate --run_dir=FOLDER [--step=N]`.
-Problems come from a file (.jsonl, .parquet, .arrayrecord), a Hugging Face data set (hf:NAME), a reasoning-gym task
-(task:FAMILY) or an environment (environment:NAME); each --prompts is a set, and
---config.evaluation.sets.NAME.FIELD=VALUE says more of one. docs/evaluation.md explains the numbers.
+For a run's checkpoint, on its own or other sets: `python -m launch.tools.evaluate --run_dir=FOLDER [--step=N]`. Each
+--prompts is one set: a file (.jsonl, .parquet, .arrayrecord), a Hugging Face dataset (hf:NAME), a reasoning-gym task
+(task:FAMILY) or an environment (environment:NAME). --config.evaluation.sets.NAME.FIELD=VALUE sets further fields of a
+set. docs/evaluation.md explains the results.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ _SHOW = flags.DEFINE_integer("show", 8, "Problems of each set whose responses ar
 
 
 def main() -> int:
-    """Evaluates and writes the results; 1 if the engine failed, 130 if it was interrupted."""
+    """Evaluates and writes the results; returns 1 if the engine failed, 130 if interrupted."""
     die_with_parent()
     cli.log_to_stderr()
     with cli.usage_errors():
@@ -119,10 +119,10 @@ def main() -> int:
 
 
 def _what() -> tuple[pathlib.Path, int | None, Config]:
-    """(the model's folder, the run's step, the config).
+    """Returns (model folder, step of the run or None, config).
 
     Raises:
-      ValueError: the command line doesn't say, or what it says can't be.
+      ValueError: the command line is incomplete or invalid.
     """
     run_dir, preset = flags.FLAGS.run_dir, flags.FLAGS.config
     given_model = _MODEL.value
@@ -165,7 +165,7 @@ def _head(model: pathlib.Path, step: int | None, config: Config) -> dict[str, An
 
 @contextlib.contextmanager
 def _ended_at_once(parts: contextlib.ExitStack) -> Iterator[None]:
-    """Ends this process, its parts and all that it started on Ctrl-C: vLLM's start lets no exception through."""
+    """Exits the process and its children on Ctrl-C, because vLLM's startup swallows exceptions."""
 
     def end(*_: object) -> None:
         print(_INTERRUPTED, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Engine, problems, scoring (through actor.serving)."""
+"""Evaluation run: engine, problems, and scoring through `actor.serving`."""
 
 import asyncio
 import contextlib
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EvalProblems:
-    """What is asked."""
+    """Problem sets to evaluate, and the model's tokenizer."""
 
     sets: list[ProblemSet]
     tokenizer: Tokenizer
 
 
 def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
-    """All sets of the config, none of them empty; prints how many problems each has, and what was set aside.
+    """Opens all sets of the config; prints the number of problems and of quarantined rows per set.
 
     Raises:
-      ValueError: a source or the model's tokenizer is unusable, or a set has no problem.
+      ValueError: a source or the tokenizer is invalid, or a set is empty.
     """
     tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model), template=config.prompts.template_settings)
     own = open_own_sets(config, tokenizer)
@@ -81,16 +81,16 @@ def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
 
 
 LINE_S = 15.0
-"""Between two lines where there is no terminal."""
+"""Interval between progress lines without a terminal, in seconds."""
 
 
 class Progress:
-    """Of all sets, in samples."""
+    """Progress over all sets, in samples."""
 
     def __init__(
         self, totals: Mapping[str, int], *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Nothing is done; `totals` are the samples of each set, by its name."""
+        """Begins with no samples done; `totals` are the samples per set."""
         self._totals, self._clock = dict(totals), clock
         self._console = console or make_console()
         self._bars = Bars(
@@ -107,9 +107,9 @@ class Progress:
         self._name, self._num_done, self._rewards = "", 0, np.zeros(2)
         self._started_s = self._said_s = clock()
         self.num_tokens = 0
-        """Sampled so far, in groups that are there."""
+        """Cumulative sampled tokens of finished groups."""
         self.seconds = 0.0
-        """From the first request to the end."""
+        """Seconds from the first request to the end."""
 
     def __enter__(self) -> "Progress":
         self._started_s = self._said_s = self._clock()
@@ -127,12 +127,12 @@ class Progress:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, name: str) -> None:
-        """A set begins."""
+        """Begins a set."""
         self._name, self._num_done, self._rewards = name, 0, np.zeros(2)
         self._task = self._bars.add_task(name, total=self._totals[name], reward="-", rate="-")
 
     def done(self, ticket: Ticket, group: Group | None) -> None:
-        """A problem has its group, or is left out."""
+        """Records a problem with its group, or None if it was not scored."""
         self._num_done += ticket.num_samples
         if group is not None:
             self.num_tokens += sum(int(np.count_nonzero(r.loss_mask)) for r in group.rollouts)
@@ -152,7 +152,7 @@ ACTOR = "evaluation"
 
 
 class Runner:
-    """Serves tickets, as many samples at once as there are places."""
+    """Runner of tickets with a bounded number of concurrent samples."""
 
     def __init__(
         self,
@@ -163,20 +163,20 @@ class Runner:
         places: int,
         max_attempts: int,
     ) -> None:
-        """Nothing runs; a ticket whose responses can't be judged is tried `max_attempts` times."""
+        """Prepares the runner; a ticket whose responses cannot be scored is tried `max_attempts` times."""
         self._sampler, self._rewards, self._read = sampler, rewards, read
         self._places = asyncio.Semaphore(places)
         self._num_at_once = places + 1
-        """Tickets begun at a time: enough for the places, though each had one sample."""
+        """Maximum concurrent tickets: enough to fill all slots even with one sample per ticket."""
         self._max_attempts = max_attempts
 
     async def run(self, tickets: Sequence[Ticket], *, done: Callable[[Ticket, Group | None], None]) -> list[Group]:
-        """The groups of all tickets, in their order; of some there may be none.
+        """Returns the groups of all tickets in order, without tickets that failed.
 
-        `done` hears of each as it ends, with its group, or without where nobody could make one.
+        `done` is called per ticket, with its group or None.
 
         Raises:
-          ExceptionGroup: of what is no fault of a ticket's (EngineDeadError).
+          ExceptionGroup: contains errors that no ticket caused (EngineDeadError).
         """
         waiting = iter(tickets)
         groups: dict[str, Group] = {}
@@ -222,7 +222,7 @@ class Runner:
 
 
 def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, ...], place: int) -> list[Ticket]:
-    """What is asked of a set; `place` is the set's among all of them."""
+    """Returns the tickets of a set; `place` is the index of the set."""
     how = one.config
     sampling = Sampling(
         max_tokens=how.max_tokens,
@@ -235,30 +235,30 @@ def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, 
 
 
 def leaves(error: BaseException) -> list[str]:
-    """What an error says; of a group what each of its errors says."""
+    """Returns the error's message, or the messages of all errors in a group."""
     if isinstance(error, BaseExceptionGroup):
         return [said for one in error.exceptions for said in leaves(one)]
     return [str(error) or type(error).__name__]
 
 
 def start_engine(model: pathlib.Path, config: Config, *, seed: int) -> "VllmEngine":
-    """The engine with the folder's weights; takes long.
+    """Starts the engine with the folder's own weights; may take minutes.
 
     Raises:
-      Exception: it does not start; vLLM says why.
+      Exception: the engine does not start.
     """
     if config.actor.cpu_cores:
         bind_to_cores(core_ids(config.actor.cpu_cores))
     if config.actor.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.actor.devices.partition(";")[0]
-    from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
+    from actor.vllm.engine import VllmEngine  # import vLLM only after the input is validated
 
     table = tensor_table(model, dtype=config.model.served_dtype)
     return VllmEngine.start(model, config, expected=table, has_own_weights=True, seed=seed)
 
 
 class EvalJob:
-    """Asks all sets, one after the other."""
+    """Evaluation of all sets, one after another."""
 
     def __init__(
         self,
@@ -269,15 +269,15 @@ class EvalJob:
         judge: Judge | None,
         version: Version,
     ) -> None:
-        """Nothing is asked; `version` is what the weights are called."""
+        """Prepares the job; `version` names the weights in tickets."""
         self._config, self._problems, self._engine = config, problems, engine
         self._timeline, self._judge, self._version = timeline, judge, version
 
     async def run(self, progress: Progress) -> dict[str, list[Group]]:
-        """The groups of each set, by its name; the engine is closed at the end, whatever happens.
+        """Returns the groups per set; always closes the engine.
 
         Raises:
-          ExceptionGroup: of what is no fault of a problem's (EngineDeadError).
+          ExceptionGroup: contains errors that no problem caused (EngineDeadError).
         """
         config, tokenizer = self._config, self._problems.tokenizer
         async with self._parts() as (sampler, rewards):
@@ -297,7 +297,7 @@ class EvalJob:
 
     @contextlib.asynccontextmanager
     async def _parts(self) -> AsyncIterator[tuple[Sampler, RewardScorer]]:
-        """Made inside the loop that uses them."""
+        """Builds the parts inside the event loop that uses them."""
         config, engine = self._config, self._engine
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(engine.close)

@@ -1,6 +1,6 @@
-"""A run's checkpoint as a Hugging Face folder, made in a process of its own: it loads jax.
+"""Export of a run's checkpoint to a Hugging Face folder, in a subprocess because it loads jax.
 
-`python -m launch.tools.evaluate.export RUN_DIR STEP TARGET` is that process.
+`python -m launch.tools.evaluate.export RUN_DIR STEP TARGET` is that subprocess.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ from launch.supervision import process_tree
 
 
 def steps_of(run: RunFolder) -> list[int]:
-    """The steps that a run's checkpoints were saved at, and those whose model lies in its folder."""
+    """Returns the steps of a run's checkpoints and of the exported models in its folder."""
     saved = [int(p.name) for p in run.checkpoints.glob("*") if p.name.isdecimal()] if run.checkpoints.is_dir() else []
     models = [p.name.removeprefix("model-") for p in run.path.glob("model-*") if (p / "config.json").is_file()]
     return sorted({*saved, *(int(m) for m in models if m.isdecimal())})
 
 
 def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
-    """The (step, folder) of a run's model, exported to the run's `model-STEP` first if it is not there.
+    """Returns (step, folder) of a run's model, exporting it to `model-STEP` first if needed.
 
     Args:
-      run: the run's.
-      step: of the weights; None: the newest.
+      run: run folder.
+      step: step of the weights; None means the newest.
 
     Raises:
-      ValueError: there is no such step, or it can't be exported; one line says why.
+      ValueError: the step does not exist, or the export failed.
     """
     there = steps_of(run)
     if not there:
@@ -55,13 +55,13 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
 
 
 def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
-    """Restores one checkpoint's weights, checked against its hashes, and writes its model; the run stays as it is.
+    """Restores a checkpoint's weights, verifies their hashes, and writes the model; the run stays unchanged.
 
-    Nothing is computed with them: what the run trains by (attention, a reference, the optimizer) is not asked for.
+    Training settings such as attention, reference or optimizer are ignored, because nothing is computed.
 
     Raises:
-      CheckpointError: it is damaged, or of another model.
-      ValueError: the run folder is none.
+      CheckpointError: the checkpoint is damaged, or belongs to another model.
+      ValueError: the folder is not a run folder.
     """
     from launch.startup.prepare_run import open_prepared
     from learner.checkpoint import Checkpoints
@@ -77,7 +77,8 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
     )
     architecture = Architecture.from_hf(prepared.model_folder)
     with tempfile.TemporaryDirectory(prefix="sluice-export-") as root:
-        # A folder with this one step: what opens a run's own folder tidies it, and the run may go on.
+        # A folder with only this step, because opening the run's own checkpoints deletes incomplete ones, and the run
+        # may continue.
         own = RunFolder(pathlib.Path(root)).checkpoints
         own.mkdir()
         (own / str(step)).symlink_to(run.checkpoints.resolve() / str(step))

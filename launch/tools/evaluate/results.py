@@ -1,4 +1,4 @@
-"""What an evaluation leaves: a JSON file, and a table on the terminal."""
+"""Results of an evaluation: a JSON file, and a table on the terminal."""
 
 import json
 import pathlib
@@ -31,9 +31,9 @@ def results_of(
     show: int,
     head: Mapping[str, Any],
 ) -> eval_summary.Json:
-    """The results as JSON: `head`, and of each set how it was asked, its estimates and some of its responses.
+    """Returns the results as JSON: `head`, and per set its settings, estimates and some responses.
 
-    A set of which nothing could be judged has a `problems` of 0, and no metrics.
+    A set without scored problems has `problems` 0 and no metrics.
     """
     sets: list[eval_summary.Json] = []
     for one in problems.sets:
@@ -68,19 +68,19 @@ def results_of(
 
 
 def write(found: eval_summary.Json, out: pathlib.Path) -> None:
-    """Writes the file, whole or not at all.
+    """Writes the results file atomically.
 
     Raises:
-      OSError: it can't be; the error says where the results are instead.
+      OSError: the write failed; the message names the file that has the results instead.
     """
     write_out_file(out, json.dumps(found, indent=2, allow_nan=False) + "\n")
 
 
 def write_beside(found: eval_summary.Json, run: RunFolder) -> None:
-    """Writes the results of a run's checkpoint into the run's folder as well, where `launch.tools.report` finds them.
+    """Writes a checkpoint's results into the run's folder as well, where `launch.tools.report` finds them.
 
     Raises:
-      OSError: it can't be.
+      OSError: the write failed.
     """
     run.evaluated.mkdir(exist_ok=True)
     text = json.dumps(found, indent=2, allow_nan=False) + "\n"
@@ -88,9 +88,9 @@ def write_beside(found: eval_summary.Json, run: RunFolder) -> None:
 
 
 def keep_beside(found: eval_summary.Json, run: RunFolder) -> None:
-    """`write_beside`, and says where it is; a run's folder that can't be written in is no error.
+    """Calls `write_beside` and prints the next command; a failed write is only reported.
 
-    The results are where the user said.
+    The results are already in the user's file.
     """
     try:
         write_beside(found, run)
@@ -101,7 +101,7 @@ def keep_beside(found: eval_summary.Json, run: RunFolder) -> None:
 
 
 def print_table(found: eval_summary.Json, console: Console | None = None) -> None:
-    """A row an estimate, and below it what is not there."""
+    """Prints one row per estimate, then the unscored problems and notes."""
     console = console or make_console()
     table = Table(title=pathlib.Path(found["model"]).name)
     table.add_column("set", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What is evaluated, and how: the command line to one config, whose `evaluation.sets` are the sets."""
+"""Evaluation settings: merges the command line into a config, whose `evaluation.sets` are evaluated."""
 
 import dataclasses
 import json
@@ -25,14 +25,14 @@ from configs.sections.schedule import DEFAULT_MAX_ADAPTERS
 
 DEFAULT_RESPONSE_TOKENS = 1024
 DEFAULT_PROMPT_TOKENS = 3072
-"""Room for prompts beside the longest response, as far as the model has it."""
+"""Tokens for prompts in addition to the longest response, as far as the context allows."""
 _NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=(.*)")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """What the command line says; None or 0: nothing."""
+    """Command line of an evaluation; None or 0 means unset."""
 
     prompts: Sequence[str] = ()
     k: int | None = None
@@ -44,10 +44,10 @@ class EvalRequest:
 
 
 def prompt_set(text: str) -> tuple[str, EvaluationSet]:
-    """The (name, set) of one --prompts: `[NAME=]` and a file, hf:DATA_SET, task:FAMILY, environment:NAME or heldout.
+    """Parses one --prompts, `[NAME=]SOURCE`, into (name, set); SOURCE is as in the help of --prompts.
 
     Raises:
-      ValueError: it says nothing.
+      ValueError: the source is empty.
     """
     match = _NAMED.fullmatch(text)
     name, source = (match[1], match[2]) if match else ("", text)
@@ -75,10 +75,10 @@ def _as_name(text: str) -> str:
 
 
 def default_base(model: pathlib.Path) -> Config:
-    """What holds where no run and no preset is given.
+    """Returns the config for an evaluation without a run or a preset.
 
     Raises:
-      ValueError: there is no such folder.
+      ValueError: the model folder is invalid.
     """
     window = context_length(model)
     response_tokens = min(DEFAULT_RESPONSE_TOKENS, window // 2)
@@ -92,20 +92,20 @@ def default_base(model: pathlib.Path) -> Config:
 
 
 def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], model: pathlib.Path) -> Config:
-    """The config of the evaluation: the base's, with what the command line says, for this model.
+    """Returns the evaluation's config: the base config with the command line, for this model.
 
-    Without --prompts the base's own sets are asked. With it, or with --k, it is greedy for one sample a problem and at
-    temperature 1 for more, where neither the set nor the base says a temperature. The folder's weights are whole, so
-    there are no adapters, whatever the base trains.
+    Without --prompts the base's own sets are evaluated. With --prompts or --k the default temperature is 0 for one
+    sample per problem and 1 for more, unless the set or the base sets a temperature. Adapters are off, because the
+    folder's weights are complete.
 
     Args:
-      base: a run's config, a preset, or the defaults.
-      asked: by the command's own flags.
-      given: --config.section.field=value, by dotted path.
-      model: the folder.
+      base: config of a run, a preset, or the defaults.
+      asked: the command's own flags.
+      given: --config.section.field=value overrides by dotted path.
+      model: model folder.
 
     Raises:
-      ValueError: one line says what can't be.
+      ValueError: the settings are invalid.
     """
     window, sets = context_length(model), _sets(base.evaluation, asked.prompts)
     response_tokens = asked.max_tokens or base.sampling.max_response_tokens
@@ -140,14 +140,14 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
         )
     if any(not one.has_source for one in config.evaluation.sets.values()):
         return config
-    # Nothing is held out where nobody asks for it: its source need not be there.
+    # Without the held-out set, its source need not exist.
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, num_problems=0))
 
 
 def _apply_flags(
     name: str, one: Mapping[str, Any], evaluation: Mapping[str, Any], asked: EvalRequest, given: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A set's fields as the flags say, where --config.evaluation.sets.NAME.FIELD doesn't."""
+    """Returns a set's fields with the flags applied, except those set by --config.evaluation.sets.NAME.FIELD."""
     said = {"k": asked.k, "temperature": asked.temperature, "top_p": asked.top_p}
     said |= {"max_tokens": asked.max_tokens, "num_problems": asked.limit}
     found = dict(one) | {
@@ -155,7 +155,7 @@ def _apply_flags(
         for field, value in said.items()
         if value is not None and f"evaluation.sets.{name}.{field}" not in given
     }
-    # A config always has a temperature: one that is not the default was said.
+    # A config always has a temperature, so only one that differs from the default counts as set.
     is_said = (
         found.get("temperature") is not None
         or "evaluation.temperature" in given
@@ -167,7 +167,7 @@ def _apply_flags(
 
 
 def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, EvaluationSet]:
-    """Those of the command line, or all of the base's, the held-out one among them if it has it."""
+    """Returns the sets of the command line, or all of the base's, including the held-out set if it has one."""
     if not prompts:
         held_out = {HELD_OUT: EvaluationSet()} if evaluation.num_problems else {}
         return held_out | dict(evaluation.sets)
@@ -183,10 +183,10 @@ def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, Eva
 
 
 def context_length(model: pathlib.Path) -> int:
-    """Tokens of the model's longest sequence, as its config.json says.
+    """Returns the model's maximum sequence length in tokens, from its config.json.
 
     Raises:
-      ValueError: there is no such folder, or it doesn't say.
+      ValueError: the folder or the field is missing.
     """
     config = _read(model)
     for part in (config, config.get("text_config") or {}):
@@ -196,10 +196,10 @@ def context_length(model: pathlib.Path) -> int:
 
 
 def vocab_size(model: pathlib.Path) -> int:
-    """Rows of its embedding.
+    """Returns the rows of the model's embedding, from its config.json.
 
     Raises:
-      ValueError: its config.json doesn't say.
+      ValueError: the folder or the field is missing.
     """
     config = _read(model)
     for part in (config, config.get("text_config") or {}):

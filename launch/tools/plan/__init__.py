@@ -1,6 +1,5 @@
-"""`python -m launch.tools.plan`: a run in virtual time, and a search over splits of the hardware.
+"""`python -m launch.tools.plan`: simulates a run in virtual time, and searches splits of the hardware.
 
-`simulate` joins the parts: `rollout` (engines, simulated by `sim_engine` from an `engine_profile`), `learner` with its
-`chips`, the `pool` of tickets and the `calendar` that is their clock; `profiles` and `lengths` are the input, `outcome`
-and `report` what comes out, `search` tries many.
+`sim` simulates engines, learner and tickets. `profile` and `workload` are its input, `plan_tables` prints its output,
+`search` tries many splits, and `control_plane` computes loads of store and links.
 """

@@ -1,11 +1,11 @@
-"""`python -m launch.tools.plan --config=PRESET --profile=FILE.json [--search]`: a run in virtual time.
+"""`python -m launch.tools.plan --config=PRESET --profile=FILE.json [--search]`: simulates a run in virtual time.
 
-The real round planner, arrival policy and admission code over simulated engines and a simulated learner; a profile
-says what the hardware and the workload are like. Prints step time, waiting ratios, lag and utilisation; with --search
-it tries splits of a chip budget, async ratios, widths and engine sizes, and ranks them within a lag bound.
+Runs the real round planner, arrival policy and admission code over simulated engines and a simulated learner. The
+profile describes the hardware and the workload. Prints step time, waiting ratios, lag and utilization. With --search it
+tries splits of a chip budget, async ratios, widths and engine sizes, and ranks them within a lag bound.
 
-It also says what each part (engines, learner, store, links) is asked for and can take, which gives out first and what
-to change.
+It also prints load and capacity of each resource (engines, learner, store, links), the first bottleneck, and how to fix
+it.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
     title = f"{config.preset}: {profile.num_engines} engines, {profile.num_learner_chips} learner chips"
     console.print(outcome_table(outcome, title=title))
     cluster = ClusterModel.of(config, profile)
-    # Of groups of the mean size: those that are dropped are the long ones.
+    # Groups of the mean size, because dropped groups are longer than average.
     pace = outcome.tokens_per_s / cluster.workload.num_samples / cluster.workload.response_tokens
     limit = bottleneck(cluster)
     console.print(parts_table(cluster.parts(pace), groups_per_s=pace))
@@ -131,7 +131,7 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
 
 
 def as_json(outcome: SimResult, choice: Choice | None = None) -> dict:
-    """Plain data."""
+    """Returns the result as JSON-serializable data."""
     data = dataclasses.asdict(outcome)
     return data if choice is None else {"choice": dataclasses.asdict(choice)} | data
 

@@ -1,4 +1,4 @@
-"""Tables and JSON."""
+"""Tables and JSON data of the planner."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from launch.tools.plan.sim.event_queue import Lag, SimResult
 
 
 def parts_table(parts: Sequence[Resource], *, groups_per_s: float) -> Table:
-    """A part a row, the fullest first."""
+    """Returns a table with one resource per row, by decreasing utilization."""
     title = f"what each part is asked for at {groups_per_s:.3g} groups/s"
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left")
     table.add_column("part")
@@ -30,7 +30,7 @@ def parts_table(parts: Sequence[Resource], *, groups_per_s: float) -> Table:
 
 
 def verdict(cluster: ClusterModel, limit: Bottleneck, *, groups_per_s: float) -> list[str]:
-    """Lines that say what gives out first, where, and what to change; and what would be next."""
+    """Returns lines that name the first bottleneck, its pace, the fix, and the next bottleneck."""
     part = limit.part
     lines = [f"gives out first: {part.name}, {_at(limit, groups_per_s)}"]
     if part.made_of:
@@ -52,7 +52,7 @@ def _at(limit: Bottleneck, groups_per_s: float) -> str:
 
 
 def publish_lines(cluster: ClusterModel) -> list[str]:
-    """How long a version takes to the engines, in full and as a delta."""
+    """Returns a line on the time to transfer a version to the engines, in full and as a delta."""
     if (transfers := cluster.transfers) is None or transfers.way == "memory":
         return []
     hosts = f"{transfers.num_learner_hosts} learner hosts to {transfers.num_actor_hosts} actor hosts"
@@ -63,13 +63,13 @@ def publish_lines(cluster: ClusterModel) -> list[str]:
 
 
 def as_json(cluster: ClusterModel, limit: Bottleneck, *, groups_per_s: float) -> dict[str, Any]:
-    """Plain data."""
+    """Returns JSON-serializable data."""
     parts = [dataclasses.asdict(p) | {"share": p.share} for p in cluster.parts(groups_per_s)]
     return {"parts": parts, "limit": dataclasses.asdict(limit)}
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number of three digits with its unit, in thousands of it where there are many."""
+    """Formats a number with three digits and its unit, with a k, M, G or T prefix."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g} {prefix}{unit}".rstrip()
@@ -77,7 +77,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def outcome_table(outcome: SimResult, *, title: str) -> Table:
-    """One run, a number a row."""
+    """Returns the table of one run, with one number per row."""
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
@@ -87,7 +87,7 @@ def outcome_table(outcome: SimResult, *, title: str) -> Table:
 
 
 def rows(outcome: SimResult) -> list[tuple[str, str]]:
-    """The numbers of a run, named and with units."""
+    """Returns the numbers of a run with names and units."""
 
     def of_rounds(name: str) -> str:
         mean = outcome.round_mean(name)
@@ -120,7 +120,7 @@ def _lag(lag: Lag) -> str:
 
 
 def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | None) -> Table:
-    """The best choices, the best first."""
+    """Returns the table of the best choices, the best first."""
     bound = "" if max_lag is None else f", lag at most {max_lag}"
     within = sum(t.within_bound for t in tried)
     title = f"{within} of {len(tried)} choices{bound}"
@@ -149,20 +149,20 @@ def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | No
 
 
 def window_name(choice: Choice) -> str:
-    """What bounds the groups in service."""
+    """Describes the admission window of a choice."""
     if choice.async_ratio is not None:
         return f"alpha {choice.async_ratio:g}"
     return f"{choice.width} groups" if choice.width else "fifo"
 
 
 def plot_search(tried: Sequence[SearchResult], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
-    """Response tokens/s against the largest lag, and against the split; a line a window, at its best engine size.
+    """Plots response tokens/s against maximum lag and against the split; one line per window at its best engine size.
 
     Raises:
       ValueError: matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # an extra: everything but the plot works without it
+        from matplotlib.figure import Figure  # optional dependency, needed only for the plot
     except ImportError as e:
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from e
     figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Measured profiles of engine, learner, store, network."""
+"""Measured profiles of engine, learner, store and network."""
 
 import dataclasses
 import json
@@ -25,94 +25,95 @@ def _check(section: str, node: "StoreProfile | NetworkProfile", *, least: int, c
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreProfile:
-    """Seconds of the store's time that calls take when many clients ask at once: one over the calls a second.
+    """Store time per call under concurrent clients, in seconds: the inverse of calls/s.
 
-    A store serves one run's writes one after the other (`bridge/store/postgres/schema.sql`, `lock_run`), and on one
-    server reads take the same cores. So all calls' seconds are added up, and a second has one.
+    A store processes the writes of one run sequentially (`bridge/store/postgres/schema.sql`, `lock_run`), and on one
+    server reads use the same cores. So the seconds of all calls are added, with a capacity of 1 s/s.
     """
 
     group_s: float
-    """Of a group, or single sample where those are claimed, whatever its size: offered, put, read, acknowledged."""
+    """Seconds per group (per sample if samples are claimed), regardless of size: issue, put, read, acknowledge."""
     byte_s: float = 0.0
-    """Of each byte of it on top: sent in, written, read, sent out, encoded and decoded."""
+    """Additional seconds per byte of a group: transfer, write, read, encoding and decoding."""
     claim_call_s: float = 0.0
-    """Of a claim, which takes the run's lock whether or not it finds a ticket."""
+    """Seconds per claim, which takes the run's lock even without an open ticket."""
     write_s: float = 0.0
-    """Of a small write that waits for no other of the run: a heartbeat, leases renewed."""
+    """Seconds per small write without the run's lock: a heartbeat or a lease renewal."""
     read_s: float = 0.0
-    """Of a small read."""
+    """Seconds per small read."""
     row_s: float = 0.0
-    """Of each row of a read that returns many. Where the store counts engines it looks at as many, and sends none."""
+    """Seconds per row of a read of many rows. Counting engines reads as many rows without returning them."""
     listener_s: float = 0.0
-    """Of telling one more process of a change (LISTEN)."""
+    """Seconds per listening process and change (LISTEN)."""
     max_connections: int = 0
-    """That the server takes, its own among them; 0: no bound."""
+    """Connections that the server accepts, including reserved ones. 0 means no bound."""
     connections_per_process: int = 2
-    """Of an actor or learner: one that listens, and one that asks."""
+    """Connections per actor or learner: one listens, one queries."""
     link_bytes_per_s: float = 0.0
-    """Of the server's network, each way; 0: no bound."""
+    """Bandwidth of the server's link per direction, in bytes/s. 0 means no bound."""
 
     def __post_init__(self) -> None:
-        """Checks the signs."""
+        """Raises ValueError if a value is negative or not finite."""
         _check("store", self, least=1, counts=("connections_per_process",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkProfile:
-    """How weights get from learner hosts to actor hosts. A rate of 0 has no bound."""
+    """Network path of weights from learner hosts to actor hosts. A rate of 0 means no bound."""
 
     weights_bytes: int
-    """Of a version in full, in the served dtype."""
+    """Bytes of a full version, in the served dtype."""
     delta_bytes: int = 0
-    """Of a version as a delta against the one before; 0: no deltas are made (as with publish.full_every=1)."""
+    """Bytes of a delta to the previous version. 0 means no deltas (as with publish.full_every=1)."""
     write_bytes_per_s: float = 0.0
-    """That a learner host casts, copies and hashes of its own rows, while training goes on."""
+    """Rate at which a learner host casts, copies and hashes its own rows during training, in bytes/s."""
     learner_bytes_per_s: float = 0.0
-    """Of one learner host's link, each way."""
+    """Bandwidth of one learner host's link per direction, in bytes/s."""
     serve_bytes_per_s: float = 0.0
-    """That one learner host's snapshot server sends, if the link lets it: with TLS it is bounded by its cores."""
+    """Maximum send rate of one learner host's snapshot server, in bytes/s; TLS makes it CPU-bound."""
     actor_bytes_per_s: float = 0.0
-    """Of one actor host's link, each way."""
+    """Bandwidth of one actor host's link per direction, in bytes/s."""
     fetch_bytes_per_s: float = 0.0
-    """That one actor host takes in and verifies, if the link lets it."""
+    """Maximum rate at which one actor host receives and verifies weights, in bytes/s."""
     bucket_bytes_per_s: float = 0.0
-    """Of publish.bucket, all readers together."""
+    """Bandwidth of publish.bucket over all readers, in bytes/s."""
     chips_per_learner_host: int = 1
     engines_per_host: int = 1
-    """Those of one host share one download."""
+    """Engines per actor host, which share one download."""
 
     def __post_init__(self) -> None:
-        """Checks the signs and that there is a model."""
+        """Raises ValueError if a value is negative or not finite, or a count is less than 1."""
         _check("network", self, least=1, counts=("weights_bytes", "chips_per_learner_host", "engines_per_host"))
 
 
 def lowest(*rates: float) -> float:
-    """The lowest of rates of which 0 has no bound; infinity if none has one."""
+    """Returns the lowest rate, where 0 means no bound; infinity if all are unbounded."""
     return min((r for r in rates if r), default=math.inf)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineProfile:
-    """What an engine can do."""
+    """Speed and capacity of an engine."""
 
     running: tuple[float, ...]
-    """Numbers of running sequences that the throughput was measured at, rising."""
+    """Increasing numbers of running sequences at which the throughput was measured."""
     tokens_per_s: tuple[float, ...]
-    """All sequences together, at each of them. Linear between, through (0, 0) before, constant after."""
+    """Throughput of all sequences at each number, in tokens/s. Interpolated linearly from (0, 0), constant after the
+    last."""
     max_num_seqs: int
     kv_capacity_tokens: int = 0
-    """Prompt and response tokens of all running sequences; 0 for no bound."""
+    """KV cache capacity in prompt and response tokens of all running sequences. 0 means no bound."""
     kv_watermark: float = 0.0
-    """Share of the cache that stays free when a waiting request starts beside others (vLLM's `watermark`; 0 too)."""
+    """Share of the cache that must stay free when a waiting request starts next to others (vLLM's `watermark`)."""
     prefill_s_per_token: float = 0.0
     request_s: float = 0.0
-    """What a request costs whatever its length: being taken in, scheduled, handed back. Nothing is decoded meanwhile.
-    A request that was ended for new weights and goes on as another one costs it again."""
+    """Seconds per request regardless of its length (scheduling, input, output), in which nothing is decoded. A request
+    that is restarted for new weights costs it again."""
     start_latency_s: float = 0.0
-    """From a request's start in the engine to its first token, on top of its prompt and of `request_s`."""
+    """Seconds from a request's start in the engine to its first token, in addition to its prompt and `request_s`."""
 
     def __post_init__(self) -> None:
-        """Checks the table and the bounds."""
+        """Raises ValueError if the table or a bound is invalid."""
         if not self.running or len(self.running) != len(self.tokens_per_s):
             raise ValueError(
                 "engine.running and engine.tokens_per_s must be lists of one length, at least 1; "
@@ -131,11 +132,11 @@ class EngineProfile:
                 raise ValueError(f"engine.{name} must be finite and >= 0, got {getattr(self, name)}")
 
     def throughput(self, num_running: float) -> float:
-        """Returns the tokens/s of all sequences together when so many run."""
+        """Returns the total tokens/s of `num_running` sequences."""
         return float(np.interp(min(num_running, self.max_num_seqs), (0.0, *self.running), (0.0, *self.tokens_per_s)))
 
     def speeds(self) -> list[float]:
-        """Tokens/s of one sequence when h run, for h = 0 .. max_num_seqs; 0 for none."""
+        """Returns the tokens/s of one sequence among h running ones, for h = 0 .. max_num_seqs; 0 for h = 0."""
         h = np.arange(1, self.max_num_seqs + 1)
         total = np.interp(h, (0.0, *self.running), (0.0, *self.tokens_per_s))
         return [0.0, *(total / h).tolist()]
@@ -150,41 +151,41 @@ def _not_negative(section: str, node: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerProfile:
-    """What training costs."""
+    """Cost of training."""
 
     seconds_per_token: float
-    """Of one chip, for a token of prompt or response: forward, backward, and what else grows with the tokens."""
+    """Chip-seconds per prompt or response token: forward, backward, and other work proportional to tokens."""
     micro_batch_s: float = 0.0
-    """Of each micro-batch, whatever it holds and however many chips there are."""
+    """Seconds per micro-batch, regardless of its content and the number of chips."""
     micro_batch_tokens: int = 0
-    """Tokens that a micro-batch holds; 0: packing.rows x packing.row_tokens."""
+    """Tokens per micro-batch. 0 means packing.rows x packing.row_tokens."""
     optimizer_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the signs."""
+        """Raises ValueError if a value is negative or not finite."""
         _not_negative("learner", self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishProfile:
-    """What new weights cost."""
+    """Cost of a weight update."""
 
     export_s: float = 0.0
-    """The learner, which stands still meanwhile."""
+    """Seconds of the export, which block the learner."""
     prefetch_s: float = 0.0
-    """From the announcement to the pause: noticing it, copy, check; the engine generates meanwhile. What a network
-    takes (`Profile.network`) comes on top."""
+    """Seconds from the announcement to the pause, for notice, copy and verification; the engine generates meanwhile.
+    Network time (`Profile.network`) is added."""
     pause_s: float = 0.0
-    """Generation stands still."""
+    """Seconds without generation."""
 
     def __post_init__(self) -> None:
-        """Checks the signs."""
+        """Raises ValueError if a value is negative or not finite."""
         _not_negative("publish", self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """All that the planner wants to know beside a config."""
+    """Input of the planner in addition to a config."""
 
     engine: EngineProfile
     response_tokens: LengthProfile
@@ -194,24 +195,24 @@ class Profile:
     num_engines: int = 1
     chips_per_engine: int = 1
     num_learner_chips: int = 1
-    """0: the learner has none of its own and trains on the engines'. All of them are its own when a round's rollout has
-    ended; with rounds.train_start=group_ready half of them from some point in the round on
-    (`launch/tools/plan/sim/chips.py`)."""
+    """Chips of the learner. 0 means that it trains on the engines' chips: on all of them after a round's rollout, or
+    with rounds.train_start=group_ready on half of them from some point of the round (`launch/tools/plan/sim/chips.py`).
+    """
     verifier_s: float = 0.0
-    """From a group's last response to its place in the store."""
+    """Seconds from a group's last response to its storage."""
     claim_s: float = 0.0
-    """From a ticket's issue to an actor that looks for it."""
+    """Seconds from a ticket's issue until a polling actor sees it."""
     zero_variance_groups: float = 0.0
-    """Share of the groups whose rewards are all equal; it matters with rounds.filter_zero_variance."""
+    """Share of groups with zero reward variance; used with rounds.filter_zero_variance."""
     episodes: EpisodeProfile | None = None
-    """None: a response is one turn, without an environment."""
+    """Multi-turn episodes. None means that a response is one turn without an environment."""
     store: StoreProfile | None = None
-    """None: it costs nothing and takes everything."""
+    """Store. None means no cost and unlimited capacity."""
     network: NetworkProfile | None = None
-    """None: what publish says of new weights is all there is to them, however many hosts there are."""
+    """Network. None means that `publish` is the whole cost of a weight update, for any number of hosts."""
 
     def __post_init__(self) -> None:
-        """Checks the counts."""
+        """Raises ValueError if a value is out of range."""
         for name, least in (("num_engines", 1), ("chips_per_engine", 1), ("num_learner_chips", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
@@ -222,7 +223,7 @@ class Profile:
 
     @property
     def num_chips(self) -> int:
-        """Of engines and learner together."""
+        """Number of chips of engines and learner in total."""
         return self.num_engines * self.chips_per_engine + self.num_learner_chips
 
 
@@ -230,7 +231,7 @@ def from_dict(raw: Any) -> Profile:
     """Builds a profile from plain data.
 
     Raises:
-      ValueError: a field is missing, unknown or of another type; it is named.
+      ValueError: a field is missing, unknown or of the wrong type; the message names it.
     """
     _refuse_unknown(raw, Profile, "profile")
     try:
@@ -240,15 +241,15 @@ def from_dict(raw: Any) -> Profile:
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """Plain data that `from_dict` reads back."""
+    """Returns plain data that `from_dict` accepts."""
     return dataclasses.asdict(profile)
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
-    """Reads a JSON file.
+    """Reads a profile from a JSON file.
 
     Raises:
-      ValueError: it isn't there, is no JSON or no profile.
+      ValueError: the file is missing, not JSON, or not a profile.
     """
     try:
         raw = json.loads(pathlib.Path(path).read_text())
@@ -269,6 +270,6 @@ def _refuse_unknown(raw: Any, kind: Any, path: str) -> None:
     for name, value in raw.items():
         if name not in fields:
             raise ValueError(f"{path} has no field {name!r}; it has {', '.join(fields)}")
-        for part in (fields[name], *typing.get_args(fields[name])):  # also of `Part | None`
+        for part in (fields[name], *typing.get_args(fields[name])):  # also handles `Part | None`
             if dataclasses.is_dataclass(part) and value is not None:
                 _refuse_unknown(value, part, name)

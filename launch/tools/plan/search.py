@@ -1,4 +1,4 @@
-"""Tries splits of a chip budget, async ratios, widths and engine sizes; keeps what stays within a lag bound."""
+"""Search over splits of a chip budget, async ratios, widths and engine sizes, within a lag bound."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
 _FULL_SPEED = 0.97
-"""Part of the engines' full speed that the frontier must leave them."""
+"""Share of the engines' full speed that the frontier must allow."""
 _ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _WIDTHS_IN_UPDATES = (1, 2, 4, 8)
 _SPLITS = 8
@@ -25,24 +25,24 @@ class Choice:
     num_learner_chips: int
     max_num_seqs: int
     async_ratio: float | None
-    """For a window; None: its width is given."""
+    """Async ratio of a window. None means that `width` is used."""
     width: int
-    """Groups; 0 for fifo, and where async_ratio says it."""
+    """Width in groups. 0 for fifo, or if `async_ratio` is set."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """A choice and what it came to."""
+    """A choice and its simulated outcome."""
 
     choice: Choice
     outcome: SimResult
     within_bound: bool
-    """No group was trained at a higher lag than allowed."""
+    """True if no group was trained at a higher lag than allowed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What to try; empty lists stand for defaults that suit the config."""
+    """Values to try; empty tuples select defaults that fit the config."""
 
     num_chips: int
     engines: tuple[int, ...] = ()
@@ -51,10 +51,10 @@ class Grid:
     max_num_seqs: tuple[int, ...] = ()
 
     def choices(self, config: Config, profile: Profile) -> Iterator[Choice]:
-        """Every point.
+        """Yields all choices.
 
         Raises:
-          ValueError: the budget has no split, or a list fits not the config's admission.
+          ValueError: the chip budget cannot be split, or a list does not match the config's admission policy.
         """
         policy = config.admission.policy
         if profile.num_learner_chips == 0:
@@ -99,7 +99,7 @@ class Grid:
         return self.max_num_seqs or sorted({max(1, most // 4), max(1, most // 2), most})
 
     def _windows(self, config: Config, fast: int) -> Sequence[tuple[float | None, int]]:
-        """Pairs of an async ratio and a width; `fast` is the narrowest frontier that leaves engines their speed."""
+        """Returns pairs (async ratio, width); `fast` is the narrowest frontier at which engines keep their speed."""
         policy, per_update = config.admission.policy, config.rounds.groups_per_update
         if policy == "fifo":
             return [(None, 0)]
@@ -111,7 +111,7 @@ class Grid:
         return [(None, width) for width in sorted(widths) if width <= config.rounds.groups_per_round]
 
     def _ratios(self, config: Config) -> Sequence[float]:
-        # Tickets are issued ahead for rounds.max_lag_steps updates at most: a higher ratio changes nothing.
+        # Tickets are issued at most rounds.max_lag_steps updates ahead, so a higher ratio has no effect.
         bound = math.inf if config.rounds.max_lag_steps is None else config.rounds.max_lag_steps
         for ratio in self.async_ratios:
             if ratio > bound:
@@ -122,13 +122,13 @@ class Grid:
 
 
 def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Profile]:
-    """The config and profile of a choice."""
+    """Returns the config and profile of a choice."""
     is_default = not choice.width and choice.async_ratio is None
     admission = dataclasses.replace(
         config.admission,
         width=choice.width,
         async_ratio=choice.async_ratio,
-        sequences=config.admission.sequences if is_default else 0,  # H follows from the others
+        sequences=config.admission.sequences if is_default else 0,  # H follows from the other fields
     )
     engine = dataclasses.replace(profile.engine, max_num_seqs=choice.max_num_seqs)
     changed = dataclasses.replace(
@@ -148,15 +148,15 @@ def search(
     seed: int = 0,
     on_tried: Callable[[SearchResult], None] = lambda tried: None,
 ) -> list[SearchResult]:
-    """All choices: those within the bound first, the fastest first and of equals the one with the lowest lag.
+    """Simulates all choices and returns them ranked.
 
-    The fastest trains the most response tokens a second. By samples a choice would gain from what it leaves behind: the
-    groups that are dropped as stale, or still in progress at the end, are those of the longest responses. Then the
-    others, those nearest to the bound first. `warmup_updates` of None is each choice's own (`simulate.default_warmup`):
-    a wider window takes longer to fill.
+    Choices within the lag bound come first, by decreasing response tokens/s and then increasing lag. Ranking by
+    samples/s would favor choices that drop long responses as stale, or leave them unfinished at the end. The other
+    choices follow by increasing lag. `warmup_updates` None selects the default per choice (`simulate.default_warmup`),
+    because wider windows take longer to fill.
 
     Raises:
-      ValueError: the grid has a value that fits neither config nor profile.
+      ValueError: a grid value does not match the config or profile.
     """
     tried = []
     for choice in grid.choices(config, profile):
@@ -170,7 +170,8 @@ def search(
 
 
 def _rank(tried: SearchResult) -> tuple[int, float, float]:
-    # A lag over the bound is worse than any within it. Speeds to four digits: what differs by less is equal.
+    # A lag over the bound ranks below any lag within it. Speeds are compared to four digits, so smaller differences are
+    # ties.
     over = 0 if tried.within_bound else 1 + tried.outcome.group_lag.max
     return (over, -float(f"{tried.outcome.tokens_per_s:.4g}"), tried.outcome.token_lag.mean)
 
@@ -178,8 +179,8 @@ def _rank(tried: SearchResult) -> tuple[int, float, float]:
 def narrowest_width(config: Config, engine: EngineProfile, *, num_engines: int = 1) -> int:
     """Returns the smallest frontier width F_w with T(F_w K / N) >= 0.97 max T (RolloutPipe section 3.3).
 
-    Groups, of all N engines together. T(h) is an engine's throughput with h sequences. A narrower frontier orders the
-    groups more strictly, but below this width the engine is slower, for which no order makes up.
+    The width is in groups over all N engines, and T(h) is an engine's throughput with h sequences. A narrower frontier
+    orders groups more strictly. Below this width, however, no order makes up for the slower engine.
     """
     num_fast = next(
         h for h in range(1, engine.max_num_seqs + 1) if engine.throughput(h) >= _FULL_SPEED * full_speed(engine)
@@ -188,12 +189,12 @@ def narrowest_width(config: Config, engine: EngineProfile, *, num_engines: int =
 
 
 def full_speed(engine: EngineProfile) -> float:
-    """Returns the tokens/s of an engine at the number of sequences that it is fastest with."""
+    """Returns the maximum tokens/s of an engine over all numbers of sequences."""
     return max(map(engine.throughput, range(1, engine.max_num_seqs + 1)))
 
 
 def too_narrow(config: Config, engine: EngineProfile, *, num_engines: int = 1) -> str | None:
-    """Returns a message if the frontier keeps engines of a known speed slower than they can be; None if it does not."""
+    """Returns a warning if the frontier is too narrow for the engines' full speed, else None."""
     width = narrowest_width(config, engine, num_engines=num_engines)
     if config.admission.policy != "frontier" or config.admission_width >= width:
         return None

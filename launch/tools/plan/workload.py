@@ -1,15 +1,14 @@
-"""Response lengths, episodes, groups drawn from profiles.
+"""Response lengths, episodes and groups drawn from profiles.
 
-RollPacker's shape (`kind="rollpacker"`) is a lognormal through the two quantiles of figure 2, whose sigma is another
-one above the upper of them. Which numbers it goes through:
+RollPacker's shape (`kind="rollpacker"`) is a lognormal through two quantiles of figure 2, with another sigma above the
+upper quantile. Its parameters:
 
-* the median: figure 2 is of 16k tokens at most, and the longest response is 25 to 32 times longer than the median one
-  (section 1), so the median is 512 to 655;
-* the 75th percentile: 755 to 1.1k over three tasks (section 2.2);
-* the end: the longest response reaches the maximum (section 2.2), so one of a batch of 128 x 8 is as long.
+* the median: responses in figure 2 have at most 16k tokens, and the longest is 25 to 32 times the median (section 1),
+so the median is 512 to 655; * the 75th percentile: 755 to 1.1k over three tasks (section 2.2); * the end: the longest
+response reaches the maximum (section 2.2), so one in a batch of 128 x 8 does.
 
-Of each range the geometric mean. Median and percentile are the data's and stay where they are under another
-max_tokens; how far the tail reaches is the maximum's. How much of the spread is the prompt's the paper doesn't say.
+Each range is replaced by its geometric mean. Median and percentile stay fixed under another max_tokens, and the tail
+extends to the maximum. The paper does not give the share of the variance that is due to the prompt.
 """
 
 import dataclasses
@@ -25,14 +24,12 @@ _UNBOUNDED = 1 << 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthProfile:
-    """How many tokens prompts or responses have.
+    """Distribution of prompt or response lengths in tokens.
 
-    * lognormal: median and sigma of the logarithm, cut at max_tokens;
-    * uniform: min_tokens to max_tokens;
-    * rollpacker: RollPacker's figure 2, cut at max_tokens (`launch/tools/plan/workload.py` says which numbers): the
-      longest of a batch reaches max_tokens, wherever that is, and a prompt's responses are alike;
-    * samples: drawn from this list;
-    * groups: prompt n has the lengths of entry n, round and round: a measured workload, replayed.
+    * lognormal: median and sigma of the logarithm, clipped at max_tokens; * uniform: min_tokens to max_tokens; *
+    rollpacker: RollPacker's figure 2, clipped at max_tokens (parameters in `launch/tools/plan/workload.py`). The
+    longest of a batch reaches max_tokens, and a prompt's responses have similar lengths; * samples: drawn from this
+    list; * groups: prompt n has the lengths of entry n, cyclically: a replay of a measured workload.
     """
 
     kind: Literal["lognormal", "uniform", "rollpacker", "samples", "groups"]
@@ -40,15 +37,15 @@ class LengthProfile:
     sigma: float = 0.0
     min_tokens: int = 1
     max_tokens: int = 0
-    """0: no bound."""
+    """Maximum length. 0 means no bound."""
     prompt_share: float | None = None
-    """Share of the logarithm's variance that is the prompt's; the rest differs between its responses. None: 0.8 for
+    """Share of the logarithm's variance due to the prompt; the rest varies between its responses. None means 0.8 for
     rollpacker, else 0."""
     samples: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks that the kind has what it needs."""
+        """Raises ValueError if the kind lacks a field or a value is out of range."""
         if self.min_tokens < 1:
             raise ValueError(f"lengths: min_tokens must be >= 1, got {self.min_tokens}")
         if self.kind == "lognormal" and not (self.median >= 1 and self.sigma >= 0):
@@ -66,25 +63,25 @@ class LengthProfile:
 
     @property
     def share_of_prompt(self) -> float:
-        """`prompt_share` with the default filled in."""
+        """`prompt_share` with its default."""
         default = 0.8 if self.kind == "rollpacker" else 0.0
         return default if self.prompt_share is None else self.prompt_share
 
     @property
     def upper(self) -> int:
-        """No response is longer."""
+        """Maximum length of a response."""
         return self.max_tokens or _UNBOUNDED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatencyProfile:
-    """How long an environment takes to step: normal, of which what is below 0 is left out, so the mean may be above."""
+    """Latency of an environment step: a normal distribution truncated at 0, so its mean may exceed `mean_s`."""
 
     mean_s: float
     deviation_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the signs."""
+        """Raises ValueError if a value is negative or not finite."""
         if not (0 <= self.mean_s < math.inf and 0 <= self.deviation_s < math.inf):
             raise ValueError(
                 f"episodes.step_s: mean_s and deviation_s must be finite and >= 0, got {self.mean_s} and "
@@ -94,24 +91,23 @@ class LatencyProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpisodeProfile:
-    """Episodes: of so many turns, of `Profile.response_tokens` each, with an environment's step after each."""
+    """Multi-turn episodes: each turn has `Profile.response_tokens` tokens, followed by an environment step."""
 
     num_turns: LengthProfile
     step_s: LatencyProfile
     observation_tokens: int = 0
-    """After each turn but the last; they are trained beside the sampled ones."""
+    """Tokens after each turn but the last, which are trained together with the sampled tokens."""
     start_s: float = 0.0
-    """What starting an episode takes of the machine that environments run on: a process, a reset. It does one thing
-    after the other, so a batch that begins at once waits for its last."""
+    """Seconds to start an episode on the environments' machine (process, reset). Starts are sequential, so a batch
+    waits for its last one."""
     turn_s: float = 0.0
-    """What a turn takes of that machine, beside its tokens and the environment's latency: processes that tell each
-    other."""
+    """Seconds of communication per turn on that machine, in addition to tokens and environment latency."""
     in_lock_step: bool = False
-    """All that are in service take their turn together, and step together: nothing of ours does so, it is what
-    environment-level asynchrony is compared with."""
+    """True if all episodes in service take their turns and steps in lock step. Sluice never does; it is the baseline of
+    environment-level asynchrony."""
 
     def __post_init__(self) -> None:
-        """Checks the signs."""
+        """Raises ValueError if a value is negative or not finite."""
         for name in ("observation_tokens", "start_s", "turn_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"episodes.{name} must be finite and >= 0, got {getattr(self, name)}")
@@ -128,22 +124,21 @@ _Z_LONGEST = statistics.NormalDist().inv_cdf(1 - 1 / FIGURE_2_BATCH)
 
 
 class Lengths:
-    """Lengths by problem: 0, 1, ... in the order in which problems are first issued."""
+    """Lengths by problem number, in the order in which problems are first issued."""
 
     def __init__(self, responses: LengthProfile, prompts: LengthProfile, *, seed: int) -> None:
-        """Draws nothing yet."""
         self._responses, self._prompts, self._seed = responses, prompts, seed
 
     def prompt(self, problem: int) -> int:
-        """Tokens of a problem's prompt."""
+        """Returns the tokens of a problem's prompt."""
         return _draw(self._prompts, problem, 1, (self._seed, _PROMPTS, problem), 0)[0]
 
     def responses(self, problem: int, num: int, *, attempt: int = 0) -> list[int]:
-        """Tokens of `num` responses; another attempt at the same problem draws others that are as long on average."""
+        """Returns the tokens of `num` responses; another attempt draws other lengths with the same mean."""
         return _draw(self._responses, problem, num, (self._seed, _RESPONSES, problem), attempt)
 
     def turns(self, problem: int, index: int, num: int, *, attempt: int = 0) -> list[int]:
-        """Tokens of the turns of a problem's episode number `index`."""
+        """Returns the tokens of the turns of a problem's episode number `index`."""
         return _draw(self._responses, problem, num, (self._seed, _TURNS, problem, index), attempt)
 
 
@@ -165,10 +160,10 @@ def _draw(profile: LengthProfile, problem: int, num: int, key: tuple[int, ...], 
 
 
 def _log_tokens(profile: LengthProfile, z: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Logarithm of the length at quantiles of the standard normal, for lognormal and rollpacker."""
+    """Returns the logarithm of the length at standard-normal quantiles, for lognormal and rollpacker."""
     if profile.kind == "lognormal":
         return math.log(profile.median) + profile.sigma * z
     body = math.log(FIGURE_2_P75 / FIGURE_2_MEDIAN) / _Z_P75
-    # A maximum that the body reaches by itself more than once a batch cuts it.
+    # If the body alone exceeds the maximum more than once per batch, lengths are clipped.
     tail = max(body, math.log(profile.max_tokens / FIGURE_2_P75) / (_Z_LONGEST - _Z_P75))
     return math.log(FIGURE_2_P75) + (z - _Z_P75) * np.where(z < _Z_P75, body, tail)

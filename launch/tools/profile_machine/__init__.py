@@ -1,4 +1,5 @@
 """`python -m launch.tools.profile_machine`: measures this machine for the planner.
 
-`command` starts a `worker` for each side and asks; `engine` and `learner` measure.
+`cli` starts one `profile_worker` for the engine and one for the learner. `measure_engine`, `measure_learner` and
+`measure_store` measure.
 """

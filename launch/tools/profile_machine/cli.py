@@ -1,10 +1,11 @@
 """Measures this machine for the planner: `python -m launch.tools.profile_machine --config=FILE --out=profile.json`.
 
-On a real engine and a real learner, of the config given: tokens a second against running sequences (each of about
---context_tokens tokens), KV capacity, the cost of a prompt token; the cost of a training token and of an optimizer
-step; what a publish takes on both sides; how long the model's responses to its own prompts are; what store.url takes.
-`python -m launch.tools.plan --profile=FILE` reads the result; edit it to plan for other numbers of engines and chips
-or other lengths. With --store_only the store alone is measured, and put in its place in the file, where there is one.
+Runs a real engine and a real learner of the given config. Measures tokens/s by number of running sequences (about
+--context_tokens tokens each) and KV capacity. Measures the costs of a prompt token, a training token, an optimizer
+step, and a publish on both sides. Also measures the lengths of the model's responses to its own prompts, and the speed
+of store.url. `python -m launch.tools.plan --profile=FILE` reads the result. Edit it to plan for other numbers of
+engines and chips, or other lengths. With --store_only, only the store is measured, and its part of an existing file is
+replaced.
 """
 
 import contextlib
@@ -47,13 +48,13 @@ _STORE_ONLY = flags.DEFINE_bool(
 
 _START_S, _ANSWER_S = 900.0, 1800.0
 _NUM_PUBLISHES = 4
-"""The first is left out: it maps cold memory."""
+"""Number of publishes; the first is discarded because it maps cold memory."""
 _LONGEST_TOKENS = 128
-"""Of the responses that an engine's speed is measured with."""
+"""Maximum response length in tokens for measuring an engine's speed."""
 
 
 def main() -> int:
-    """Measures and writes; 1 if a process failed, with its log's end."""
+    """Measures and writes the profile; returns 1 if a process failed, after printing the end of its log."""
     with cli.usage_errors():
         out = check_out_file(_OUT.value)
         if flags.FLAGS.run_dir is not None:
@@ -99,19 +100,19 @@ def _measure_store(out: pathlib.Path) -> int:
 def measure(
     prepared: prepare_run.PreparedRun, logs: pathlib.Path, *, num_prompts: int, context_tokens: int
 ) -> dict[str, Any]:
-    """A profile of this machine, as `launch/tools/plan/profile.py` reads it: one engine, one learner.
+    """Measures a profile of this machine for `launch/tools/plan/profile.py`, with one engine and one learner.
 
     Args:
-      prepared: the run whose model and sizes are measured.
-      logs: a folder for the processes' logs.
+      prepared: run whose model and sizes are measured.
+      logs: folder for the processes' logs.
       num_prompts: prompts whose responses are sampled for their lengths.
-      context_tokens: how long sequences are while the engine's speed is measured; 0: half of model.max_tokens.
+      context_tokens: sequence length while measuring the engine's speed; 0 means half of model.max_tokens.
 
     Raises:
       ChildError: a process failed or hung.
     """
     config = prepared.config
-    with contextlib.ExitStack() as children:  # each is ended, whatever fails
+    with contextlib.ExitStack() as children:  # closes each child after any error
 
         def start(role: str) -> RpcProcess:
             child = RpcProcess(
@@ -130,7 +131,7 @@ def measure(
 
         publishes = [ask(learner, "publish") | ask(engine, "update") for _ in range(_NUM_PUBLISHES)][1:]
         publish = {name: statistics.median(p[name] for p in publishes) for name in publishes[0]}
-        publish["prefetch_s"] += LOOK_S / 2  # an actor hears of it that often
+        publish["prefetch_s"] += LOOK_S / 2  # mean delay until an actor notices it
         problems = ask(learner, "problems", count=num_prompts)
         num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
         context_tokens = context_tokens or config.model.max_tokens // 2
@@ -141,8 +142,8 @@ def measure(
             "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
             "learner": ask(learner, "training"),
             "publish": publish,
-            "claim_s": LOOK_S / 2,  # likewise
+            "claim_s": LOOK_S / 2,  # mean delay, as above
             **ask(engine, "judging", task=problems["task"]),
-            # A file's store serves one machine's few actors, and takes its time to measure.
+            # A file store serves only the few actors of one machine, and measuring it takes time.
             **({"store": store_profile(config.store, logs)} if is_server(config.store) else {}),
         }

@@ -1,4 +1,4 @@
-"""How fast an engine decodes, against the number of sequences it runs at once (PipelineRL's U(h), appendix A)."""
+"""Decoding speed of an engine by number of concurrent sequences (U(h) of PipelineRL, appendix A)."""
 
 import asyncio
 import math
@@ -14,26 +14,25 @@ from actor.vllm.engine import VllmEngine
 from bridge.rollout_types import Sampling
 
 _FEW = 4
-"""Tokens of the shorter of two measurements, whose difference leaves out the prompts and the start."""
+"""Tokens of the shorter measurement; subtracting it removes the cost of prompts and startup."""
 _SHORT, PROMPT_TOKENS = 4, 16
-"""Prompt tokens, likewise; no prompt is longer where no context is asked for."""
+"""Prompt tokens of the two measurements; the maximum prompt length without a requested context."""
 _PROMPT_TOKENS_PER_STEP = 1024
-"""An engine computes at least so many prompt tokens a step, so it is known how many steps prompts take at most."""
+"""Minimum prompt tokens per engine step, which bounds the steps that prompts take."""
 _REPEATS = 3
 
 
 async def profile_engine(
     engine: VllmEngine, *, counts: Sequence[int], num_tokens: int, context_tokens: int = 0, max_tokens: int = 0
 ) -> dict[str, Any]:
-    """The `engine` part of a profile (`launch/tools/plan/profile.py`), measured on the engine as it runs.
+    """Measures the `engine` part of a profile (`launch/tools/plan/profile.py`) on a running engine.
 
     Args:
-      engine: serves weights already, and nobody else.
-      counts: numbers of sequences, rising; the last is what the engine runs at most.
+      engine: engine that serves weights and has no other clients.
+      counts: increasing numbers of sequences; the last is the engine's maximum.
       num_tokens: response length of the measurements.
-      context_tokens: sequences are about so long while they are timed, or as long as all of them fit the KV cache; 0:
-        as short as can be.
-      max_tokens: the engine's longest sequence; needed with `context_tokens`.
+      context_tokens: approximate sequence length during the measurement, bounded by the KV cache; 0 means minimal.
+      max_tokens: the engine's maximum sequence length; required with `context_tokens`.
     """
     kv_tokens = engine.size.kv_tokens
 
@@ -52,15 +51,15 @@ async def profile_engine(
 
 
 def counts_up_to(limit: int) -> list[int]:
-    """1, 2, 4, ... and `limit`."""
+    """Returns 1, 2, 4, ... and `limit`."""
     powers = [1 << i for i in range(limit.bit_length())]
     return [p for p in powers if p < limit] + [limit]
 
 
 def _context(count: int, num_tokens: int, context_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """(prompt tokens, tokens of the shorter measurement) so that what they differ by is decoded around a context.
+    """Returns (prompt tokens, tokens of the shorter measurement) so that the timed tokens are decoded around a context.
 
-    The shorter responses outlast the computation of all prompts, so that this is the same in both measurements.
+    The shorter responses outlast the computation of all prompts, so both measurements include the same prompt work.
     """
     context_tokens = min(context_tokens, max_tokens - num_tokens // 2)
     if context_tokens <= _SHORT + num_tokens // 2:
@@ -74,17 +73,17 @@ def _context(count: int, num_tokens: int, context_tokens: int, max_tokens: int) 
 async def tokens_per_s(
     engine: Engine, count: int, num_tokens: int, *, prompt_tokens: int = _SHORT, few: int = _FEW
 ) -> float:
-    """Tokens a second, all together, of `count` sequences.
+    """Returns the tokens/s of `count` concurrent sequences in total.
 
-    Two batches, of `few` tokens and of `num_tokens - _FEW` more, all begun at once: the rate is the tokens they differ
-    by over the seconds they differ by. The median of some tries.
+    Runs batches of `few` tokens and of `num_tokens - _FEW` more. The rate is the difference of tokens over the
+    difference of seconds. Returns the median of several tries.
 
     Raises:
       ValueError: `num_tokens` is too small to measure a difference.
     """
     if num_tokens < 2 * _FEW:
         raise ValueError(f"an engine's speed needs responses of {2 * _FEW} tokens or more, got {num_tokens}")
-    await _batch_s(engine, count, few, prompt_tokens)  # once unmeasured, for what is compiled on first use
+    await _batch_s(engine, count, few, prompt_tokens)  # not measured: compiles on first use
     more = num_tokens - _FEW
     times = []
     for _ in range(_REPEATS):
@@ -94,18 +93,19 @@ async def tokens_per_s(
 
 
 async def request_costs(engine: Engine, count: int, *, step_s: float) -> dict[str, float]:
-    """What requests cost beside their tokens: `prefill_s_per_token`, `request_s` and `start_latency_s` of a profile.
+    """Measures the costs per request: `prefill_s_per_token`, `request_s` and `start_latency_s` of a profile.
 
-    From responses of one token: `count` longer prompts against as many shorter ones give the prompt token, many
-    requests against a single one what a request costs, and the single one, less its token, what is left.
+    All responses have one token. The difference between `count` longer and `count` shorter prompts gives the cost per
+    prompt token. Many requests compared with one give the cost per request. The remaining time of one request without
+    its token is the latency.
 
     Args:
-      engine: serves nobody else.
-      count: requests sent at once; as many as it runs.
-      step_s: what a step of `count` sequences takes, which all `count` responses share.
+      engine: engine without other clients.
+      count: concurrent requests, the engine's maximum.
+      step_s: seconds per decoding step of `count` sequences.
     """
     many, longer, one, few = [
-        statistics.median(times[1:])  # the first may compile
+        statistics.median(times[1:])  # the first try may compile
         for times in zip(*[await _costs_once(engine, count) for _ in range(1 + _REPEATS)], strict=True)
     ]
     prefill_s = max(longer - many, 0.0) / (count * (PROMPT_TOKENS - _SHORT))

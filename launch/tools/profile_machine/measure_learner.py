@@ -1,4 +1,4 @@
-"""What training costs on this machine: seconds of a micro-batch and of an optimizer step."""
+"""Training cost on this machine: seconds per micro-batch and per optimizer step."""
 
 import statistics
 import time
@@ -21,20 +21,21 @@ _REPEATS = 5
 def profile_learner(
     config: Config, steps: TrainStep, anchors: FrozenPolicies, state: TrainState, *, base: Params | None = None
 ) -> tuple[dict[str, float], TrainState]:
-    """The `learner` part of a profile (`launch/tools/plan/profile.py`), timed on full micro-batches of the run's shape.
+    """Measures the `learner` part of a profile (`launch/tools/plan/profile.py`) on full micro-batches.
 
-    The device computes a micro-batch whole, so a token's seconds are the gradient pass over all its places, as if
-    packing left none empty. The host's part (packing, putting) is a micro-batch's own. Medians, without compilation.
+    A device computes whole micro-batches. Seconds per token are therefore those of a gradient pass over all positions,
+    as if packing left none empty. The host's part (packing, transfer) is counted per micro-batch. All values are
+    medians without compilation.
 
     Args:
-      config: the run's.
-      steps: the run's.
-      anchors: the run's.
-      state: the run's, which is stepped on: a second one might not fit the devices.
-      base: what the state's adapters belong to, if it has adapters.
+      config: run config.
+      steps: the run's training steps.
+      anchors: the run's frozen policies.
+      state: the run's state, which is updated, because a second one might not fit the devices.
+      base: base model of the state's adapters, if any.
 
     Returns:
-      The profile, and the state that takes the place of the one given.
+      The profile, and the state that replaces the given one.
     """
     batch = steps.put(full_micro_batch(config).batch)
 
@@ -61,7 +62,7 @@ def profile_learner(
 
 
 def full_micro_batch(config: Config) -> MicroBatch:
-    """A micro-batch of rows without padding: what a run's groups become when they are packed well."""
+    """Returns a micro-batch of rows without padding, as from perfectly packed groups."""
     rows, row_tokens = config.packing.rows, config.packing.row_tokens
     response = min(config.sampling.max_response_tokens, row_tokens - 1)
     rollouts = tuple(_rollout(response, float(i % 2)) for i in range(max(2, rows)))

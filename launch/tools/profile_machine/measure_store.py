@@ -1,8 +1,8 @@
-"""What a config's store can do: the `store` part of a profile (`launch/tools/plan/profile.py`), measured.
+"""Store measurement: the `store` part of a profile (`launch/tools/plan/profile.py`).
 
-Several clients ask it the same thing at once, each a process of its own, for as long as it takes to see how many calls
-a second it answers. They run here: where the store is on this machine too they take part of its cores, and what they
-spend in Python counts; where it is elsewhere, this machine must be fast enough to saturate it.
+Several client processes make the same call concurrently, to find the calls/s that the store answers. The clients run on
+this machine. If the store does too, they compete for its cores, and their Python time counts. If the store is
+elsewhere, this machine must be fast enough to saturate it.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from launch.tools.profile_machine.profile_worker import RpcProcess, wait_for
 from launch.tools.profile_machine.store_client import make_group
 
 _SIZES = ((2, 100), (8, 20_000))
-"""Samples and tokens of the two groups that are timed: 3 KB and 2 MB."""
+"""Samples and tokens of the two measured groups: 3 KB and 2 MB."""
 _NUM_GROUPS = (300, 60)
 _WINDOW, _ACKNOWLEDGE_EVERY = 64, 8
 _NUM_OTHERS = 200
-"""Heartbeats that a read of all returns."""
+"""Heartbeats that a read of all heartbeats returns."""
 _MOST_LISTENERS = 40
 _CALL_S = 3.0
 _NUM_TOLD = 150
@@ -41,17 +41,17 @@ _LEASE_S = 600.0
 
 
 def measure_store(url: str, actor_role: str, logs: pathlib.Path, *, num_clients: int = 0) -> dict[str, Any]:
-    """Measures in a run of its own, which is dropped.
+    """Measures a store in a new run, which is dropped afterwards.
 
     Args:
-      url: the store's; a SQLite file must be new.
+      url: store URL; a SQLite file must be new.
       actor_role: as in `create_run`.
-      logs: a folder for the clients' logs.
-      num_clients: 0: one a core, at least 2.
+      logs: folder for the clients' logs.
+      num_clients: number of clients; 0 means one per core, at least 2.
 
     Raises:
       ChildError: a client failed or hung.
-      ValueError: the store refuses us.
+      ValueError: the store rejects the connection.
     """
     run = f"profile-{uuid.uuid4().hex[:12]}"
     with _a_run(url, run, actor_role) as store, contextlib.ExitStack() as stack:
@@ -118,13 +118,13 @@ class _Clients:
         return wait_for(first, *others, deadline_s=_DEADLINE_S)
 
     def seconds_a_call(self, do: str) -> float:
-        """Of the store's time, when all ask at once."""
+        """Returns the store's seconds per call under concurrent calls of all clients."""
         self.send(do, seconds=_CALL_S)
         return 1 / sum(a["num"] / a["seconds"] for a in self.answers())
 
 
 class _Tickets:
-    """Tickets with ids and orders that none had before."""
+    """Source of tickets with unique ids and orders."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -151,7 +151,7 @@ def _ticket(number: int, num_samples: int, kind: TicketKind) -> Ticket:
 
 
 def _groups(store: SqlStore, clients: _Clients, tickets: _Tickets) -> tuple[float, float]:
-    """(seconds of a group of no size, seconds of a byte), by the line through two sizes."""
+    """Returns (seconds per group of size 0, seconds per byte), from a line through two group sizes."""
     points = []
     for (num_samples, num_tokens), num in zip(_SIZES, _NUM_GROUPS, strict=True):
         seconds = seconds_of_a_group(store, clients, tickets, num, num_samples, num_tokens)
@@ -165,9 +165,9 @@ def _groups(store: SqlStore, clients: _Clients, tickets: _Tickets) -> tuple[floa
 def seconds_of_a_group(
     store: SqlStore, clients: _Clients, tickets: _Tickets, num: int, num_samples: int, num_tokens: int
 ) -> float:
-    """Offers tickets, reads and acknowledges groups as a learner does, while all clients hand in.
+    """Issues tickets, and reads and acknowledges groups like a learner, while all clients submit groups.
 
-    The first tenth passes before the clock is read.
+    The first tenth is not timed.
     """
     warm_up = max(1, num // 10)
     total = warm_up + num
@@ -201,14 +201,14 @@ def seconds_of_a_group(
     spent_s = time.perf_counter() - begun_s
     ends = {name: tickets.make(1, num_samples, kind="probe") for name in clients.names}
     for name, ticket in ends.items():
-        store.put_tickets(ticket, only_for=name)  # to be told that there are no more
+        store.put_tickets(ticket, only_for=name)  # tells the client that no more tickets follow
     clients.answers()
     store.withdraw([t.id for ticket in ends.values() for t in ticket])
     return spent_s / num
 
 
 def _listener_s(store: SqlStore, clients: _Clients, tickets: _Tickets, *, num: int) -> float:
-    """Of telling one more of a change: what offering a ticket takes longer while `num` more listen."""
+    """Returns the seconds per additional listener of a change, from ticket issue with and without `num` listeners."""
 
     def told_s() -> float:
         offered = tickets.make(1 + _NUM_TOLD, 2)
@@ -234,27 +234,27 @@ def _max_connections(url: str) -> int:
 
 
 def store_profile(store: StoreConfig, folder: pathlib.Path) -> dict[str, Any]:
-    """The `store` part of a profile: of a config's store, or of a new SQLite file in `folder`.
+    """Measures the `store` part of a profile, on a config's store or a new SQLite file in `folder`.
 
     Raises:
       ChildError: a process failed or hung.
-      ValueError: the store refuses us.
+      ValueError: the store rejects the connection.
     """
     url = store.url if is_server(store) else f"sqlite:///{folder}/store.db"  # never the run's own file
     return measure_store(url, store.actor_role, folder)
 
 
 def is_server(store: StoreConfig) -> bool:
-    """Whether the store is a database server, which actors of many machines may share."""
+    """Returns True if the store is a database server, which actors of many machines may share."""
     return bool(store.url) and not sqlite_path(store.url)
 
 
 def put_store(store: StoreConfig, out: pathlib.Path) -> dict[str, Any]:
-    """Measures a config's store into a profile's file, the rest of which stays; returns that part.
+    """Measures a config's store and replaces the `store` part of a profile file; returns that part.
 
     Raises:
       ChildError: a process failed or hung.
-      ValueError: the file is there and is no profile.
+      ValueError: the file exists and is not a profile.
     """
     try:
         profile = json.loads(out.read_text()) if out.exists() else {}

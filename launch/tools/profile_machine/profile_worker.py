@@ -1,8 +1,8 @@
-"""One of the two processes that `launch.tools.profile_machine` measures with: the learner's side or the engine's.
+"""Worker of `launch.tools.profile_machine`: runs the learner or the engine to be measured.
 
 python -m launch.tools.profile_machine.profile_worker learner|engine RUN_FOLDER      (started by profile_machine)
 
-A child answers on a descriptor of its own, since libraries print to stdout.
+It answers on a separate file descriptor, because libraries print to stdout.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ _END_S = 30.0
 
 
 class ChildError(RuntimeError):
-    """A process failed, or did not answer in time; its log's end is in the message."""
+    """A process failed or timed out; the message has the end of its log."""
 
 
 class RpcProcess:
-    """A process, seen from the tool that started it.
+    """Handle of a worker process, for the tool that started it.
 
-    It lives as long as this object and is asked for things; one that must be replaced when it dies, and is never spoken
-    to, is a `child.Child`.
+    It lives as long as this object and answers requests. Use `child.Child` for a process that is restarted when it dies
+    and receives no messages.
     """
 
     def __init__(
         self, module: str, arguments: list[str], log: pathlib.Path, *, env: dict[str, str] | None = None
     ) -> None:
-        """Starts `python -P -m module arguments...`; what it prints goes to `log`."""
+        """Starts `python -P -m module arguments...` with its output in `log`."""
         self.name = module.rsplit(".", 1)[-1]
         self._log = log
         read, write = os.pipe()
@@ -75,7 +75,7 @@ class RpcProcess:
         os.close(write)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Asks for something; the answer comes later."""
+        """Sends a request; `wait_for` returns its answer."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -84,14 +84,14 @@ class RpcProcess:
             raise self.failure("ended") from None
 
     def failure(self, what: str) -> ChildError:
-        """The error that says what this process did, with the end of its log."""
+        """Returns an error that describes the process's failure, with the end of its log."""
         tail = self._log.read_text(errors="replace")[-_LOG_TAIL:] if self._log.exists() else ""
         return ChildError(f"{self.name} {what}; its log {self._log} ends with\n{tail}")
 
     def close(self) -> None:
-        """Asks it to end, then insists; also after a failed `send`."""
+        """Asks the process to exit, then terminates and kills it; also works after a failed `send`."""
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what a failed send left in the buffer
+        with contextlib.suppress(BrokenPipeError):  # a failed send leaves data in the buffer
             self.process.stdin.close()
         try:
             for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -106,10 +106,10 @@ class RpcProcess:
             os.close(self._answers)
 
     def _read(self) -> None:
-        """Queues the whole answers that are there.
+        """Queues all complete answers received.
 
         Raises:
-          ChildError: the process ended, or says that something failed.
+          ChildError: the process exited, or reports an error.
         """
         data = os.read(self._answers, 1 << 20)
         if not data:
@@ -123,10 +123,10 @@ class RpcProcess:
 
 
 def wait_for(child: RpcProcess, *others: RpcProcess, deadline_s: float) -> dict[str, Any]:
-    """The next answer of `child`; those of the `others` that come meanwhile are kept for their own turn.
+    """Returns the next answer of `child`; answers of the `others` stay queued.
 
     Raises:
-      ChildError: it, or one of the `others`, failed or ended meanwhile; or the time is up.
+      ChildError: `child` or one of the `others` failed or exited, or the timeout expired.
     """
     end = time.monotonic() + deadline_s
     with selectors.DefaultSelector() as selector:
@@ -141,12 +141,12 @@ def wait_for(child: RpcProcess, *others: RpcProcess, deadline_s: float) -> dict[
 
 
 class RpcServer:
-    """The tool, seen from a child."""
+    """Connection of a worker process to the tool that started it."""
 
     def __init__(self) -> None:
-        """Takes over the descriptor to answer on; this process ends with its parent from here on.
+        """Takes over the answer descriptor and makes this process die with its parent.
 
-        Without a parent, started by hand, it ends at once, with one line and code 2.
+        A process started by hand exits with 2 and one line.
         """
         if _ANSWERS not in os.environ:
             process_tree.refuse("the tool that asks it", "it has nobody to answer")
@@ -154,16 +154,16 @@ class RpcServer:
         self._out = os.fdopen(int(os.environ[_ANSWERS]), "w", buffering=1)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next request; None when there will be none."""
+        """Returns the next request; None if there are no more."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Answers the request."""
+        """Answers the current request."""
         self._out.write(json.dumps(message) + "\n")
 
     def fail(self, error: BaseException) -> None:
-        """Says what ended this process."""
+        """Reports the error that ends this process."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         self.answer({"error": f"{type(error).__name__}: {error}"})
@@ -173,24 +173,23 @@ _NAME = "profile"
 
 
 class LearnerSide:
-    """Publishes, trains, and knows the prompts."""
+    """Learner of the measurement: publishes, trains, and provides prompts."""
 
     def __init__(self, prepared: prepare_run.PreparedRun) -> None:
-        """Opens the run."""
         from learner.run import open_run
 
         self._run = open_run(prepared.config, prepared.folder, prepared.model_folder)
         self._num_publishes = 0
 
     def publish(self) -> dict[str, Any]:
-        """Exports and announces the weights as the next version."""
+        """Publishes the weights as the next version."""
         self._run.publisher.publish(self._run.trainer.published_params(), step=self._num_publishes)
         self._run.publisher.finish()
         self._num_publishes += 1
         return {"export_s": self._run.publisher.last_publish_s}
 
     def training(self) -> dict[str, Any]:
-        """The `learner` part of a profile."""
+        """Measures the `learner` part of a profile."""
         from launch.tools.profile_machine.measure_learner import profile_learner
 
         trainer = self._run.trainer
@@ -200,7 +199,7 @@ class LearnerSide:
         return profile
 
     def problems(self, count: int) -> dict[str, Any]:
-        """Prompts of the run, one of their tasks, and what ends a response."""
+        """Returns prompts of the run, the task of the first one, and the stop tokens."""
         found = [next(self._run.stream.prompts) for _ in range(count)]
         task = found[0].task
         return {
@@ -210,15 +209,14 @@ class LearnerSide:
         }
 
     def close(self) -> None:
-        """Frees the shared memory."""
+        """Closes the run and frees its shared memory."""
         self._run.close()
 
 
 class EngineSide:
-    """Generates, takes over weights, and judges."""
+    """Engine of the measurement: generates, loads weights, and scores."""
 
     def __init__(self, prepared: prepare_run.PreparedRun) -> None:
-        """Starts the engine."""
         from actor.vllm.engine import VllmEngine
         from actor.weights.client import WeightClient
         from actor.weights.model_folder import for_adapters, read_model_folder
@@ -243,10 +241,10 @@ class EngineSide:
         self._runner = asyncio.Runner()
 
     def update(self) -> dict[str, Any]:
-        """Takes over the announced weights.
+        """Loads the announced weights.
 
         Raises:
-          RuntimeError: they were refused.
+          RuntimeError: the weights were rejected.
         """
 
         async def update() -> None:
@@ -259,7 +257,7 @@ class EngineSide:
         return {"prefetch_s": took["prefetch_s"] + took["verify_s"], "pause_s": took["pause_s"]}
 
     def decoding(self, num_tokens: int, context_tokens: int) -> dict[str, Any]:
-        """The `engine` part of a profile."""
+        """Measures the `engine` part of a profile."""
         from launch.tools.profile_machine.measure_engine import counts_up_to, profile_engine
 
         return self._runner.run(
@@ -273,7 +271,7 @@ class EngineSide:
         )
 
     def lengths(self, prompts: list[list[int]], stop_token_ids: list[int]) -> dict[str, Any]:
-        """How long K responses to each prompt are."""
+        """Samples K responses per prompt and returns their lengths."""
         sampling = Sampling(
             max_tokens=self._config.sampling.max_response_tokens,
             temperature=self._config.sampling.temperature,
@@ -293,7 +291,7 @@ class EngineSide:
         return {"groups": self._runner.run(lengths())}
 
     def judging(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Seconds of one verdict; its verifiers are loaded before."""
+        """Measures the seconds per verdict, after loading the verifiers."""
         from actor.rewards.scorer import RewardScorer
         from actor.rewards.types import Response
         from actor.rewards.verifier_pool import VerifierPool
@@ -303,7 +301,7 @@ class EngineSide:
                 RewardScorer(VerifierPool.of_config(self._config, num_workers=1)),
                 msgspec.convert(task, Task),
             )
-            # What verifier=math takes for an answer.
+            # The answer format of verifier=math.
             response = Response(text=f"\\boxed{{{asked.answer}}}", finish="stop", num_tokens=8)
             try:
                 await rewards.score(response, asked)
@@ -316,7 +314,7 @@ class EngineSide:
         return {"verifier_s": self._runner.run(seconds())}
 
     def close(self) -> None:
-        """Ends the engine."""
+        """Closes the engine and its resources."""
         self._runner.run(self._engine.close())
         self._runner.close()
         self._weights.close()

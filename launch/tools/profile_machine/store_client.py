@@ -1,4 +1,4 @@
-"""One of the clients that `launch.tools.profile_machine` asks a store with, each a process of its own.
+"""Store client of `launch.tools.profile_machine`, in a separate process.
 
 python -m launch.tools.profile_machine.store_client URL RUN NAME      (started by profile_machine)
 """
@@ -22,22 +22,21 @@ from launch.tools.profile_machine.profile_worker import RpcServer
 
 _LEASE_S = 600.0
 _CLAIM_AT_ONCE = 16
-"""Claims are timed by themselves, so groups are to cost few of them."""
+"""Tickets per claim, many because claims are measured separately."""
 _RETRY_S = 30.0
 
 
 class Client:
-    """What it is asked to do, by name."""
+    """Requests that the client handles, by method name."""
 
     def __init__(self, url: str, run: str, name: str) -> None:
-        """Opens the store."""
         self._url, self._run, self._name = url, run, name
         self._store: SqlStore = open_store(url, run=run, retry_s=_RETRY_S)
         self._listening: list[Connection] = []
         self._connections: Connections | None = None
 
     def serve(self, num_tokens: int) -> dict[str, Any]:
-        """Hands in groups until it gets a ticket that was put for it alone: there are no more."""
+        """Submits groups until it gets a ticket for itself alone, which marks the end."""
         num = 0
         while True:
             mark = self._store.mark()
@@ -51,29 +50,29 @@ class Client:
                 self._store.wait(mark, ("tickets",), timeout_s=1.0)
 
     def claims(self, seconds: float) -> dict[str, Any]:
-        """Claims that find nothing."""
+        """Measures claims without open tickets."""
         return _calls(lambda: self._store.claim(self._name, limit=4, lease_s=_LEASE_S), seconds)
 
     def signs(self, seconds: float) -> dict[str, Any]:
-        """Heartbeats."""
+        """Measures heartbeats."""
         return _calls(lambda: self._store.heartbeat(make_heartbeat(self._name)), seconds)
 
     def looks(self, seconds: float) -> dict[str, Any]:
-        """What is leased to it."""
+        """Measures reads of this client's leased tickets."""
         return _calls(lambda: self._store.leased(self._name), seconds)
 
     def tables(self, seconds: float) -> dict[str, Any]:
-        """Everybody's heartbeats."""
+        """Measures reads of all heartbeats."""
         return _calls(self._store.heartbeats, seconds)
 
     def beat_for(self, num: int) -> dict[str, Any]:
-        """A heartbeat of each of so many others."""
+        """Sends one heartbeat for each of `num` other names."""
         for i in range(num):
             self._store.heartbeat(make_heartbeat(f"{self._name}-{i}"))
         return {"num": num}
 
     def listen(self, num: int) -> dict[str, Any]:
-        """Has so many more connections that are told of each change, and do nothing with it."""
+        """Opens `num` more connections that listen to changes and ignore them."""
         self._connections = self._connections or Connections(self._url)
         for _ in range(num):
             connection = self._connections.connect()
@@ -82,14 +81,14 @@ class Client:
         return {"num": len(self._listening)}
 
     def close(self) -> None:
-        """Closes all."""
+        """Closes all connections."""
         for connection in self._listening:
             connection.close()
         self._store.close()
 
 
 def _calls(call: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """How often it was made, and in how many seconds."""
+    """Returns the number of calls made and the seconds they took."""
     call()
     num, start = 0, time.perf_counter()
     while (spent_s := time.perf_counter() - start) < seconds:
@@ -99,7 +98,7 @@ def _calls(call: Callable[[], object], seconds: float) -> dict[str, Any]:
 
 
 def make_group(ticket: Ticket, actor: str, num_tokens: int) -> Group:
-    """A group that answers a ticket, its responses of `num_tokens` each."""
+    """Returns a group for a ticket, with `num_tokens` tokens per response."""
     rollout = Rollout(
         tokens=np.arange(num_tokens, dtype=np.int32),
         loss_mask=np.ones(num_tokens, np.bool_),
@@ -123,7 +122,7 @@ def make_group(ticket: Ticket, actor: str, num_tokens: int) -> Group:
 
 
 def make_heartbeat(name: str) -> Heartbeat:
-    """As long as a serving actor's."""
+    """Returns a heartbeat of the size of a serving actor's."""
     report = ActorReport(
         prefetch_s=1.5,
         verify_s=0.25,

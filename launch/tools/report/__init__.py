@@ -1,1 +1,1 @@
-"""A run, or several side by side, as one HTML file: `python -m launch.tools.report`."""
+"""Report of one or several runs as one HTML file: `python -m launch.tools.report`."""

@@ -12,7 +12,7 @@ cli.describe("run_dir", "The folder of a run; given several times, those runs si
 
 
 @functools.wraps(report_cli.main)
-def main() -> int:  # noqa: D103  # that one's
+def main() -> int:  # noqa: D103 # docstring of the wrapped function
     with cli.usage_errors():
         if flags.FLAGS.out is not None:
             check_out_file(flags.FLAGS.out)

@@ -1,4 +1,4 @@
-"""Builds the report of a run, or of several side by side."""
+"""Builder of the report of one or several runs."""
 
 import dataclasses
 import datetime
@@ -20,11 +20,11 @@ Json = dict[str, Any]
 
 
 def write_report(folders: Sequence[pathlib.Path], target: pathlib.Path, *, results: Sequence[pathlib.Path] = ()) -> int:
-    """Writes the report of these runs into `target`; returns its size in bytes.
+    """Writes the report of runs into `target`; returns its size in bytes.
 
     Raises:
-      ValueError: one is no run folder, or no results' file.
-      OSError: the file can't be written.
+      ValueError: a folder is no run folder, or a file is no results file.
+      OSError: the file cannot be written.
     """
     page = build(folders, results=results).encode("utf-8", "replace")
     replace_file(target, page)
@@ -32,15 +32,15 @@ def write_report(folders: Sequence[pathlib.Path], target: pathlib.Path, *, resul
 
 
 def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = (), follow: str = "") -> str:
-    """The report of these runs as HTML.
+    """Returns the report of runs as HTML.
 
     Args:
-      folders: the runs'; there may be none where there are results.
-      results: files of `launch.tools.evaluate`, besides those in the runs' folders.
+      folders: run folders; may be empty if there are results.
+      results: result files of `launch.tools.evaluate`, in addition to those in the run folders.
       follow: as in `render`.
 
     Raises:
-      ValueError: one is no run folder, or no results' file.
+      ValueError: a folder is no run folder, or a file is no results file.
     """
     others = [run_data.read_results(file) for file in results]
     runs = read_runs(folders)
@@ -109,7 +109,7 @@ def _about(run: RunData, shown: ShownSamples) -> Json:
 
 
 def _numbers(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """The run in a few numbers: (what it is, what it is of each run); rows that no run has are left out."""
+    """Returns the summary rows (title, value per run); rows without any value are left out."""
     rows: list[tuple[str, list[str]]] = []
 
     def add(title: str, values: list[str]) -> None:
@@ -183,13 +183,13 @@ def _duration(seconds: float) -> str:
 
 
 def _moment(fault: Fault) -> str:
-    """When it was, by the clock of the machine that makes the report."""
+    """Formats the time of a fault in the local time zone."""
     first, last = (datetime.datetime.fromtimestamp(t).strftime("%m-%d %H:%M:%S") for t in (fault.time_s, fault.last_s))
     return f"{first} to {last}" if fault.times > 1 else first
 
 
 def _config_table(runs: Sequence[RunData]) -> Json:
-    """Fields by section, of each run; where runs differ; and the constants that the loss really uses."""
+    """Returns the config fields by section and run, the differing ones, and the effective loss constants."""
     flat = [_flat(r.config) for r in runs]
     constants = [_flat(r.constants) for r in runs]
     names = sorted({name for f in flat for name in f})
@@ -221,11 +221,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def check_library() -> None:
-    """Refuses to go on without what draws the figures.
-
-    Raises:
-      ValueError: says what to install.
-    """
+    """Raises ValueError if bokeh, which draws the figures, is not installed."""
     try:
         import bokeh  # noqa: F401
     except ImportError as e:

@@ -1,9 +1,9 @@
-"""A run as one HTML file: `python -m launch.tools.report --run_dir=runs/NAME [--run_dir=runs/OTHER ...]`.
+"""Writes runs as one HTML file: `python -m launch.tools.report --run_dir=runs/NAME [--run_dir=runs/OTHER ...]`.
 
-Curves, the timeline of rounds, samples with a search, faults and config; several runs are shown side by side. What
-launch.tools.evaluate found of a run's checkpoints is in it too, and what it found of other models with --results=FILE,
-which needs no run. The file holds all that it needs and opens without a network. --serve shows it on this machine and
-follows a run under way.
+Shows curves, the timeline of rounds, searchable samples, faults and config; several runs appear side by side. It
+includes the results of launch.tools.evaluate for a run's checkpoints. --results=FILE adds those of other models and
+needs no run. The file is self-contained and opens without a network. --serve shows it on this machine and follows a
+running run.
 """
 
 import pathlib
@@ -24,11 +24,11 @@ _RESULTS = flags.DEFINE_multi_string(
     "A results' file of launch.tools.evaluate, or several with commas between; may be given several times.",
 )
 SHARED_FLAGS = ("run_dir",)
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 def main() -> int:
-    """Writes the report and says where it is, or serves it; 2 where there is no such run."""
+    """Writes the report and prints its path, or serves it; exits with 2 if a run does not exist."""
     with cli.usage_errors():
         results = [file for given in _RESULTS.value for file in _files(given)]
         folders = [pathlib.Path(f) for f in cli.run_dirs()] if flags.FLAGS.run_dir or not results else []
@@ -51,13 +51,13 @@ def main() -> int:
 
 
 def _files(given: str) -> list[pathlib.Path]:
-    """Of one --results; a file may have a comma in its name."""
+    """Splits one --results; a file's name may contain a comma."""
     file = pathlib.Path(given)
     return [file] if file.is_file() else [pathlib.Path(part) for part in given.split(",") if part]
 
 
 def target_of(folders: list[pathlib.Path]) -> pathlib.Path:
-    """Where the report of these runs is written."""
+    """Returns the path of the report."""
     if _OUT.value is not None:
         return pathlib.Path(_OUT.value).expanduser()
     return RunFolder(folders[0]).report if len(folders) == 1 else pathlib.Path("report.html")

@@ -1,4 +1,4 @@
-"""Bokeh figures."""
+"""Bokeh figures of the report."""
 
 import dataclasses
 import math
@@ -28,31 +28,31 @@ from launch.tools.report.run_data import RunData, bins, column, downsample, metr
 from launch.tools.samples.samples_view import visible
 
 COLOURS = ("#3b82c4", "#d9772b", "#2f9e6e", "#b45fa8", "#c0973a", "#d1495b", "#5f7fa8", "#7c7c7c")
-"""Seen on white and on dark grey alike, and told apart by most who see few colours."""
+"""Colors that are visible on white and dark gray, and distinguishable with most color-vision deficiencies."""
 _DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 HEIGHT = 250
 _MIN_SMOOTHED = 20
-"""Updates from which on a running mean is drawn over the curve."""
+"""Minimum updates for a running mean over the curve."""
 _MAX_DOTTED = 40
-"""Points that are drawn as such."""
+"""Maximum points of a curve drawn with markers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LegendEntry:
-    """An entry of a legend; it hides and shows what it names."""
+    """A legend entry, which hides and shows its glyphs."""
 
     label: str
     colour: str
-    """Empty: that of the text, where colours tell runs apart."""
+    """Color; empty means the text color, if colors distinguish runs."""
     dash: str
     run: str
-    """What it names, as in `name_of`; empty is all."""
+    """Run whose glyphs it controls, as in `name_of`; empty means all. `line` selects the metric."""
     line: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure, what is said below it, and its legend, which the page has: it may be wider than a figure."""
+    """A figure with its note, and its legend, which is part of the page because it may be wider than the figure."""
 
     panel: Panel
     model: Model
@@ -60,25 +60,24 @@ class Figure:
 
 
 def name_of(run: int, line: int) -> str:
-    """Of all that is drawn of a run's metric, for who hides it."""
+    """Returns the name of all glyphs of a run's metric, by which a legend entry finds them."""
     return f"{run}/{line}"
 
 
 class Sources:
-    """The rows of each run as columns for bokeh: those of one kind share a source, so each number is there once.
+    """Bokeh column sources of each run; rows of one kind share a source, so each number is stored once.
 
-    Curves are drawn over the column `x`, which is one of the axes'; the page's script puts another in its place.
+    Curves are drawn over the column `x`, a copy of one axis that the page's script replaces.
     """
 
     def __init__(self, runs: Sequence[RunData]) -> None:
-        """Reads nothing yet."""
         self.axes = Axes(runs)
         self._made: dict[tuple[str, str], ColumnDataSource] = {}
         self.thinned: dict[tuple[str, str], int] = {}
-        """(run, kind) -> rows a point stands for, where that is more than one."""
+        """Rows per point by (run, kind), if more than one."""
 
     def of(self, run: RunData, kind: str) -> ColumnDataSource:
-        """The source of a run's rows of a kind, with where they are on each axis."""
+        """Returns the source of a run's rows of a kind, with their positions on each axis."""
         key = (run.label, kind)
         if key not in self._made:
             steps = column(run.of(kind), "step")
@@ -91,11 +90,11 @@ class Sources:
 
     @property
     def names(self) -> list[str]:
-        """By which the page's script finds them."""
+        """Source names, by which the page's script finds them."""
         return [source.name for source in self._made.values() if source.name]
 
     def metric(self, run: RunData, kind: str, name: str) -> tuple[ColumnDataSource, str]:
-        """The source with a metric in it, and the name of its column."""
+        """Returns the source that contains a metric, and the name of its column."""
         source = self.of(run, kind)
         if name not in source.column_names:
             values = column(run.of(kind), name)
@@ -104,7 +103,7 @@ class Sources:
         return source, name
 
     def put(self, run: RunData, kind: str, **columns: Float64[np.ndarray, " N"]) -> ColumnDataSource:
-        """The source with columns that were computed from each of the rows; thinned here, as all others are."""
+        """Returns the source with added columns, which are computed per row and downsampled here."""
         source = self.of(run, kind)
         for name, values in columns.items():
             source.add(_small(downsample(values, bins(values.size))), name)
@@ -112,7 +111,7 @@ class Sources:
 
 
 def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Figure]]], Sources]:
-    """The figures of all sections that have anything to show, by heading; and what they were drawn from."""
+    """Returns the non-empty figures by section title, and their sources."""
     sources = Sources(runs)
     width = sources.axes.all[0].largest
     over = Range1d(name="over", start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
@@ -125,7 +124,7 @@ def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Figure]]], Sourc
 
 
 def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
-    """With a panel for each named evaluation set after that of the held-out problems."""
+    """Returns a section's panels, with one per named evaluation set after the held-out one."""
     panels: list[Panel] = []
     for panel in section.panels:
         panels.append(panel)
@@ -136,7 +135,7 @@ def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
 
 
 def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Figure | None:
-    """None where no run has any of it, or all of it is 0."""
+    """Draws a panel; None if no run has values other than 0."""
     lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
     lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
     if not lines:
@@ -199,7 +198,7 @@ def _empty(panel: Panel, over: Range1d) -> figure:
 def _add(
     fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look
 ) -> tuple[GlyphRenderer, str]:
-    """Draws a metric of a run; returns the glyph that is asked under the pointer, and its column."""
+    """Draws a metric of a run; returns the glyph and column for the hover tool."""
     source, metric = sources.metric(run, panel.kind, line.metric)
     values = column(run.of(panel.kind), line.metric)
     width = 1.8
@@ -223,7 +222,7 @@ def _add(
 
 
 def _cut_off(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Float64[np.ndarray, " N"]]]) -> Panel:
-    """Leaves the few largest values above the figure where they would press all others flat; the panel then says so."""
+    """Clips a few very large values that would flatten the curve, and adds a note to the panel."""
     known = [(r, v) for r, v in drawn if np.isfinite(v).any()]
     if not panel.unit or not known:
         return panel
@@ -255,13 +254,13 @@ def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: S
     )
     whisker.level = "underlay"
     fig.add_layout(whisker)
-    # So that the axis has room for them: a range follows glyphs alone.
+    # Range the axis over the errors as well, because it follows only glyphs.
     fig.scatter("x", low, source=source, alpha=0, size=1)
     fig.scatter("x", high, source=source, alpha=0, size=1)
 
 
 def timeline() -> figure:
-    """The figure of a round; the page's script fills it with the round that is chosen."""
+    """Returns the figure of a round, which the page's script fills."""
     fig = figure(
         name="timeline",
         height=300,
@@ -279,7 +278,7 @@ def timeline() -> figure:
     fig.outline_line_alpha = 0
     fig.ygrid.grid_line_alpha = 0
     fig.yaxis.ticker = FixedTicker(ticks=[])
-    fig.min_border_left = 90  # processes' names
+    fig.min_border_left = 90  # process names
     names = ("left", "right", "top", "bottom")
     tracks = ColumnDataSource({n: [] for n in names}, name="timeline-tracks")
     spans = ColumnDataSource({n: [] for n in (*names, "text", "seconds", "colour", "alpha")}, name="timeline-spans")
@@ -306,9 +305,9 @@ def timeline() -> figure:
 
 
 def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, " N"]:
-    """Of an evaluation's mean: the row's own; else sqrt(m (1 - m) / n), which it can't exceed by much.
+    """Returns the standard error of an evaluation's mean: from the rows, else the bound sqrt(m (1 - m) / n).
 
-    Among all that lies in [0, 1] with mean m, what is 0 or 1 alone varies most. NaN where neither is known.
+    Among distributions on [0, 1] with mean m, one on {0, 1} has the largest variance. NaN if neither is known.
     """
     rows = run.of(kind)
     known = column(rows, f"{metric}_stderr")
@@ -337,7 +336,7 @@ def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]]) -
 
 
 def _says(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool:
-    """Whether a run has any value of a metric, other than 0 unless `zero`."""
+    """Returns True if a run has a value of a metric, other than 0 unless `zero`."""
     values = column(run.of(panel.kind), line.metric)
     values = values[np.isfinite(values)]
     if panel.is_log:
@@ -346,9 +345,9 @@ def _says(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool
 
 
 def _small(values: Float64[np.ndarray, " N"]) -> Any:
-    """As a float32 array, which bokeh's types don't know: half the size, and more digits than a figure shows.
+    """Converts to float32, which halves the size and exceeds a figure's precision; infinite values become NaN.
 
-    What is infinite is NaN.
+    The return type is Any, because bokeh's types do not include arrays.
     """
     limit = float(np.finfo(np.float32).max)
     return np.where(np.abs(values) < limit, values, math.nan).astype(np.float32)

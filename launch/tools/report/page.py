@@ -1,8 +1,7 @@
-"""The report's HTML page.
+"""HTML page of the report.
 
-What models, environments and data sets wrote reaches it in two ways alone: through the template, which escapes, and as
-JSON that the script puts onto the page as text, never as markup. Scripts that are not the page's own have no nonce, and
-don't run.
+Text from models, environments and datasets is untrusted. It reaches the page only through the escaping template, or as
+JSON that the script inserts as text. Other scripts have no nonce and do not run.
 """
 
 import dataclasses
@@ -24,13 +23,12 @@ from launch.tools.samples.samples_view import GroupLine, ResponseLine, Samples, 
 
 
 def json_for_script(value: Any) -> str:
-    r"""JSON that may stand in a script element: no `<`, `>` or `&`, nor line separators that end a line of script.
+    r"""Returns JSON that is safe in a script element, without `<`, `>` or `&`.
 
-    Lone surrogates stay escapes, as JSON has them, so the page is valid UTF-8. All of it is ASCII, so its length is its
-    size in the file.
+    It is pure ASCII: lone surrogates and line separators stay JSON escapes, and its length equals its size in bytes.
     """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":  # what isn't ASCII is an escape already
+    for character in "<>&":  # non-ASCII characters are escaped already
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
@@ -39,13 +37,13 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str, **values: Any) -> str:
-    """The page.
+    """Returns the HTML page.
 
     Args:
-      models: figures by the name under which the template has them.
-      data: what the script shows; JSON.
-      follow: what is asked by a page that is served whether it is still the newest; empty in a file.
-      values: what else the template shows; as text.
+      models: figures by their name in the template.
+      data: JSON data of the script.
+      follow: version of a served page, which polls for newer ones; empty in a file.
+      values: further template values, shown as text.
     """
     nonce = secrets.token_urlsafe(16)
     script, figures = components(dict(models), wrap_script=False) if models else ("", {})
@@ -70,31 +68,31 @@ def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str,
 
 
 def _in_script(source: str) -> str:
-    r"""Source that doesn't end its script element; in strings, where alone it may be, `<\/` is the same as `</`."""
+    r"""Escapes source code in a script element; `<\/` in strings, where alone it may occur, equals `</`."""
     return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 BUDGET_BYTES = 3_000_000
-"""Of all samples of a report together, as they stand in the page."""
+"""Maximum bytes of all samples of a report in the page."""
 MAX_CHARS = 6_000
-"""Of one text; what is longer was cut already, unless the run says otherwise."""
+"""Maximum characters of one text; the run has usually shortened longer texts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShownSamples:
-    """The samples of a run that the page has."""
+    """Samples of a run on the page."""
 
     groups: list[dict[str, Any]]
     num_shown: int
-    """Responses, as the next."""
+    """Number of responses on the page."""
     num_kept: int
-    """In samples.jsonl."""
+    """Number of responses in samples.jsonl."""
     num_unreadable: int
-    """Lines of it."""
+    """Number of unreadable lines of samples.jsonl."""
 
 
 def shown_samples(samples: Samples, *, budget_bytes: int) -> ShownSamples:
-    """The groups that fit `budget_bytes`, evenly over the run; evaluations may take half of it, training the rest."""
+    """Returns groups within `budget_bytes`, evenly over the run; evaluations get half, or what training leaves."""
     rows = [_group(group) for group in samples.groups]
     sizes = [len(json_for_script(row)) + 1 for row in rows]
     evals = [i for i, row in enumerate(rows) if row["kind"] == "eval"]
@@ -158,7 +156,7 @@ def _response(response: ResponseLine) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """None of what JSON has no number for."""
+    """Returns None for values that JSON cannot represent."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""Which figures a report has, of which metrics (learner/metrics/metric_names.py), and over which axes."""
+"""Figures of the report: their metrics (learner/metrics/metric_names.py) and axes."""
 
 import dataclasses
 import fnmatch
@@ -13,11 +13,11 @@ from launch.tools.report.run_data import RunData, column
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """A metric in a figure; `*` in its name stands for every metric that fits."""
+    """A metric in a figure; `*` in its name matches several metrics."""
 
     metric: str
     label: str = ""
-    """Empty: what the `*` stands for, or the metric."""
+    """Legend label; empty means the text matched by `*`, or the metric."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,14 @@ class Panel:
 
     title: str
     y_label: str
-    """With its unit."""
+    """Label of the y axis, with its unit."""
     lines: tuple[Line, ...]
     kind: str = "step"
-    """Of the rows that it is of."""
+    """Kind of the metric rows."""
     note: str = ""
     is_log: bool = False
     unit: str = ""
-    """Where it is given a few very large values, as of an update that compiles, may lie above the figure."""
+    """Unit; if set, a few very large values (such as an update that compiles) may be clipped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ SECTIONS = (
 
 
 def expand(panel: Panel, names: Sequence[str]) -> list[Line]:
-    """The lines of a panel that have values, with a `*` filled in."""
+    """Returns the lines of a panel that have values, with `*` expanded."""
     found: list[Line] = []
     for line in panel.lines:
         if "*" not in line.metric:
@@ -192,9 +192,9 @@ def expand(panel: Panel, names: Sequence[str]) -> list[Line]:
 
 
 def of_set(kind: str, names: Sequence[str]) -> Panel:
-    """The figure of an evaluation set, whose rows are of `kind` (eval/SET); of the held-out one (eval) where k > 1.
+    """Returns the panel of an evaluation set with rows of `kind` (eval/SET); of the held-out set (eval) only if k > 1.
 
-    With one sample a problem all estimates are the mean reward, or what of it passes.
+    With one sample per problem, all estimates are the mean reward or the pass rate.
     """
     name = HELD_OUT if kind == "eval" else kind.removeprefix("eval/")
     head = f"eval/{name}/"
@@ -215,29 +215,29 @@ def of_set(kind: str, names: Sequence[str]) -> Panel:
 STEP, TIME, TOKENS = "step", "time", "tokens"
 _TIME_UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _TOKEN_UNITS = ((2e9, 1e9, ", billions"), (2e6, 1e6, ", millions"), (2e4, 1e3, ", thousands"), (0.0, 1.0, ""))
-"""(from this largest value on, what is divided by, what it then is)."""
+"""Pairs of units: (minimum of the largest value, divisor, name)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One of the things that curves may be drawn over."""
+    """An axis over which curves may be drawn."""
 
     name: str
-    """Of its column."""
+    """Column name."""
     title: str
-    """As it is chosen."""
+    """Title in the selector."""
     label: str
-    """With its unit."""
+    """Axis label with its unit."""
     largest: float
-    """Over all runs."""
+    """Largest value over all runs."""
     per_unit: float = 1.0
 
 
 class Axes:
-    """The axes of some runs: steps, and the others if a run has them."""
+    """Axes of runs: steps, and time and tokens if a run has them."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
-        """Finds what they have, and units fit for all of them."""
+        """Determines the available axes, and units that fit all runs."""
         largest = {name: max((_largest(run, name) for run in runs), default=0.0) for name in (STEP, TIME, TOKENS)}
         self.all = [Axis(STEP, "steps", "optimizer step", max(largest[STEP], 1.0))]
         if largest[TIME] > 0:
@@ -250,16 +250,16 @@ class Axes:
             self.all.append(Axis(TOKENS, "trained tokens", label, largest[TOKENS] / per_unit, per_unit))
 
     def columns(self, run: RunData, kind: str) -> dict[str, Float64[np.ndarray, " N"]]:
-        """Where each row of a kind is on each axis; NaN on what its run doesn't have."""
+        """Returns the position of each row on each axis; NaN if the run lacks the axis."""
         return {axis.name: positions(run, kind, axis.name) / axis.per_unit for axis in self.all}
 
 
 def positions(run: RunData, kind: str, axis: str) -> Float64[np.ndarray, " N"]:
-    """Where each row of a kind is: its step, seconds since the training began, or tokens trained up to its step.
+    """Returns the position of each row: step, seconds since training began, or tokens trained up to its step.
 
-    Seconds are by the clock that the rows bear (`time_s`), so a pause between two starts of a run is in them; of a run
-    whose rows bear none they are those of its updates, added up. A row without a time of its own, as an evaluation's,
-    lies where its step does.
+    Seconds come from the rows' timestamps (`time_s`), so they include pauses between starts of a run. Without
+    timestamps, they are the cumulative update times. A row without a timestamp, such as an evaluation, gets the time of
+    its step.
     """
     at = column(run.of(kind), "step")
     if axis == STEP:
@@ -285,7 +285,7 @@ def _known(values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
 
 
 def _first_s(run: RunData, kind: str) -> float:
-    """When the first row of a kind was written, Unix time; infinity where none says."""
+    """Returns the time of the first row of a kind, Unix time in seconds; infinity without timestamps."""
     found = column(run.of(kind), "time_s")
     found = found[np.isfinite(found)]
     return float(found.min()) if found.size else float("inf")
@@ -298,7 +298,7 @@ def _between(
     *,
     start: float = 0.0,
 ) -> Float64[np.ndarray, " N"]:
-    """The value at each step, where `values` were at theirs, and `start` before the first."""
+    """Interpolates `values` between steps; `start` applies before the first step."""
     return np.interp(at, [steps[0] - 1, *steps], [start, *values])
 
 

@@ -1,4 +1,4 @@
-"""Metrics, evaluations, downsampling."""
+"""Run data of the report: metrics, evaluations, downsampling."""
 
 import dataclasses
 import datetime
@@ -15,18 +15,18 @@ from configs.run_folder import RunFolder
 from launch.tools.samples.samples_view import visible
 
 FORMAT = 1
-"""Of results that are understood."""
+"""Supported version of the results format."""
 
 
 class ShownEstimate(msgspec.Struct, frozen=True):
-    """A number; null where it is not known."""
+    """An estimate; null if unknown."""
 
     value: float | None
     stderr: float | None = None
 
 
 class SetResult(msgspec.Struct, frozen=True):
-    """What is said of a set."""
+    """Results of one evaluation set."""
 
     set: str
     k: int
@@ -38,7 +38,7 @@ class SetResult(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """A results' file."""
+    """A results file."""
 
     format: int
     model: str
@@ -51,7 +51,7 @@ class Results(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetRow:
-    """A set as it was evaluated once; all as it is shown."""
+    """One evaluation of a set, formatted for display."""
 
     model: str
     step: str
@@ -70,8 +70,8 @@ def read_results(file: pathlib.Path) -> Results:
     """Reads a file that `launch.tools.evaluate` wrote.
 
     Raises:
-      ValueError: it is none, or of a later format.
-      OSError: it can't be read.
+      ValueError: the file is no results file, or has a newer format.
+      OSError: the file cannot be read.
     """
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Results)
@@ -83,7 +83,7 @@ def read_results(file: pathlib.Path) -> Results:
 
 
 def of_run(folder: pathlib.Path) -> tuple[list[Results], int]:
-    """What was found of a run's checkpoints, in the order of their steps; and how many files can't be read."""
+    """Returns the results of a run's checkpoints by step, and the number of unreadable files."""
     found: list[Results] = []
     num_unreadable = 0
     for file in files_of(folder):
@@ -95,12 +95,12 @@ def of_run(folder: pathlib.Path) -> tuple[list[Results], int]:
 
 
 def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The results' files beside a run."""
+    """Returns the result files in a run folder."""
     return sorted(RunFolder(folder).evaluated.glob("*.json"))
 
 
 def rows_of(runs: Iterable[tuple[str, Sequence[Results]]], others: Sequence[Results]) -> list[SetRow]:
-    """A row for each set of each file: those of the runs, by label, then `others`; none twice."""
+    """Returns one row per set and file, of the runs by label and then of `others`, without duplicates."""
     rows: list[SetRow] = []
     shown: set[tuple[object, ...]] = set()
     named = [(label, found) for label, of in runs for found in of] + [(_name(found), found) for found in others]
@@ -113,7 +113,7 @@ def rows_of(runs: Iterable[tuple[str, Sequence[Results]]], others: Sequence[Resu
 
 
 def _name(found: Results) -> str:
-    """Of what was evaluated: the run, or the model's folder."""
+    """Returns the name of the evaluated run or model folder."""
     return pathlib.Path(found.run_dir or found.model).name or found.model
 
 
@@ -141,7 +141,7 @@ def _shown(estimate: ShownEstimate | None) -> str:
 
 
 def _moment(time_s: float) -> str:
-    """By the clock of the machine that makes the report."""
+    """Formats a time in the local time zone."""
     if not 0 < time_s < math.inf:
         return "-"
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M")
@@ -153,48 +153,48 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run, without its events and its samples."""
+    """A run without its events and samples."""
 
     label: str
-    """Tells it from the others of the report."""
+    """Unique label in the report."""
     folder: pathlib.Path
     config: Json
     constants: Json
-    """What the loss really uses (loss.json)."""
+    """Effective loss constants (loss.json)."""
     summary: Json
-    """Empty until the run has ended."""
+    """Summary; empty until the run has ended."""
     rows: dict[str, list[Row]]
-    """Of metrics.jsonl by kind, in order of step."""
+    """Rows of metrics.jsonl by kind, sorted by step."""
     num_unreadable: int
-    """Lines of metrics.jsonl that can't be read."""
+    """Number of unreadable lines of metrics.jsonl."""
 
     def of(self, kind: str) -> list[Row]:
-        """The rows of a kind."""
+        """Returns the rows of a kind."""
         return self.rows.get(kind, [])
 
     @property
     def eval_kinds(self) -> list[str]:
-        """Kinds of rows of evaluations: of the held-out problems, then of the named sets."""
+        """Kinds of evaluation rows: held-out first, then the named sets."""
         return sorted(kind for kind in self.rows if kind == "eval" or kind.startswith("eval/"))
 
     def setting(self, section: str, field: str, default: Any) -> Any:
-        """A field of the config, or what is taken where an older version had none."""
+        """Returns a config field, or `default` if the run's version lacks it."""
         fields = self.config.get(section)
         return fields.get(field, default) if isinstance(fields, dict) else default
 
     def count(self, section: str, field: str, default: int) -> int:
-        """A field that is a whole number above 0; `default` where it is none."""
+        """Returns a config field that is a positive integer, else `default`."""
         value = self.setting(section, field, default)
         return value if isinstance(value, int) and value > 0 else default
 
     @property
     def updates_per_round(self) -> int:
-        """R / U."""
+        """Updates per round, R / U."""
         per_round, per_update = (self.count("rounds", f"groups_per_{of}", 1) for of in ("round", "update"))
         return max(1, per_round // per_update)
 
     def is_done(self, step: int) -> bool:
-        """Whether it ended in order with this step; a summary may be of before it was continued."""
+        """Returns True if the run finished with this step; the summary may precede a continuation."""
         return self.summary.get("outcome") == "done" and step >= self.count("run", "num_updates", 0)
 
 
@@ -202,7 +202,7 @@ def read_run(folder: pathlib.Path) -> RunData:
     """Reads a run folder.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the folder is no run folder.
     """
     run = RunFolder(folder)
     if not run.config_file.is_file():
@@ -222,10 +222,10 @@ def read_run(folder: pathlib.Path) -> RunData:
 
 
 def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
-    """Several runs, whose labels tell them apart.
+    """Reads several runs and gives them unique labels.
 
     Raises:
-      ValueError: one of them is no run folder, or is named twice.
+      ValueError: a folder is no run folder, or is given twice.
     """
     folders = list(folders)
     resolved = [f.resolve() for f in folders]
@@ -242,12 +242,12 @@ def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
 
 
 def column(rows: Iterable[Row], name: str) -> Float64[np.ndarray, " N"]:
-    """A metric of rows; NaN where a row has none."""
+    """Returns a metric's values; NaN for rows without it."""
     return np.array([number(row.get(name)) for row in rows], np.float64)
 
 
 def metric_names(rows: Iterable[Row]) -> list[str]:
-    """The metrics that any of the rows has, sorted."""
+    """Returns the sorted metric names of all rows."""
     found: set[str] = set()
     for row in rows:
         found.update(name for name, value in row.items() if isinstance(value, (int, float)))
@@ -255,7 +255,7 @@ def metric_names(rows: Iterable[Row]) -> list[str]:
 
 
 def number(value: Any) -> float:
-    """What a file says, as a number; NaN if it is none."""
+    """Returns a value as a number; NaN if it is not one."""
     try:
         return float(value) if isinstance(value, (int, float)) else math.nan
     except OverflowError:
@@ -263,7 +263,7 @@ def number(value: Any) -> float:
 
 
 def _object(file: pathlib.Path) -> Json:
-    """A JSON object; empty where there is none, or it is being written."""
+    """Reads a JSON object; empty if the file is missing or incomplete."""
     try:
         read = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -290,11 +290,11 @@ def _rows(file: pathlib.Path) -> tuple[dict[str, list[Row]], int]:
 
 
 MAX_POINTS = 600
-"""Of a curve: more than a figure is wide on most screens."""
+"""Maximum points per curve, more than the width of a figure on most screens."""
 
 
 def bins(num_rows: int, max_points: int = MAX_POINTS) -> Int[np.ndarray, " B"]:
-    """Where the bins begin that `num_rows` rows are put into: all of one size, but the last."""
+    """Returns the start indices of equal-sized bins (the last may be smaller) over `num_rows` rows."""
     size = -(-num_rows // max_points) if num_rows else 1
     return np.arange(0, num_rows, size)
 
@@ -302,7 +302,7 @@ def bins(num_rows: int, max_points: int = MAX_POINTS) -> Int[np.ndarray, " B"]:
 def downsample(
     values: Float64[np.ndarray, " N"], starts: Int[np.ndarray, " B"], *, largest: bool = False
 ) -> Float64[np.ndarray, " B"]:
-    """Each bin's mean, or its largest value; without NaN, unless it has nothing else."""
+    """Returns each bin's mean or maximum, ignoring NaN unless the bin has nothing else."""
     if starts.size == values.size:
         return values
     is_known = np.isfinite(values)
@@ -317,14 +317,14 @@ def downsample(
 def running_mean(
     values: Float64[np.ndarray, " N"], width: int
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-    """Mean of `width` neighbours around each value, and its standard error: their spread over sqrt(n).
+    """Returns the mean of `width` neighbors around each value, and its standard error.
 
-    The spread is between updates, so it holds the groups' as well as the responses' share, and the trend within the
-    width. Fewer neighbours at the ends; the error is NaN of fewer than three values.
+    The spread is between updates, so it includes variation of groups and responses, and the trend within the window.
+    There are fewer neighbors at the ends. The error is NaN for fewer than three values.
     """
     is_known = np.isfinite(values)
     known = np.where(is_known, values, 0.0)
-    shift = known.sum() / max(1, is_known.sum())  # sums of squares of large values would lose their spread
+    shift = known.sum() / max(1, is_known.sum())  # sums of squares of large values would lose precision
     centred = np.where(is_known, values - shift, 0.0)
     index = np.arange(values.size)
     low = np.maximum(0, index - width // 2)
@@ -342,12 +342,12 @@ def running_mean(
 
 
 def spread_out(sizes: Sequence[int], *, budget: int) -> list[int]:
-    """Indices of things of these sizes that fit `budget` together: evenly spread, the first and the last among them."""
+    """Returns evenly spread indices, including first and last, of items whose sizes fit `budget` in total."""
     num = len(sizes)
     if sum(sizes) <= budget:
         return list(range(num))
     low, high = 0, num
-    while low < high:  # the most that fit
+    while low < high:  # binary search for the largest number that fits
         middle = (low + high + 1) // 2
         if sum(sizes[i] for i in _evenly(num, middle)) <= budget:
             low = middle

@@ -1,4 +1,4 @@
-"""Serves the report of runs on loopback, and makes it anew when they have gone on."""
+"""Server of the report on loopback, which rebuilds the page when a run has changed."""
 
 import http.server
 import pathlib
@@ -15,16 +15,15 @@ from launch.tools.report.timeline_events import num_bytes
 
 _HOSTS = ("127.0.0.1", "localhost")
 MIN_AGE_S = 5.0
-"""A page is at least so old before another is made, and three times as old as it took to make."""
+"""Minimum age of a page before a rebuild, in seconds; at least three times its build time."""
 EVENTS_EVERY_S = 15.0
-"""So often the event log is looked at: it grows all the time, but what hangs or starts is seen in it alone."""
+"""Interval between checks of the event log, in seconds. It always grows, but only it shows hangs and starts."""
 
 
 class Pages:
-    """The newest page of some runs; made when it is asked for."""
+    """Newest page of some runs, built on request."""
 
     def __init__(self, folders: Sequence[pathlib.Path], results: Sequence[pathlib.Path] = ()) -> None:
-        """Makes none yet."""
         self._folders, self._results = list(folders), list(results)
         self._lock = threading.Lock()
         self._version, self._page = "", b""
@@ -32,14 +31,14 @@ class Pages:
         self._events, self._events_s = "", -EVENTS_EVERY_S
 
     def version(self) -> str:
-        """Of what a page made now would show; of the last one, while that is too young to be made anew."""
+        """Returns the version of a page built now, or of the last page if it is too recent for a rebuild."""
         return self._version if time.monotonic() < self._next_s else self._state()
 
     def page(self) -> bytes:
-        """The page, of the version just asked for or newer.
+        """Returns the page at the current version.
 
         Raises:
-          ValueError, OSError: a run folder can't be read.
+          ValueError, OSError: a run folder is unreadable.
         """
         with self._lock:
             version = self.version()
@@ -51,7 +50,8 @@ class Pages:
             return self._page
 
     def _state(self) -> str:
-        """Changes with every update, evaluation and ending of a run, and now and then with its events."""
+        """Returns a string that changes with each update, evaluation or end of a run, and periodically with its events.
+        """
         found = [self._state_of_events()]
         for run in map(RunFolder, self._folders):
             for file in (run.metrics, run.samples, run.summary, *files_of(run.path)):
@@ -60,7 +60,7 @@ class Pages:
         return "_".join(found)
 
     def _state_of_events(self) -> str:
-        """Changes with the events, as they were when they were last looked at."""
+        """Returns a string that changes with the event logs, as of their last check."""
         now_s = time.monotonic()
         if now_s - self._events_s >= EVENTS_EVERY_S:
             self._events = ".".join(str(num_bytes(folder)) for folder in self._folders)
@@ -71,9 +71,9 @@ class Pages:
 class _PageHandler(http.server.BaseHTTPRequestHandler):
     pages: Pages
 
-    def do_GET(self) -> None:  # the library's name
+    def do_GET(self) -> None:  # name required by http.server
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        if host not in _HOSTS:  # a name of somebody's that points here
+        if host not in _HOSTS:  # DNS rebinding: a foreign name that resolves to this server
             self._answer(403, b"only by 127.0.0.1 or localhost", "text/plain")
             return
         try:
@@ -86,7 +86,7 @@ class _PageHandler(http.server.BaseHTTPRequestHandler):
                     self._answer(404, b"there is / alone", "text/plain")
         except (ValueError, OSError) as e:
             self._refuse(str(e))
-        except Exception as e:  # a file that is damaged in a way that nobody thought of; the server lives
+        except Exception as e:  # a file damaged in an unforeseen way must not stop the server
             logging.debug("report of %s", self.path, exc_info=True)
             self._refuse(f"no report can be made of this: {type(e).__name__}: {e}")
 
@@ -103,20 +103,20 @@ class _PageHandler(http.server.BaseHTTPRequestHandler):
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
             self.wfile.write(body)
-        except (BrokenPipeError, ConnectionResetError):  # who asked is gone
+        except (BrokenPipeError, ConnectionResetError):  # the client disconnected
             pass
 
     def log_message(self, format: str, *args: object) -> None:
-        """A page that follows asks every few seconds, which nobody wants to read of."""
+        """Logs nothing, because a following page polls every few seconds."""
 
 
 def make_server(
     folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()
 ) -> http.server.ThreadingHTTPServer:
-    """A server on loopback that serves nothing until it is run.
+    """Returns a server on loopback that is not running yet.
 
     Raises:
-      ValueError: one is no run folder, or no results' file, or the port is taken.
+      ValueError: a folder is no run folder, a file is no results file, or the port is taken.
     """
     for folder in folders:
         read_run(folder)

@@ -1,4 +1,4 @@
-"""Reads event logs, process lifetimes, supervisor events."""
+"""Reader of event logs, process lifetimes and supervisor events."""
 
 import bisect
 import dataclasses
@@ -17,9 +17,9 @@ from launch.tools.samples.samples_view import visible
 SUPERVISOR = "supervisor"
 _DIGITS = re.compile(r"(\d+)")
 _MAX_US = 1e16
-"""Times beyond it (the year 2286) are no times; a damaged file has them."""
+"""Largest plausible timestamp (the year 2286), in microseconds; damaged files contain larger ones."""
 _TAIL_BYTES = 1 << 16
-"""Of a file's end: more than many events, which are written as they end."""
+"""Bytes read from the end of a file, enough for many events; events are written when they end."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -34,27 +34,27 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def start_s(self) -> float:
-        """Unix time."""
+        """Start, Unix time in seconds."""
         return self.ts / 1e6
 
     @property
     def end_s(self) -> float:
-        """Unix time."""
+        """End, Unix time in seconds."""
         return (self.ts + self.dur) / 1e6
 
     @property
     def is_span(self) -> bool:
-        """Whether it took time."""
+        """True if the event has a duration."""
         return self.ph == "X"
 
     def number(self, name: str) -> int | None:
-        """An argument that is a whole number; None where it is none."""
+        """Returns an integer argument; None if it is missing or not an integer."""
         value = self.args.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def processes(folder: pathlib.Path) -> list[str]:
-    """Names of the processes that a run had, learners first; one that was started again has another name (-r1)."""
+    """Returns the names of a run's processes, learners first; a restarted actor has another name (-r1)."""
     names = [path.stem for path in RunFolder(folder).events.glob("*.jsonl") if path.is_file()]
     return sorted(
         names, key=lambda n: (not n.startswith("learner"), [int(p) if p.isdigit() else p for p in _DIGITS.split(n)])
@@ -62,13 +62,13 @@ def processes(folder: pathlib.Path) -> list[str]:
 
 
 def read_process(folder: pathlib.Path, process: str) -> Iterator[Event]:
-    """A process's events as it wrote them; its own start, which has no time, is left out, as are torn lines."""
+    """Yields a process's events in file order, without incomplete lines and untimed metadata."""
     with open(_file(folder, process), "rb") as lines:
         yield from _events(lines)
 
 
 def extent(folder: pathlib.Path) -> tuple[float, float] | None:
-    """When the first and the last event of any process was, Unix time; None where there is none."""
+    """Returns the times of the first and last event of any process, Unix time; None without events."""
     firsts: list[float] = []
     lasts: list[float] = []
     for process in processes(folder):
@@ -81,7 +81,7 @@ def extent(folder: pathlib.Path) -> tuple[float, float] | None:
 
 
 def num_bytes(folder: pathlib.Path) -> int:
-    """Of all of the event log."""
+    """Returns the bytes of all event logs."""
     return sum(_file(folder, process).stat().st_size for process in processes(folder))
 
 
@@ -101,9 +101,9 @@ def _events(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def supervisor_message(event: Event) -> tuple[str, str]:
-    """What the supervisor tells by an event, and its detail, fit to be shown.
+    """Returns the message of a supervisor event and its detail, as safe text.
 
-    Who is killed by a signal says nothing of it: the last line of its log is what it did before, and no reason.
+    After a kill by signal, the last log line is shown separately, because it is not the cause.
     """
     if event.name == "message":
         return visible(str(event.args.get("line", ""))), ""
@@ -114,22 +114,22 @@ def supervisor_message(event: Event) -> tuple[str, str]:
 
 
 Life = tuple[float, float]
-"""From when to when, Unix time."""
+"""Start and end, Unix time in seconds."""
 
 
 @dataclasses.dataclass
 class ProcessRecord:
-    """What a run's supervisor says of one of its processes; Unix times, in their order."""
+    """Supervisor events of one process; Unix times in order."""
 
     bounds: list[float] = dataclasses.field(default_factory=list[float])
-    """Where one life ends, if it has not ended before, and another may begin."""
+    """Times that separate two lives of the process."""
     starts: set[float] = dataclasses.field(default_factory=set[float])
-    """Of these those where one does begin."""
+    """The `bounds` at which a life begins."""
     ends: list[float] = dataclasses.field(default_factory=list[float])
 
 
 def known_of(supervisor: Iterable[Event]) -> dict[str, ProcessRecord]:
-    """By process, over all of the supervisor's own starts."""
+    """Returns the record per process, over all starts of the supervisor."""
     found: dict[str, ProcessRecord] = {}
     alive: set[str] = set()
     for event in sorted(supervisor, key=lambda e: e.ts):
@@ -137,7 +137,7 @@ def known_of(supervisor: Iterable[Event]) -> dict[str, ProcessRecord]:
             case "start":
                 name = str(event.args.get("process", ""))
                 if name in alive and name.startswith("learner"):
-                    # A supervisor that was killed told nothing, and took all with it: this is another one.
+                    # A killed supervisor logs no exits and takes its processes with it, so this is a new supervisor.
                     for other in alive - {name}:
                         found[other].bounds.append(event.start_s)
                     alive.clear()
@@ -158,16 +158,16 @@ def known_of(supervisor: Iterable[Event]) -> dict[str, ProcessRecord]:
 
 
 class ProcessLifetime:
-    """A process's lives, found while its events go by."""
+    """Lifetimes of a process, collected from its events."""
 
     def __init__(self, known: ProcessRecord | None = None) -> None:
-        """Nothing went by yet; `known` is None of a process that no supervisor of this run started."""
+        """Begins without events; `known` is None for a process without a supervisor."""
         self._known = known or ProcessRecord()
         self._seen: dict[int, Life] = {}
         self._left_s: dict[int, float] = {}
 
     def add(self, event: Event) -> None:
-        """Takes in an event of the process; their order doesn't matter."""
+        """Adds an event of the process, in any order."""
         i = bisect.bisect_right(self._known.bounds, event.start_s)
         first_s, last_s = self._seen.get(i, (event.start_s, event.end_s))
         self._seen[i] = (min(first_s, event.start_s), max(last_s, event.end_s))
@@ -175,10 +175,10 @@ class ProcessLifetime:
             self._left_s[i] = max(self._left_s.get(i, 0.0), event.end_s)
 
     def lives(self, *, recent_s: float, run_end_s: float) -> list[Life]:
-        """From when to when it lived, in order.
+        """Returns the lifetimes of the process in order.
 
-        A life without a known end lasts until the run's, where a supervisor would have told of its end, or where the
-        process wrote an event since `recent_s`; else until its last event.
+        A life without a known end lasts until the end of the run if a supervisor would have recorded its exit, or if
+        the process wrote an event after `recent_s`. Otherwise it ends with its last event.
         """
         bounds = self._known.bounds
         found: list[Life] = []

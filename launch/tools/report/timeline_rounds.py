@@ -1,4 +1,4 @@
-"""Rounds and faults on the time axis."""
+"""Rounds and faults of a run on the time axis."""
 
 import bisect
 import dataclasses
@@ -28,7 +28,7 @@ _SAYS = {
     "dropped": "a group was given up",
     "events lost": "the event log had no room on its disk",
 }
-"""Events that took no time and say that something was not as it should be."""
+"""Descriptions of instant events that report a fault."""
 _COUNTS = {
     "skipped_updates": "updates whose loss or gradient was not finite",
     "ess_stops": "updates not made for want of effective sample size",
@@ -40,44 +40,44 @@ _COUNTS = {
     "groups/unreadable": "groups that could not be read",
     "publish/destination_failures": "versions that could not be put into a bucket",
 }
-"""Metrics that count from the run's start, and are 0 where all is well."""
+"""Descriptions of cumulative metrics that are 0 without faults."""
 _MAX_DETAIL = 300
 _RESTART = re.compile(r"-r(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that happened once."""
+    """A fault of a run."""
 
     time_s: float
-    """Unix time."""
+    """Unix time in seconds."""
     process: str
     what: str
     detail: str
     times: int = 1
-    """How often it happened, nothing else between; the others may have other details."""
+    """Number of consecutive occurrences, whose details may differ."""
     last_s: float = 0.0
-    """When it last did."""
+    """Time of the last occurrence, Unix time in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What went wrong in a run."""
+    """Faults of a run."""
 
     happened: list[Fault]
-    """In order of time, what repeats itself once; the first `MAX_SHOWN`."""
+    """Faults by time, with repetitions merged; the first `MAX_SHOWN`."""
     num_happened: int
-    """All of them."""
+    """Number of all faults."""
     num_shown: int
-    """Of all, how many `happened` tells."""
+    """Number of faults covered by `happened`."""
     counts: list[tuple[str, float]]
-    """What is counted only, and how often it was."""
+    """Description and count of faults without events."""
     restarts: dict[str, int]
-    """How often each process was started again."""
+    """Number of restarts per process."""
 
 
 def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults:
-    """Everything that says that something went wrong; `instants` are a run's, by process."""
+    """Collects the faults of a run; `instants` are its instant events by process."""
     found: list[Fault] = []
     restarts: dict[str, int] = {}
     for process, events in instants.items():
@@ -104,7 +104,7 @@ def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults
 
 
 def _together(faults: Sequence[Fault]) -> list[Fault]:
-    """What a process says again and again becomes one, with how often it was."""
+    """Merges consecutive equal faults of a process into one with a count."""
     found: list[Fault] = []
     for fault in faults:
         before = found[-1] if found else None
@@ -137,32 +137,32 @@ _MIN_OPEN_S = 1e-3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """From a round's first ticket until its last weights are out; with weights after every step, R/U updates."""
+    """A round from its first ticket to its last publish; with publishes after every step, R/U updates."""
 
     number: int
-    """From 0."""
+    """Index from 0."""
     first_step: int
-    """Of the updates made in it."""
+    """First update of the round."""
     last_step: int
     begin_s: float
-    """Unix time, as the next."""
+    """Start, Unix time in seconds; `end_s` is its end."""
     end_s: float
     is_open: bool = False
-    """It is under way, hangs, or was cut off: its end is that of the event log, and `last_step` the last one made."""
+    """True if the round is not complete. Its end is that of the event log, and `last_step` is the last step made."""
 
     @property
     def duration_s(self) -> float:
-        """Seconds."""
+        """Duration in seconds."""
         return self.end_s - self.begin_s
 
 
 def find_rounds(learner: Sequence[Event], *, updates_per_round: int, by_rounds: bool) -> list[Round]:
-    """The rounds that were completed; of one that was trained again after a restart the last time.
+    """Returns the complete rounds; for a round trained again after a restart, the last time.
 
     Args:
-      learner: the learner's events in order of time, over all of its starts.
+      learner: the learner's events by time, over all of its starts.
       updates_per_round: R / U.
-      by_rounds: tickets are issued round by round, and not in a window.
+      by_rounds: True if tickets are issued per round instead of in a window.
     """
     applied, published = _by_step(learner, "apply"), _by_step(learner, "publish")
     issued: dict[int, list[float]] = {}
@@ -192,19 +192,19 @@ def find_rounds(learner: Sequence[Event], *, updates_per_round: int, by_rounds: 
 def open_round(
     learner: Sequence[Event], *, updates_per_round: int, by_rounds: bool, extent: tuple[float, float]
 ) -> Round | None:
-    """What came after the last round that was completed; None if nothing did.
+    """Returns the incomplete round after the last complete one; None if there is none.
 
-    It goes from its first ticket, or from the round before, to the last event of any process: what hangs writes none,
-    and others' events and spans that never ended tell of it.
+    It lasts from its first ticket, or the end of the previous round, to the last event of any process. A hung process
+    writes no events, but unfinished spans and other processes show it.
 
     Args:
-      learner: as for `find_rounds`, as the next two.
+      learner: as in `find_rounds`.
       updates_per_round: R / U.
-      by_rounds: tickets are issued round by round.
-      extent: when the first and the last event of any process was, Unix time.
+      by_rounds: as in `find_rounds`.
+      extent: times of the first and last event of any process, Unix time.
     """
     step, begin_s, started_s = 0, 0.0, 0.0
-    for event in learner:  # in order of time: a restart goes back
+    for event in learner:  # by time: the step decreases after a restart
         match event.name, event.number("step"):
             case "restored", int(found):
                 step, started_s = found, event.start_s
@@ -231,12 +231,12 @@ def open_round(
 
 
 def _by_step(learner: Sequence[Event], name: str) -> dict[int, Event]:
-    """The last event of a name for each step that it gives."""
+    """Returns the last event of a name per step."""
     return {step: e for e in learner if e.name == name and (step := e.number("step")) is not None}
 
 
 def choose_rounds(rounds: Sequence[Round], limit: int) -> list[Round]:
-    """At most `limit`, in their order: the first and the last ones, the slowest ones, and evenly between."""
+    """Returns at most `limit` rounds in order: the first, last and slowest ones, and others evenly spread."""
     if len(rounds) <= limit:
         return list(rounds)
     if limit < 3:

@@ -1,4 +1,4 @@
-"""Rectangles of the round view."""
+"""Timeline rectangles of the round view."""
 
 import bisect
 import dataclasses
@@ -41,7 +41,7 @@ KINDS = (
     "other",
     "idle",
 )
-"""What a rectangle may show; the page has a colour for each."""
+"""Kinds of rectangles; the page has a color for each."""
 _KIND_OF = {
     "rollout": "rollout",
     "reward": "reward",
@@ -65,20 +65,20 @@ _KIND_OF = {
 }
 _WEIGHTS = ("pause", "prefetch")
 _UNSHOWN = ("issue", "begin", "aborted")
-"""Instants that say when something else was; they are no marks, and no faults."""
+"""Instant events that only mark other events; they are neither marks nor faults."""
 MAX_OF_TRACK = 1500
-"""Rectangles of a track in a round; of more the longest are shown."""
+"""Maximum rectangles per track in a round; only the longest are shown."""
 _SPANS_A_MARK = 30
-"""A process in a round has a mark for so many rectangles that its track may have, at most."""
+"""Rectangles of a track's limit per allowed mark of a process."""
 MARGIN = 0.04
-"""Of a round's time, shown before and after it."""
+"""Share of a round's time shown before and after it."""
 _IDLE_SHARE = 0.005
-"""Of a round: gaps between two spans of the learner that are shorter are no rest."""
+"""Minimum gap between two learner spans that counts as idle, as a share of the round."""
 
 
 @dataclasses.dataclass
 class _ProcessTrack:
-    """A process in a round."""
+    """Events of a process in a round."""
 
     spans: list[Event] = dataclasses.field(default_factory=list[Event])
     instants: list[Event] = dataclasses.field(default_factory=list[Event])
@@ -86,13 +86,13 @@ class _ProcessTrack:
 
 @dataclasses.dataclass
 class RoundTimeline:
-    """The chosen rounds, filled process by process."""
+    """Timelines of the chosen rounds, filled process by process."""
 
     rounds: Sequence[Round]
     run_end_s: float
     """Unix time of the last event of any process."""
     known: Mapping[str, ProcessRecord] = dataclasses.field(default_factory=dict[str, ProcessRecord])
-    """What the supervisor says of the processes that it started; they have tracks even if they say nothing."""
+    """Supervisor records by process; a process with a record has a track even without events."""
 
     def __post_init__(self) -> None:
         self.lives: dict[str, list[Life]] = {}
@@ -104,9 +104,9 @@ class RoundTimeline:
         self._seen: list[dict[str, _ProcessTrack]] = [{} for _ in self.rounds]
 
     def add(self, process: str, events: Iterable[Event]) -> list[Event]:
-        """Takes in a process's events; returns those that took no time and say something by themselves.
+        """Adds a process's events; returns its instant events that stand for themselves.
 
-        What was begun and did not end becomes a span until it was cut off, or until its process's end.
+        An unfinished event becomes a span until its abort, or until its process exits.
         """
         lifetime = ProcessLifetime(self.known.get(process))
         under_way: dict[int | None, Event] = {}
@@ -117,7 +117,7 @@ class RoundTimeline:
             match event.name:
                 case "begin":
                     lane = event.number("lane")
-                    if lane in under_way:  # the process before this one, of the same name, was killed
+                    if lane in under_way:  # the earlier process of the same name was killed
                         lost.append(under_way[lane])
                     under_way[lane] = event
                 case "aborted" if begun := under_way.pop(event.number("lane"), None):
@@ -142,7 +142,7 @@ class RoundTimeline:
             self.lives[process] = lives
 
     def _take(self, process: str, event: Event) -> None:
-        """Puts an event into the rounds in which it is seen."""
+        """Adds an event to every round in which it is visible."""
         low = bisect.bisect_left(self._ends, event.start_s)
         high = bisect.bisect_right(self._begins, event.end_s)
         for i in range(low, high):
@@ -150,7 +150,7 @@ class RoundTimeline:
             (seen.spans if event.is_span else seen.instants).append(event)
 
     def drawn(self, index: int, *, max_of_track: int = MAX_OF_TRACK) -> dict[str, Any]:
-        """A round's tracks and rectangles as JSON; times in seconds from its begin."""
+        """Returns a round's tracks and rectangles as JSON; times in seconds from its start."""
         max_marks = max(1, max_of_track // _SPANS_A_MARK)
         about = self.rounds[index]
         tracks, spans, marks, top = [], [], [], 0.0
@@ -190,7 +190,7 @@ class RoundTimeline:
         }
 
     def _roles(self) -> dict[str, list[str]]:
-        """The processes that have a track together: a role's, over all of its starts."""
+        """Returns the processes that share a track: all starts of a role."""
         found: dict[str, list[str]] = {}
         for name in self.lives:
             if name != SUPERVISOR:
@@ -198,20 +198,20 @@ class RoundTimeline:
         return {role: sorted(names, key=lambda n: self.lives[n][0]) for role, names in found.items()}
 
     def _alive(self, name: str, index: int) -> list[list[float]]:
-        """From when to when a process lived in a round."""
+        """Returns the intervals in which a process was alive in a round."""
         begin_s, low_s, high_s = self.rounds[index].begin_s, self._begins[index], self._ends[index]
         shown = [(max(first_s, low_s) - begin_s, min(last_s, high_s) - begin_s) for first_s, last_s in self.lives[name]]
         return [[round(low, 4), round(high, 4)] for low, high in shown if low < high]
 
 
 def _unfinished(begun: Event, end_s: float) -> Event:
-    """The span of what was begun and has no end of its own."""
+    """Returns the span of an event without its own end."""
     dur = max(0.0, end_s * 1e6 - begun.ts)
     return Event(name="not finished", ph="X", ts=begun.ts, dur=dur, tid=begun.number("lane") or 0, args=begun.args)
 
 
 def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) -> list[list[Any]]:
-    """[time, height, what happened] of what took no time."""
+    """Returns [time, height, text] per instant event."""
     return [
         [
             round(e.start_s - about.begin_s, 4),
@@ -230,7 +230,7 @@ def _role(name: str) -> str:
 
 
 def _lanes(spans: Sequence[Event], *, is_learner: bool) -> list[int]:
-    """The lane of each span; a group's rollout and reward share one, weights have one of their own."""
+    """Returns the row of each span; a group's rollout and reward share one, weight updates have a separate one."""
     keys = [-1 if event.name in _WEIGHTS and not is_learner else event.tid for event in spans]
     order = {key: lane for lane, key in enumerate(sorted(set(keys)))}
     return [order[key] for key in keys]
@@ -239,7 +239,7 @@ def _lanes(spans: Sequence[Event], *, is_learner: bool) -> list[int]:
 def _rectangles(
     spans: Sequence[tuple[str, Event]], lanes: Sequence[int], about: Round, *, top: float, height: float, num_lanes: int
 ) -> list[list[Any]]:
-    """[start, end, top, bottom, kind, what it was] of each; a pause is as high as its track."""
+    """Returns [start, end, top, bottom, kind, text] per span; a pause spans the track's height."""
     found: list[list[Any]] = []
     each = height / num_lanes
     for (process, event), lane in zip(spans, lanes, strict=True):
@@ -259,11 +259,11 @@ def _rectangles(
 def _idle(
     spans: Sequence[Event], about: Round, alive: Sequence[Sequence[float]], *, top: float, height: float
 ) -> list[list[Any]]:
-    """Where the learner, while it lived, did nothing between the round's begin and its last step.
+    """Returns the gaps in which the live learner was idle between the round's start and its last step.
 
-    It waited for groups, or was starting.
+    It was waiting for groups, or starting.
     """
-    busy = sorted((e.start_s, e.end_s) for e in spans if e.name != "publish")  # that goes on beside it
+    busy = sorted((e.start_s, e.end_s) for e in spans if e.name != "publish")  # publishing runs concurrently
     ends = [e.end_s for e in spans if e.name in ("train", "apply") and e.end_s <= about.end_s + 1e-6]
     if not ends:
         return []
@@ -283,7 +283,7 @@ def _idle(
 
 
 def _told(args: Mapping[str, Any]) -> str:
-    """The arguments of an event in a few words."""
+    """Formats the arguments of an event."""
     shown = [
         f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
         for k, v in args.items()
@@ -296,25 +296,25 @@ def _told(args: Mapping[str, Any]) -> str:
 Json = dict[str, Any]
 MAX_ROUNDS = 48
 BUDGET_BYTES = 1_000_000
-"""Of all rounds of a report together, as JSON."""
+"""Maximum JSON bytes of all rounds of a report."""
 _MIN_ROUNDS = 4
-"""Of each run: a round has at most one in so many of its bytes, so the ends, the slowest and an open one always fit."""
+"""Minimum rounds per run; each round is limited to this fraction of the budget."""
 _MAX_READ_BYTES = 50_000_000
-"""Of the event log that is held at once, about; of a longer one fewer rounds are read."""
+"""Approximate maximum bytes of events in memory; for longer logs fewer rounds are read."""
 
 
 class Rounds(NamedTuple):
-    """What a report shows of a run's rounds."""
+    """Rounds of a run in the report."""
 
     drawn: list[Json]
-    """In order of time; the last may be open."""
+    """JSON of each shown round by time; the last may be incomplete."""
     num_rounds: int
-    """All there are."""
+    """Number of all rounds."""
     faults: Faults
 
 
 def read_rounds(run: RunData, *, budget_bytes: int) -> Rounds:
-    """The timelines of chosen rounds, whose JSON is within `budget_bytes`, and what went wrong in the run."""
+    """Returns the timelines of chosen rounds within `budget_bytes` of JSON, and the run's faults."""
     names = processes(run.folder)
     learner = sorted(read_process(run.folder, "learner"), key=lambda e: e.ts) if "learner" in names else []
     supervisor = list(read_process(run.folder, SUPERVISOR)) if SUPERVISOR in names else []
@@ -335,7 +335,7 @@ def read_rounds(run: RunData, *, budget_bytes: int) -> Rounds:
 def _rounds(
     run: RunData, learner: Sequence[Event], span: tuple[float, float] | None
 ) -> tuple[list[Round], list[Round]]:
-    """The rounds that were completed, and the one that was not, if there is one."""
+    """Returns the complete rounds, and the incomplete one if there is one."""
     per_round = run.updates_per_round
     by_rounds = run.setting("publish", "when", "round_end") == "round_end"
     complete = find_rounds(learner, updates_per_round=per_round, by_rounds=by_rounds)
@@ -347,7 +347,7 @@ def _rounds(
 
 
 def _drawn(timeline: RoundTimeline, index: int, measured: Json, budget_bytes: int) -> Json:
-    """A round within so many bytes: its shorter spans go."""
+    """Returns a round's JSON within a byte budget, dropping the shortest spans."""
     most = MAX_OF_TRACK
     while True:
         found = timeline.drawn(index, max_of_track=most) | measured
@@ -357,7 +357,7 @@ def _drawn(timeline: RoundTimeline, index: int, measured: Json, budget_bytes: in
 
 
 def _fitting(rounds: Sequence[Round], drawn: Sequence[Json], budget_bytes: int) -> list[int]:
-    """Indices of the most rounds that fit together: an open one, the ends, the slowest, and evenly between."""
+    """Returns the indices of rounds within the budget: the incomplete one, and as many others as fit."""
     sizes = {r: len(json_for_script(d)) + 1 for r, d in zip(rounds, drawn, strict=True)}
     unfinished = [r for r in rounds if r.is_open]
     complete = [r for r in rounds if not r.is_open]
@@ -371,7 +371,7 @@ def _fitting(rounds: Sequence[Round], drawn: Sequence[Json], budget_bytes: int) 
 
 
 def _of_round(row: Mapping[str, Any]) -> Json:
-    """What the metrics say of a round."""
+    """Returns a round's metrics."""
     names = {
         "waiting": "round/waiting_ratio",
         "waiting_eq4": "round/waiting_ratio_eq4",

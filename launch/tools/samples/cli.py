@@ -1,8 +1,8 @@
 """Samples of a run: `python -m launch.tools.samples --run_dir=runs/NAME [--sort=reward|lag|length] [--grep=TEXT]`.
 
-Shows what is kept in samples.jsonl (config section `samples`): prompts, responses, rewards by verifier, advantages, and
-the weights behind them. Reads a running run, too. --compare shows problems at the first and the last evaluation. In a
-pipe no line is wrapped; --json is for other programs.
+Shows the content of samples.jsonl (config section `samples`): prompts, responses, rewards by verifier, advantages, and
+weight versions. The run may still be in progress. --compare shows problems at the first and the last evaluation. Lines
+are not wrapped in a pipe. --json prints JSON for other programs.
 """
 
 import json
@@ -34,11 +34,11 @@ _JSON = flags.DEFINE_boolean(
     "json", False, "A JSON object a line, whole; with --compare one with `first` and `last` for each problem."
 )
 SHARED_FLAGS = ("run_dir",)
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 def main() -> int:
-    """Prints the samples asked for; 2 where there is no such run, or nothing is kept of it."""
+    """Prints the selected samples; exits with 2 if the folder is no run or has no samples."""
     with cli.usage_errors():
         folder = pathlib.Path(cli.run_dirs(most=1)[0])
         query = _query()
@@ -65,7 +65,7 @@ def _print(console: Console, samples: Samples, query: Query) -> str:
 
 
 def _print_json(samples: Samples, query: Query) -> str:
-    """In ASCII: nothing that a model wrote reaches a terminal as it is."""
+    """Prints the samples as ASCII JSON, so that no control character of a model reaches the terminal."""
     if _COMPARE.value:
         found = pairs(samples, limit=query.limit)
         for first, last in found:
@@ -88,10 +88,10 @@ def _said_of_pairs(num: int) -> str:
 
 
 def read_kept(folder: pathlib.Path) -> Samples:
-    """The samples of a run folder.
+    """Returns the samples of a run folder.
 
     Raises:
-      ValueError: it is no run folder, or has no samples.
+      ValueError: the folder is no run folder, or has no samples.
     """
     run = RunFolder(folder)
     if not run.config_file.is_file():

@@ -1,6 +1,6 @@
-"""Reading sample files, terminal rendering.
+"""Reader and terminal view of sample files.
 
-What the lines say was written by a model, an environment or a data set; nothing of it is trusted.
+The text in the files comes from a model, an environment or a dataset, and is untrusted.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ FORMAT = 1
 
 
 class ScoreEntry(msgspec.Struct, frozen=True):
-    """What a verifier gave."""
+    """Score of one verifier."""
 
     value: float
     verdict: str = ""
 
 
 class ResponsePart(msgspec.Struct, frozen=True):
-    """What the policy, or its environment, said without the other between."""
+    """Text of one turn, by the policy or its environment."""
 
     text: str
     by: str = "policy"
 
 
 class ResponseLine(msgspec.Struct, frozen=True):
-    """A response as its line has it."""
+    """A response in a samples file."""
 
     reward: float
     finish: str = ""
@@ -47,7 +47,7 @@ class ResponseLine(msgspec.Struct, frozen=True):
     text: str = ""
     turns: list[ResponsePart] = []
     num_parts: int = 0
-    """Parts that the episode had; `turns` may have fewer."""
+    """Number of turns in the episode; `turns` may have fewer."""
     scores: dict[str, ScoreEntry] = {}
     turn_rewards: list[float] = []
     min_version: int | None = None
@@ -60,12 +60,12 @@ class ResponseLine(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[ResponsePart]:
-        """Who said what, in order."""
+        """Turns of the response in order; a response without turns counts as one."""
         return self.turns or [ResponsePart(text=self.text)]
 
 
 class GroupLine(msgspec.Struct, frozen=True):
-    """A line: a group, or what is kept of it."""
+    """A line of a samples file: a group with all or some of its responses."""
 
     format: int
     kind: str
@@ -88,39 +88,39 @@ class GroupLine(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """One response."""
+    """One response with its group."""
 
     group: GroupLine
     response: ResponseLine
     index: int
-    """Among the responses of its group that are kept, from 0."""
+    """Index among the stored responses of the group, from 0."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Samples:
-    """What a run folder has."""
+    """Samples of a run folder."""
 
     groups: list[GroupLine]
-    """In the order in which they were written; an evaluation that was made again replaces the first."""
+    """Groups in file order; a repeated evaluation replaces the earlier one."""
     num_unreadable: int
-    """Lines that say nothing of the kind."""
+    """Number of invalid lines."""
 
     def __iter__(self) -> Iterator[SampleEntry]:
         return (SampleEntry(group, r, i) for group in self.groups for i, r in enumerate(group.responses))
 
     @property
     def num_responses(self) -> int:
-        """Kept ones."""
+        """Number of stored responses."""
         return sum(len(group.responses) for group in self.groups)
 
 
 def read_samples(folder: pathlib.Path) -> Samples:
-    """The samples of a run folder; none where it has none.
+    """Reads the samples of a run folder; empty if there are none.
 
-    A torn last line, of a run that is being written or was killed, is left out.
+    An incomplete last line, of a running or killed run, is skipped.
 
     Raises:
-      ValueError: a line is of a newer format.
+      ValueError: a line has a newer format.
     """
     file = RunFolder(folder).samples
     groups: dict[tuple[str, str, int, int], GroupLine] = {}
@@ -143,7 +143,7 @@ def read_samples(folder: pathlib.Path) -> Samples:
 
 
 def _decoded(line: bytes, decoder: msgspec.json.Decoder[GroupLine]) -> GroupLine | None:
-    """A line; None of what is none. What msgspec is too strict for, as half a surrogate pair, Python's own reads."""
+    """Decodes a line; None if invalid. Falls back to `json` for what msgspec rejects, such as lone surrogates."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         return decoder.decode(line)
     with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
@@ -156,9 +156,10 @@ _HIDDEN = re.compile(r"[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\uf
 
 
 def visible(text: str) -> str:
-    r"""The text with control characters as pictures (ESC as ␛), and what has none, as `\u202e`, as its number.
+    r"""Returns the text with control characters as pictures (ESC as ␛), or as numbers if they have none (`‹U+202E›`).
 
-    Newlines and tabs stay. What reorders text (bidirectional overrides) and lone surrogates are among them.
+    Newlines and tabs stay. Bidirectional overrides, which reorder text, and lone surrogates count as control
+    characters.
     """
     text = text.replace("\r\n", "\n").translate(_CONTROL)
     return _HIDDEN.sub(lambda found: f"‹U+{ord(found[0]):04X}›", text)
@@ -166,16 +167,16 @@ def visible(text: str) -> str:
 
 _MAX_LINES = 40
 _MAX_CHARS = 2000
-"""Of a text that are shown; --full shows all."""
+"""Maximum characters of a text that are shown; --full shows all."""
 _AROUND = 4
-"""Where what was looked for lies in what isn't shown, a quarter of that is shown around it."""
+"""Divisor: if the match is in the hidden middle, 1/4 of the maximum is shown around it."""
 _FOUND = "black on yellow"
 
 
 def show(
     console: Console, samples: Sequence[SampleEntry], *, full: bool = False, grep: re.Pattern[str] | None = None
 ) -> None:
-    """Prints samples, with what `grep` finds marked; a prompt that follows itself is not repeated."""
+    """Prints samples and highlights matches of `grep`; a prompt equal to the previous one is not repeated."""
     before: GroupLine | None = None
     for sample in samples:
         group = sample.group
@@ -187,7 +188,7 @@ def show(
 
 
 def show_pairs(console: Console, found: Sequence[tuple[SampleEntry, SampleEntry]], *, full: bool = False) -> None:
-    """Prints problems as they were answered first and last."""
+    """Prints problems with their first and last responses."""
     for first, last in found:
         _show_title(console, visible(f"eval {first.group.set}, problem of {numbers(first)}"))
         _show_prompt(console, first.group, full, None)
@@ -197,14 +198,14 @@ def show_pairs(console: Console, found: Sequence[tuple[SampleEntry, SampleEntry]
 
 
 def title(group: GroupLine) -> str:
-    """Which group it is, in a few words."""
+    """Returns a short title of a group."""
     where = f"eval {group.set}" if group.kind == "eval" else f"round {group.round}"
     named = [f"step {group.step}", where, *([group.source] if group.source else []), f"ticket {group.ticket}"]
     return visible(" · ".join(named))
 
 
 def facts(response: ResponseLine) -> str:
-    """What is known of a response, in one line of numbers with their names."""
+    """Returns the numbers of a response in one line."""
     parts = [f"reward {response.reward:.3g}"]
     parts += [f"{name} {s.value:.3g} {s.verdict}".rstrip() for name, s in response.scores.items()]
     if response.turn_rewards:
@@ -224,12 +225,12 @@ def facts(response: ResponseLine) -> str:
 
 
 def numbers(sample: SampleEntry) -> str:
-    """The prompt's id, by which the same problem is found again."""
+    """Returns the prompt's id, which identifies the problem."""
     return visible(sample.group.prompt_id or sample.group.ticket)
 
 
 def shortened(text: str, grep: re.Pattern[str] | None = None) -> str:
-    """A text of many lines, or characters, without its middle, but for what is around the first that `grep` finds."""
+    """Shortens a text with many lines or characters in its middle, but keeps the first match of `grep`."""
     text = "".join(_kept(text, _MAX_CHARS, "characters", " ", _place(text, grep)))
     lines = text.split("\n")
     found = _place(text, grep)
@@ -238,7 +239,7 @@ def shortened(text: str, grep: re.Pattern[str] | None = None) -> str:
 
 
 def _kept(parts: Sequence[str], most: int, unit: str, gap: str, found: int | None) -> list[str]:
-    """The first and the last of many, those around `found`, and how many are left out where."""
+    """Returns the first and last parts, and those around `found`, with a note per omitted range."""
     if len(parts) <= most + 1:
         return list(parts)
     half = most // 2
@@ -267,7 +268,7 @@ def _show_title(console: Console, text: str) -> None:
 
 
 def _show_line(console: Console, text: Text) -> None:
-    """A line; where there is no terminal, as in a pipe, it stays one however long it is."""
+    """Prints a line; without a terminal, as in a pipe, it is not wrapped."""
     console.print(text, soft_wrap=not console.is_terminal)
 
 
@@ -315,22 +316,22 @@ SORTS = ("step", "reward", "lag", "length")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is asked for."""
+    """Selection of samples."""
 
     sort: str = "step"
-    """One of `SORTS`; the largest first."""
+    """Sort key, one of `SORTS`, descending."""
     reverse: bool = False
     grep: re.Pattern[str] | None = None
-    """Found in the prompt or in the response."""
+    """Pattern that the prompt or the response must contain."""
     steps: tuple[int, int] | None = None
-    """First and last step, both included."""
+    """First and last step, inclusive."""
     is_eval: bool | None = None
-    """Only evaluations, or only training; None: both."""
+    """True: only evaluations; False: only training; None: both."""
     limit: int = 10
 
 
 def choose(samples: Iterable[SampleEntry], query: Query) -> tuple[list[SampleEntry], int]:
-    """The samples asked for, and how many there were without the limit; of equals the newest first."""
+    """Returns the selected samples and their number before the limit; ties are newest first."""
     found = [s for s in samples if _fits(s, query)]
     found.reverse()
     found.sort(key=lambda s: _key(s, query.sort), reverse=not query.reverse)
@@ -338,10 +339,10 @@ def choose(samples: Iterable[SampleEntry], query: Query) -> tuple[list[SampleEnt
 
 
 def pairs(samples: Iterable[SampleEntry], *, limit: int) -> list[tuple[SampleEntry, SampleEntry]]:
-    """The same problem at the first and at the last evaluation that has it, for `limit` problems in their order.
+    """Returns `limit` problems with their responses at the first and the last evaluation.
 
-    A problem is the same by its prompt, as its place in the set may change; by that place only where the run didn't
-    write the prompt's id. They are not chosen by what came of them.
+    Problems are identified by prompt id, because their position in a set may change; files without prompt ids use the
+    position. The selection does not depend on rewards.
     """
     of_problem: dict[tuple[str, str], list[SampleEntry]] = {}
     for sample in samples:
@@ -354,17 +355,17 @@ def pairs(samples: Iterable[SampleEntry], *, limit: int) -> list[tuple[SampleEnt
 
 
 def as_json(sample: SampleEntry) -> dict[str, Any]:
-    """A sample as a line of `--json`: its group's fields as samples.jsonl has them, with one `response`."""
+    """Returns a sample in the format of `--json`: its group's fields, with one `response`."""
     fields: dict[str, Any] = msgspec.to_builtins(sample.group)
     del fields["responses"]
     return {**fields, "index": sample.index, "response": msgspec.to_builtins(sample.response)}
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Reads `40` or `40-60`.
+    """Parses `40` or `40-60`.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: the text has another format.
     """
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
@@ -388,7 +389,7 @@ def _key(sample: SampleEntry, sort: str) -> float:
     match sort:
         case "reward":
             return sample.response.reward
-        case "lag":  # an evaluation's have none
+        case "lag":  # evaluations have no lag
             return -1.0 if sample.response.lag is None else sample.response.lag
         case "length":
             return sample.response.tokens

@@ -1,1 +1,1 @@
-"""Command `store-server`: a PostgreSQL server, its roles and its certificates for a trial."""
+"""Command `store-server`: a PostgreSQL server with roles and certificates for a trial."""

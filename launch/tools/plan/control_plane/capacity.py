@@ -1,7 +1,7 @@
-"""What saturates first: store, network, learner, engines.
+"""First bottleneck of store, network, learner and engines.
 
-A part that is asked for more than it can take gives out: learner or engines set the pace then, a store holds all up,
-and links let actors skip versions (`weight_parts`).
+An overloaded learner or engine limits the pace, an overloaded store delays everything, and overloaded links make actors
+skip versions (`weight_parts`).
 """
 
 import dataclasses
@@ -26,27 +26,28 @@ from launch.tools.plan.sim.chips import Cost
 from launch.tools.plan.sim.event_queue import EventQueue
 
 _LOWEST, _NUM_PACES, _HALVINGS = 1e-4, 80, 30
-"""Of the paces that are tried: the lowest over the highest, how many, and how often what lies between two is halved."""
+"""Search grid of paces: lowest over highest, number of paces, number of bisections."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterModel:
-    """A run's config and hardware, with what follows from them worked out once."""
+    """Config and hardware of a run, with derived quantities."""
 
     config: Config
     profile: Profile
     workload: Workload
     transfers: Transfers | None
     train_groups_per_s: float
-    """That the learner's chips can take."""
+    """Groups/s that the learner's chips can train."""
     generate_groups_per_s: float
-    """That all engines can sample together."""
+    """Groups/s that all engines can sample in total."""
     engines_stay_full: bool
-    """However slow the learner is: groups give way to newer ones. Else engines without tickets ask for them."""
+    """True if engines stay busy with any learner speed, because new groups replace old ones. Otherwise idle engines ask
+    for tickets."""
 
     @classmethod
     def of(cls, config: Config, profile: Profile) -> "ClusterModel":
-        """Of a run."""
+        """Derives the model of a run."""
         work = Workload.of(config, profile)
         train, generate = train_groups_per_s(config, profile, work), generate_groups_per_s(config, profile, work)
         full = config.admission.when_full == "drop_oldest"
@@ -54,12 +55,12 @@ class ClusterModel:
 
     @property
     def groups_go_to_bucket(self) -> bool:
-        """Whether the store has only a reference of what is handed in."""
+        """True if the store holds only references, because submissions exceed `store.inline_bytes`."""
         store, num_puts = self.config.store, self.workload.puts_per_group
         return bool(store.bucket) and self.workload.group_bytes / num_puts > store.inline_bytes
 
     def parts(self, groups_per_s: float) -> list[Resource]:
-        """All, at that pace."""
+        """Returns all resources at a pace."""
         made = self._compute_parts(groups_per_s)
         if (store := self.profile.store) is not None:
             made += store_parts(
@@ -73,7 +74,7 @@ class ClusterModel:
         return made
 
     def store_seconds(self, store: StoreProfile, groups_per_s: float) -> dict[str, float]:
-        """Of the store's time a second, by what it does."""
+        """Returns the store seconds per second by kind of call."""
         room = 0.0 if self.engines_stay_full else max(0.0, 1.0 - groups_per_s / self.generate_groups_per_s)
         calls = control_calls(
             self.config, num_actors=self.profile.num_engines, groups_per_s=groups_per_s, share_with_room=room
@@ -107,7 +108,7 @@ class ClusterModel:
         if self.profile.network is not None and self.profile.network.learner_bytes_per_s:
             made.append(
                 Resource(
-                    name="leading host's link",  # it alone reads the groups, wherever they lie
+                    name="leading host's link",  # it alone reads the groups, from the store or a bucket
                     load=groups_per_s * work.group_bytes,
                     capacity=self.profile.network.learner_bytes_per_s,
                     unit="B/s",
@@ -123,7 +124,7 @@ class ClusterModel:
 
 
 def train_groups_per_s(config: Config, profile: Profile, work: Workload) -> float:
-    """That the learner's chips can take: passes over a full update, the optimizer's steps, its share of an export."""
+    """Returns the groups/s that the learner can train, from epochs, optimizer steps and its share of exports."""
     learner, num_groups = profile.learner, config.rounds.groups_per_update
     cost = Cost(learner, learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens)
     chips = profile.num_learner_chips or profile.num_engines * profile.chips_per_engine
@@ -133,9 +134,9 @@ def train_groups_per_s(config: Config, profile: Profile, work: Workload) -> floa
 
 
 def generate_groups_per_s(config: Config, profile: Profile, work: Workload) -> float:
-    """That all engines can sample together, each running all the time what admission gives it and it has places for.
+    """Returns the groups/s that all engines can sample if each always runs what admission and its capacity allow.
 
-    No more than that: a round's end leaves places empty.
+    This is an upper bound, because engines are partly empty at the end of a round.
     """
     engine = profile.engine
     places = min(_places(profile, work), responses_in_service(config) / profile.num_engines)
@@ -147,7 +148,7 @@ def generate_groups_per_s(config: Config, profile: Profile, work: Workload) -> f
 
 
 def _places(profile: Profile, work: Workload) -> float:
-    """Sequences that an engine runs at once: vLLM's bound, or what its cache holds."""
+    """Returns an engine's capacity in sequences: vLLM's limit or that of the KV cache."""
     engine = profile.engine
     if not engine.kv_capacity_tokens:
         return float(engine.max_num_seqs)
@@ -155,7 +156,7 @@ def _places(profile: Profile, work: Workload) -> float:
 
 
 def responses_in_service(config: Config) -> int:
-    """Responses that are sampled at once at most, on all engines together."""
+    """Returns the maximum number of concurrent responses over all engines."""
     if config.admission.policy == "window":
         return config.sequences
     groups = config.admission_width or config.rounds.groups_issued
@@ -164,23 +165,23 @@ def responses_in_service(config: Config) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """The first part to give out as a run's pace rises."""
+    """First bottleneck as a run's pace increases."""
 
     groups_per_s: float
-    """Up to which nothing gives out; 0 if something does whatever the pace."""
+    """Highest pace without overload, in groups/s; 0 if a resource is overloaded at any pace."""
     part: Resource
-    """At that pace."""
+    """The bottleneck at that pace."""
 
 
 def bottleneck(cluster: ClusterModel, *, but: Collection[str] = ()) -> Bottleneck:
-    """The pace at which a first part's share reaches 1, and which one that is.
+    """Returns the lowest pace at which the share of a resource reaches 1, and that resource.
 
-    Shares need not rise with the pace throughout (actors whose engines are full ask for fewer tickets), so paces are
-    tried from low to high.
+    Shares need not increase with the pace, because actors with full engines ask for fewer tickets. So paces are tried
+    from low to high.
 
     Args:
       cluster: the run.
-      but: names of parts that are taken to be mended; learner and engines bound the paces all the same.
+      but: names of resources that are ignored; learner and engines still limit the pace.
     """
 
     def worst(pace: float) -> Resource:
@@ -202,36 +203,36 @@ def bottleneck(cluster: ClusterModel, *, but: Collection[str] = ()) -> Bottlenec
 
 
 _MOST_CONTROL = 0.95
-"""Part of the store's time that control calls get at most: their callers wait for one before they make the next."""
+"""Maximum share of the store's time for control calls, whose callers wait for each call."""
 
 
 class StoreQueue:
-    """First come, first served."""
+    """Store queue in virtual time, first come, first served."""
 
     def __init__(self, config: Config, profile: Profile, store: StoreProfile, calendar: EventQueue) -> None:
-        """Nobody is in line."""
         self._calendar, self._store = calendar, store
         self._free_at_s = 0.0
         self.num_groups = 0
         self.spent_s = 0.0
-        """From being handed in to being there for the learner, summed over groups."""
+        """Seconds from submission until the learner can read a group, summed over groups."""
         cluster = ClusterModel.of(config, profile)
         self._goes_to_bucket, self._num_puts = cluster.groups_go_to_bucket, cluster.workload.puts_per_group
-        # At the pace at which something gives out; if that is the store, groups take just what control calls leave.
+        # Evaluated at the bottleneck's pace: if that is the store, groups get exactly the time that control calls
+        # leave.
         seconds = cluster.store_seconds(store, bottleneck(cluster).groups_per_s)
         control = sum(s for name, s in seconds.items() if name not in (GROUPS, BYTES))
         self._stretch = 1 / (1 - min(control, _MOST_CONTROL))
-        """A group takes so many times its own seconds, control calls being served in between."""
+        """Factor by which interleaved control calls stretch a group's own time."""
 
     @property
     def mean_s(self) -> float:
-        """From a group's being handed in to its being there for the learner."""
+        """Mean seconds from submission until the learner can read a group."""
         return self.spent_s / max(1, self.num_groups)
 
     def put(self, *, num_samples: int, prompt_tokens: int, response_tokens: int, then: Callable[[], None]) -> None:
-        """Hands a group in; `then` is called when the learner may read it.
+        """Submits a group; calls `then` when the learner can read it.
 
-        Single samples (admission.unit=sample) are counted as handed in together, with the last of them.
+        Single samples (admission.unit=sample) count as submitted together with the last one.
         """
         now_s = self._calendar.now_s
         num_bytes = group_bytes(num_samples=num_samples, prompt_tokens=prompt_tokens, response_tokens=response_tokens)

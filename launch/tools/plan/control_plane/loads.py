@@ -1,9 +1,9 @@
-"""Store calls, weight traffic, group bytes per second.
+"""Load model: store calls, weight traffic, and group bytes per second.
 
-The rates are those of the actor's own code: who is told that there are tickets asks for some at once, if its engine has
-room, and looks at what is leased to it; without being told it asks as often as its duties say.
+The rates follow the actor's code. On a ticket notification, an actor with room claims immediately, and reads its
+leases. Without notifications it polls at the intervals of its background tasks.
 
-Where one of these gives out nothing stops: actors skip versions, so lag grows.
+An overloaded link stops nothing, but actors skip versions and the lag increases.
 """
 
 import dataclasses
@@ -26,23 +26,23 @@ from launch.tools.plan.profile import Profile, StoreProfile, lowest
 from launch.tools.plan.workload import LengthProfile, Lengths
 
 RENEWALS_PER_LEASE = 3
-"""`actor/background.py:renew_leases`."""
+"""Lease renewals per lease duration, see `actor/background.py:renew_leases`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlCalls:
-    """Calls a second, of all processes together."""
+    """Calls/s of all processes in total."""
 
     claims: float
     writes: float
     reads: float
     rows: float
-    """Heartbeats that the store looks at where it counts engines."""
+    """Heartbeat rows read when the store counts engines."""
     told: float
-    """Changes told, one for each process that hears of it."""
+    """Change notifications, one per receiving process."""
 
     def seconds(self, store: StoreProfile) -> dict[str, float]:
-        """Of the store's time a second, by what it does; the groups' own are not among it."""
+        """Returns the store seconds per second by kind of call, without groups."""
         return {
             "claims": self.claims * store.claim_call_s,
             "signs of life": self.writes * store.write_s + self.rows * store.row_s,
@@ -52,23 +52,23 @@ class ControlCalls:
 
 
 def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share_with_room: float) -> ControlCalls:
-    """Of so many actors at so many groups trained a second.
+    """Returns the control calls of `num_actors` actors at a pace.
 
     Args:
-      config: the run's.
-      num_actors: engines; each has an actor of its own.
-      groups_per_s: trained.
-      share_with_room: part of the actors whose engines have room for more, so that they ask for tickets.
+      config: run config.
+      num_actors: engines, each with one actor.
+      groups_per_s: trained groups/s.
+      share_with_room: share of the actors whose engines have room, so that they ask for tickets.
     """
     by_sample = config.admission.unit == "sample"
     puts = groups_per_s * (config.rounds.samples_per_group if by_sample else 1)
-    # A window is topped up as its tickets are claimed, a round issued at once.
+    # A window issues one ticket per claim, a round all at once.
     rounds_per_s = groups_per_s / config.rounds.groups_per_round
     offers = groups_per_s if config.publish.when == "every" else rounds_per_s
     publishes = publishes_per_s(config, groups_per_s)
     wakes = min(offers, 1 / CHANGES_GAP_S)
     beats = num_actors / ActorLimits(lease_s=config.actor.lease_s).heartbeat_s
-    # Each put lets its actor claim the next; who has room asks when it is told, or as often as CLAIM_S says.
+    # Each put lets the actor claim again. An actor with room claims on notification, or every CLAIM_S.
     claims = puts + num_actors * share_with_room * max(wakes, 1 / CLAIM_S)
     looks = max(wakes, 1 / LEASED_S) + max(publishes, 1 / ANNOUNCED_S) + 1 / LOOK_S
     counts = min(beats, 1 / COUNTED_S)
@@ -83,36 +83,36 @@ def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resource:
-    """At some pace of the run."""
+    """Load and capacity of a resource at some pace of the run."""
 
     name: str
     load: float
     capacity: float
     unit: str
     remedy: str
-    """What to change when it gives out."""
+    """Fix for an overload."""
     made_of: tuple[tuple[str, float], ...] = ()
-    """Parts of the load, by what makes it."""
+    """Parts of the load by cause."""
 
     @property
     def share(self) -> float:
-        """Load over capacity: from 1 on it gives out."""
+        """Load over capacity; overloaded from 1."""
         return self.load / self.capacity
 
     @property
     def mostly(self) -> str:
-        """What makes most of its load; nothing where that is all one."""
+        """Cause of the largest part of the load; empty if there is only one."""
         return max(self.made_of, key=lambda item: item[1])[0] if self.made_of else ""
 
     @property
     def full_name(self) -> str:
-        """With what makes most of its load."""
+        """Name with the cause of the largest part of the load."""
         return f"{self.name}: {self.mostly}" if self.made_of else self.name
 
 
 GROUPS, BYTES = "groups", "groups' bytes"
 BESIDES = 10
-"""Connections besides: 3 that PostgreSQL keeps for superusers, who looks on, and calls that take long."""
+"""Additional connections: 3 that PostgreSQL reserves for superusers, plus administrators and long calls."""
 _REMEDIES = {
     GROUPS: "a faster server (commits a second), or whole groups in place of single samples (admission.unit=group)",
     BYTES: "groups to a bucket (store.bucket, store.inline_bytes)",
@@ -126,13 +126,13 @@ _REMEDIES = {
 def store_parts(
     store: StoreProfile, *, seconds: Mapping[str, float], stored_bytes_per_s: float, num_actors: int
 ) -> list[Resource]:
-    """Of one store.
+    """Returns the resources of one store.
 
     Args:
-      store: what it can do.
-      seconds: of its time a second, by what it does.
-      stored_bytes_per_s: of groups that go through it.
-      num_actors: that are connected, besides a learner.
+      store: capacity of the store.
+      seconds: store seconds per second, by kind of call.
+      stored_bytes_per_s: bytes/s of groups through the store.
+      num_actors: connected actors, in addition to one learner.
     """
     most = max(seconds, key=lambda name: seconds[name])
     made = [
@@ -148,7 +148,7 @@ def store_parts(
     if store.link_bytes_per_s:
         made.append(
             Resource(
-                name="store's link",  # what comes in goes out to the learner, the link's other way
+                name="store's link",  # each direction carries the groups once: from actors and to the learner
                 load=stored_bytes_per_s,
                 capacity=store.link_bytes_per_s,
                 unit="B/s",
@@ -170,7 +170,7 @@ def store_parts(
 
 
 def connections_of(store: StoreProfile, *, num_actors: int) -> int:
-    """What a server's `max_connections` is to be for so many actors and a learner."""
+    """Returns the required `max_connections` of a server for `num_actors` actors and a learner."""
     return (num_actors + 1) * store.connections_per_process + BESIDES
 
 
@@ -178,7 +178,7 @@ _LESS = "deltas (publish.full_every), fewer versions (publish.every_n_steps)"
 
 
 def weight_parts(transfers: Transfers, publishes_per_s: float) -> list[Resource]:
-    """Of publishing so often; a part whose profile has no bound is left out."""
+    """Returns the resources of weight transfers at a publish rate, without unbounded ones."""
     made = [
         _writing(transfers, publishes_per_s),
         _learner_links(transfers, publishes_per_s),
@@ -203,7 +203,7 @@ def _writing(transfers: Transfers, publishes_per_s: float) -> Resource:
 def _learner_links(transfers: Transfers, publishes_per_s: float) -> Resource:
     uploads = publishes_per_s * transfers.mean_upload_bytes / transfers.num_learner_hosts
     if transfers.way == "bucket":
-        # An upload is no work of the snapshot server.
+        # An upload does not use the snapshot server.
         return Resource(
             name="learner hosts' links",
             load=uploads,
@@ -246,7 +246,7 @@ def _bucket(transfers: Transfers, publishes_per_s: float) -> Resource:
 
 
 def _server_connections(transfers: Transfers) -> Resource:
-    # Each range that is read at once is a connection; those of one reader are spread over the learner's hosts.
+    # Each concurrent range read is one connection; a reader's connections are spread over the learner's hosts.
     return Resource(
         name="snapshot servers' connections",
         load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, RetryPolicy()),
@@ -258,39 +258,39 @@ def _server_connections(transfers: Transfers) -> Resource:
 
 
 BYTES_PER_TOKEN = 13
-"""Of a response on the wire: token, logprob and version of 4 bytes each, loss mask (`Rollout`)."""
+"""Bytes per response token on the wire: token, logprob and version of 4 bytes each, and loss mask (`Rollout`)."""
 BYTES_PER_PROMPT_TOKEN = 4
 _BYTES_PER_ROLLOUT, _BYTES_PER_GROUP = 155, 155
-"""Names, lengths and the fields that are no arrays, about."""
+"""Approximate bytes of names, lengths and non-array fields."""
 _NUM_PROBLEMS = 512
-"""Drawn for the means."""
+"""Number of problems drawn for the means."""
 
 
 def group_bytes(*, num_samples: int, prompt_tokens: float, response_tokens: float) -> float:
-    """Of an encoded group whose responses have so many tokens together."""
+    """Returns the bytes of an encoded group with `response_tokens` tokens in total."""
     arrays = BYTES_PER_TOKEN * response_tokens + BYTES_PER_PROMPT_TOKEN * prompt_tokens
     return arrays + _BYTES_PER_ROLLOUT * num_samples + _BYTES_PER_GROUP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Means."""
+    """Mean sizes of a run's groups."""
 
     num_samples: int
-    """K."""
+    """Samples per group, K."""
     num_requests: int
-    """Responses sampled for a group: eta_R K."""
+    """Responses sampled per group, eta_R K."""
     puts_per_group: int
-    """Times that something of a group is handed in: once, or each response for itself (admission.unit=sample)."""
+    """Submissions per group: 1, or one per response (admission.unit=sample)."""
     prompt_tokens: float
     response_tokens: float
-    """Of one response."""
+    """Tokens per response."""
     context_tokens: float
-    """That a running sequence has in the cache at some moment: its prompt and what is there of its response."""
+    """Mean tokens of a running sequence in the cache: its prompt and its partial response."""
 
     @classmethod
     def of(cls, config: Config, profile: Profile) -> "Workload":
-        """Of a run under a config."""
+        """Derives the workload of a run."""
         rounds = config.rounds
         prompt, mean, square = _moments(profile.response_tokens, profile.prompt_tokens, rounds.samples_per_group)
         return cls(
@@ -299,18 +299,18 @@ class Workload:
             puts_per_group=rounds.samples_per_group if config.admission.unit == "sample" else 1,
             prompt_tokens=prompt,
             response_tokens=mean,
-            # A long response is met more often, at half of its length on average.
+            # At a random moment long responses are more frequent, and are half done on average.
             context_tokens=prompt + square / mean / 2,
         )
 
     @property
     def group_tokens(self) -> float:
-        """Prompts and responses of all K, which is what training costs by."""
+        """Prompt and response tokens of all K samples, as trained."""
         return self.num_samples * (self.prompt_tokens + self.response_tokens)
 
     @property
     def group_bytes(self) -> float:
-        """In the store; where samples are tickets of their own, of all K together."""
+        """Bytes of a group in the store, summed over all K samples if they are separate tickets."""
         return group_bytes(
             num_samples=self.num_samples,
             prompt_tokens=self.prompt_tokens,
@@ -320,7 +320,7 @@ class Workload:
 
 @functools.lru_cache(maxsize=16)
 def _moments(responses: LengthProfile, prompts: LengthProfile, num_samples: int) -> tuple[float, float, float]:
-    """(mean prompt, mean response, mean square of a response), in tokens."""
+    """Returns (mean prompt, mean response, mean squared response), in tokens."""
     lengths = Lengths(responses, prompts, seed=0)
     problems = range(_NUM_PROBLEMS)
     tokens = np.array([lengths.responses(n, num_samples) for n in problems], float)

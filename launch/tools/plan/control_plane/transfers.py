@@ -1,8 +1,8 @@
-"""How long a version takes from the learner's chips to the actors' hosts, and how many bytes it is. Pure.
+"""Transfer time and bytes of a version from the learner's chips to the actor hosts; pure.
 
-Learner hosts write their own rows side by side, and serve them side by side, each over its own link; all actor hosts
-fetch at the same time, one download for the engines of a host; out of a bucket, the learner hosts put their rows there
-first. It all runs beside generation: only the load, which the profile measures as `publish.pause_s`, stops an engine.
+Learner hosts write and serve their own rows in parallel, each over its own link. All actor hosts fetch concurrently,
+with one download per host. With a bucket, the learner hosts first upload their rows. Transfers overlap with generation:
+only loading (`publish.pause_s`) blocks an engine.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ Way = Literal["memory", "links", "bucket"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfers:
-    """Of one run on one cluster."""
+    """Weight transfers of a run on a cluster."""
 
     network: NetworkProfile
     way: Way
-    """Shared memory, the learner hosts' own links, or a bucket."""
+    """Path of the weights: shared memory, the learner hosts' links, or a bucket."""
     has_bucket: bool
     full_every: int
-    """As `publish.full_every`; 1 without deltas."""
+    """`publish.full_every`; 1 without deltas."""
     num_learner_hosts: int
     num_actor_hosts: int
 
     @classmethod
     def of(cls, config: Config, profile: Profile) -> "Transfers | None":
-        """None for a profile without a network: what it measured of a publish is all there is to it.
+        """Derives the transfers of a run; None for a profile without a network.
 
-        Actors ask the learner's hosts first where both are there (`learner/publish/destinations.py`), so a bucket
-        carries their downloads only where nothing is served. A learner on the engines' chips is on the engines' hosts.
+        Actors prefer the learner's hosts if both exist (`learner/publish/destinations.py`), so a bucket carries their
+        downloads only if nothing is served. A learner on the engines' chips runs on the engines' hosts.
         """
         if (network := profile.network) is None:
             return None
@@ -49,7 +49,7 @@ class Transfers:
         )
 
     def num_bytes(self, number: int, *, held: int) -> int:
-        """That an actor host fetches of the `number`-th version (from 0) when it holds the `held`-th."""
+        """Returns the bytes that an actor host with version `held` fetches for version `number` (from 0)."""
         if self.way == "memory":
             return 0
         has_delta = number % self.full_every != 0 and held == number - 1
@@ -57,7 +57,7 @@ class Transfers:
 
     @property
     def mean_bytes(self) -> float:
-        """Of a version, over many, for an actor host that misses none."""
+        """Mean bytes per version for an actor host that skips none."""
         if self.way == "memory":
             return 0.0
         full, delta = self.network.weights_bytes, self.network.delta_bytes
@@ -65,25 +65,25 @@ class Transfers:
 
     @property
     def mean_upload_bytes(self) -> float:
-        """That all learner hosts together put into the bucket of a version: it in full, and its delta."""
+        """Mean bytes per version uploaded to the bucket by all learner hosts: the full version and its delta."""
         if not self.has_bucket:
             return 0.0
         return self.network.weights_bytes + self.network.delta_bytes * (self.full_every - 1) / self.full_every
 
     @property
     def send_bytes_per_s(self) -> float:
-        """Of one learner host."""
+        """Send rate of one learner host, in bytes/s."""
         return lowest(self.network.learner_bytes_per_s, self.network.serve_bytes_per_s)
 
     @property
     def receive_bytes_per_s(self) -> float:
-        """Of one actor host."""
+        """Receive rate of one actor host, in bytes/s."""
         return lowest(self.network.actor_bytes_per_s, self.network.fetch_bytes_per_s)
 
     def announce_s(self, number: int) -> float:
-        """From the export of the `number`-th version to its announcement: every learner host has written its rows.
+        """Returns the seconds from the export of version `number` to its announcement, after all hosts have written.
 
-        Where a bucket is the only way, until it is there.
+        If a bucket is the only path, this includes the upload.
         """
         full = self.network.weights_bytes
         seconds = full / self.num_learner_hosts / lowest(self.network.write_bytes_per_s)
@@ -94,7 +94,7 @@ class Transfers:
         return seconds
 
     def download_s(self, num_bytes: float) -> float:
-        """Until all actor hosts, which begin at once, have so many bytes each."""
+        """Returns the seconds until all actor hosts, starting together, have `num_bytes` each."""
         all_bytes = self.num_actor_hosts * num_bytes
         own_s = num_bytes / self.receive_bytes_per_s
         if self.way == "links":
@@ -104,17 +104,17 @@ class Transfers:
         return 0.0
 
     def publish_s(self, number: int, *, held: int) -> float:
-        """From the export to the last actor host's having it whole, without the time to notice it."""
+        """Returns the seconds from the export until the last actor host has the version, without the notice time."""
         return self.announce_s(number) + self.download_s(self.num_bytes(number, held=held))
 
 
 def updates_per_publish(config: Config) -> float:
-    """Optimizer steps from one publish to the next."""
+    """Returns the optimizer steps per publish."""
     if config.publish.when == "every":
         return config.publish.every_n_steps
     return config.rounds.groups_per_round / config.rounds.groups_per_update
 
 
 def publishes_per_s(config: Config, groups_per_s: float) -> float:
-    """At so many groups trained a second."""
+    """Returns the publishes/s at `groups_per_s` trained groups/s."""
     return groups_per_s / (config.rounds.groups_per_update * updates_per_publish(config))

@@ -1,1 +1,1 @@
-"""The simulation of a run in virtual time."""
+"""Simulation of a run in virtual time."""

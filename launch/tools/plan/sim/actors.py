@@ -19,28 +19,27 @@ from launch.tools.plan.workload import Lengths
 
 
 class LeastLoadedQueue:
-    """Actors that have room for more tickets than they last found or asked for, by those they hold."""
+    """Queue of actors with room for more tickets than they last claimed, by number of leased tickets."""
 
     def __init__(self, pool: TicketPool) -> None:
-        """Nobody is hungry."""
         self._pool = pool
         self._queue: list[tuple[int, int, SimActor]] = []
-        """Old entries are void."""
+        """Heap; outdated entries are skipped."""
 
     def note(self, actor: SimActor) -> None:
-        """It has room for more than it found."""
+        """Queues an actor that has room for more than it claimed."""
         entry = (self._pool.num_held(actor.index), actor.index, actor)
         if actor.hunger != entry[0]:
             actor.hunger = entry[0]
             heapq.heappush(self._queue, entry)
 
     def next(self) -> SimActor | None:
-        """An actor that gets something from the pool."""
+        """Returns an actor that can get tickets from the pool; None if there is none."""
         while self._queue and self._pool.has_offer:
             num_held, _, actor = self._queue[0]
             is_current = num_held == actor.hunger and num_held == self._pool.num_held(actor.index)
             if is_current and self._pool.share_of(actor.index) == 0:
-                return None  # it holds the fewest, so whoever has room has its part
+                return None  # it has the fewest tickets, so every actor with room has its share
             heapq.heappop(self._queue)
             if num_held == actor.hunger:
                 actor.hunger = -1
@@ -49,11 +48,11 @@ class LeastLoadedQueue:
 
 
 NUM_RECENT = 1024
-"""Responses whose lengths are remembered, as in `actor/vllm/convert.py`."""
+"""Number of recent response lengths kept, as in `actor/vllm/convert.py`."""
 
 
 class SimActors:
-    """All engines."""
+    """All simulated engines with their actors."""
 
     def __init__(
         self,
@@ -67,17 +66,17 @@ class SimActors:
         on_free_chips: Callable[[], None] = lambda: None,
         seed: int = 0,
     ) -> None:
-        """Idle, serving weights of step 0.
+        """Starts idle, with weights of step 0.
 
         Args:
-          config: the run's.
-          profile: the engines'.
-          lengths: of prompts and responses.
-          calendar: the time.
-          on_group: called when a group is in the store.
+          config: run config.
+          profile: hardware profile.
+          lengths: lengths of prompts and responses.
+          calendar: event queue.
+          on_group: called when a group is stored.
           on_claim: called after tickets were claimed.
-          on_free_chips: called when there are more `num_free_chips`, of a learner without chips of its own.
-          seed: of what environments take.
+          on_free_chips: called when `num_free_chips` increases, for a learner without its own chips.
+          seed: seed of environment latencies.
         """
         self._config, self._profile, self._lengths = config, profile, lengths
         self._calendar, self._on_group = calendar, on_group
@@ -86,7 +85,7 @@ class SimActors:
         self._gives_up = self._shares_chips and config.rounds.train_start == "group_ready"
         self._scale_down = ScaleDown()
         self._recent_lengths: collections.deque[tuple[int, int]] = collections.deque(maxlen=NUM_RECENT)
-        """Prompt and response tokens of the last requests that ended."""
+        """Prompt and response tokens of the last finished requests."""
         self._lag_bound = config.max_lag_steps if config.publish.when == "every" else None
         by_sample = config.admission.unit == "sample"
         policy = config.admission.policy
@@ -107,13 +106,13 @@ class SimActors:
         self._groups: dict[str, SimGroup] = {}
         self._by_request: dict[str, SimGroup] = {}
         self._complete: dict[str, SimGroup] = {}
-        """Groups that the learner has and has not trained."""
+        """Complete groups that are not trained yet."""
         self._num_coming = 0
-        """Tickets that are offered, and not yet in the pool."""
+        """Number of issued tickets that are not in the pool yet."""
         self._claim_is_told = False
 
     def offer(self, tickets: list[Ticket], *, attempt: int = 0) -> None:
-        """Tickets to serve, the problem's number as their answer; what those ids had before is forgotten."""
+        """Issues tickets, whose answer is the problem number; withdraws earlier tickets of the same ids."""
         if not tickets:
             return
         self.withdraw([t.id for t in tickets])
@@ -128,7 +127,7 @@ class SimActors:
         self._offer(groups)
 
     def offer_again(self, ticket: Ticket, *, attempt: int, older_than: int | None) -> None:
-        """Asks for a complete group anew; where samples are tickets of their own, for those begun before a step."""
+        """Reissues a complete group; for single-sample tickets, only samples begun before step `older_than`."""
         group = self._complete.pop(ticket.id, None)
         finished = [] if group is None or older_than is None else group.finished
         kept = [f for f in finished if older_than is not None and f.spans[0][0] >= older_than]
@@ -139,12 +138,12 @@ class SimActors:
         self._offer([SimGroup(ticket, group.prompt_tokens, lengths, attempt, finished=kept, engines=group.engines)])
 
     def acknowledge(self, ticket_id: str) -> None:
-        """The learner has trained this group."""
+        """Marks a group as trained."""
         self._complete.pop(ticket_id, None)
 
     @property
     def num_unclaimed(self) -> int:
-        """Groups' tickets that no engine has claimed."""
+        """Number of groups whose tickets are not claimed."""
         per_group = self._config.rounds.requests_per_group if self._config.admission.unit == "sample" else 1
         return self._num_coming + -(-self._pool.num_open // per_group)
 
@@ -154,7 +153,7 @@ class SimActors:
         self._calendar.at(self._calendar.now_s + self._profile.claim_s, self._put, groups)
 
     def withdraw(self, ticket_ids: list[str]) -> None:
-        """Ends what nobody waits for any more, wherever it is."""
+        """Ends tickets that are no longer needed, in any state."""
         for id_ in ticket_ids:
             self._complete.pop(id_, None)
             if group := self._groups.pop(id_, None):
@@ -162,7 +161,7 @@ class SimActors:
         self._settle()
 
     def update(self, step: int) -> None:
-        """Every engine has fetched the weights of `step` and takes them."""
+        """Updates every engine to the weights of `step`."""
         self._fleet.update(step)
         self._restart_stale()
         self._settle()
@@ -174,21 +173,21 @@ class SimActors:
 
     @property
     def num_free_chips(self) -> int:
-        """Chips of engines that don't generate: those given up, and all when nothing is to be served."""
+        """Chips of engines that do not generate: released engines, or all if there is nothing to serve."""
         actors = self._fleet.actors
         engines = [a for a in actors if a.is_given_up] if self._groups else actors
         return len(engines) * self._profile.chips_per_engine
 
     def totals(self) -> Totals:
-        """Up to now."""
+        """Returns the cumulative totals at the current time."""
         self._fleet.advance(self._fleet.actors)
         self._settle()
         return self._fleet.totals()
 
     def _restart_stale(self) -> None:
-        """Restarts samples that began too long ago, as an actor does (`Sampler.restart_stale`).
+        """Restarts stale samples as an actor does (`Sampler.restart_stale`).
 
-        Each for itself; but a whole group's ticket where one that has ended makes the group stale.
+        Samples restart separately, but a finished stale sample restarts its whole group's ticket.
         """
         if self._lag_bound is None:
             return
@@ -213,7 +212,7 @@ class SimActors:
         self._settle()
 
     def _settle(self) -> None:
-        """After anything happened: books what ended, fills what is free, and asks to be called at the next event."""
+        """Processes finished requests, fills free capacity, and schedules the next engine events."""
         touched: dict[SimActor, None] = {}
         while True:
             while self._fleet.ended:
@@ -230,7 +229,7 @@ class SimActors:
 
     def _serve(self, actor: SimActor) -> None:
         if actor.engine.is_draining:
-            return  # as in actor/weight_updates.py: nothing is claimed or starts before the new weights serve
+            return  # as in actor/weight_updates.py: no claims or starts until the new weights serve
         admission = actor.admission
         wants_more = False
         if (limit := admission.num_to_claim()) and not actor.is_given_up:
@@ -264,7 +263,7 @@ class SimActors:
             self._add(actor, group, request, response_tokens=group.lengths[index])
 
     def _add(self, actor: SimActor, group: SimGroup, request: str, *, response_tokens: int | None = None) -> None:
-        """Has an engine sample a response; of no given length, one of the group's next attempt."""
+        """Lets an engine sample a response; without a given length, one of the group's next attempt."""
         is_cached = self._config.actor.prefix_caching and actor.index in group.engines
         group.start_steps[request] = actor.engine.step
         group.engines.add(actor.index)
@@ -294,7 +293,7 @@ class SimActors:
             return
         group = self._by_request.pop(finished.id, None)
         if group is None:
-            return  # its group was complete, or withdrawn, at this very moment
+            return  # the group was completed or withdrawn at the same time
         _, ticket_id = group.running.pop(finished.id)
         group.finished.append(finished)
         claimer = self._fleet.actors[self._pool.owner(ticket_id)]
@@ -309,11 +308,11 @@ class SimActors:
             self._calendar.at(self._calendar.now_s + self._profile.verifier_s, self._on_group, served(group))
             return
         claimer.admission.finish_sample(ticket_id)
-        if ticket_id != group.ticket.id:  # a single request's
+        if ticket_id != group.ticket.id:  # ticket of a single request
             self._pool.end(ticket_id)
 
     def _end_group(self, group: SimGroup) -> None:
-        """Aborts what still runs of it, and takes back what nobody claimed."""
+        """Aborts a group's running requests and releases its tickets."""
         for request, (actor, _) in group.running.items():
             self._fleet.advance([actor])
             self._by_request.pop(request, None)
@@ -329,7 +328,7 @@ class SimActors:
             self._calendar.at(self._calendar.now_s, self._on_free_chips)
 
     def _give_up(self) -> None:
-        """Half of the engines train from now on, if the others can hold what still runs."""
+        """Releases half of the engines for training if the others can hold the running requests."""
         self._fleet.advance(self._fleet.actors)
         num_engines = self._profile.num_engines
         split = num_engines - num_engines // SHARE
@@ -348,7 +347,7 @@ class SimActors:
         self._calendar.at(self._calendar.now_s, self._on_free_chips)
 
     def _take_back(self) -> None:
-        """Another round begins: every engine serves again."""
+        """Lets every engine serve again at the start of a round."""
         self._scale_down = ScaleDown()
         if self._pool.num_engines < self._profile.num_engines:
             self._pool.num_engines = self._profile.num_engines

@@ -1,9 +1,9 @@
-"""Episodes in virtual time: turns on a simulated engine, and between them an environment that takes its time.
+"""Episodes in virtual time: turns on a simulated engine, with environment latencies between them.
 
-What `actor.environments.episode` does: each turn is a request of its own behind all that came before, and while the
-environment answers nothing of the episode is in the engine. Each goes on for itself, or all in lock-step, which is the
-batch rollout that environment-level asynchrony replaces (ROLL Flash section 5.2.1): the engine generates for all, then
-all environments step, then again.
+As in `actor.environments.episode`, each turn is one request with all earlier tokens as its prompt, and the engine holds
+nothing of an episode during an environment step. Episodes proceed independently, or all in lock step. Lock step is the
+batch rollout that environment-level asynchrony replaces (ROLL Flash section 5.2.1): all turns, then all environment
+steps.
 """
 
 import dataclasses
@@ -25,30 +25,30 @@ _LATENCIES = 3
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Episode:
-    """One that is played."""
+    """A running episode."""
 
     id: str
     actor: SimActor
     group: SimGroup
     turn_tokens: list[int]
-    """Sampled in each turn."""
+    """Sampled tokens per turn."""
     latencies_s: list[float]
-    """Of the environment after each turn."""
+    """Environment latency after each turn."""
     turn: int = 0
     num_tokens: int = 0
-    """Sampled and observed so far."""
+    """Sampled and observed tokens up to now."""
     computed_tokens: int = 0
-    """Whose keys and values its engine has."""
+    """Tokens whose keys and values are in the engine's cache."""
     spans: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
     @property
     def request(self) -> str:
-        """Its turn's, in the engine."""
+        """Request id of the current turn in the engine."""
         return f"{self.id}/{self.turn}"
 
 
 class SimEpisodes:
-    """All that are played."""
+    """All running episodes."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class SimEpisodes:
         *,
         seed: int,
     ) -> None:
-        """None is played; `on_event` is called after something was put into the engines or among what has ended."""
+        """Starts empty; `on_event` is called after requests were added to engines or finished."""
         self._config, self._profile, self._lengths, self._seed = config, profile, lengths, seed
         self._turns = Lengths(profile.num_turns, profile.num_turns, seed=seed)
         self._calendar, self._fleet, self._on_event = calendar, fleet, on_event
         self._free_s = 0.0
-        """When the machine that environments run on has done all that it was given."""
+        """Time at which the environments' machine has finished its queued work."""
         self._played: dict[str, _Episode] = {}
         self._at_barrier: dict[_Episode, Callable[[_Episode], None]] = {}
-        """In lock-step: who waits for the others, and what comes then."""
+        """Episodes waiting in lock step, each with its continuation."""
 
     def begin(self, actor: SimActor, group: SimGroup, request: str, *, is_cached: bool) -> None:
-        """Plays a request of a group from its start; `is_cached` if the engine has its prompt."""
+        """Starts an episode for a request of a group; `is_cached` if the engine has cached its prompt."""
         index, problem = int(request.rpartition(".")[2]), int(group.ticket.task.answer)
         (num_turns,) = self._turns.turns(problem, index, 1, attempt=group.attempt)
         episode = _Episode(
@@ -92,7 +92,7 @@ class SimEpisodes:
             self._take_turn(episode)
 
     def end(self, request: str) -> None:
-        """Ends one early; nothing of it comes any more."""
+        """Aborts an episode."""
         if (episode := self._played.pop(request, None)) is not None:
             self._fleet.abort(episode.actor, episode.request)
             self._fleet.wasted_tokens += sum(tokens for _, tokens in episode.spans)
@@ -100,10 +100,10 @@ class SimEpisodes:
             self._pass_barrier()
 
     def turn_ended(self, finished: FinishedRequest) -> None:
-        """A turn that an engine has sampled; the environment steps."""
+        """Handles a sampled turn; the environment steps next."""
         episode = self._played.get(finished.id.rpartition("/")[0])
         if episode is None or episode.request != finished.id:
-            return  # it was ended at this very moment
+            return  # the episode was aborted at the same time
         for step, tokens in finished.spans:
             if episode.spans and episode.spans[-1][0] == step:
                 tokens += episode.spans.pop()[1]
@@ -112,7 +112,7 @@ class SimEpisodes:
         self._meet(episode, self._step)
 
     def move(self, request: str, actor: SimActor) -> None:
-        """Its engine was given up: it goes on at another, which has nothing of it."""
+        """Moves an episode from a released engine to another, which has none of its cache."""
         if (episode := self._played.get(request)) is not None:
             episode.actor, episode.computed_tokens = actor, 0
 
@@ -130,7 +130,7 @@ class SimEpisodes:
                 then(episode)
 
     def _step(self, episode: _Episode) -> None:
-        """The environment has the turn."""
+        """Starts an environment step."""
         latency_s = episode.latencies_s[episode.turn]
         episode.num_tokens += episode.turn_tokens[episode.turn]
         if self._config.actor.prefix_caching:
@@ -140,14 +140,14 @@ class SimEpisodes:
         self._calendar.at(self._calendar.now_s + latency_s, self._work, episode, self._profile.turn_s)
 
     def _work(self, episode: _Episode, took_s: float) -> None:
-        """The machine has this to do for an episode, after all else that it was given."""
+        """Queues work of an episode on the environments' machine."""
         self._free_s = max(self._free_s, self._calendar.now_s) + took_s
         self._calendar.at(self._free_s, self._go_on, episode)
 
     def _go_on(self, episode: _Episode) -> None:
-        """Its environment has answered."""
+        """Continues an episode after its environment has replied."""
         if self._played.get(episode.id) is not episode:
-            return  # it was ended meanwhile
+            return  # the episode was aborted meanwhile
         if episode.turn < len(episode.turn_tokens):
             self._meet(episode, self._take_turn)
         else:
@@ -173,7 +173,7 @@ class SimEpisodes:
 
 
 def draw_latencies_s(profile: LatencyProfile, num: int, *, key: tuple[int, ...]) -> list[float]:
-    """Latencies from a normal distribution of which what is below 0 is left out; the same for the same key."""
+    """Draws latencies from a normal distribution truncated at 0; deterministic per key."""
     if profile.deviation_s == 0:
         return [profile.mean_s] * num
     below = _NORMAL.cdf(-profile.mean_s / profile.deviation_s)

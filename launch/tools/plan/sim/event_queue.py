@@ -1,4 +1,4 @@
-"""Event queue, clock, one simulated run, its result."""
+"""Event queue with its clock, and the result of a simulated run."""
 
 import dataclasses
 import heapq
@@ -9,21 +9,20 @@ import numpy as np
 
 
 class EventQueue:
-    """Events in order of time; those of one time in order of entry."""
+    """Events ordered by time; simultaneous events in order of entry."""
 
     def __init__(self) -> None:
-        """Empty, at 0 s."""
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num = 0
 
     def at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Has `call(*args)` made at `time_s`, or now if that is past."""
+        """Schedules `call(*args)` for `time_s`, or for now if that is past."""
         self._num += 1
         heapq.heappush(self._events, (max(time_s, self.now_s), self._num, call, args))
 
     def step(self) -> bool:
-        """Makes the next call; False if there is none."""
+        """Runs the next call; returns False if there is none."""
         if not self._events:
             return False
         self.now_s, _, call, args = heapq.heappop(self._events)
@@ -33,7 +32,7 @@ class EventQueue:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lag:
-    """Of tokens or groups, in optimizer steps; a group's is its oldest token's."""
+    """Lag of tokens or groups, in optimizer steps; a group's lag is that of its oldest token."""
 
     mean: float
     p95: float
@@ -41,7 +40,7 @@ class Lag:
 
     @classmethod
     def of(cls, weight_by_lag: Mapping[int, float]) -> "Lag":
-        """From how many there are of each lag; zeros if there are none."""
+        """Computes the statistics from the weight per lag; all zero without weights."""
         if not weight_by_lag:
             return cls(mean=0.0, p95=0.0, max=0)
         lags = sorted(weight_by_lag)
@@ -53,42 +52,42 @@ class Lag:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimResult:
-    """Over the steps that count: those after the warm-up."""
+    """Result of a simulated run, over the counted steps after the warm-up."""
 
     seconds: float
     num_steps: int
     num_samples: int
     step_s: float
-    """Mean time from one optimizer step to the next."""
+    """Mean seconds per optimizer step."""
     samples_per_s: float
-    """Samples trained."""
+    """Trained samples/s."""
     tokens_per_s: float
-    """Response tokens trained: what rates are compared by. What a run leaves behind are the longest responses (dropped
-    as stale, overtaken, still in progress at the end), and by samples it would gain from that."""
+    """Trained response tokens/s, the metric for comparing rates. Samples/s would favor runs that leave the longest
+    responses untrained (stale, evicted, or unfinished at the end)."""
     rounds: tuple[Mapping[str, float], ...]
-    """Each whole round's metrics, as `learner/metrics/step_timer.py` gives them."""
+    """Metrics per whole round, as in `learner/metrics/step_timer.py`."""
     token_lag: Lag
     group_lag: Lag
     engine_utilisation: float
-    """Share of the engines' time with a request in place."""
+    """Share of the engines' time with at least one request."""
     engine_fill: float
-    """Sequences in place over max_num_seqs, mean over engines and time."""
+    """Running sequences over max_num_seqs, averaged over engines and time."""
     learner_utilisation: float
-    """Share of the time in which the learner computes."""
+    """Share of time in which the learner computes."""
     wasted_tokens: float
-    """Response tokens of requests that were aborted, of all steps."""
+    """Response tokens of aborted requests, including warm-up."""
     recomputed_tokens: float
-    """Tokens whose keys and values were computed again, of all steps."""
+    """Tokens whose keys and values were recomputed, including warm-up."""
     num_preemptions: int
     num_dropped: Mapping[str, int]
-    """Groups that were not trained, by reason, of all steps."""
+    """Groups not trained, by reason, including warm-up."""
     store_s: float = 0.0
-    """From a group's being handed in to its being there for the learner, mean over all steps."""
+    """Mean seconds from submission until the learner can read a group, including warm-up."""
     update_s: float = 0.0
-    """From the export of a version to engines that serve it, mean over all that reached them."""
+    """Mean seconds from a version's export until engines serve it."""
 
     def round_mean(self, name: str) -> float:
-        """Mean over the rounds of `waiting_ratio_eq4`, `waiting_ratio`, `rollout_to_train_end_s`, `first_dispatch_s`.
+        """Returns the mean over rounds of a metric, such as `waiting_ratio` or `first_dispatch_s`.
 
         NaN if no whole round counts.
         """
@@ -97,12 +96,11 @@ class SimResult:
 
 
 class SimRecorder:
-    """Collects while the simulation runs."""
+    """Recorder of metrics during the simulation."""
 
     def __init__(self) -> None:
-        """Nothing counts yet."""
         self.is_on = False
-        """Whether what happens counts."""
+        """True if events count."""
         self.compute_s = 0.0
         self.num_steps = 0
         self.num_samples = 0
@@ -112,7 +110,7 @@ class SimRecorder:
         self.rounds: list[Mapping[str, float]] = []
 
     def trained(self, step: int, tokens_by_step: Mapping[int, float], num_samples: int, num_tokens: int) -> None:
-        """A group is trained at `step`."""
+        """Records a group trained at `step`."""
         if not self.is_on:
             return
         self.num_samples += num_samples
@@ -124,5 +122,5 @@ class SimRecorder:
             self.token_lag[lag] = self.token_lag.get(lag, 0.0) + tokens
 
     def computed(self, seconds: float) -> None:
-        """The learner computed."""
+        """Records seconds of learner compute."""
         self.compute_s += seconds * self.is_on

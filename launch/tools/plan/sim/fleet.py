@@ -1,4 +1,4 @@
-"""All simulated engines."""
+"""Fleet of all simulated engines."""
 
 import collections
 import dataclasses
@@ -17,93 +17,93 @@ from launch.tools.plan.sim.sim_engine import NEVER, FinishedRequest, SimEngine
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServedGroup:
-    """A complete group as the learner gets it."""
+    """A complete group for the simulated learner."""
 
     ticket: Ticket
     tokens: int
-    """Prompt and response tokens of all K, which is what training costs by."""
+    """Prompt and response tokens of all K samples, as trained."""
     response_tokens: int
     tokens_by_step: dict[int, float]
-    """Response tokens by the step of the weights that made them."""
+    """Response tokens by step of the weights that generated them."""
 
     @property
     def ticket_id(self) -> str:
-        """Its ticket's."""
+        """Ticket id."""
         return self.ticket.id
 
     @property
     def order(self) -> int:
-        """Its ticket's."""
+        """Order of the ticket."""
         return self.ticket.order
 
     @property
     def prompt_tokens(self) -> Int32[np.ndarray, " P"]:
-        """Its ticket's."""
+        """Prompt tokens of the ticket."""
         return self.ticket.prompt_tokens
 
     @property
     def min_step(self) -> int:
-        """Step of the weights behind its oldest token."""
+        """Step of the weights of the oldest token."""
         return min(self.tokens_by_step)
 
     @property
     def max_step(self) -> int:
-        """Step of the weights behind its newest token."""
+        """Step of the weights of the newest token."""
         return max(self.tokens_by_step)
 
     @property
     def incarnation(self) -> int:
-        """A simulated learner is never started again."""
+        """Always 0, because a simulated learner never restarts."""
         return 0
 
     def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
-        """Returns False: a simulated learner never goes back."""
+        """Returns False, because a simulated learner never rolls back."""
         del base_steps
         return False
 
     @property
     def actors(self) -> frozenset[str]:
-        """Simulated engines have no names, and none is fenced."""
+        """Always empty: simulated actors have no names and are never fenced."""
         return frozenset()
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SimActor:
-    """One engine, and what its actor has in service."""
+    """One engine with its actor's admission state."""
 
     index: int
     engine: SimEngine
     admission: Admission
     stamp: int = 0
-    """Of its last entry in the calendar; older ones are void."""
+    """Number of its latest calendar entry; older entries are void."""
     hunger: int = -1
-    """Tickets it held when it last found too few; -1 when it did not."""
+    """Tickets held when it last found too few; -1 otherwise."""
     is_given_up: bool = False
-    """Its chips train until the round ends; what it claimed runs on the others."""
+    """True if the engine is released for training until the round ends; its claimed requests run elsewhere."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SimGroup:
-    """In progress, or complete and not trained yet."""
+    """A group in progress, or complete and not trained."""
 
     ticket: Ticket
     prompt_tokens: int
     lengths: list[int]
-    """Of the responses to sample."""
+    """Lengths of the responses to sample."""
     attempt: int = 0
     num_started: int = 0
     running: dict[str, tuple[SimActor, str]] = dataclasses.field(default_factory=dict)
-    """By request: where, and under which ticket."""
+    """Actor and ticket id per running request."""
     observed_tokens: int = 0
-    """What environments said in episodes that ended."""
+    """Environment tokens of finished episodes."""
     finished: list[FinishedRequest] = dataclasses.field(default_factory=list)
     engines: set[int] = dataclasses.field(default_factory=set)
     start_steps: dict[str, int] = dataclasses.field(default_factory=dict)
-    """By request: the weights served when it was made."""
+    """Weights served at the start of each request."""
 
 
 def served(group: SimGroup) -> ServedGroup:
-    """A group as the store has it, all its responses sampled."""
+    """Converts a group with all responses sampled into its stored form."""
     by_step: dict[int, float] = {}
     for finished in group.finished:
         for step, tokens in finished.spans:
@@ -115,7 +115,7 @@ def served(group: SimGroup) -> ServedGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What the engines did since the start, summed."""
+    """Cumulative totals over all engines."""
 
     busy_s: float
     sequence_s: float
@@ -125,10 +125,10 @@ class Totals:
 
 
 class Fleet:
-    """The engines, and what of them waits to be looked at."""
+    """All engines, with queues of finished requests and changed engines."""
 
     def __init__(self, config: Config, profile: Profile, calendar: EventQueue, on_event: Callable[[], None]) -> None:
-        """Idle engines; `on_event` is called when the calendar came to an engine's next event."""
+        """Creates idle engines; `on_event` is called at each scheduled engine event."""
         self._config, self._profile, self._calendar, self._on_event = config, profile, calendar, on_event
 
         def actor(index: int) -> SimActor:
@@ -138,27 +138,27 @@ class Fleet:
 
         self.actors = [actor(i) for i in range(profile.num_engines)]
         self.ended: collections.deque[tuple[SimActor, FinishedRequest]] = collections.deque()
-        """Responses that ended, not booked yet."""
+        """Finished responses that are not processed yet."""
         self.changed: dict[SimActor, None] = {}
-        """Engines that may have room since they were last looked at."""
+        """Engines that may have new room."""
         self.wasted_tokens = 0.0
-        """Sampled, and wanted by nobody."""
+        """Sampled tokens that were discarded."""
 
     def note(self, *actors: SimActor) -> None:
-        """Something happened to these."""
+        """Marks engines as changed."""
         self.changed.update(dict.fromkeys(actors))
 
     def advance(self, actors: Iterable[SimActor]) -> None:
-        """Moves engines up to now."""
+        """Advances engines to the current time."""
         for actor in actors:
             self.ended.extend((actor, f) for f in actor.engine.advance(self._calendar.now_s))
 
     def abort(self, actor: SimActor, request: str) -> None:
-        """Ends a request whose tokens nobody wants."""
+        """Aborts a request and counts its tokens as wasted."""
         self.wasted_tokens += actor.engine.abort(self._calendar.now_s, request)
 
     def await_next(self, actors: Iterable[SimActor]) -> None:
-        """Has the calendar call at the next event of each of these engines, and no more at what was theirs before."""
+        """Schedules the next event of each engine, replacing its earlier one."""
         for actor in actors:
             actor.stamp += 1
             if (at_s := actor.engine.next_event_s()) < NEVER:
@@ -171,7 +171,7 @@ class Fleet:
             self._on_event()
 
     def update(self, step: int) -> None:
-        """Every engine takes the weights of `step`."""
+        """Updates every engine to the weights of `step`."""
         publish = self._config.publish
         for actor in self.actors:
             self.advance([actor])
@@ -185,11 +185,11 @@ class Fleet:
             self.note(actor)
 
     def least_loaded(self) -> SimActor:
-        """Of those that serve."""
+        """Returns the serving engine with the fewest requests."""
         return min((a for a in self.actors if not a.is_given_up), key=lambda a: a.engine.num_requests)
 
     def give_up(self, num_stay: int) -> dict[str, SimActor]:
-        """All but the first `num_stay` serve no more; returns where the requests that they had go on."""
+        """Releases all but the first `num_stay` engines; returns the new actor per moved request."""
         stay, leave = self.actors[:num_stay], self.actors[num_stay:]
         moved: dict[str, SimActor] = {}
         for actor in leave:
@@ -201,13 +201,13 @@ class Fleet:
         return moved
 
     def take_back(self) -> None:
-        """All serve again."""
+        """Lets all engines serve again."""
         for actor in self.actors:
             actor.is_given_up = False
         self.note(*self.actors)
 
     def totals(self) -> Totals:
-        """Up to where each was last moved."""
+        """Returns the totals at each engine's last advance."""
         engines = [a.engine for a in self.actors]
         return Totals(
             busy_s=sum(e.busy_s for e in engines),

@@ -1,16 +1,15 @@
-"""A generation engine in virtual time: what vLLM would do with requests whose response lengths are known. Pure.
+"""A generation engine in virtual time: vLLM with known response lengths. Pure.
 
-All running sequences advance at one rate, total(h) / h tokens/s for h of them, so the engine keeps a single counter of
-tokens served to each, and a request that starts at counter s and has n tokens to go ends at the mark s + n. The next
-event is the lowest mark: O(log n) an event, however many sequences run.
+All running sequences advance at the same rate, total(h) / h tokens/s for h sequences. So the engine keeps a single
+counter of tokens per sequence. A request that starts at counter s with n tokens to go finishes at mark s + n, and the
+lowest mark is the next event. Each event costs O(log n), for any number of sequences.
 
-The model: requests wait by priority (lowest first) for one of `max_num_seqs` places and for room in the KV cache.
-Taking a request in and computing its prompt stop the others for as long as that takes. When the cache is full the
-running request of the lowest priority is preempted: its cache is dropped, and it is computed again, prompt and tokens,
-when there is room.
+Requests wait by priority (lowest value first) for one of `max_num_seqs` slots and for free KV cache. Accepting a
+request and computing its prompt block all others. When the cache is full, the running request with the highest priority
+value is preempted. Its cache is dropped, and its prompt and tokens are recomputed later.
 
-While it drains the engine serves all it has, what waits for a place too, and then takes the new weights; as in vLLM
-it is the caller who sends nothing more meanwhile.
+While draining, the engine serves all its requests, including waiting ones, before it loads the new weights. As with
+vLLM, the caller must add no requests meanwhile.
 """
 
 import bisect
@@ -28,12 +27,12 @@ NEVER = math.inf
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A response that ended."""
+    """A finished response."""
 
     id: str
     time_s: float
     spans: list[tuple[int, float]]
-    """(step of the weights, tokens they made), in order; the tokens add up to the response's length."""
+    """Pairs (step of the weights, tokens generated) in order; the tokens sum to the response's length."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -43,33 +42,33 @@ class _SimRequest:
     prompt_tokens: int
     response_tokens: int
     to_prefill: float
-    """Tokens to compute when it starts."""
+    """Tokens to compute at its start."""
     is_taken_in: bool = False
-    """The engine has paid for it as a request (`EngineProfile.request_s`)."""
+    """True once `EngineProfile.request_s` is charged."""
     made: float = 0.0
-    """Tokens made before it last started."""
+    """Tokens generated before its last start."""
     began: float | None = None
-    """The counter when it last started; None while it isn't running."""
+    """Counter at its last start; None unless running."""
     place: Literal["waiting", "starting", "running", "gone"] = "waiting"
     entry: int = 0
-    """Number of its entry in the heap of its place; older ones are void."""
+    """Number of its heap entry; other entries are void."""
     spans: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
 
 class SimEngine:
-    """One engine. The caller moves it from event to event: `advance(next_event_s())`."""
+    """One engine. The caller advances it by events: `advance(next_event_s())`."""
 
     def __init__(self, profile: EngineProfile, *, step: int = 0) -> None:
-        """Empty, serving weights of `step`, at time 0."""
+        """Starts empty at time 0, with weights of `step`."""
         self.profile = profile
         self.now_s = 0.0
         self.num_preemptions = 0
         self.recomputed_tokens = 0.0
-        """Tokens whose keys and values were computed again, after a preemption or at an update."""
+        """Tokens recomputed after a preemption or an update."""
         self.busy_s = 0.0
-        """Time with a request in a place."""
+        """Seconds with at least one request in a slot."""
         self.sequence_s = 0.0
-        """Requests in places, integrated over time."""
+        """Integral of occupied slots over time."""
         self._speeds = profile.speeds()
         self._is_bounded = profile.kv_capacity_tokens > 0
         self._kept_free = profile.kv_watermark * profile.kv_capacity_tokens
@@ -91,36 +90,36 @@ class SimEngine:
 
     @property
     def step(self) -> int:
-        """Step of the weights served."""
+        """Step of the served weights."""
         return self._version_steps[-1]
 
     @property
     def is_draining(self) -> bool:
-        """New weights wait for the last request to end; nothing should be added meanwhile."""
+        """True if new weights wait for the last request; no requests should be added meanwhile."""
         return self._draining is not None
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._requests)
 
     @property
     def num_in_place(self) -> int:
-        """Requests in one of the `max_num_seqs` places."""
+        """Number of occupied slots, at most `max_num_seqs`."""
         return self._num_running + self._num_starting
 
     @property
     def kv_tokens(self) -> float:
-        """Tokens in the cache."""
+        """Tokens in the KV cache."""
         return self._kv_offset + self._counter * self._num_running
 
     def add(
         self, now_s: float, id: str, *, priority: int, prompt_tokens: int, response_tokens: int, cached_tokens: int = 0
     ) -> None:
-        """A new request; of its prompt `cached_tokens` need not be computed.
+        """Adds a request; `cached_tokens` of its prompt need no computation.
 
         Raises:
-          ValueError: it can never fit the KV cache, has no token, or its id is here already.
+          ValueError: the request can never fit the KV cache, has no response token, or its id exists.
         """
         if id in self._requests:
             raise ValueError(f"request {id} is in the engine already")
@@ -139,7 +138,7 @@ class SimEngine:
         self._fill()
 
     def abort(self, now_s: float, id: str) -> float:
-        """Ends a request early; returns the tokens it had made. An unknown id is fine."""
+        """Aborts a request; returns its generated tokens, 0 for an unknown id."""
         self._move(now_s)
         request = self._requests.pop(id, None)
         if request is None:
@@ -152,16 +151,16 @@ class SimEngine:
     def update(
         self, now_s: float, *, step: int, pause_s: float, at_publish: AtPublish, recompute: bool = False
     ) -> None:
-        """New weights: the engine stands still for `pause_s`, then goes on under them.
+        """Loads new weights: pauses for `pause_s`, then continues with them.
 
-        With drain it first serves all that it has; of several given meanwhile the last are taken.
+        With drain it first serves all its requests. Later updates replace a pending one.
 
         Args:
-          now_s: the time.
-          step: of the weights.
-          pause_s: how long nothing is generated.
-          at_publish: what running requests do (`configs/schema.py`).
-          recompute: with keep, their keys and values are computed anew.
+          now_s: current time.
+          step: step of the weights.
+          pause_s: seconds without generation.
+          at_publish: treatment of running requests (`configs/schema.py`).
+          recompute: with keep, True to recompute their keys and values.
         """
         self._move(now_s)
         if at_publish == "drain":
@@ -171,7 +170,7 @@ class SimEngine:
         if at_publish == "abort_and_resume":
             for request in [r for r in self._requests.values() if r.place in ("running", "starting")]:
                 self._put_back(request)
-                request.is_taken_in = False  # what goes on is a request of its own
+                request.is_taken_in = False  # it continues as a new request
         self._swap(step, pause_s)
         if recompute and at_publish == "keep":
             self.recomputed_tokens += self.kv_tokens
@@ -179,9 +178,9 @@ class SimEngine:
         self._fill()
 
     def hand_over(self, now_s: float, others: Sequence["SimEngine"]) -> dict[str, int]:
-        """Moves every request to another engine, each to the one with the fewest; returns where each is, by its id.
+        """Moves each request to the other engine with the fewest requests; returns the index per request id.
 
-        They keep their tokens and compute keys and values anew (RollPacker section 4.4).
+        Requests keep their tokens and recompute keys and values (RollPacker section 4.4).
         """
         for engine in (self, *others):
             engine._move(now_s)
@@ -197,7 +196,7 @@ class SimEngine:
         return hosts
 
     def _taken_out(self, request: _SimRequest) -> _SimRequest:
-        """A copy to go on elsewhere: the entries of the one that was here stay void."""
+        """Returns a copy for another engine; heap entries of the original become void."""
         if request.place in ("running", "starting"):
             request.to_prefill = request.prompt_tokens + self._leave(request)
             self.recomputed_tokens += request.to_prefill
@@ -206,11 +205,11 @@ class SimEngine:
         return copy
 
     def next_event_s(self) -> float:
-        """When something next happens by itself; infinity if nothing will."""
+        """Returns the time of the next event; infinity if there is none."""
         return self._next()[0]
 
     def advance(self, now_s: float) -> list[FinishedRequest]:
-        """Moves to `now_s`; returns the responses that ended on the way, in order."""
+        """Advances to `now_s`; returns the responses finished on the way, in order."""
         finished: list[FinishedRequest] = []
         while (event := self._next())[0] <= now_s:
             at_s, what, counter = event
@@ -218,7 +217,7 @@ class SimEngine:
             if what == "start":
                 self._run(heapq.heappop(self._starting)[2])
                 continue
-            self._counter = counter  # exactly: whole tokens stay whole
+            self._counter = counter  # exact, so that token counts stay whole
             if what == "full":
                 self._preempt()
                 continue
@@ -228,7 +227,7 @@ class SimEngine:
         return finished
 
     def _end_marked(self, at_s: float, finished: list[FinishedRequest]) -> None:
-        """Ends all whose mark is reached, before anything else may start."""
+        """Finishes all requests whose mark is reached, before others start."""
         while self._marks and self._marks[0][0] <= self._counter:
             _, entry, request = heapq.heappop(self._marks)
             if entry == request.entry:
@@ -238,7 +237,7 @@ class SimEngine:
                 finished.append(FinishedRequest(request.id, at_s, request.spans))
 
     def _next(self) -> tuple[float, str, float]:
-        """(time, what, counter then)."""
+        """Returns (time, kind, counter) of the next event."""
         while self._starting and self._starting[0][1] != self._starting[0][2].entry:
             heapq.heappop(self._starting)
         start_s = self._starting[0][0] if self._starting else NEVER
@@ -284,7 +283,7 @@ class SimEngine:
         return request.entry
 
     def _settle(self) -> None:
-        """After places became free."""
+        """Completes a drain if possible, and fills free slots."""
         if self._draining and not self._requests:
             step, pause_s = self._draining
             self._draining = None
@@ -297,7 +296,7 @@ class SimEngine:
         self._version_steps.append(step)
 
     def _fill(self) -> None:
-        """Starts what waits, the lowest priority first, while there are places and room."""
+        """Starts waiting requests, lowest priority value first, while slots and cache are free."""
         while self._waiting and self.num_in_place < self.profile.max_num_seqs:
             _, entry, request = self._waiting[0]
             if entry != request.entry:
@@ -306,7 +305,7 @@ class SimEngine:
             size = request.prompt_tokens + request.made
             if self._is_bounded and self.num_in_place:
                 room = self.profile.kv_capacity_tokens - self.kv_tokens - size
-                # A token is left for each: else one would be preempted at once.
+                # Reserve one token per sequence, or one would be preempted immediately.
                 if room < max(self._kept_free, self.num_in_place + 1):
                     return
             heapq.heappop(self._waiting)
@@ -340,7 +339,7 @@ class SimEngine:
         heapq.heappush(self._marks, (mark, self._enter(request), request))
 
     def _leave(self, request: _SimRequest) -> float:
-        """Takes a request out of its place; returns the tokens it has made."""
+        """Removes a request from its slot; returns its generated tokens."""
         if request.place == "running":
             assert request.began is not None
             self._note_spans(request)
@@ -353,11 +352,11 @@ class SimEngine:
             self._kv_offset -= request.prompt_tokens + request.made
         request.entry = 0
         if not self.num_in_place:
-            self._kv_offset = 0.0  # rounding must not add up over a run
+            self._kv_offset = 0.0  # prevents accumulated rounding errors
         return request.made
 
     def _put_back(self, request: _SimRequest) -> None:
-        """Its cache is dropped; it waits to be computed again from where it is."""
+        """Drops a request's cache and requeues it for recomputation."""
         made = self._leave(request)
         request.to_prefill = request.prompt_tokens + made
         self.recomputed_tokens += request.to_prefill
@@ -372,7 +371,7 @@ class SimEngine:
                 self.num_preemptions += 1
 
     def _note_spans(self, request: _SimRequest) -> None:
-        """Adds what it made since it last started, by weights."""
+        """Adds the tokens since the last start to the spans, by weights."""
         at = request.began
         assert at is not None
         first = bisect.bisect_right(self._version_counters, at) - 1

@@ -1,4 +1,4 @@
-"""Learner steps, updates, publishing, shared chips."""
+"""Simulated learner: steps, updates, publishing, and shared chips."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,20 +22,20 @@ from learner.schedule.ticket_ledger import TicketLedger, training_sampling
 
 
 class SimPublish(NamedTuple):
-    """A version that went out."""
+    """A published version."""
 
     step: int
     number: int
-    """Of those that went out; the weights of before the first step are 0."""
+    """Sequence number of the publish; the initial weights are 0."""
     at_s: float
-    """When the learner had exported it."""
+    """Time at which the learner had exported it."""
 
 
 class SimUpdates:
-    """One version is fetched at a time; of those that come meanwhile the newest is next."""
+    """Weight updates in flight: one fetch at a time, then the newest version."""
 
     def __init__(self, config: Config, profile: Profile, calendar: EventQueue, take: Callable[[int], None]) -> None:
-        """The engines hold the weights of step 0; `take` has them take those of a step."""
+        """Starts with weights of step 0 on the engines; `take(step)` loads a version."""
         self._profile, self._calendar, self._take = profile, calendar, take
         self._transfers = Transfers.of(config, profile)
         self._newest = self._held = SimPublish(0, 0, 0.0)
@@ -44,11 +44,11 @@ class SimUpdates:
 
     @property
     def mean_s(self) -> float:
-        """From a version's export to engines that serve it, over those that they took."""
+        """Mean seconds from a version's export until engines serve it."""
         return self._spent_s / max(1, self._num_taken)
 
     def publish(self, step: int) -> None:
-        """The learner has exported the weights of `step`."""
+        """Publishes the exported weights of `step`."""
         self._newest = SimPublish(step, self._newest.number + 1, self._calendar.now_s)
         if not self._is_fetching:
             self._fetch(self._newest)
@@ -57,7 +57,7 @@ class SimUpdates:
         self._is_fetching = True
         now_s, fetch_s = self._calendar.now_s, self._profile.publish.prefetch_s
         if self._transfers is not None:
-            # Learner hosts wrote it, or are at it, while the version before was fetched.
+            # Learner hosts may have written it while the previous version was fetched.
             fetch_s += max(0.0, version.at_s + self._transfers.announce_s(version.number) - now_s)
             num_bytes = self._transfers.num_bytes(version.number, held=self._held.number)
             fetch_s += self._transfers.download_s(num_bytes)
@@ -74,50 +74,48 @@ class SimUpdates:
 
 
 class SimProblems:
-    """Problem n, for its number's sake."""
+    """Endless source of numbered problems."""
 
     def __init__(self) -> None:
-        """Starts at 0."""
         self._next = 0
 
     def __call__(self) -> Problem:
-        """The next one; its answer is its number."""
+        """Returns the next problem, whose answer is its number."""
         number = str(self._next)
         self._next += 1
         return Problem(number, np.array([0], np.int32), Task.judged_by("exact", answer=number))
 
 
 class SimTicketStore:
-    """What the arrival policy asks of a store, asked of the simulated engines."""
+    """Store interface of the arrival policy, backed by the simulated engines."""
 
     def __init__(self, rollout: SimActors, planner: TicketLedger) -> None:
-        """Nothing was asked for twice yet."""
         self._rollout, self._planner = rollout, planner
         self._attempts: dict[str, int] = {}
 
     def put_tickets(self, tickets: Iterable[Ticket]) -> None:
-        """Offers tickets."""
+        """Issues tickets."""
         self._rollout.offer(list(tickets))
 
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> None:
-        """Offers open tickets again; another attempt has other lengths."""
+        """Reissues open tickets; each attempt draws other lengths."""
         for id_ in ticket_ids:
             self._attempts[id_] = self._attempts.get(id_, 0) + 1
             self._rollout.offer_again(self._planner.ticket(id_), attempt=self._attempts[id_], older_than=older_than)
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Ends what nobody waits for any more."""
+        """Ends tickets that are no longer needed."""
         self._rollout.withdraw(list(ticket_ids))
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """These groups are done with."""
+        """Marks groups as trained."""
         for id_ in ticket_ids:
             self._attempts.pop(id_, None)
             self._rollout.acknowledge(id_)
 
 
 class SimLearner:
-    """Issues, waits, trains, steps, publishes; one thing after the other."""
+    """Simulated learner, which sequentially issues, waits, trains, steps and publishes."""
 
     def __init__(
         self,
@@ -130,7 +128,7 @@ class SimLearner:
         last_step: int,
         seed: int,
     ) -> None:
-        """Before its first turn. `on_step` is told each step made; the run ends with `last_step`."""
+        """Prepares the learner; `on_step` is called per optimizer step, and the run ends after `last_step`."""
         self._config, self._profile, self._calendar, self._recorder = config, profile, calendar, recorder
         self._on_step, self._last_step = on_step, last_step
         self._planner = planner_of(config, training_sampling(config, ()), SimProblems(), incarnation=0)
@@ -145,22 +143,22 @@ class SimLearner:
         self._round_is_counted = False
         self._is_waiting = False
         self.updates = SimUpdates(config, profile, calendar, lambda step: self._rollout.update(step))
-        """Versions on their way to the engines."""
+        """Versions in flight to the engines."""
         self.is_done = False
-        """The last step was made, and what it was to publish is published."""
+        """True once the last step is made and published."""
 
     @property
     def step(self) -> int:
-        """Optimizer steps made."""
+        """Number of optimizer steps."""
         return self._group_filter.step
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Groups that were not trained, by reason."""
+        """Number of groups not trained, by reason."""
         return self._group_filter.dropped
 
     def start(self, rollout: SimActors) -> None:
-        """The first turn."""
+        """Starts the first turn."""
         self._rollout, self._ticket_store = rollout, SimTicketStore(rollout, self._planner)
         self._group_filter = GroupFilter(
             self._config, planner=self._planner, ticket_store=self._ticket_store, has_signal=self._has_signal
@@ -169,19 +167,19 @@ class SimLearner:
         self._turn()
 
     def on_claim(self) -> None:
-        """Tickets were claimed; the learner sees to it that there are others, also while it computes."""
+        """Tops up tickets after a claim, also while computing."""
         self._planner.served_step = self._rollout.served_step
         self._rollout.offer(self._planner.top_up(step=self.step, num_unclaimed=self._num_unclaimed))
 
     def on_group(self, group: ServedGroup) -> None:
-        """A group is in the store; the learner takes it in at once, also while it computes."""
+        """Receives a stored group, also while computing."""
         self._group_filter.receive(group)
         self._group_filter.drop_oldest()
         if self._is_waiting:
             self._go_on()
 
     def on_free_chips(self) -> None:
-        """The engines have given chips up, or have nothing more to generate."""
+        """Uses chips that the engines have released."""
         if self._is_waiting:
             self._go_on()
         elif num_chips := self._num_chips:
@@ -189,11 +187,11 @@ class SimLearner:
 
     @property
     def _num_chips(self) -> int:
-        """Its own, or those that the engines leave it."""
+        """Number of its own chips, or those that the engines leave it."""
         return self._profile.num_learner_chips or self._rollout.num_free_chips
 
     def _turn(self) -> None:
-        """The learner's hands are free: it issues what is due, then takes what is there or waits for it."""
+        """Issues due tickets, then trains available groups or waits."""
         if self._clock.rollout_start_s is None:
             self._round_is_counted = self._recorder.is_on
         self._clock.rollout_started(self._calendar.now_s)
@@ -211,7 +209,7 @@ class SimLearner:
             self._train(groups)
 
     def _has_signal(self, group: ServedGroup) -> bool:
-        del group  # a simulated one has no rewards
+        del group  # simulated groups have no rewards
         return self._rng.random() >= self._profile.zero_variance_groups
 
     def _train(self, groups: list[ServedGroup]) -> None:

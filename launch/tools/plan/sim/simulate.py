@@ -1,4 +1,4 @@
-"""A whole run in virtual time: learner and engines under a config, on hardware and a workload of a profile."""
+"""Simulation of a whole run: learner and engines of a config, with the hardware and workload of a profile."""
 
 import functools
 
@@ -15,13 +15,13 @@ from launch.tools.plan.workload import Lengths
 def simulate(
     config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0
 ) -> SimResult:
-    """Runs `warmup_updates + num_updates` updates, of rounds.epochs passes each; the last `num_updates` count.
+    """Simulates `warmup_updates + num_updates` updates of rounds.epochs epochs; the last `num_updates` count.
 
-    Not modelled: evaluations and probes, failures, rounds.ess_floor (which needs real gradients), elastic engines.
-    The engine's max_num_seqs is the profile's. All actor hosts have a version at the same moment: the last one's.
+    Not modeled: evaluations, probes, failures, rounds.ess_floor (which requires real gradients), elastic engines.
+    max_num_seqs is the profile's. All actor hosts get a version when the last one has it.
 
     Raises:
-      ValueError: no step counts, or the run can't go on (a response that no engine can hold).
+      ValueError: no step counts, or the run cannot continue (for example, a response fits no engine).
     """
     if num_updates < 1 or warmup_updates < 0:
         raise ValueError(f"want at least 1 update after >= 0 of warm-up, got {num_updates} and {warmup_updates}")
@@ -78,7 +78,7 @@ def _hand_in(store: StoreQueue, learner: SimLearner, group: ServedGroup) -> None
 
 
 def default_warmup(config: Config) -> int:
-    """Optimizer steps until a run has found its stride: a round, or by window twice what is in service and next."""
+    """Returns the warm-up in steps: one round, or in window mode twice the groups in service and the next update."""
     if config.publish.when == "round_end":
         return config.rounds.groups_per_round // config.rounds.groups_per_update
     groups = -(-config.sequences // config.rounds.requests_per_group)

@@ -1,8 +1,7 @@
-"""The store's part in virtual time: the tickets that any engine may claim, the lowest order first.
+"""Store in virtual time: tickets that any engine may claim, lowest order first.
 
-What `bridge/store/open.py` does with a query, here with lists, and by the same rules
-(`bridge/store/claim.py`): under a frontier (RolloutPipe eq. 5-6) `width` groups at most are in service on all
-engines together; several engines take their part of what is there, and no more.
+It follows the rules of `bridge/store/claim.py` with lists instead of queries. Under a frontier (RolloutPipe eq. 5-6),
+at most `width` groups are in service over all engines. Several engines share the available tickets fairly.
 """
 
 import bisect
@@ -15,7 +14,7 @@ from bridge.store import claim as store_claim
 
 
 class TicketPool:
-    """Tickets offered and not yet served."""
+    """Tickets that are issued and not yet served."""
 
     def __init__(
         self,
@@ -26,50 +25,50 @@ class TicketPool:
         shares: bool = True,
         places: Sequence[int] | None = None,
     ) -> None:
-        """No tickets yet.
+        """Starts without tickets.
 
         Args:
-          num_engines: who claims.
-          width: the frontier's, in groups; None without one.
-          by_sample: tickets are split into single requests.
-          shares: several engines take their part of what is there, and no more.
-          places: sequences that each engine runs at once; None where all run as many.
+          num_engines: number of engines that claim.
+          width: frontier width in groups; None means no frontier.
+          by_sample: True to split tickets into single requests.
+          shares: True to limit each engine to its fair share.
+          places: capacity of each engine in sequences; None means equal capacities.
         """
         self.num_engines = num_engines
-        """That take their part of what is there."""
+        """Number of engines that share the tickets."""
         self._places = list(places or [1] * num_engines)
         self._width, self._by_sample, self._shares = width, by_sample, shares
         self.num_open = 0
-        """Tickets, or single requests, that nobody has claimed."""
+        """Number of unclaimed tickets or single requests."""
         self._open: dict[int, dict[str, Ticket]] = {}
-        """Tickets that nobody has claimed, by order."""
+        """Unclaimed tickets by order."""
         self._open_orders: list[int] = []
-        """The keys of that, rising."""
+        """Sorted keys of `_open`."""
         self._unserved: dict[int, int] = {}
-        """How many tickets are open or in service, by order."""
+        """Number of open and leased tickets by order."""
         self._unserved_orders: list[int] = []
-        """The keys of that, rising."""
+        """Sorted keys of `_unserved`."""
         self._order: dict[str, int] = {}
-        """Of each unserved ticket."""
+        """Order of each unserved ticket."""
         self._owner: dict[str, int] = {}
-        """The engine of each ticket in service."""
+        """Engine of each leased ticket."""
         self._in_service: dict[int, int] = {}
-        """How many tickets are in service, by order."""
+        """Number of leased tickets by order."""
         self._held: list[dict[int, int]] = [{} for _ in range(num_engines)]
-        """The same for each engine."""
+        """Number of leased tickets by order, per engine."""
         self._num_held = [0] * num_engines
         self._frontier: tuple[int, float] | None = None
-        """What `_to_serve` found; None after a change."""
+        """Cached result of `_to_serve`; None after a change."""
 
     @property
     def has_offer(self) -> bool:
-        """Whether a claim might get something."""
+        """True if a claim might succeed."""
         if self._width is None or len(self._in_service) < self._width:
             return bool(self._open)
         return not self._in_service.keys().isdisjoint(self._open)
 
     def put(self, ticket: Ticket, *, num_requests: int | None = None) -> None:
-        """Offers a ticket, or so many of its requests."""
+        """Issues a ticket, or `num_requests` of its requests."""
         for part in self._parts_of(ticket, num_requests):
             self.num_open += 1
             order = self._order[part.id] = part.order
@@ -83,7 +82,7 @@ class TicketPool:
         self._frontier = None
 
     def part_ids(self, ticket: Ticket) -> list[str]:
-        """Ids that a ticket is claimed under: its own, or one a request where those may go to different engines."""
+        """Returns the ids under which a ticket is claimed: its own, or one per request if they are separate."""
         return [f"{ticket.id}#{i}" for i in range(ticket.num_requests)] if self._by_sample else [ticket.id]
 
     def _parts_of(self, ticket: Ticket, num_requests: int | None) -> list[Ticket]:
@@ -93,7 +92,7 @@ class TicketPool:
         return [dataclasses.replace(ticket, id=i, num_samples=1, num_requests=1) for i in ids]
 
     def claim(self, engine: int, limit: int, part: int | None = None) -> list[Ticket]:
-        """Up to `limit` tickets for an engine, `part` of an order before any more of it."""
+        """Claims up to `limit` tickets for an engine, at most `part` per order before more of the same order."""
         offers: Iterable[store_claim.Offer] = (
             store_claim.Offer(i, order, True) for order in self._orders_on_offer() for i in self._open[order]
         )
@@ -115,7 +114,7 @@ class TicketPool:
         return ticket
 
     def end(self, ticket_id: str) -> int | None:
-        """A ticket is served, or withdrawn; returns the engine that had claimed it, if one had."""
+        """Removes a served or withdrawn ticket; returns the engine that leased it, if any."""
         order = self._order.pop(ticket_id, None)
         if order is None:
             return None
@@ -132,26 +131,26 @@ class TicketPool:
         return engine
 
     def owner(self, ticket_id: str) -> int:
-        """The engine that has claimed a ticket in service."""
+        """Returns the engine that leased a ticket."""
         return self._owner[ticket_id]
 
     def num_held(self, engine: int) -> int:
-        """Tickets that an engine has claimed and not yet served."""
+        """Returns the number of tickets leased by an engine."""
         return self._num_held[engine]
 
     def share_of(self, engine: int) -> int:
-        """How many more this engine may take for each to have its part (`bridge/store/claim.py`)."""
+        """Returns how many more tickets an engine may claim for a fair share (`bridge/store/claim.py`)."""
         if self.num_engines < 2 or not self._shares:
-            return len(self._order)  # no bound, as the store has none
+            return len(self._order)  # no bound, as in the store
         total, last = self._to_serve()
-        # Those of higher orders, claimed before lower ones came, are not of the frontier.
+        # Tickets of higher orders, claimed before lower ones were issued, are outside the frontier.
         mine = sum(num for order, num in self._held[engine].items() if order <= last)
         all_places = sum(self._places[: self.num_engines])
         places = self._places[engine]
         return store_claim.fair_share(total, mine=mine, among=self.num_engines, places=places, all_places=all_places)
 
     def _to_serve(self) -> tuple[int, float]:
-        """(tickets to be served now, the last order among them): all, or those of the frontier's groups."""
+        """Returns (number of tickets to serve now, highest order among them), for all tickets or the frontier's."""
         if self._width is None:
             return len(self._order), float("inf")
         if self._frontier is None:
@@ -160,7 +159,7 @@ class TicketPool:
         return self._frontier
 
     def _orders_on_offer(self) -> Iterator[int]:
-        """Orders of open tickets that may be claimed now, rising."""
+        """Returns the sorted orders of tickets that may be claimed now."""
         if self._width is None:
             return iter(self._open_orders)
         begun = self._in_service.keys() & self._open.keys()
@@ -178,7 +177,7 @@ class TicketPool:
 
 
 def _add(counts: dict[int, int], key: int, num: int) -> None:
-    """Adds to a count; none of it is no key."""
+    """Adds to a count; removes the key at 0."""
     counts[key] = counts.get(key, 0) + num
     if not counts[key]:
         del counts[key]
@@ -189,5 +188,5 @@ def _remove(orders: list[int], order: int) -> None:
 
 
 def group_id(ticket_id: str) -> str:
-    """The id of the ticket that a single request's was split from, or its own."""
+    """Returns the id of the ticket from which a single-request ticket was split, or the id itself."""
     return ticket_id.partition("#")[0]
