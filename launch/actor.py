@@ -164,11 +164,7 @@ def main() -> int:
 
 
 def _join(waits: Callable[[], None]) -> JoinedRun:
-    """Joins the run that the command line names.
-
-    Raises:
-      ValueError, TimeoutError: the run cannot be served.
-    """
+    """Joins the run that the command line names; raises ValueError or TimeoutError if the run cannot be served."""
     if flags.FLAGS.config is not None:
         raise ValueError(
             "an actor takes its config from the run: give --run_dir, or --store and --run, and no --config"
@@ -257,7 +253,6 @@ async def _serve(
     liveness: Liveness,
     judge: Judge | None,
 ) -> None:
-    """Serves with a started engine, then closes it."""
     config = joined.config
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
     asyncio.get_running_loop().set_default_executor(threads)
@@ -343,7 +338,6 @@ def _limits_file(joined: JoinedRun) -> EngineSizeFile:
 
 
 def _largest_size(config: Config) -> int:
-    """Returns the largest tensor-parallel size that the config and the visible devices allow."""
     largest = max(config.actor.max_tensor_parallel_size, config.actor.tensor_parallel_size)
     num_visible = len(visible.split(",")) if (visible := os.environ.get(VISIBLE)) else largest
     return max(config.actor.tensor_parallel_size, min(largest, num_visible))

@@ -30,8 +30,6 @@ def describe(flag: str, meaning: str) -> None:
 
 
 class _CommaListFlag(flags.Flag):
-    """String flag; repeated values are joined with commas."""
-
     def parse(self, argument: str) -> None:
         super().parse(f"{self.value},{argument}" if self.present else argument)
 

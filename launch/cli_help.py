@@ -96,7 +96,6 @@ def _of_configs(is_full: bool) -> list[str]:
 
 
 def _preset_entries() -> Iterator[str]:
-    """Yields one entry per preset with the first sentence of its docstring."""
     presets = importlib.import_module("configs.presets").NAMES
     for name in sorted(presets):
         source = ast.parse(textwrap.dedent(inspect.getsource(presets[name])))  # from the source, as in `_docstring`

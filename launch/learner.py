@@ -176,7 +176,6 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
 
 
 def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liveness) -> int:
-    """Runs a follower process; returns the exit code that the leader sends."""
     report_phase("importing JAX")
     import jax
 

@@ -82,7 +82,6 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
 
 
 def _estimates(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the last evaluation of a set: its step, and its estimates with standard errors."""
     prefix = f"eval/{row['set']}/"
     return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in row.items() if "@" in k}
 

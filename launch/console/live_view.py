@@ -150,7 +150,6 @@ class RunView:
         )
 
     def _starting(self) -> Table:
-        """Returns the state of each process with its duration; shown before the first step."""
         now_s = time.monotonic()
         states = told(self.status)
         self._since_s = {state: self._since_s.get(state, now_s) for state in states}
@@ -162,7 +161,6 @@ class RunView:
         return table
 
     def _doing(self) -> Columns:
-        """Returns the process states, in columns if they fit."""
         return Columns([Text(state, style="dim", overflow="fold") for state in told(self.status)], padding=(0, 3, 0, 0))
 
     def _numbers(self) -> Table:

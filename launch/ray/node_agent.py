@@ -149,7 +149,6 @@ class NodeAgent:
 
 
 def _own_address() -> str:
-    """Returns the node's IP address as known to Ray."""
     import ray.util
 
     return ray.util.get_node_ip_address()

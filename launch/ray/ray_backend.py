@@ -132,7 +132,6 @@ class PlacementBundle:
         )
 
     def __str__(self) -> str:
-        """Describes the requested resources."""
         return str(self._asked)
 
 
@@ -281,7 +280,6 @@ class RayBackend:
         )
 
     def _meeting(self) -> str:
-        """Returns a free host:port on the first process's node."""
         first = self._learners[0]
         _, address, _ = first.ask(lambda node_agent: node_agent.where.remote(), self._is_over)
         return f"{address}:{first.ask(lambda station: station.free_port.remote(), self._is_over)}"

@@ -187,7 +187,6 @@ class RemoteProcess:
         return telling_line(self._log) if self._log.exists() else "it printed nothing"
 
     def _look(self) -> None:
-        """Collects the agent's status reply and requests the next one."""
         if self._node_agent is None or self._lost or self._seen.returncode is not None:
             return
         try:

@@ -42,7 +42,6 @@ class ResourceRequest:
         return {name: value for name, value in named.items() if value}
 
     def __str__(self) -> str:
-        """Describes the resources."""
         return ", ".join(f"{value:g} {name}" for name, value in self.bundle().items() if ":" not in name) + (
             f" ({self.accelerator})" if self.accelerator else ""
         )
@@ -64,11 +63,7 @@ def parse(text: str, *, flag: str) -> DeviceKind:
 
 
 def of_learner(config: Config, kind: DeviceKind) -> ResourceRequest:
-    """Returns the resources of each learner process.
-
-    Raises:
-      ValueError: the mesh does not match the slice's chips.
-    """
+    """Returns the resources of each learner process; raises ValueError if the mesh does not match the slice's chips."""
     num_devices, num_processes = config.mesh.num_devices, config.learner.num_processes
     if kind.device == "tpu":
         num_chips = 1

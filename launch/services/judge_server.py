@@ -199,7 +199,6 @@ class JudgeService:
             self._is_closing.wait(_LOOK_S)
 
     def _answers(self) -> bool:
-        """Returns True if the server's health endpoint answers."""
         try:
             with _NO_PROXIES.open(f"http://{HOST}:{self._port}/health", timeout=_HEALTH_S) as reply:
                 return reply.status == 200 and self._process.poll() is None
@@ -236,7 +235,6 @@ class JudgeService:
         return SidecarHealth(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
 
     def _end_if_hung(self, health: SidecarHealth) -> None:
-        """Kills a live server that does not answer."""
         if health.is_due(time.monotonic()):
             answers = self._answers()
             if reason := health.looked(answers=answers, now_s=time.monotonic()):

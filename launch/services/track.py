@@ -93,7 +93,6 @@ def _send(feed: TrackerFeed) -> int:
 
 
 def _follow(feed: TrackerFeed, over: threading.Event) -> int:
-    """Sends rows until stdin closes, which the learner does at its end or by dying."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the terminal signals the whole process group
         signal.signal(number, signal.SIG_IGN)
     has_sent = threading.Event()

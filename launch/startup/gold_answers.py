@@ -115,7 +115,6 @@ async def _load(config: Config, names: Sequence[str]) -> dict[str, str]:
 
 
 def _questions(config: Config, row: GoldRow) -> list[tuple[str, str]]:
-    """Returns (verifier, response with the reference answer) pairs to check."""
     parts = [part.name for part in row.task.rewards if part.weight > 0 and part.name not in NOT_ASKED]
     asked = [(name, gold_response(name, row.task, config.rewards)) for name in parts]
     return [(name, text) for name, text in asked if text]
@@ -216,7 +215,6 @@ async def _judge_all(
 
 
 async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str, str]]) -> str:
-    """Returns the reason why a row fails; empty if it passes."""
     for name, text in questions:
         try:
             score = await pool.score(

@@ -121,7 +121,6 @@ def _locked(folder: pathlib.Path, file: pathlib.Path, operation: int, *, is_made
 
 
 def _written_s(folder: pathlib.Path) -> float:
-    """Returns the newest modification time in a folder, Unix time in seconds."""
     newest = 0.0
     for path in (folder, *folder.rglob("*")):
         try:

@@ -82,11 +82,7 @@ def host_name() -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port` or `[host]:port`.
-
-    Raises:
-      ValueError: the address has another format.
-    """
+    """Splits `host:port` or `[host]:port`; raises ValueError if the address has another format."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"publish.listen must be HOST:PORT (port 0 takes a free one), got {address!r}")

@@ -254,7 +254,6 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
 
 
 def _size(num_bytes: int) -> str:
-    """Returns a size in GiB, MiB or KiB."""
     unit, name = next(((2**p, n) for p, n in ((30, "GiB"), (20, "MiB")) if num_bytes >= 2**p), (2**10, "KiB"))
     return f"{num_bytes / unit:.1f} {name}"
 
@@ -361,7 +360,6 @@ def _check_writable(config: Config, folder: pathlib.Path, field: str) -> None:
 
 
 def _existing(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder, or its nearest existing parent."""
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p))
 
 
@@ -371,7 +369,6 @@ def _num_params(model_folder: pathlib.Path) -> int:
 
 
 def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
-    """Returns the number of adapter parameters."""
     table = tensor_table(model_folder, dtype=config.model.served_dtype)
     adapters = adapter_table(table, modules=config.lora.modules, rank=config.lora.rank)
     return sum(math.prod(shape) for _, shape in adapters.values())
@@ -382,14 +379,12 @@ def _num_bytes_below(folder: pathlib.Path) -> int:
 
 
 def _file_dtype(model_folder: pathlib.Path) -> str:
-    """Returns the dtype of a model folder's weights according to its config.json."""
     config = json.loads((model_folder / "config.json").read_text())
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype if dtype in _BYTES else "float32"
 
 
 def _num_snapshot_bytes(config: Config) -> int:
-    """Returns the bytes that the run's snapshots and its actors' copies use now."""
     if not RunFolder(pathlib.Path(config.run_dir)).run_id_file.is_file():
         return 0
     snapshots = snapshot_folder(config)

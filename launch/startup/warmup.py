@@ -148,7 +148,6 @@ def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iter
 
 
 def _of_rows(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
-    """Yields a file's rows, reshuffled in each epoch."""
     known = [
         _answered(gold.question, answer)
         for gold in gold_rows(prompts)
@@ -164,7 +163,6 @@ def _of_rows(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
 
 
 def _of_episodes(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
-    """Yields episodes of an environment that generates its own rows."""
     example = EXAMPLES.get(prompts.environment)
     if example is None or prompts.environment_rows:
         raise ValueError(

@@ -202,11 +202,7 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kills the process and its children.
-
-        Raises:
-          TimeoutError: a killed process does not exit.
-        """
+        """Kills the process and its children; raises TimeoutError if a killed process does not exit."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             try:

@@ -76,11 +76,7 @@ class Placement:
 
 
 def place(config: Config, machine: Machine) -> Placement:
-    """Assigns devices and cores to the learner and the engines.
-
-    Raises:
-      ValueError: there are too few devices; the message names the fix.
-    """
+    """Assigns devices and cores to the learner and the engines; raises ValueError if there are too few devices."""
     learner = _ids(config.mesh.devices)
     if config.actor.devices:
         groups: Sequence[tuple[str, ...]] = config.actor.device_groups
@@ -114,11 +110,7 @@ def spread_cores(cores: str, size: int) -> str:
 
 
 def core_ids(cores: str) -> list[int]:
-    """Parses core ids from a text such as "0-3|4,6".
-
-    Raises:
-      ValueError: the text is malformed.
-    """
+    """Parses core ids from a text such as "0-3|4,6"; raises ValueError if the text is malformed."""
     bounds = [part.split("-") for part in cores.replace("|", ",").split(",")]
     try:
         return sorted({i for b in bounds for i in range(int(b[0]), int(b[-1]) + 1)})

@@ -213,7 +213,6 @@ class Supervisor:
         return now is not None and now == before
 
     def _limits_of(self, actor: Process) -> str:
-        """Describes the limits that an actor's engine starts with."""
         of = self._config.actor
         default = EngineSizeOverride(max_num_seqs=of.max_num_seqs, tensor_parallel_size=of.tensor_parallel_size)
         file = EngineSizeFile(self._run.limits(actor.role), default=default, max_tensor_parallel_size=sys.maxsize)

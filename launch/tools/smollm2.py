@@ -92,11 +92,7 @@ def fetch(requirement: str, sha256: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def unpack(wheel: pathlib.Path, folder: pathlib.Path, *, only: Collection[str] | None = None) -> None:
-    """Unpacks a wheel, or some of its files, without running its code.
-
-    Raises:
-      ValueError: the wheel lacks a file.
-    """
+    """Unpacks a wheel, or some of its files, without running its code; raises ValueError if the wheel lacks a file."""
     with zipfile.ZipFile(wheel) as archive:
         if only is not None and (missing := set(only) - set(archive.namelist())):
             raise ValueError(f"{wheel.name} has no {', '.join(sorted(missing))}")

@@ -25,7 +25,6 @@ def write(task: str, out: pathlib.Path, *, seed: int) -> dict[pathlib.Path, int]
 
 
 def _lines(file: File, seed: int) -> list[str]:
-    """Returns rows with distinct prompts as JSON."""
     rows: dict[str, str] = {}
     for index in itertools.count() if file.is_held_out else range(file.num_rows):
         row = file.row(seed, index)

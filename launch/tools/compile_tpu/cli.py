@@ -111,11 +111,7 @@ def main() -> int:
 
 
 def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> CompileJob:
-    """Reads and checks the input, without libtpu.
-
-    Raises:
-      ValueError: the input is invalid.
-    """
+    """Reads and checks the input, without libtpu; raises ValueError if the input is invalid."""
     if not config_path:
         raise ValueError("give --config=tpu_v5p_64 (or another preset), or --all")
     file, _, size = config_path.partition(":")

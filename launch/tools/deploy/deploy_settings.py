@@ -92,11 +92,7 @@ _FREE = 0.85
 
 
 def tpu_slice(kind: str, *, num_chips: int, topology: str = "") -> Hosts:
-    """Returns the hosts of a TPU slice.
-
-    Raises:
-      ValueError: there is no such slice.
-    """
+    """Returns the hosts of a TPU slice; raises ValueError if there is no such slice."""
     tpu = _TPUS[kind]
     name = topology or tpu.topologies.get(num_chips, "")
     if not name:

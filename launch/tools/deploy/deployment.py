@@ -57,11 +57,7 @@ class Deployment:
 
 
 def deploy(config: Config, settings: DeploySettings) -> Deployment:
-    """Derives the deployment of a run from its config.
-
-    Raises:
-      ValueError: the run cannot be deployed so; the message names the field or flag.
-    """
+    """Derives the deployment of a run from its config; raises ValueError if the run cannot be deployed so."""
     if settings.target == "kubernetes":
         kubernetes_names.check_name(config)
         deploy_settings.check_sandboxes(config, settings)
@@ -127,7 +123,6 @@ def _on_storage(config: Config, settings: DeploySettings) -> Config:
 
 
 def _prompt_paths(config: Config) -> dict[str, str]:
-    """Returns the prompt files and local dataset folders by field, without names of Hub datasets."""
     paths: dict[str, str] = {}
     for where, source in config.asked_sources.items():
         paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
@@ -192,7 +187,6 @@ def _actor(config: Config, settings: DeploySettings) -> Hosts:
 
 
 def _node(config: Config, settings: DeploySettings) -> Hosts:
-    """Returns the single machine of `launch.local`."""
     if settings.learner == "cpu":
         return deploy_settings.cpu_hosts(cpus=4, memory_gib=16 + config.actor.kv_cache_gib * config.actor.num_engines)
     num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)

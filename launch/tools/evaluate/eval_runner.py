@@ -297,7 +297,6 @@ class EvalJob:
 
     @contextlib.asynccontextmanager
     async def _parts(self) -> AsyncIterator[tuple[Sampler, RewardScorer]]:
-        """Builds the parts inside the event loop that uses them."""
         config, engine = self._config, self._engine
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(engine.close)

@@ -68,11 +68,7 @@ def results_of(
 
 
 def write(found: eval_summary.Json, out: pathlib.Path) -> None:
-    """Writes the results file atomically.
-
-    Raises:
-      OSError: the write failed; the message names the file that has the results instead.
-    """
+    """Writes the results file atomically; raises OSError if the write failed."""
     write_out_file(out, json.dumps(found, indent=2, allow_nan=False) + "\n")
 
 

@@ -53,7 +53,6 @@ class StoreProfile:
     """Bandwidth of the server's link per direction, in bytes/s. 0 means no bound."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite."""
         _check("store", self, least=1, counts=("connections_per_process",))
 
 
@@ -82,7 +81,6 @@ class NetworkProfile:
     """Engines per actor host, which share one download."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite, or a count is less than 1."""
         _check("network", self, least=1, counts=("weights_bytes", "chips_per_learner_host", "engines_per_host"))
 
 
@@ -113,7 +111,6 @@ class EngineProfile:
     """Seconds from a request's start in the engine to its first token, in addition to its prompt and `request_s`."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the table or a bound is invalid."""
         if not self.running or len(self.running) != len(self.tokens_per_s):
             raise ValueError(
                 "engine.running and engine.tokens_per_s must be lists of one length, at least 1; "
@@ -162,7 +159,6 @@ class LearnerProfile:
     optimizer_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite."""
         _not_negative("learner", self)
 
 
@@ -179,7 +175,6 @@ class PublishProfile:
     """Seconds without generation."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite."""
         _not_negative("publish", self)
 
 
@@ -212,7 +207,6 @@ class Profile:
     """Network. None means that `publish` is the whole cost of a weight update, for any number of hosts."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is out of range."""
         for name, least in (("num_engines", 1), ("chips_per_engine", 1), ("num_learner_chips", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
@@ -228,11 +222,7 @@ class Profile:
 
 
 def from_dict(raw: Any) -> Profile:
-    """Builds a profile from plain data.
-
-    Raises:
-      ValueError: a field is missing, unknown or of the wrong type; the message names it.
-    """
+    """Builds a profile from plain data; raises ValueError if a field is missing, unknown or of the wrong type."""
     _refuse_unknown(raw, Profile, "profile")
     try:
         return msgspec.convert(raw, Profile)
@@ -246,11 +236,7 @@ def to_dict(profile: Profile) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
-    """Reads a profile from a JSON file.
-
-    Raises:
-      ValueError: the file is missing, not JSON, or not a profile.
-    """
+    """Reads a profile from a JSON file; raises ValueError if the file is missing, not JSON, or not a profile."""
     try:
         raw = json.loads(pathlib.Path(path).read_text())
     except FileNotFoundError as e:

@@ -45,7 +45,6 @@ class LengthProfile:
     groups: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the kind lacks a field or a value is out of range."""
         if self.min_tokens < 1:
             raise ValueError(f"lengths: min_tokens must be >= 1, got {self.min_tokens}")
         if self.kind == "lognormal" and not (self.median >= 1 and self.sigma >= 0):
@@ -81,7 +80,6 @@ class LatencyProfile:
     deviation_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite."""
         if not (0 <= self.mean_s < math.inf and 0 <= self.deviation_s < math.inf):
             raise ValueError(
                 f"episodes.step_s: mean_s and deviation_s must be finite and >= 0, got {self.mean_s} and "
@@ -107,7 +105,6 @@ class EpisodeProfile:
     environment-level asynchrony."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite."""
         for name in ("observation_tokens", "start_s", "turn_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"episodes.{name} must be finite and >= 0, got {getattr(self, name)}")

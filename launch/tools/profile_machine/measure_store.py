@@ -124,8 +124,6 @@ class _Clients:
 
 
 class _Tickets:
-    """Source of tickets with unique ids and orders."""
-
     def __init__(self) -> None:
         self._next = 0
 

@@ -106,11 +106,7 @@ class RpcProcess:
             os.close(self._answers)
 
     def _read(self) -> None:
-        """Queues all complete answers received.
-
-        Raises:
-          ChildError: the process exited, or reports an error.
-        """
+        """Queues all complete answers received; raises ChildError if the process exited, or reports an error."""
         data = os.read(self._answers, 1 << 20)
         if not data:
             raise self.failure("ended")
@@ -241,11 +237,7 @@ class EngineSide:
         self._runner = asyncio.Runner()
 
     def update(self) -> dict[str, Any]:
-        """Loads the announced weights.
-
-        Raises:
-          RuntimeError: the weights were rejected.
-        """
+        """Loads the announced weights; raises RuntimeError if the weights were rejected."""
 
         async def update() -> None:
             manifest = await self._weights.prefetch()

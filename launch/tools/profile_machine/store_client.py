@@ -88,7 +88,6 @@ class Client:
 
 
 def _calls(call: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """Returns the number of calls made and the seconds they took."""
     call()
     num, start = 0, time.perf_counter()
     while (spent_s := time.perf_counter() - start) < seconds:

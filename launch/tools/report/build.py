@@ -183,13 +183,11 @@ def _duration(seconds: float) -> str:
 
 
 def _moment(fault: Fault) -> str:
-    """Formats the time of a fault in the local time zone."""
     first, last = (datetime.datetime.fromtimestamp(t).strftime("%m-%d %H:%M:%S") for t in (fault.time_s, fault.last_s))
     return f"{first} to {last}" if fault.times > 1 else first
 
 
 def _config_table(runs: Sequence[RunData]) -> Json:
-    """Returns the config fields by section and run, the differing ones, and the effective loss constants."""
     flat = [_flat(r.config) for r in runs]
     constants = [_flat(r.constants) for r in runs]
     names = sorted({name for f in flat for name in f})

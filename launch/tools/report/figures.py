@@ -124,7 +124,6 @@ def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Figure]]], Sourc
 
 
 def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
-    """Returns a section's panels, with one per named evaluation set after the held-out one."""
     panels: list[Panel] = []
     for panel in section.panels:
         panels.append(panel)
@@ -135,7 +134,6 @@ def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
 
 
 def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Figure | None:
-    """Draws a panel; None if no run has values other than 0."""
     lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
     lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
     if not lines:

@@ -113,7 +113,6 @@ def rows_of(runs: Iterable[tuple[str, Sequence[Results]]], others: Sequence[Resu
 
 
 def _name(found: Results) -> str:
-    """Returns the name of the evaluated run or model folder."""
     return pathlib.Path(found.run_dir or found.model).name or found.model
 
 
@@ -141,7 +140,6 @@ def _shown(estimate: ShownEstimate | None) -> str:
 
 
 def _moment(time_s: float) -> str:
-    """Formats a time in the local time zone."""
     if not 0 < time_s < math.inf:
         return "-"
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M")
@@ -199,11 +197,7 @@ class RunData:
 
 
 def read_run(folder: pathlib.Path) -> RunData:
-    """Reads a run folder.
-
-    Raises:
-      ValueError: the folder is no run folder.
-    """
+    """Reads a run folder; raises ValueError if the folder is no run folder."""
     run = RunFolder(folder)
     if not run.config_file.is_file():
         raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")

@@ -35,11 +35,7 @@ class Pages:
         return self._version if time.monotonic() < self._next_s else self._state()
 
     def page(self) -> bytes:
-        """Returns the page at the current version.
-
-        Raises:
-          ValueError, OSError: a run folder is unreadable.
-        """
+        """Returns the page at the current version; raises ValueError or OSError if a run folder is unreadable."""
         with self._lock:
             version = self.version()
             if version != self._version:
@@ -50,8 +46,7 @@ class Pages:
             return self._page
 
     def _state(self) -> str:
-        """Returns a string that changes with each update, evaluation or end of a run, and periodically with its events.
-        """
+        """Returns a string that changes with each update, evaluation and end of a run, and at times with its events."""
         found = [self._state_of_events()]
         for run in map(RunFolder, self._folders):
             for file in (run.metrics, run.samples, run.summary, *files_of(run.path)):

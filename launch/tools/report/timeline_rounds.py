@@ -104,7 +104,6 @@ def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults
 
 
 def _together(faults: Sequence[Fault]) -> list[Fault]:
-    """Merges consecutive equal faults of a process into one with a count."""
     found: list[Fault] = []
     for fault in faults:
         before = found[-1] if found else None
@@ -231,7 +230,6 @@ def open_round(
 
 
 def _by_step(learner: Sequence[Event], name: str) -> dict[int, Event]:
-    """Returns the last event of a name per step."""
     return {step: e for e in learner if e.name == name and (step := e.number("step")) is not None}
 
 

@@ -78,8 +78,6 @@ _IDLE_SHARE = 0.005
 
 @dataclasses.dataclass
 class _ProcessTrack:
-    """Events of a process in a round."""
-
     spans: list[Event] = dataclasses.field(default_factory=list[Event])
     instants: list[Event] = dataclasses.field(default_factory=list[Event])
 
@@ -142,7 +140,6 @@ class RoundTimeline:
             self.lives[process] = lives
 
     def _take(self, process: str, event: Event) -> None:
-        """Adds an event to every round in which it is visible."""
         low = bisect.bisect_left(self._ends, event.start_s)
         high = bisect.bisect_right(self._begins, event.end_s)
         for i in range(low, high):
@@ -198,20 +195,17 @@ class RoundTimeline:
         return {role: sorted(names, key=lambda n: self.lives[n][0]) for role, names in found.items()}
 
     def _alive(self, name: str, index: int) -> list[list[float]]:
-        """Returns the intervals in which a process was alive in a round."""
         begin_s, low_s, high_s = self.rounds[index].begin_s, self._begins[index], self._ends[index]
         shown = [(max(first_s, low_s) - begin_s, min(last_s, high_s) - begin_s) for first_s, last_s in self.lives[name]]
         return [[round(low, 4), round(high, 4)] for low, high in shown if low < high]
 
 
 def _unfinished(begun: Event, end_s: float) -> Event:
-    """Returns the span of an event without its own end."""
     dur = max(0.0, end_s * 1e6 - begun.ts)
     return Event(name="not finished", ph="X", ts=begun.ts, dur=dur, tid=begun.number("lane") or 0, args=begun.args)
 
 
 def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) -> list[list[Any]]:
-    """Returns [time, height, text] per instant event."""
     return [
         [
             round(e.start_s - about.begin_s, 4),
@@ -283,7 +277,6 @@ def _idle(
 
 
 def _told(args: Mapping[str, Any]) -> str:
-    """Formats the arguments of an event."""
     shown = [
         f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
         for k, v in args.items()
@@ -335,7 +328,6 @@ def read_rounds(run: RunData, *, budget_bytes: int) -> Rounds:
 def _rounds(
     run: RunData, learner: Sequence[Event], span: tuple[float, float] | None
 ) -> tuple[list[Round], list[Round]]:
-    """Returns the complete rounds, and the incomplete one if there is one."""
     per_round = run.updates_per_round
     by_rounds = run.setting("publish", "when", "round_end") == "round_end"
     complete = find_rounds(learner, updates_per_round=per_round, by_rounds=by_rounds)
@@ -371,7 +363,6 @@ def _fitting(rounds: Sequence[Round], drawn: Sequence[Json], budget_bytes: int) 
 
 
 def _of_round(row: Mapping[str, Any]) -> Json:
-    """Returns a round's metrics."""
     names = {
         "waiting": "round/waiting_ratio",
         "waiting_eq4": "round/waiting_ratio_eq4",

@@ -88,11 +88,7 @@ def _said_of_pairs(num: int) -> str:
 
 
 def read_kept(folder: pathlib.Path) -> Samples:
-    """Returns the samples of a run folder.
-
-    Raises:
-      ValueError: the folder is no run folder, or has no samples.
-    """
+    """Returns the samples of a run folder; raises ValueError if the folder is no run folder, or has no samples."""
     run = RunFolder(folder)
     if not run.config_file.is_file():
         raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")

@@ -362,11 +362,7 @@ def as_json(sample: SampleEntry) -> dict[str, Any]:
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parses `40` or `40-60`.
-
-    Raises:
-      ValueError: the text has another format.
-    """
+    """Parses `40` or `40-60`; raises ValueError if the text has another format."""
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if last < first:

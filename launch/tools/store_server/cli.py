@@ -78,11 +78,7 @@ def _place() -> trial_store.TrialLocation:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Parses HOST:PORT, with an IPv6 address in brackets.
-
-    Raises:
-      ValueError: the text has another format.
-    """
+    """Parses HOST:PORT, with an IPv6 address in brackets; raises ValueError if the text has another format."""
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 2**16:

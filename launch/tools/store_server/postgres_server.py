@@ -101,11 +101,7 @@ class RunsAs:
         return {"user": self.name, "group": pwd.getpwnam(self.name).pw_gid, "extra_groups": []}
 
     def check_reaches(self, path: pathlib.Path) -> None:
-        """Checks that this user can enter a path.
-
-        Raises:
-          ValueError: a folder is inaccessible; the message names it.
-        """
+        """Checks that this user can enter a path; raises ValueError if a folder is inaccessible."""
         if self.name is None:
             return
         for folder in reversed((path, *path.parents)):
@@ -119,11 +115,7 @@ class RunsAs:
                 )
 
     def run(self, command: Sequence[str | pathlib.Path]) -> None:
-        """Runs a program as this user.
-
-        Raises:
-          ValueError: the program failed; the message is the end of its stderr.
-        """
+        """Runs a program as this user; raises ValueError if the program failed."""
         done = subprocess.run(
             command, cwd="/", capture_output=True, text=True, env=environment(), **self.popen_options()
         )
@@ -249,11 +241,7 @@ class PostgresServer:
             self._runs_as.own(path)
 
     def start(self) -> None:
-        """Starts the server and waits until it accepts connections.
-
-        Raises:
-          ValueError: the server does not start; the message has the end of its log.
-        """
+        """Starts the server and waits until it accepts connections; raises ValueError if the server does not start."""
         self._runs_as.check_reaches(self.folder)
         if self._sockets is None:
             # Outside the data folder, because a socket path has at most 107 bytes.
@@ -315,7 +303,6 @@ class PostgresServer:
             self._process.wait(_STOP_S)
 
     def _answers(self) -> bool:
-        """Returns True if the server reports that it accepts connections."""
         try:
             lines = (self.folder / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -329,11 +316,7 @@ class PostgresServer:
 
 
 def free_port(host: str) -> int:
-    """Returns a free port.
-
-    Raises:
-      ValueError: no port is free, or `host` is no address of this machine.
-    """
+    """Returns a free port; raises ValueError if no port is free, or `host` is no address of this machine."""
     for port in random.sample(_PORTS, 200):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:

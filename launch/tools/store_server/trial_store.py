@@ -137,7 +137,6 @@ def administrators_sql() -> str:
 
 
 def _set_up(cluster: PostgresServer, place: TrialLocation) -> None:
-    """Creates or updates the roles, the database and its tables."""
     with psycopg.connect(cluster.admin_url, autocommit=True) as db:
         known = {name for (name,) in db.execute("SELECT rolname FROM pg_roles").fetchall()}
         for role in ROLES:

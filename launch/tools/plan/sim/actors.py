@@ -347,7 +347,6 @@ class SimActors:
         self._calendar.at(self._calendar.now_s, self._on_free_chips)
 
     def _take_back(self) -> None:
-        """Lets every engine serve again at the start of a round."""
         self._scale_down = ScaleDown()
         if self._pool.num_engines < self._profile.num_engines:
             self._pool.num_engines = self._profile.num_engines

@@ -130,7 +130,6 @@ class SimEpisodes:
                 then(episode)
 
     def _step(self, episode: _Episode) -> None:
-        """Starts an environment step."""
         latency_s = episode.latencies_s[episode.turn]
         episode.num_tokens += episode.turn_tokens[episode.turn]
         if self._config.actor.prefix_caching:
@@ -145,7 +144,6 @@ class SimEpisodes:
         self._calendar.at(self._free_s, self._go_on, episode)
 
     def _go_on(self, episode: _Episode) -> None:
-        """Continues an episode after its environment has replied."""
         if self._played.get(episode.id) is not episode:
             return  # the episode was aborted meanwhile
         if episode.turn < len(episode.turn_tokens):

@@ -296,7 +296,6 @@ class SimEngine:
         self._version_steps.append(step)
 
     def _fill(self) -> None:
-        """Starts waiting requests, lowest priority value first, while slots and cache are free."""
         while self._waiting and self.num_in_place < self.profile.max_num_seqs:
             _, entry, request = self._waiting[0]
             if entry != request.entry:
@@ -339,7 +338,6 @@ class SimEngine:
         heapq.heappush(self._marks, (mark, self._enter(request), request))
 
     def _leave(self, request: _SimRequest) -> float:
-        """Removes a request from its slot; returns its generated tokens."""
         if request.place == "running":
             assert request.began is not None
             self._note_spans(request)

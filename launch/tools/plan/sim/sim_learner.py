@@ -187,11 +187,9 @@ class SimLearner:
 
     @property
     def _num_chips(self) -> int:
-        """Number of its own chips, or those that the engines leave it."""
         return self._profile.num_learner_chips or self._rollout.num_free_chips
 
     def _turn(self) -> None:
-        """Issues due tickets, then trains available groups or waits."""
         if self._clock.rollout_start_s is None:
             self._round_is_counted = self._recorder.is_on
         self._clock.rollout_started(self._calendar.now_s)

@@ -159,7 +159,6 @@ class TicketPool:
         return self._frontier
 
     def _orders_on_offer(self) -> Iterator[int]:
-        """Returns the sorted orders of tickets that may be claimed now."""
         if self._width is None:
             return iter(self._open_orders)
         begun = self._in_service.keys() & self._open.keys()
