@@ -56,49 +56,51 @@ from launch.supervision.process_tree import die_with_parent
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
 
-_NAME = flags.DEFINE_string("name", "actor-0", "This actor's name in the store; one process may use it at a time.")
+_NAME = flags.DEFINE_string("name", "actor-0", "Actor name in the store. Only one process may use it at a time.")
 _INSTEAD_OF = flags.DEFINE_string(
-    "instead_of", None, "The name of an actor that is dead and in whose place this one is: what it held goes back."
+    "instead_of", None, "Name of the dead actor that this process replaces. Its leases are released."
 )
 _STORE = flags.DEFINE_string(
     "store",
     None,
-    "URL of the store of a run whose folder is elsewhere; the password comes from PGPASSFILE, PGPASSWORD.",
+    "Store URL of a run on another machine. Set the password in PGPASSFILE or PGPASSWORD.",
 )
-_RUN = flags.DEFINE_string("run", None, "With --store: the run's name.")
+_RUN = flags.DEFINE_string("run", None, "With --store: run name.")
 _WORK_DIR = flags.DEFINE_string(
     "work_dir",
     None,
-    "With --store: a folder for this actor's events and limits; default: one in the user's cache, removed when the "
-    "actor ends well.",
+    "With --store: folder for this actor's events and limits. By default a folder in the user's cache, removed when "
+    "the actor exits without an error.",
 )
 _SNAPSHOT_DIR = flags.DEFINE_string(
-    "snapshot_dir", "/dev/shm", "With --store: a folder in shared memory with room for two copies of the weights."
+    "snapshot_dir", "/dev/shm", "With --store: shared-memory folder with space for two copies of the weights."
 )
 _ALLOW_MODULE = flags.DEFINE_multi_string(
-    "allow_module", [], "With --store: module:function that the run's config may make this machine import."
+    "allow_module",
+    [],
+    "With --store: custom function (module:function) that the run's config may import on this machine.",
 )
 _LIMITS = flags.DEFINE_string(
     "limits",
     None,
-    "JSON file with the engine's limits, where they differ from the config's; default: limits/NAME.json in the run's "
-    "folder, or in --work_dir. Written while the actor runs, it makes the actor finish what it has and start again "
-    "with them.",
+    "JSON file that overrides the engine limits of the config; default: limits/NAME.json in the run's folder, or in "
+    "--work_dir. If it changes while the actor runs, the actor finishes its requests and restarts with the new "
+    "limits.",
 )
 _CPU_CORES = flags.DEFINE_string(
     "cpu_cores",
     None,
-    'Cores of this actor and its engine on a CPU, as in "0-3", with "|" between the processes of tensor parallelism; '
-    "default: the config's actor.cpu_cores, where that is of one engine.",
+    'Cores of this actor and its CPU engine, as in "0-3", with "|" between the processes of tensor parallelism; '
+    "default: the config's actor.cpu_cores if it has one engine.",
 )
 _WAIT_S = flags.DEFINE_float(
-    "wait_s", 120.0, "How long to wait for the run to be set up, and where it is finished, for one that goes on."
+    "wait_s", 120.0, "Timeout for the run to be set up, or to be resumed if it is finished, in seconds."
 )
-_WAIT_FOR_LEARNER = flags.DEFINE_bool("wait_for_learner", False, "Wait for a run that goes on however long it takes.")
+_WAIT_FOR_LEARNER = flags.DEFINE_bool("wait_for_learner", False, "Wait for the run without a timeout.")
 _LEAVE_S = flags.DEFINE_float(
     "shutdown_grace_s",
     None,
-    "How long to go on with what it has after SIGTERM; default: the config's actor.shutdown_grace_s.",
+    "Grace period after SIGTERM to finish current requests, in seconds; default: the config's actor.shutdown_grace_s.",
 )
 
 tune_gc()  # here because the engine subprocess also imports this module before it imports vLLM

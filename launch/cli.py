@@ -20,7 +20,7 @@ from launch.terminal import outlive_readers
 CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, as in --config=tiny; any field of it is set by --config.section.field=value.",
+    "Preset name, as in --config=tiny. Override a field with --config.section.field=value.",
 )
 
 
@@ -40,7 +40,7 @@ _RUN_DIR = flags.DEFINE_flag(
         serializer=None,
         name="run_dir",
         default=None,
-        help_string="The folder of a run that was set up before.",
+        help_string="Folder of an existing run.",
     )
 )
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from learner.replicate import Replicator
 
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "host:port of the learner's process 0, where it listens for the others; if there are several."
+    "coordinator", None, "host:port at which process 0 of a multi-process learner listens for the others."
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes", None, "How many processes the learner is; 1 takes no notice of what started this one."
+    "num_processes", None, "Number of learner processes. 1 ignores a surrounding Slurm, MPI or TPU job."
 )
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Index of this learner process, from 0.")
 _START = "start"
 """Channel on which the leader broadcasts the exit code of the run's setup; 0 means success."""
 

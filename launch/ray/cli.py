@@ -66,20 +66,20 @@ def check_guarded(environ: Mapping[str, str], *, allow_open: bool) -> None:
         )
 
 
-_ADDRESS = flags.DEFINE_string("address", "auto", "Of the cluster: host:port of its head, or auto for this node's.")
+_ADDRESS = flags.DEFINE_string("address", "auto", "host:port of the cluster's head, or auto for this node's cluster.")
 _LEARNER_ON = flags.DEFINE_string(
-    "learner_on", "cpu", "What the learner computes on: tpu:v5p:4x4x4 (a slice), gpu[:TYPE] (gpu:H100) or cpu[:CORES]."
+    "learner_on", "cpu", "Devices of the learner: tpu:v5p:4x4x4 (a slice), gpu[:TYPE] (gpu:H100) or cpu[:CORES]."
 )
-_ACTORS_ON = flags.DEFINE_string("actors_on", "cpu", "What engines compute on: gpu[:TYPE] or cpu[:CORES].")
+_ACTORS_ON = flags.DEFINE_string("actors_on", "cpu", "Devices of the engines: gpu[:TYPE] or cpu[:CORES].")
 _ACTOR_STORE = flags.DEFINE_string(
-    "actor_store", None, "The store's URL as actors' role reaches it; default: store.url. No password in it."
+    "actor_store", None, "Store URL for the actors, with their role and without a password; default: store.url."
 )
 _PLACEMENT_TIMEOUT_S = flags.DEFINE_float(
-    "placement_timeout_s", 600.0, "How long the cluster may take to find places for the learner."
+    "placement_timeout_s", 600.0, "Timeout for placing the learner on the cluster, in seconds."
 )
-_LOGS = flags.DEFINE_bool("logs", True, "Show the processes' logs; they are in the run's folder anyway.")
+_LOGS = flags.DEFINE_bool("logs", True, "Show the processes' logs, which are always written to the run's folder.")
 _OPEN = flags.DEFINE_bool(
-    "allow_open_cluster", False, "Use a cluster that lets in whoever reaches it: without RAY_AUTH_MODE=token."
+    "allow_open_cluster", False, "Use a cluster without RAY_AUTH_MODE=token, which accepts any client."
 )
 
 

@@ -22,18 +22,19 @@ from configs import custom_functions
 from launch import cli
 from launch.supervision import process_tree
 
-_FOLDER = flags.DEFINE_string("folder", None, "The snapshot folder that the learner publishes into.")
-_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "Address and port to serve at; port 0 takes a free one.")
-_SCHEME = flags.DEFINE_enum("scheme", "https", ["http", "https"], "http is served on loopback only.")
+_FOLDER = flags.DEFINE_string("folder", None, "Snapshot folder into which the learner publishes.")
+_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "Address and port to serve at. Port 0 selects a free port.")
+_SCHEME = flags.DEFINE_enum("scheme", "https", ["http", "https"], "URL scheme. http requires a loopback address.")
 _READER_WAIT_S = flags.DEFINE_float(
-    "reader_grace_s", 10.0, "How long a superseded version is served on to who has begun to read it."
+    "reader_grace_s", 10.0, "Seconds for which a superseded version stays available to its current readers."
 )
 _SLOW_READER_S = flags.DEFINE_float(
     "slow_reader_grace_s",
     0.0,
-    "How long one version is served on after that, to readers slower than versions come; takes a third slot.",
+    "Additional seconds for one superseded version, for readers slower than the publish interval. Requires a third "
+    "slot.",
 )
-_MAX_CONNECTIONS = flags.DEFINE_integer("max_connections", 256, "Connections that are served at once.", lower_bound=1)
+_MAX_CONNECTIONS = flags.DEFINE_integer("max_connections", 256, "Maximum concurrent connections.", lower_bound=1)
 _OTHER_FILES = 64
 _START_S = 30.0
 _END_S = 10.0

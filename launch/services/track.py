@@ -28,8 +28,8 @@ from learner.metrics.trackers import (
     opener,
 )
 
-_TRACKER = flags.DEFINE_enum("tracker", None, sorted(KINDS), "Where to.")
-_FOLLOW = flags.DEFINE_bool("follow", False, "Go on with what comes, until standard input ends.")
+_TRACKER = flags.DEFINE_enum("tracker", None, sorted(KINDS), "Name of the tracker.")
+_FOLLOW = flags.DEFINE_bool("follow", False, "Send new rows until standard input closes.")
 END_S = 20.0
 """Timeout for sending the remaining rows when the run ends, in seconds. Unsent rows stay in metrics.jsonl."""
 _LOOK_S = 0.5

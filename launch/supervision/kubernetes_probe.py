@@ -20,18 +20,18 @@ from bridge.liveness import Activity, Liveness, LivenessSample
 from launch import cli_help
 from launch.supervision.hang_detector import HangDetector, HangDetectorState, HangTimeouts
 
-_LIVENESS_FILE = flags.DEFINE_string("liveness_file", None, "The file that SLUICE_LIVENESS_FILE names for the process.")
+_LIVENESS_FILE = flags.DEFINE_string("liveness_file", None, "File that SLUICE_LIVENESS_FILE names for the process.")
 _FIRST_HEARTBEAT_TIMEOUT_S = flags.DEFINE_float(
-    "first_heartbeat_timeout_s", 120.0, "Seconds until its first heartbeat."
+    "first_heartbeat_timeout_s", 120.0, "Timeout for the first heartbeat, in seconds."
 )
-_HEARTBEAT_TIMEOUT_S = flags.DEFINE_float("heartbeat_timeout_s", 30.0, "Seconds between heartbeats.")
+_HEARTBEAT_TIMEOUT_S = flags.DEFINE_float("heartbeat_timeout_s", 30.0, "Maximum time between heartbeats, in seconds.")
 _START_TIMEOUT_S = flags.DEFINE_float(
-    "start_timeout_s", 1800.0, "Seconds between two parts of its work while it starts."
+    "start_timeout_s", 1800.0, "Maximum time between progress reports during startup, in seconds."
 )
 _PROGRESS_TIMEOUT_S = flags.DEFINE_float(
-    "progress_timeout_s", 600.0, "Seconds between two parts of its work after that."
+    "progress_timeout_s", 600.0, "Maximum time between progress reports after startup, in seconds."
 )
-_READY = flags.DEFINE_bool("ready", False, "Look only whether it has started.")
+_READY = flags.DEFINE_bool("ready", False, "Check only if the process has started.")
 
 HUNG = 3
 """Exit code for a hang; a probe that fails itself exits with another code."""

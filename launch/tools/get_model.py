@@ -13,8 +13,8 @@ from launch import cli
 from launch.tools import smollm2
 from launch.tools.model_download import from_hub, get, is_hub_name, licence_of
 
-_OUT = flags.DEFINE_string("out", None, "The folder that it gets; models/NAME if not given.")
-_REVISION = flags.DEFINE_string("revision", "", "Of the Hub: a branch, tag or commit; empty: the newest.")
+_OUT = flags.DEFINE_string("out", None, "Folder for the model; default: models/NAME.")
+_REVISION = flags.DEFINE_string("revision", "", "Hub branch, tag or commit. Empty means the newest.")
 SHARED_FLAGS = ()
 
 

@@ -12,10 +12,10 @@ from absl import flags
 from launch import cli
 from launch.tools.store_server import certificates
 
-_OUT = flags.DEFINE_string("out", None, "The folder that gets the files; made if it isn't there.")
-_HOST = flags.DEFINE_multi_string("host", [], "A name or address that clients dial; give it once for each.")
-_DAYS = flags.DEFINE_integer("days", 30, "For how many days the certificate is good.")
-_FORCE = flags.DEFINE_boolean("force", False, "Replace what is there, the token among it.")
+_OUT = flags.DEFINE_string("out", None, "Folder for the files, created if needed.")
+_HOST = flags.DEFINE_multi_string("host", [], "Name or address that clients dial. May be given several times.")
+_DAYS = flags.DEFINE_integer("days", 30, "Validity of the certificate, in days.")
+_FORCE = flags.DEFINE_boolean("force", False, "Replace existing files, including the token.")
 SHARED_FLAGS = ()
 """Shared flags that this command accepts."""
 

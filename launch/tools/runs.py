@@ -11,16 +11,16 @@ from launch import cli
 from launch.startup.join_run import check_no_password
 from launch.tools.runs_table import render, size
 
-_STORE = flags.DEFINE_string(
-    "store", None, "URL of the store: postgresql://... in a learner's role, or sqlite:///FILE."
-)
-_DROP = flags.DEFINE_string("drop", None, "Name or id of a run to forget, with all its rows. Its folder stays.")
-_FORCE = flags.DEFINE_boolean("force", False, "With --drop: also one that is led or served; its processes end.")
-_BUCKET = flags.DEFINE_string("bucket", "", "With --drop: the run's store.bucket, whose objects of this run go too.")
+_STORE = flags.DEFINE_string("store", None, "Store URL: postgresql://... with a learner's role, or sqlite:///FILE.")
+_DROP = flags.DEFINE_string("drop", None, "Name or id of a run to delete from the store. Its folder stays.")
+_FORCE = flags.DEFINE_boolean("force", False, "With --drop: also drop a run with live processes, which then exit.")
+_BUCKET = flags.DEFINE_string("bucket", "", "With --drop: store.bucket of the run, whose objects are deleted as well.")
 _UNFENCE = flags.DEFINE_string(
-    "unfence", None, "An actor that is fenced for good: probed again when it is started, and let in if it is clean."
+    "unfence",
+    None,
+    "Permanently fenced actor to put on probation. When it starts, it is probed and re-admitted if it passes.",
 )
-_RUN = flags.DEFINE_string("run", None, "With --unfence: the run's name or id.")
+_RUN = flags.DEFINE_string("run", None, "With --unfence: name or id of the run.")
 SHARED_FLAGS = ()
 """Shared flags that this command accepts."""
 

@@ -12,8 +12,8 @@ from configs.tasks.catalog import TASKS
 from launch import cli
 from launch.tools.task_files import write
 
-_OUT = flags.DEFINE_string("out", None, "The folder that gets the files; data/TASK if not given.")
-_SEED = flags.DEFINE_integer("seed", 0, "Other rows for each.", lower_bound=0)
+_OUT = flags.DEFINE_string("out", None, "Folder for the files; default: data/TASK.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the rows.", lower_bound=0)
 SHARED_FLAGS = ()
 
 

@@ -165,12 +165,12 @@ def test_no_common_field_names_a_constant_of_python():
 def test_flags_help_says_what_it_is_to_its_command_and_nothing_of_the_library_that_reads_it():
     helps = {name: " ".join(said()[name, "--help"].stdout.split()) for name in commands()}
     assert [name for name, text in helps.items() if "repeat this option" in text or ".;" in text] == []
-    assert "given several times, those runs side by side" in helps["tools.report"]
+    assert "May be given several times to compare runs" in helps["tools.report"]
     assert [
         name for name, text in helps.items() if name != "tools.report" and "launch.tools.report takes" in text
     ] == []
     assert "--sort=step|reward|lag|length" in helps["tools.samples"] and "<step|" not in helps["tools.samples"]
-    assert "make this machine import. May be given several times." in helps["actor"]
+    assert "may import on this machine. May be given several times." in helps["actor"]
 
 
 def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sentence(tmp_path):

@@ -35,14 +35,14 @@ from learner.metrics.flops import TPU_CHIPS
 from learner.model.architecture import Architecture
 
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "libtpu's name of the slice, as in v5e:4x4, v5p:4x4x8, v6e:16x16; else the preset's."
+    "topology", None, "libtpu's name of the slice, as in v5e:4x4, v5p:4x4x8, v6e:16x16; default: the preset's."
 )
 _MODEL = flags.DEFINE_string(
-    "model", None, "A name in configs/model_sizes.py; else config.model.path, or the preset's."
+    "model", None, "Name in configs/model_sizes.py; default: config.model.path, or the preset's model."
 )
-_ALL = flags.DEFINE_bool("all", False, "All presets for slices, and a table of them.")
-_OUT = flags.DEFINE_string("out", None, "A file for the numbers, as JSON.")
-_DUMP = flags.DEFINE_string("dump", None, "A folder that gets the compiled programs as text.")
+_ALL = flags.DEFINE_bool("all", False, "Compile all presets for slices and print a table.")
+_OUT = flags.DEFINE_string("out", None, "JSON file for the numbers.")
+_DUMP = flags.DEFINE_string("dump", None, "Folder for the compiled programs as text.")
 
 DOES_NOT_FIT = 1
 

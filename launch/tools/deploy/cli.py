@@ -20,7 +20,7 @@ from launch.tools.deploy import kubernetes, slurm
 from launch.tools.deploy.deploy_settings import DeploySettings
 from launch.tools.deploy.deployment import Deployment, deploy
 
-_OUT = flags.DEFINE_string("out", None, "A folder for what is rendered; files of an earlier time are replaced.")
+_OUT = flags.DEFINE_string("out", None, "Output folder. Existing files are replaced.")
 _REPEATED = {"learner_options": "learner_option", "actor_options": "actor_option"}
 """Fields whose flag is repeated per entry, mapped to that flag's name."""
 

@@ -35,30 +35,36 @@ from launch.tools.evaluate import eval_runner, export, results, settings
 from launch.tools.evaluate.eval_runner import Progress, leaves
 from launch.tools.out_file import check_out_file
 
-_MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder of any family that vLLM knows (safetensors).")
-_STEP = flags.DEFINE_integer("step", None, "With --run_dir: the checkpoint's step; default: the newest.", lower_bound=0)
+_MODEL = flags.DEFINE_string("model", None, "Hugging Face folder (safetensors) of any model family that vLLM supports.")
+_STEP = flags.DEFINE_integer(
+    "step", None, "With --run_dir: step of the checkpoint; default: the newest.", lower_bound=0
+)
 _PROMPTS = flags.DEFINE_multi_string(
     "prompts",
     [],
-    "A set: [NAME=] and a file, hf:DATA_SET, task:FAMILY, environment:NAME, or heldout (of the run's or the preset's "
-    "prompts). May be given several times. Default: the sets of the run or the preset.",
+    "Evaluation set: [NAME=] and a file, hf:DATASET, task:FAMILY, environment:NAME, or heldout (from the prompts of "
+    "the run or preset). May be given several times. By default the sets of the run or preset.",
 )
-_K = flags.DEFINE_integer("k", None, "Samples a problem; default: 1, or what the sets say.", lower_bound=1)
+_K = flags.DEFINE_integer("k", None, "Samples per problem; default: the set's value, else 1.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float(
     "temperature",
     None,
-    "0 is greedy. Default: what the set, the run or the preset says; else greedy for one sample a problem, 1 for more.",
+    "Sampling temperature. 0 is greedy. By default the value of the set, run or preset, else 0 for one sample per "
+    "problem and 1 for more.",
 )
-_TOP_P = flags.DEFINE_float("top_p", None, "Default: 1, or what the sets say.")
+_TOP_P = flags.DEFINE_float("top_p", None, "Nucleus sampling probability; default: the set's value, else 1.")
 _MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", None, "Of a response. Default: 1024 or half the model's length; or what the sets say.", lower_bound=1
+    "max_tokens",
+    None,
+    "Maximum tokens per response; default: the set's value, else the smaller of 1024 and half the model's context.",
+    lower_bound=1,
 )
-_VERIFIER = flags.DEFINE_string("verifier", None, "Who judges rows that name nobody: math, exact, code, judge, ...")
-_SEED = flags.DEFINE_integer("seed", 0, "What is drawn; each sample draws for itself.")
-_LIMIT = flags.DEFINE_integer("limit", None, "Problems of each set at most, the first ones.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "results.json", "The results' file (JSON), written whole at the end.")
+_VERIFIER = flags.DEFINE_string("verifier", None, "Verifier for rows without their own: math, exact, code, judge, ...")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling. Samples are drawn independently.")
+_LIMIT = flags.DEFINE_integer("limit", None, "Maximum problems per set, taken from its start.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "results.json", "JSON file for the results, written atomically at the end.")
 _INTERRUPTED = "interrupted: nothing is written"
-_SHOW = flags.DEFINE_integer("show", 8, "Problems of each set whose responses are in the results.", lower_bound=0)
+_SHOW = flags.DEFINE_integer("show", 8, "Problems per set whose responses are included in the results.", lower_bound=0)
 
 
 def main() -> int:

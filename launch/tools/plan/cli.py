@@ -29,24 +29,27 @@ from launch.tools.plan.search import Choice, Grid, search, too_narrow
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
-_PROFILE = flags.DEFINE_string("profile", None, "What hardware and workload are like, as JSON (launch/README.md).")
-_UPDATES = flags.DEFINE_integer("updates", 0, "Optimizer steps that count; 0: four rounds, or 40 by window.")
+_PROFILE = flags.DEFINE_string("profile", None, "JSON profile of hardware and workload (launch/README.md).")
+_UPDATES = flags.DEFINE_integer(
+    "updates", 0, "Optimizer steps to measure. 0 means four rounds, or 40 steps in window mode."
+)
 _WARMUP = flags.DEFINE_integer(
     "warmup",
     -1,
-    "Optimizer steps before those; -1: a round, or by window twice its width (with --search each choice's own).",
+    "Optimizer steps before the measured ones. -1 means one round, or twice the width in window mode (with --search "
+    "per choice).",
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of the lengths.")
-_JSON = flags.DEFINE_string("json", None, "Also write the numbers to this file.")
-_SEARCH = flags.DEFINE_bool("search", False, "Search the split of --chips, alpha or width, and max_num_seqs.")
-_CHIPS = flags.DEFINE_integer("chips", 0, "With --search: chips of engines and learner together; 0: the profile's.")
-_MAX_LAG = flags.DEFINE_integer("max_lag", None, "With --search: the largest lag that a group may be trained at.")
-_ENGINES = flags.DEFINE_list("search_engines", [], "With --search: numbers of engines.")
-_ALPHA = flags.DEFINE_list("search_alpha", [], "With --search: async ratios.")
-_WIDTH = flags.DEFINE_list("search_width", [], "With --search: widths of the window or frontier, in groups.")
-_NUM_SEQS = flags.DEFINE_list("search_max_num_seqs", [], "With --search: sequences an engine runs at once.")
-_TOP = flags.DEFINE_integer("top", 15, "With --search: rows to print.")
-_PLOT = flags.DEFINE_string("plot", None, "With --search: write a PNG.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the lengths.")
+_JSON = flags.DEFINE_string("json", None, "JSON file for the numbers.")
+_SEARCH = flags.DEFINE_bool("search", False, "Search the split of --chips, the async ratio or width, and max_num_seqs.")
+_CHIPS = flags.DEFINE_integer("chips", 0, "With --search: total chips of engines and learner. 0 means the profile's.")
+_MAX_LAG = flags.DEFINE_integer("max_lag", None, "With --search: maximum lag at which a group may be trained.")
+_ENGINES = flags.DEFINE_list("search_engines", [], "With --search: numbers of engines to try.")
+_ALPHA = flags.DEFINE_list("search_alpha", [], "With --search: async ratios to try.")
+_WIDTH = flags.DEFINE_list("search_width", [], "With --search: widths of the window or frontier to try, in groups.")
+_NUM_SEQS = flags.DEFINE_list("search_max_num_seqs", [], "With --search: values of max_num_seqs to try.")
+_TOP = flags.DEFINE_integer("top", 15, "With --search: number of rows to print.")
+_PLOT = flags.DEFINE_string("plot", None, "With --search: plot file (.png, .svg or .pdf).")
 _ONLY_WITH_SEARCH = (
     "chips",
     "max_lag",

@@ -27,7 +27,7 @@ from launch.tools.profile_machine.measure_engine import PROMPT_TOKENS
 from launch.tools.profile_machine.measure_store import is_server, put_store, store_profile
 from launch.tools.profile_machine.profile_worker import ChildError, RpcProcess, wait_for
 
-_OUT = flags.DEFINE_string("out", "profile.json", "The profile's file.")
+_OUT = flags.DEFINE_string("out", "profile.json", "JSON file for the profile.")
 _NUM_PROMPTS = flags.DEFINE_integer(
     "num_prompts", 64, "Prompts whose responses are sampled for their lengths.", lower_bound=1
 )
@@ -35,7 +35,7 @@ _NUM_PROMPTS = flags.DEFINE_integer(
 _CONTEXT = flags.DEFINE_integer(
     "context_tokens",
     0,
-    "Prompt and response tokens that a sequence has, about, while the engine's speed is measured; 0: half of "
+    "Approximate prompt and response tokens per sequence while the engine's speed is measured. 0 means half of "
     "model.max_tokens.",
     lower_bound=0,
 )
@@ -43,7 +43,7 @@ _CONTEXT = flags.DEFINE_integer(
 _STORE_ONLY = flags.DEFINE_bool(
     "store_only",
     False,
-    "Measure store.url alone (a new SQLite file without one), and leave the rest of --out as it is.",
+    "Measure only store.url (or a new SQLite file) and keep the rest of --out.",
 )
 
 _START_S, _ANSWER_S = 900.0, 1800.0

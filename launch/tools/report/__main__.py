@@ -8,7 +8,7 @@ from launch import cli
 from launch.tools.out_file import check_out_file
 from launch.tools.report import cli as report_cli
 
-cli.describe("run_dir", "The folder of a run; given several times, those runs side by side.")
+cli.describe("run_dir", "Run folder. May be given several times to compare runs.")
 
 
 @functools.wraps(report_cli.main)

@@ -15,13 +15,15 @@ from configs.run_folder import RunFolder
 from launch import cli
 from launch.tools.report.build import check_library
 
-_OUT = flags.DEFINE_string("out", None, "The file to write; else report.html in the run's folder, of several here.")
-_SERVE = flags.DEFINE_boolean("serve", False, "Serve it on 127.0.0.1 and follow the run, until Ctrl-C.")
-_PORT = flags.DEFINE_integer("port", 8800, "Of --serve; 0: any that is free.", lower_bound=0, upper_bound=65535)
+_OUT = flags.DEFINE_string(
+    "out", None, "Output file; default: report.html in the run's folder, or here for several runs."
+)
+_SERVE = flags.DEFINE_boolean("serve", False, "Serve the report on 127.0.0.1 and follow the run, until Ctrl-C.")
+_PORT = flags.DEFINE_integer("port", 8800, "Port of --serve. 0 selects a free port.", lower_bound=0, upper_bound=65535)
 _RESULTS = flags.DEFINE_multi_string(
     "results",
     [],
-    "A results' file of launch.tools.evaluate, or several with commas between; may be given several times.",
+    "Results file of launch.tools.evaluate, or several separated by commas. May be given several times.",
 )
 SHARED_FLAGS = ("run_dir",)
 """Shared flags that this command accepts."""

@@ -20,18 +20,20 @@ from launch.terminal import make_console
 from launch.tools.samples import samples_view
 from launch.tools.samples.samples_view import SORTS, Query, Samples, as_json, choose, pairs, parse_steps, read_samples
 
-_SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "By what, the largest first; length is in sampled tokens.")
-_REVERSE = flags.DEFINE_boolean("reverse", False, "The smallest first.")
+_SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "Sort key, descending. `length` counts sampled tokens.")
+_REVERSE = flags.DEFINE_boolean("reverse", False, "Sort in ascending order.")
 _GREP = flags.DEFINE_string(
-    "grep", None, "A regular expression that the prompt or the response has; (?i) at its start ignores case."
+    "grep", None, "Regular expression to find in the prompt or the response. Begin with (?i) to ignore case."
 )
-_STEP = flags.DEFINE_string("step", None, "A step, or a range of them, as 40-60.")
-_EVAL = flags.DEFINE_boolean("eval", None, "Evaluations alone; --noeval: training alone.")
-_LIMIT = flags.DEFINE_integer("limit", 10, "Samples at most.", lower_bound=1)
-_COMPARE = flags.DEFINE_boolean("compare", False, "Problems as they were answered at the first and last evaluation.")
-_FULL = flags.DEFINE_boolean("full", False, "Long texts to their end.")
+_STEP = flags.DEFINE_string("step", None, "Step or range of steps, as in 40-60.")
+_EVAL = flags.DEFINE_boolean("eval", None, "Show only evaluations. --noeval shows only training.")
+_LIMIT = flags.DEFINE_integer("limit", 10, "Maximum number of samples.", lower_bound=1)
+_COMPARE = flags.DEFINE_boolean(
+    "compare", False, "Show problems with their responses at the first and last evaluation."
+)
+_FULL = flags.DEFINE_boolean("full", False, "Show long texts in full.")
 _JSON = flags.DEFINE_boolean(
-    "json", False, "A JSON object a line, whole; with --compare one with `first` and `last` for each problem."
+    "json", False, "Print one JSON object per line, in full. With --compare, one with `first` and `last` per problem."
 )
 SHARED_FLAGS = ("run_dir",)
 """Shared flags that this command accepts."""

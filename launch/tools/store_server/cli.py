@@ -18,12 +18,14 @@ from launch import cli
 from launch.supervision import process_tree
 from launch.tools.store_server import trial_store
 
-_DIR = flags.DEFINE_string("dir", None, "The folder that keeps the data and the passwords; made if it isn't there.")
-_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:5432", "Address and port; 0.0.0.0:PORT for all addresses.")
-_ADVERTISE = flags.DEFINE_string("advertise", None, "The name that others dial, if it isn't the address listened at.")
+_DIR = flags.DEFINE_string("dir", None, "Folder for the data and the passwords, created if needed.")
+_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:5432", "Address and port. 0.0.0.0:PORT listens on all addresses.")
+_ADVERTISE = flags.DEFINE_string(
+    "advertise", None, "Host name that clients dial, if it differs from the listen address."
+)
 _CERT = flags.DEFINE_string("cert", None, "PEM file of the server's certificate.")
-_KEY = flags.DEFINE_string("key", None, "PEM file of its key.")
-_PRINT_SQL = flags.DEFINE_boolean("print_sql", False, "Print the schema and the roles' rights, and start nothing.")
+_KEY = flags.DEFINE_string("key", None, "PEM file of the certificate's private key.")
+_PRINT_SQL = flags.DEFINE_boolean("print_sql", False, "Print the SQL of the schema and the roles, and start nothing.")
 
 
 _LOOK_S = 0.5
