@@ -1,1 +1,1 @@
-"""The vLLM actor: claims tickets, samples groups, verifies them."""
+"""vLLM actor: claims tickets, samples groups and scores them."""

@@ -1,7 +1,7 @@
-"""Background tasks: store events, lease renewal, withdrawals, heartbeat, engine watchdog, end of run, drain.
+"""Background tasks: store events, lease renewal, withdrawals, heartbeat, engine watchdog, end of run, shutdown.
 
-A lease ends when the learner withdraws its ticket (the loser of a race, a prompt that another one replaced), and when
-another actor has the ticket, because this one said nothing for too long.
+A lease ends early in two cases. The learner withdraws the ticket (a race loser, or a replaced prompt), or another actor
+claims it after this one failed to renew in time.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from bridge.rollout_types import Version
 from bridge.store.store_types import Finished, Topic
 
 HEARD: tuple[Topic, ...] = ("tickets", "weights", "run")
-"""What an actor acts on: not what others hand in or claim."""
+"""Topics an actor reacts to; groups and claims of other processes are ignored."""
 WAIT_S = 0.5
-"""For how long the store is waited for at once: as long as this thread outlives the actor at most."""
+"""Timeout of one blocking store wait, in seconds; bounds how long its thread outlives the actor."""
 CHANGES_GAP_S = 0.005
-"""Between two rings: in a storm of changes the store is read once for many."""
+"""Minimum time between two store events, in seconds. It batches bursts of changes into one read."""
 
 
 async def watch_store(actor: Actor) -> NoReturn:
-    """Rings the actor's bells when something in the store may have changed; waits in a thread."""
+    """Forwards store changes to the actor's notifiers. Blocking store waits run in a thread."""
     mark = await asyncio.to_thread(actor.store.mark)
     while True:
         await asyncio.to_thread(actor.store.wait, mark, HEARD, timeout_s=WAIT_S)
@@ -40,24 +40,23 @@ async def watch_store(actor: Actor) -> NoReturn:
 
 
 LOOK_S = 10.0
-"""How often the store is asked though it told of no change; it is one read."""
+"""Interval of the run-finished check without a store event, in seconds. Each check is one read."""
 GAP_S = 0.5
-"""Between two looks: where every change of the store may be this one, it is read once for many."""
+"""Minimum time between two run-finished checks, in seconds. It batches bursts of store events."""
 
 
 class RunFinished(Exception):  # noqa: N818  # nothing went wrong
-    """The run is finished; the actor gives back what it holds, and ends."""
+    """Raised when the run is finished: the actor releases its tickets and exits."""
 
     def __init__(self, finished: Finished) -> None:
-        """With how it ended."""
         super().__init__(f"its last version is {finished.version}")
 
 
 async def watch_run_end(actor: Actor) -> NoReturn:
-    """Ends the actor with its run.
+    """Stops the actor when its run finishes.
 
     Raises:
-      RunFinished: the learner says so. One that only died may be started again, so its actors wait.
+      RunFinished: the learner marked the run as finished. A dead learner may restart, so its actors keep waiting.
     """
     told = actor.store_events["run"]
     while True:
@@ -70,11 +69,11 @@ async def watch_run_end(actor: Actor) -> NoReturn:
 
 
 LEASED_S = 1.0
-"""How often the store is asked what is leased to this actor though it told of no change; it is one read."""
+"""Interval of the withdrawal check without a store event, in seconds. Each check is one read."""
 
 
 async def renew_leases(actor: Actor) -> None:
-    """Renews what is held, and what is on its way to the store."""
+    """Renews the leases of held tickets and of groups queued for submission."""
     while True:
         await asyncio.sleep(actor.limits.lease_s / 3)
         ids = actor.holdings.to_renew
@@ -84,16 +83,16 @@ async def renew_leases(actor: Actor) -> None:
 
 
 async def watch_withdrawals(actor: Actor) -> None:
-    """Aborts the requests of tickets that this actor does not hold any more.
+    """Aborts the requests of tickets that this actor no longer leases.
 
-    At once: a loser's requests take room in the engine that the next round wants.
+    It reacts immediately, because the requests of race losers occupy slots that the next round needs.
     """
     told = actor.store_events["tickets"]
     count = told.count
     while True:
         await told.wait_past(count, timeout_s=LEASED_S)
         count = told.count
-        held = set(actor.held)  # before the store is asked: what is claimed meanwhile is in neither
+        held = set(actor.held)  # snapshot before the read: tickets claimed meanwhile are in neither set
         if held:
             leased = await asyncio.to_thread(actor.store.leased, actor.name)
             _forget(actor, held - leased, why="withdrawn")
@@ -101,17 +100,17 @@ async def watch_withdrawals(actor: Actor) -> None:
 
 def _forget(actor: Actor, ticket_ids: Iterable[str], *, why: str) -> None:
     for id_ in ticket_ids:
-        if id_ in actor.held:  # neither emitted nor dropped while the store was asked
+        if id_ in actor.held:  # neither submitted nor dropped during the read
             logging.info("%s ticket=%s", why, id_)
             actor.forget(id_)
 
 
 _LOOK_S = 0.5
-"""How often what is left is looked at though no request ended: a group's last reward comes later."""
+"""Interval of the shutdown check, in seconds. A group's last reward can arrive after its last request finished."""
 
 
 async def shut_down(actor: Actor) -> None:
-    """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be stored."""
+    """Stops claiming, releases tickets that have not started, and waits until groups in progress are stored."""
     start_s = time.monotonic()
     actor.shut_down()
     logging.info("actor leaves groups=%d", actor.num_groups)
@@ -125,17 +124,17 @@ async def shut_down(actor: Actor) -> None:
 
 
 async def heartbeat_loop(actor: Actor) -> None:
-    """Says that this actor lives, and hears who else does."""
+    """Sends heartbeats and updates this actor's share of the tickets."""
     while True:
         await send_heartbeat(actor)
         await asyncio.sleep(actor.limits.heartbeat_s)
 
 
 async def engine_watchdog(actor: Actor) -> None:
-    """Finds an engine that has died, whatever waits for it just then, or that hangs.
+    """Detects an engine that died or hangs, regardless of what is awaiting it.
 
     Raises:
-      EngineDeadError: its processes have ended, or it has requests and sampled nothing for `limits.stall_s`.
+      EngineDeadError: engine processes exited, or the engine sampled no token for `limits.stall_s` despite requests.
     """
     watched = WatchedTime()
     num_tokens, since = -1, 0.0
@@ -143,7 +142,7 @@ async def engine_watchdog(actor: Actor) -> None:
         now = watched.look()
         if actor.engine.is_dead:
             raise EngineDeadError("the engine's processes have ended")
-        # Episodes that are in their environments ask the engine for nothing; a weight update has a bound of its own.
+        # Episodes waiting for their environments have no engine request. A weight update has its own timeout.
         is_busy = actor.engine.num_requests > 0 and not actor.weights.is_swapping
         if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
             num_tokens, since = actor.engine.num_sampled_tokens, now
@@ -155,7 +154,7 @@ async def engine_watchdog(actor: Actor) -> None:
 
 
 async def send_heartbeat(actor: Actor) -> None:
-    """One heartbeat, and a look at how many engines serve: they share the tickets."""
+    """Sends one heartbeat and rebalances by the engines that now serve."""
     async with actor.heartbeat_lock:
         await _say_alive(actor)
 
@@ -197,12 +196,13 @@ async def _say_alive(actor: Actor) -> None:
         await asyncio.to_thread(actor.store.engine_capacity, anew=serves and not actor.is_counted)
     )
     if not serves or not engines:
-        engines[report.max_sequences] += 1  # itself: as soon as it serves, or where its own sign came too late
+        # count this engine itself: it serves soon, or its heartbeat arrived too late
+        engines[report.max_sequences] += 1
     actor.rebalance(engines, is_counted=serves)
 
 
 def heartbeat(name: str, version: Version | None, report: ActorReport | None) -> Heartbeat:
-    """A sign of life; without a report while the engine starts."""
+    """Returns this process's heartbeat; `report` is None while the engine starts."""
     return Heartbeat(
         process=name,
         role="actor",

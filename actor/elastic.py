@@ -1,22 +1,19 @@
 """Elastic tensor parallel size: RollPacker's parallelism planner (sections 4.2, 4.4). Pure: no engine, no clock.
 
-It decides the share of the devices that an engine takes; `actor.elastic_control` follows it.
+`actor.elastic_control` applies its decisions. Each decision uses one step's preemptions, KV usage and lengths:
 
-From what a step showed (preemptions, KV usage, response lengths) two things are decided:
+* Tensor parallel size (section 4.2). It doubles when preemptions exceed 1.05 times those of the previous step of the
+  same kind by more than chance explains (the paper has only the factor). It also doubles when the step's lengths,
+  simulated once more (`played_out_peak`), nearly fill the KV cache: slowly growing responses are then caught before
+  they preempt. It halves after four steps without preemptions. A change costs a restart. So it halves only if the
+  smaller KV cache would hold the projected peak (section 4.4), and a change discards all earlier observations.
+* Concurrent sequences (`Admission.max_sequences`), at no cost. They decrease only if the engine does not grow and
+  responses were preempted at least once on average. A preemption repeats a prefill, many times faster than decoding,
+  whereas a removed slot never decodes.
 
-* the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
-  before of the same kind, and by more than chance explains (the paper has the factor alone); and when the step's
-  lengths, played out once more (`played_out_peak`), nearly fill the KV cache, so that responses which grow slowly are
-  seen before they preempt. It is halved after four steps without preemptions. It costs a restart, so it is halved only
-  if the KV cache that is left would hold the projected peak (the criterion of section 4.4 for giving devices away), and
-  what was seen before a change counts for nothing after it;
-* how many sequences run at once (`Admission.max_sequences`), at no cost: fewer only where the engine does not grow and
-  each response was preempted once or more. A preempted response costs its prefill once more, which is many times
-  faster than decoding; a place less decodes nothing at all times.
-
-Only like is compared with like. A step is a round, as in the paper, however few responses of it this engine served; a
-long round preempts less than the short ones around it, so each is held against the last of its kind; and of a round
-that engines share each serves now more, now less, so preemptions are counted by response.
+Only comparable steps are compared. A step is a round, as in the paper, however few of its responses this engine served.
+Long rounds preempt less than short ones, so each round is compared with the last of its kind. Engines share a round
+unevenly, so preemptions are counted per response.
 """
 
 import dataclasses
@@ -29,44 +26,44 @@ from jaxtyping import Int32
 from actor.engine_protocol import EngineSize
 
 RISE = 1.05
-"""Preemptions over those of the step before that ask for a larger size (section 4.2)."""
+"""Ratio of preemptions to the previous step above which the engine grows (section 4.2)."""
 NUM_DEVIATIONS = 4.0
-"""Standard deviations of a chance difference that the rise must exceed. A growth is taken back only after steps without
-preemptions, so one false alarm in a run is too many: at 2 one step in 40 is one, at 4 one in 30,000."""
+"""Standard deviations by which the rise must exceed chance. Shrinking again takes quiet steps, so one false alarm per
+run is too many: at 2, one step in 40 is a false alarm, at 4 one in 30,000."""
 NUM_QUIET_STEPS = 4
-"""Steps without preemptions that ask for a smaller one (section 4.2)."""
+"""Steps without preemptions after which the engine may shrink (section 4.2)."""
 HEADROOM = 0.9
-"""Part of the KV cache that a projected peak may fill."""
+"""Fraction of the KV cache that a projected peak may fill."""
 LOW_USAGE = 0.8
-"""Peak usage of the KV cache below which more sequences may run."""
+"""Peak KV usage below which more sequences may run, in [0, 1]."""
 REFILLS = 3
-"""Times that each place of a window is taken again when its lengths are played out."""
+"""Refills of each window slot when lengths are simulated."""
 LOWER, RAISE = 0.8, 1.25
-"""How the number of sequences is changed."""
+"""Factors by which the number of concurrent sequences changes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one step showed: a round; in a window, which has none, enough responses, and new weights since it began."""
+    """Load of one step: a round, or in a window enough responses followed by new weights."""
 
     num_preempted: int
     num_finished: int = 1
-    """Responses that ended in it, at least 1. Preemptions are compared by response."""
+    """Responses that finished, at least 1. Preemptions are compared per response."""
     kv_usage_peak: float
-    """In [0, 1]."""
+    """Peak KV cache usage, in [0, 1]."""
     is_full: bool
-    """Whether as many sequences ran as were allowed, so that others had to wait."""
+    """True if all allowed slots were in use, so that requests waited."""
     lengths: Int32[np.ndarray, "N 2"]
     """Prompt and response tokens of the last responses; may be empty."""
     is_race: bool = False
-    """Whether more was started than was wanted: a short round of tail batching."""
+    """True if more requests than samples were started: a short round of tail batching."""
 
     def preempts_more_than(self, before: "StepStats") -> bool:
-        """Whether there were more than 1.05 times the preemptions of a step before, by response, and not by chance.
+        """Returns True if preemptions per response rose by more than RISE and beyond sampling noise.
 
-        The paper has the factor alone (section 4.2), which few preemptions exceed in every second step at a steady
-        load. Counts a and b of n and m responses at one rate are Poisson: the deviation of a m - b n is then
-        sqrt((a + b) n m).
+        The paper has only the factor (section 4.2), which small counts exceed every second step at a steady load.
+        Counts a and b over n and m responses at one rate are Poisson: the standard deviation of a m - b n is sqrt((a +
+        b) n m).
         """
         a, n, b, m = self.num_preempted, self.num_finished, before.num_preempted, before.num_finished
         return a * m > RISE * b * n and a * m - b * n > NUM_DEVIATIONS * math.sqrt((a + b) * n * m)
@@ -74,7 +71,7 @@ class StepStats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticDecision:
-    """What the engine should be from now on."""
+    """Engine size to use from now on."""
 
     max_sequences: int
     tensor_parallel_size: int
@@ -82,17 +79,16 @@ class ElasticDecision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticBounds:
-    """What a decision keeps within."""
+    """Limits of a decision."""
 
     min_sequences: int
-    """One group."""
+    """Requests of one group."""
     max_sequences: int
-    """What the engine was built for."""
+    """Sequences that the engine was built for."""
     min_tensor_parallel_size: int = 1
     max_tensor_parallel_size: int
 
     def __post_init__(self) -> None:
-        """Checks that there is something between them."""
         if not 1 <= self.min_sequences <= self.max_sequences:
             raise ValueError(f"want 1 <= min <= max sequences, got {self.min_sequences} and {self.max_sequences}")
         if not 1 <= self.min_tensor_parallel_size <= self.max_tensor_parallel_size:
@@ -104,28 +100,27 @@ class ElasticBounds:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ElasticPolicy:
-    """The planner's state."""
+    """State of the parallelism planner."""
 
     size: EngineSize
     bounds: ElasticBounds
     max_sequences: int
     tensor_parallel_size: int
     by_round: bool = True
-    """Whether each weights version is a round, and so a step (publish.when=round_end). In a window a version alone
-    shows too little: there a step ends once as many responses ended as may run at once, if any new version
-    came since it began."""
+    """True if each weights version is a round and so a step (publish.when=round_end). In a window one version covers
+    too few responses: a step ends with the first new version after `max_sequences` responses."""
     last_of_kind: dict[bool, StepStats] = dataclasses.field(default_factory=dict)
-    """The last step with a race and the last without; empty after a change of size, whose steps can't be compared."""
+    """Last step with a race and last without; cleared on a size change, which makes steps incomparable."""
     num_quiet_steps: int = 0
 
     def is_whole(self, num_finished: int) -> bool:
-        """Whether so many responses are a step, if a new weights version came since it began; none show nothing."""
+        """Returns True if this many responses complete a step, given that new weights arrived."""
         return num_finished >= (1 if self.by_round else self.max_sequences)
 
     def observe(self, step: StepStats) -> ElasticDecision:
-        """Takes a step in; returns what the next ones should run with."""
+        """Records a step and returns the size for the following ones."""
         size = self._next_size(step)
-        if size <= self.tensor_parallel_size:  # a larger engine makes the room that fewer sequences would
+        if size <= self.tensor_parallel_size:  # a larger engine provides the capacity that fewer sequences would
             self.max_sequences = self._next_sequences(step)
         self.tensor_parallel_size = size
         return ElasticDecision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
@@ -149,7 +144,7 @@ class ElasticPolicy:
         now = self.max_sequences
         fitting = num_fitting(step.lengths, HEADROOM * kv_tokens_at(self.size, self.size.tensor_parallel_size))
         if step.num_preempted >= step.num_finished:
-            # Something must change even if the projection sees no need, but no faster than by half.
+            # The projection may see no need, yet something must change; halve at most.
             new = max(now // 2, min(int(LOWER * now), fitting))
         elif not step.num_preempted and step.is_full and step.kv_usage_peak < LOW_USAGE:
             new = max(now, min(math.ceil(RAISE * now), fitting))
@@ -158,10 +153,10 @@ class ElasticPolicy:
         return max(self.bounds.min_sequences, min(new, self.bounds.max_sequences))
 
     def _holds(self, step: StepStats) -> bool:
-        """Returns True if the KV cache would hold the step once more, or no length of it is known."""
+        """Returns True if the KV cache would hold the step again, or if no lengths are known."""
         if not len(step.lengths):
             return True
-        # In a window others follow those that end, so its places never empty together.
+        # In a window new sequences replace finished ones, so its slots never empty together.
         num_requests = step.num_finished + (0 if self.by_round else REFILLS * self.max_sequences)
         peak = played_out_peak(step.lengths, num_requests=num_requests, places=self.max_sequences)
         return peak <= HEADROOM * kv_tokens_at(self.size, self.tensor_parallel_size)
@@ -173,16 +168,16 @@ class ElasticPolicy:
 
 
 def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
-    """Largest KV cache that one of many sequences running at once takes on average, in tokens.
+    """Returns the peak KV cache per sequence, averaged over many concurrent sequences, in tokens.
 
     With prompts p and responses r, it is the larger of two cases:
 
-    * all start together and none follows, max_t mean((p + t) [r >= t]): it is largest just before one ends;
-    * each that ends is followed by another, sum(r (p + r / 2)) / sum(r): at any moment a place holds a sequence with
-      a probability in proportion to its length, at half of it on average.
+    * All start together and none is replaced, max_t mean((p + t) [r >= t]): the peak is just before one finishes.
+    * Each finished sequence is replaced, sum(r (p + r / 2)) / sum(r): at any moment a slot holds a sequence with
+      probability proportional to its length, on average half done.
 
     Raises:
-      ValueError: there is no length.
+      ValueError: `lengths` is empty.
     """
     if not len(lengths):
         raise ValueError("the peak of no lengths is not known")
@@ -195,17 +190,17 @@ def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
 
 
 def played_out_peak(lengths: Int32[np.ndarray, "N 2"], *, num_requests: int, places: int) -> int:
-    """Returns the largest KV cache of so many requests of these lengths, in tokens, with so many of them at once.
+    """Returns the peak KV cache of simulated requests with these lengths, in tokens.
 
-    All sequences decode a token at a time; as one ends the next begins, and the last ones leave places empty.
+    All sequences decode one token at a time. Each finished sequence is replaced until the requests run out.
 
     Args:
-      lengths: prompts and responses in tokens, repeated in their order or cut.
+      lengths: prompt and response tokens, repeated or truncated to `num_requests`.
       num_requests: responses of the step.
-      places: sequences that run at once.
+      places: concurrent sequences.
     """
     running: list[tuple[int, int]] = []
-    """When each ends, and what it holds then."""
+    """Heap of (finish time, tokens held by then)."""
     held = now = peak = 0
     for prompt, response in np.resize(lengths, (num_requests, 2)).tolist():
         if len(running) == places:
@@ -225,16 +220,16 @@ def played_out_peak(lengths: Int32[np.ndarray, "N 2"], *, num_requests: int, pla
 
 
 def num_fitting(lengths: Int32[np.ndarray, "N 2"], kv_tokens: float) -> int:
-    """Sequences whose projected peak fits; no bound while no length is known."""
+    """Returns how many sequences fit by projected peak; 2**31 - 1 while no lengths are known."""
     if not len(lengths):
         return 2**31 - 1
     return int(max(0.0, kv_tokens) / max(peak_kv_tokens(lengths), 1.0))
 
 
 def kv_tokens_at(size: EngineSize, tensor_parallel_size: int) -> float:
-    """KV capacity at another tensor parallel size: each device brings the same memory, the weights are held once.
+    """Returns the KV capacity at another tensor parallel size, in tokens.
 
-    With memory m a device and weights w, t m = kv(t) + w, all in tokens of KV cache.
+    With memory m per device and weights w, both in tokens of KV cache, t m = kv(t) + w.
     """
     total = size.kv_tokens + size.weights_kv_tokens
     return total * tensor_parallel_size / size.tensor_parallel_size - size.weights_kv_tokens

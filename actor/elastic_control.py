@@ -1,9 +1,7 @@
-"""Engine limits file, load observation per step, `ResizeRequest`.
+"""Elastic engine control: engine size file, load observation per step, `ResizeRequest`.
 
-The actor writes it when it wants another size; so may an operator, with a running actor too: it finishes what it has
-and starts again with them.
-
-The rules, and RollPacker's elastic tensor parallel size, are in `actor.elastic`.
+The actor writes the file to request another size. An operator may write it while the actor runs: the actor finishes its
+groups and restarts with the new size. `actor.elastic` has the rules (RollPacker's elastic tensor parallel size).
 """
 
 import asyncio
@@ -26,7 +24,7 @@ from bridge.rollout_types import Ticket, Version
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizeOverride:
-    """The size of an engine, fixed while it runs (deadlines: `actor.loop.ActorLimits`)."""
+    """Engine size, fixed while the engine runs (timeouts: `actor.loop.ActorLimits`)."""
 
     max_num_seqs: int
     tensor_parallel_size: int
@@ -38,10 +36,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EngineSizeFile:
-    """`limits/<actor>.json`, read when it changes."""
+    """Reader and writer of `limits/<actor>.json`."""
 
     def __init__(self, path: pathlib.Path, *, default: EngineSizeOverride, max_tensor_parallel_size: int) -> None:
-        """`default` fills in what the file leaves out; nothing is read yet."""
         self.path = path
         self.refused_path = path.with_suffix(".refused.json")
         self._default = default
@@ -49,10 +46,10 @@ class EngineSizeFile:
         self._seen: tuple[int, int, int] | None = None
 
     def read(self) -> EngineSizeOverride:
-        """The limits; the default if there is no file.
+        """Returns the engine size; the default if there is no file, and for fields that the file omits.
 
         Raises:
-          ValueError: the file can't be used; one line says why.
+          ValueError: the file is invalid; the message is one line.
         """
         try:
             data = self.path.read_bytes()
@@ -77,10 +74,10 @@ class EngineSizeFile:
         return limits
 
     def read_if_changed(self) -> EngineSizeOverride | None:
-        """The limits if the file is there and another one than at the last call.
+        """Returns the engine size if the file exists and changed since the last call.
 
         Raises:
-          ValueError: see `read`; once for each change.
+          ValueError: see `read`; raised once per change.
         """
         try:
             stat = os.stat(self.path)
@@ -93,12 +90,12 @@ class EngineSizeFile:
         return self.read()
 
     def write(self, limits: EngineSizeOverride) -> None:
-        """Replaces the file, whole."""
+        """Replaces the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, msgspec.json.encode(dataclasses.asdict(limits)))
 
     def refuse(self) -> bool:
-        """Puts the file aside, since no engine starts with it; False if there is none to blame."""
+        """Renames a file that no engine starts with to `refused_path`; returns False if there is no file."""
         try:
             os.replace(self.path, self.refused_path)
         except FileNotFoundError:
@@ -107,16 +104,16 @@ class EngineSizeFile:
 
 
 LIMITS_POLL_S = 0.1
-"""How often the file of limits and the engine's load are looked at."""
+"""Polling interval of the size file and the engine load, in seconds."""
 
 
 class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
-    """The actor has finished what it had; its process ends, to be started again with other limits."""
+    """Raised once the actor has drained: its process exits to be restarted with another engine size."""
 
 
 @dataclasses.dataclass(slots=True)
 class StepLoad:
-    """The engine's load over one step so far; `ElasticPolicy.is_whole` says when it is one."""
+    """Engine load since the start of a step; `ElasticPolicy.is_whole` decides when the step is complete."""
 
     version: Version | None
     start: EngineStats
@@ -124,11 +121,11 @@ class StepLoad:
     kv_usage_peak: float = 0.0
     is_full: bool = False
     num_races: int = 0
-    """Looks that found a race in service, less those that found tickets and none: at a round's start losers of the one
-    before may still be there, and evaluations, which never race, may outlast it."""
+    """Observations with a race in service minus observations of tickets without one. A majority decides, because losers
+    of the previous round may remain at a round's start, and evaluations, which never race, may outlast it."""
 
     def add(self, stats: EngineStats, tickets: Sequence[Ticket], *, is_full: bool) -> None:
-        """Takes in the load now, and which tickets are in service."""
+        """Records the current load and the tickets in service."""
         if tickets:
             self.num_races += 1 if any(t.num_requests > t.num_samples for t in tickets) else -1
         self.end = stats
@@ -137,20 +134,20 @@ class StepLoad:
 
     @property
     def num_finished(self) -> int:
-        """Responses that ended in it."""
+        """Responses that finished during the step."""
         return self.end.num_finished - self.start.num_finished
 
     @property
     def num_preempted(self) -> int:
-        """Preemptions in it."""
+        """Preemptions during the step."""
         return self.end.num_preempted - self.start.num_preempted
 
 
 async def elastic_control_loop(actor: Actor, *, file: EngineSizeFile, share: ElasticPolicy | None) -> NoReturn:
-    """Adapts what runs at once (with a `share`), and ends the actor when its engine should be another one.
+    """Adapts concurrent sequences (if `share` is given) and stops the actor when the size file changes.
 
     Raises:
-      ResizeRequest: the file asks for other limits, and nothing is in progress any more.
+      ResizeRequest: the file requests another size, and the actor has drained.
     """
     size = actor.engine.size
     current = EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
@@ -170,10 +167,10 @@ async def elastic_control_loop(actor: Actor, *, file: EngineSizeFile, share: Ela
 
 
 def observe(actor: Actor, file: EngineSizeFile, share: ElasticPolicy, step: StepLoad) -> StepLoad:
-    """Looks at the load; at a step's end bounds what runs at once, and asks for another size by the file."""
+    """Records the load; at a step's end adapts concurrent sequences and writes the size file."""
     stats, version = actor.engine.stats, actor.engine.version
     if version != step.version:
-        step.end = stats  # what ended since the last look did so before the new weights, but for a moment
+        step.end = stats  # finished before the new weights, up to one polling interval
     if version != step.version and share.is_whole(step.num_finished):
         size_before, sequences_before = share.tensor_parallel_size, share.max_sequences
         decision = share.observe(
@@ -198,7 +195,7 @@ def observe(actor: Actor, file: EngineSizeFile, share: ElasticPolicy, step: Step
             )
         step = StepLoad(version, stats, stats)
     elif version != step.version and share.by_round:
-        step = StepLoad(version, stats, stats)  # a round without a response of this engine
+        step = StepLoad(version, stats, stats)  # a round in which this engine served no response
     is_full = actor.admission.num_sequences >= share.max_sequences
     step.add(stats, actor.admission.in_service, is_full=is_full)
     return step

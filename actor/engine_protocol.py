@@ -1,6 +1,6 @@
-"""`Engine` protocol, `Sample`, errors, stats; joining partial rollouts.
+"""`Engine` protocol, `Sample`, errors and stats; joining of partial rollouts.
 
-With publish.at_publish=abort_and_resume a weight update ends all requests, and each goes on as a new one.
+With publish.at_publish=abort_and_resume a weight update aborts all requests, and each continues as a new request.
 """
 
 import dataclasses
@@ -17,26 +17,26 @@ from bridge.weight_types import WeightManifest
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What makes an episode of several turns more than a response of the engine."""
+    """Per-turn data of a multi-turn episode."""
 
     sampled: Bool[np.ndarray, " T"]
-    """True where the engine sampled the token; the others are the environment's."""
+    """True where the engine sampled the token, False where the environment produced it."""
     turn_rewards: Float32[np.ndarray, " N"]
-    """One a turn."""
+    """One reward per turn."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One response as the engine sampled it, before any verifier saw it."""
+    """One sampled response, not yet scored."""
 
     tokens: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
-    """Nats, after temperature, top-p and top-k; 0 where not sampled."""
+    """Nats, after temperature, top-p and top-k; 0 for tokens that were not sampled."""
     token_versions: tuple[Version, ...]
-    """T entries: the weights behind each token."""
+    """Policy version of each token; T entries."""
     finish: Finish
     episode: Episode | None = None
-    """None of a single response: all of it was sampled."""
+    """None for a single response, of which every token was sampled."""
 
     @property
     def num_sampled(self) -> int:
@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """Begin and end of each turn among the tokens: of each run of sampled ones."""
+        """Token range [begin, end) of each turn, that is of each run of sampled tokens."""
         if self.episode is None:
             return [(0, self.tokens.size)]
         edges = np.flatnonzero(np.diff(self.episode.sampled.astype(np.int8), prepend=0, append=0))
@@ -54,45 +54,45 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SwapTimings:
-    """What one weight update cost, in seconds."""
+    """Cost of one weight update, in seconds."""
 
     check_s: float
-    """Mapping the snapshot, comparing it with the model, staging it; generation goes on meanwhile."""
+    """Mapping, checking and staging the snapshot; generation continues."""
     pause_s: float
-    """How long generation stood still, all in all."""
+    """Total time that generation was paused."""
     load_s: float
-    """The part of `pause_s` in which weights were loaded and proved."""
+    """Part of `pause_s` spent loading and verifying weights."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine's load, as its own scheduler counts it."""
+    """Engine load, as counted by the engine's scheduler."""
 
     num_running: int
     num_waiting: int
     """Requests in the engine's own queue."""
     kv_usage: float
-    """Part of the KV cache in use, in [0, 1]."""
+    """Fraction of the KV cache in use, in [0, 1]."""
     kv_usage_peak: float
-    """Its highest value since the served weights were loaded."""
+    """Peak of `kv_usage` since the served weights were loaded."""
     num_preempted: int
-    """Requests thrown out of the KV cache for want of room, since the start."""
+    """Cumulative preemptions: requests evicted from the KV cache for lack of space."""
     num_finished: int
-    """Responses that ended by themselves, since the start."""
+    """Cumulative responses that finished without being aborted."""
     num_sampled_tokens: int
-    """Since the start."""
+    """Cumulative sampled tokens."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """What the engine was started with."""
+    """Size that the engine was started with."""
 
     max_num_seqs: int
     tensor_parallel_size: int
     kv_tokens: int
-    """Tokens whose keys and values fit at once."""
+    """KV cache capacity, in tokens."""
     weights_kv_tokens: int
-    """The weights' size, told in tokens of KV cache."""
+    """Size of the weights, in tokens of KV cache."""
 
 
 class Engine(Protocol):
@@ -100,12 +100,12 @@ class Engine(Protocol):
 
     @property
     def version(self) -> Version | None:
-        """The weights now served; None before the first update."""
+        """Version of the served weights; None before the first update."""
         ...
 
     @property
     def is_dead(self) -> bool:
-        """Whether its processes have ended by themselves; what waits for an answer of theirs waits for ever."""
+        """True if engine processes exited unexpectedly. Calls that await them may then never return."""
         ...
 
     @property
@@ -115,12 +115,12 @@ class Engine(Protocol):
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens sampled since the start; grows while any request makes progress."""
+        """Cumulative sampled tokens; grows while any request makes progress."""
         ...
 
     @property
     def stats(self) -> EngineStats:
-        """The load now."""
+        """Current load."""
         ...
 
     @property
@@ -130,31 +130,31 @@ class Engine(Protocol):
 
     @property
     def size(self) -> EngineSize:
-        """What it was started with."""
+        """Size that the engine was started with."""
         ...
 
     async def sample(
         self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
     ) -> Sample:
-        """Samples one response; lower priority values are scheduled first. Cancelling it aborts the request.
+        """Samples one response. Lower priority values are scheduled first. Cancellation aborts the request.
 
         Raises:
           AbortedError: the request was aborted.
-          ValueError: the engine can't serve such a request (prompt too long, no weights yet).
-          EngineDeadError: the engine is gone; nothing can be sampled any more.
+          ValueError: the engine cannot serve the request (prompt too long, no weights yet).
+          EngineDeadError: the engine is dead; every later request fails as well.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request early; its `sample` raises AbortedError. Unknown ids are ignored."""
+        """Aborts a request; its `sample` raises AbortedError. Ignores unknown ids."""
         ...
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Updates the weights in flight: checks a verified local snapshot, pauses, loads, resumes; requests go on.
+        """Updates the weights in flight: checks a verified local snapshot, pauses, loads and resumes.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.
-          EngineDeadError: the engine failed half-way and must be restarted.
+          EngineDeadError: the update failed midway; the engine must be restarted.
         """
         ...
 
@@ -168,7 +168,7 @@ class AbortedError(RuntimeError):
 
 
 class EngineDeadError(RuntimeError):
-    """The engine cannot serve any more; the actor must end and be started again."""
+    """The engine cannot serve any more; the actor must exit and be restarted."""
 
 
 class WeightLoadError(RuntimeError):
@@ -177,7 +177,7 @@ class WeightLoadError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartialSample:
-    """Tokens of one request, complete or not."""
+    """Sampled tokens of one request, complete or not."""
 
     tokens: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
@@ -185,7 +185,7 @@ class PartialSample:
 
 
 def concat(parts: Sequence[PartialSample], finish: Finish) -> Sample:
-    """One response out of the requests that made it."""
+    """Returns one response joined from the requests that sampled it."""
     return Sample(
         tokens=np.concatenate([p.tokens for p in parts]),
         logprobs=np.concatenate([p.logprobs for p in parts]),
@@ -197,10 +197,10 @@ def concat(parts: Sequence[PartialSample], finish: Finish) -> Sample:
 def continuation(
     prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, parts: Sequence[PartialSample]
 ) -> tuple[Int32[np.ndarray, " Q"], Sampling]:
-    """The prompt and the limits of the request that goes on after `parts`.
+    """Returns prompt and sampling limits of the request that continues after `parts`.
 
     Raises:
-      ValueError: nothing is left: the parts hold `max_tokens` already.
+      ValueError: the parts already hold `max_tokens` tokens.
     """
     num_tokens = sum(p.tokens.size for p in parts)
     left = dataclasses.replace(

@@ -1,6 +1,6 @@
 """Leases of claimed tickets, groups being submitted, and the learner's fence.
 
-A ticket is held from its claim until its group is on its way to the store, or until it is given back, given up or lost.
+A ticket is held from its claim until its group is being submitted, or until it is released, failed or lost.
 """
 
 import asyncio
@@ -19,25 +19,29 @@ from bridge.timeline import Timeline
 
 
 class Fence:
-    """One actor's. Whether it is up is the store's word; what is here is as of the last look."""
+    """Fence status of one actor. The store decides it; this object caches the last result."""
 
     def __init__(self, actor: str, store: ActorStore, *, timeline: Timeline, noticed: Notifier) -> None:
-        """None is known of; `noticed` is rung at each new one."""
+        """Starts unfenced; `noticed` is notified at each new fence."""
         self._actor, self._store, self._timeline, self._noticed = actor, store, timeline, noticed
         self._reason = ""
-        """Why the learner has fenced this actor; empty if it hasn't, as far as is known here."""
+        """Reason that the learner gave for the fence; empty if the actor is not fenced, as last read."""
         self.must_restart = False
-        """What was sampled by weights from before the fence may be here: once it isn't, probes are served."""
+        """True while samples of weights from before the fence may remain. No ticket starts until they are discarded."""
 
     def restarted(self) -> None:
-        """Weights fetched anew are served, and nothing of those before is left."""
+        """Marks that refetched weights are served and all older samples are discarded."""
         self.must_restart = False
 
     async def check(self, tickets: Sequence[Ticket] | None = None) -> None:
-        """Whether it is fenced; asked where it was said so (None), or where a claim gave what a fenced one gets too.
+        """Refreshes the fence status from the store.
+
+        Args:
+          tickets: result of the last claim; None forces a query. A claim that contains a probe may mean that this actor
+            is fenced, because fenced actors receive only probes.
 
         Raises:
-          FencedError: it is, and will not be let in again.
+          FencedError: the actor is fenced permanently.
         """
         if tickets is not None and not self._reason and all(t.kind != "probe" for t in tickets):
             return
@@ -53,7 +57,7 @@ class Fence:
     def _on_fenced(self, reason: str) -> None:
         if reason.startswith(PERMANENT):
             raise FencedError(f"actor {self._actor} is fenced {reason}")
-        if reason != self._reason:  # another one: it answered a probe, and was off again
+        if reason != self._reason:  # a new fence: the actor answered a probe and exceeded the tolerance again
             logging.error("actor fenced reason=%s", reason)
             self._timeline.instant("fenced", reason=reason)
             self._reason, self.must_restart = reason, True
@@ -61,33 +65,33 @@ class Fence:
 
 
 PUTS_AT_ONCE = 4
-"""Groups on their way to the store at once: over a slow link they must not keep the leases from being renewed."""
+"""Maximum concurrent group submissions. Over a slow link more would delay lease renewal."""
 
 
 class Leases:
-    """One actor's; a call that was begun goes on when its caller is cancelled, and what it leased is booked."""
+    """Leases of one actor. A store call continues if its caller is cancelled, and its result is recorded."""
 
     def __init__(self, actor: str, store: ActorStore, *, lease_s: float) -> None:
-        """Nothing is held; claims are leases of `lease_s`."""
         self._actor, self._store, self._lease_s = actor, store, lease_s
         self._held: dict[str, Ticket] = {}
         self.tickets: Mapping[str, Ticket] = types.MappingProxyType(self._held)
-        """Those held, by their ids."""
+        """Held tickets, by id."""
         self._submit_queue: dict[str, Ticket] = {}
-        """Not held any more: a lease that ends while a group is on its way to the store is no reason to stop."""
+        """Tickets whose groups are being submitted. They are not held: losing the lease does not cancel a submission.
+        """
         self._unput: dict[str, Ticket] = {}
-        """Sampled, and their tasks ended before the store was given anything: leased still, to be given back."""
+        """Tickets whose tasks were cancelled before submission started: still leased, to be released."""
         self._puts = asyncio.Semaphore(PUTS_AT_ONCE)
         self.submitting: set[asyncio.Future[bool]] = set()
-        """Of groups that the store is being given now."""
+        """Running store submissions; each result is True if the group is new."""
 
     @property
     def to_renew(self) -> list[str]:
-        """Ids of all that must not go to others meanwhile: also what is sampled, and waits for its turn to be put."""
+        """Ids to keep leased: held tickets and those queued for submission."""
         return [*self._held, *self._submit_queue]
 
     def holds(self, ticket: Ticket) -> bool:
-        """Whether this very ticket is here: another prompt, or newer weights, make it another one."""
+        """Returns True if this exact ticket is held: same id, prompt and minimum version."""
         here = self._held.get(ticket.id) or self._submit_queue.get(ticket.id)
         return (
             here is not None
@@ -106,7 +110,7 @@ class Leases:
         all_places: int,
         served: Sequence[str],
     ) -> list[Ticket]:
-        """Leases tickets (`ActorStore.claim`), which are held once they are handed to `hold`.
+        """Leases tickets (`ActorStore.claim`). The caller passes them to `add`, which makes them held.
 
         Raises:
           FencedError: this actor is fenced.
@@ -129,54 +133,54 @@ class Leases:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
             with contextlib.suppress(FencedError):
-                self.add(await claiming)  # leased all the same, so to be given back
+                self.add(await claiming)  # leased despite the cancellation, so must be released
             raise
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Books tickets that were claimed."""
+        """Records claimed tickets as held."""
         for ticket in tickets:
             self._held[ticket.id] = ticket
             self._unput.pop(ticket.id, None)
 
     def drop(self, ticket_id: str) -> None:
-        """Books that a ticket is not held; one that isn't is fine."""
+        """Records a ticket as not held. Ignores unknown ids."""
         self._held.pop(ticket_id, None)
 
     async def release(self, ticket_ids: Iterable[str]) -> None:
-        """Offers tickets to others."""
+        """Releases tickets to other actors."""
         ids = list(ticket_ids)
         for id_ in ids:
             self.drop(id_)
         await asyncio.to_thread(self._store.release, self._actor, ids)
 
     async def release_unsubmitted(self) -> None:
-        """Offers others what was sampled for nothing: its task was ended while it waited for its turn to be put."""
+        """Releases tickets whose tasks were cancelled while they waited to submit."""
         if ids := list(self._unput):
             self._unput.clear()
             await self.release(ids)
 
     async def release_all(self) -> None:
-        """Offers others all that is leased here, apart from groups that the store is being given."""
+        """Releases every leased ticket except those whose groups are being submitted."""
         ids = [*self._held, *self._unput]
         self._unput.clear()
         await self.release(ids)
 
     async def fail(self, ticket: Ticket, reason: str, *, max_attempts: int) -> None:
-        """Offers a ticket again that could not be served, up to `max_attempts` times in all."""
+        """Fails a ticket; the store offers it again, up to `max_attempts` attempts in total."""
         self.drop(ticket.id)
         await asyncio.to_thread(self._give_up, ticket, reason, max_attempts)
 
     def _give_up(self, ticket: Ticket, reason: str, max_attempts: int) -> None:
-        # Only what is still ours: another actor may have taken it over, and have its group ready.
+        # Only a ticket that is still leased here: another actor may have claimed it and completed its group.
         if self._store.renew(self._actor, [ticket.id], lease_s=self._lease_s):
             self._store.fail_ticket(ticket.id, reason, max_attempts=max_attempts)
 
     async def submit(self, group: Group) -> bool:
-        """Gives the store a group, and returns whether it is new; once begun, `all_submitted` waits for it.
+        """Submits a group and returns True if it is new. `all_submitted` waits for a submission that has started.
 
         Raises:
           KeyError: its ticket was withdrawn.
-          UnfitGroupError: its ticket is another one by now.
+          UnfitGroupError: its ticket has changed meanwhile.
           FencedError: this actor is fenced.
         """
         if group.ticket_id in self._held:
@@ -197,9 +201,9 @@ class Leases:
     def _put_ended(self, putting: "asyncio.Future[bool]") -> None:
         self.submitting.discard(putting)
         if not putting.cancelled():
-            putting.exception()  # seen by who waits, if anybody still does
+            putting.exception()  # marks the exception as retrieved, in case the caller was cancelled
 
     async def all_submitted(self) -> None:
-        """Returns when no group is on its way to the store any more."""
+        """Waits until no group is being submitted."""
         while self.submitting:
             await asyncio.wait(set(self.submitting))

@@ -1,7 +1,7 @@
-"""`Actor`: shared state, the claim and admission loop, limits.
+"""Actor: shared state, claim and admission loop, limits.
 
-What an actor does beside it (in-flight weight updates, leases, heartbeats, ...) are duties, handed to `Actor.run`:
-coroutines that read the actor's state and change it by its methods alone (`actor`).
+Background tasks (weight updates, leases, heartbeats, ...) are passed to `Actor.run`. These coroutines read the actor's
+state and change it only through its methods.
 """
 
 import asyncio
@@ -28,33 +28,33 @@ from bridge.timeline import Timeline
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorLimits:
-    """How long things may take, in seconds, and how often they are tried."""
+    """Timeouts and intervals in seconds, and retry limits."""
 
     lease_s: float
     max_attempts: int = 3
-    """How often a ticket is tried whose responses can't be judged."""
+    """Maximum attempts of a ticket whose responses cannot be scored."""
     heartbeat_s: float = 2.0
     swap_timeout_s: float = 120.0
-    """A weight update that takes longer has hung."""
+    """Weight update timeout. On expiry the engine counts as hung."""
     stall_s: float = 120.0
-    """An engine with requests that samples no token for so long, weight updates aside, has hung."""
+    """Time without a sampled token, outside weight updates, after which an engine with requests counts as hung."""
     max_unstored_groups: int = 64
-    """Groups that are sampled and that the store doesn't have yet, from which on nothing is begun: it is away, or slow,
-    or verifiers are."""
+    """Sampled groups not yet stored at which claims and starts pause. Reached if the store or verifiers are slow or
+    unreachable."""
 
 
 CLAIM_S = 1.0
-"""How often the store is asked for tickets though nobody said that there are any: a lease may have ended."""
+"""Interval of claims without a store event, in seconds. Another actor's lease may have expired."""
 
 
 BackgroundTask = Callable[["Actor"], Coroutine[Any, Any, None]]
-"""What an actor does beside its loop, for as long as it serves; what it raises ends the actor."""
+"""Coroutine that runs concurrently with the actor's loop; an exception in it stops the actor."""
 
 
 class Actor:
-    """Serves tickets until it is cancelled or something fails for good.
+    """Actor process state: serves tickets until it is cancelled or fails permanently.
 
-    Duties read its properties and parts, and change it by `hear` to `leave` only.
+    Background tasks read its properties and parts, and change it only through `on_store_event` to `shut_down`.
     """
 
     def __init__(
@@ -73,21 +73,11 @@ class Actor:
         max_lag_steps: int | None = None,
         episodes: Episodes | None = None,
     ) -> None:
-        """Puts the parts together; nothing starts.
+        """Connects the parts; starts nothing.
 
-        Args:
-          name: the actor's.
-          store: where tickets and groups are.
-          engine: what samples.
-          weights: keeps up with what is published.
-          rewards: judges.
-          read: from a ticket's sample to the response that verifiers get.
-          admission: which tickets are in service.
-          timeline: where groups and weight updates are marked.
-          limits: how long things may take.
-          drain_before_swap: running requests end before weights are swapped.
-          max_lag_steps: updates that the start of a running sample may be behind the weights served; None for no bound.
-          episodes: plays tickets whose task names an environment; without, those are given up.
+        `read` converts a ticket's sample to the response that verifiers receive. `drain_before_swap` lets running
+        requests finish before weights are swapped. `max_lag_steps` bounds the lag of a running sample's start behind
+        the served weights. Without `episodes`, tickets whose task names an environment fail.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drain_before_swap = (
@@ -97,15 +87,16 @@ class Actor:
             drain_before_swap,
         )
         self._changed = Notifier()
-        """Something happened that may let a ticket start."""
+        """Notified when a ticket may be able to start."""
         self.store_events: Mapping[Topic, Notifier] = {topic: Notifier() for topic in TOPICS}
-        """Rung when the store tells of a change (`hear`)."""
+        """Notified when the store reports a change (`on_store_event`)."""
         self.sample_ended, self.group_ended = Notifier(), Notifier()
-        """Rung when a request ends; and when a group is stored, or given up."""
+        """`sample_ended`: notified when a request finishes. `group_ended`: notified when a group is stored or dropped.
+        """
         self.sampler = Sampler(engine, timeline=timeline, max_lag_steps=max_lag_steps, episodes=episodes)
         self.fence = Fence(
             name, store, timeline=timeline, noticed=self.store_events["weights"]
-        )  # who follows them sees to it
+        )  # its waiter handles the fence
         self.holdings = Leases(name, store, lease_s=limits.lease_s)
         self.serving = TicketServer(
             actor=name,
@@ -121,30 +112,30 @@ class Actor:
             sample_ended=self.sample_ended,
         )
         self._groups: dict[str, asyncio.Task[None]] = {}
-        """In progress, by their tickets' ids."""
+        """Tasks of groups in progress, by ticket id."""
         self.heartbeat_lock = asyncio.Lock()
-        """Held while it says that it lives: one sign after the other, or an older one would be believed."""
+        """Held while a heartbeat is sent. Concurrent heartbeats could arrive out of order."""
         self._engines: dict[int, int] = {}
         self.held: Mapping[str, Ticket] = self.holdings.tickets
-        """Leased to this actor, by their ids."""
+        """Tickets leased to this actor, by id."""
         self.is_counted = False
-        """Whether this engine is among those that the store says serve."""
+        """True if the store's engine counts include this engine."""
         self.is_paused = False
-        """Nothing is claimed or started for now: weights are replaced on which nothing may start."""
+        """True while claims and starts are paused for a weight update."""
         self.is_shutting_down = False
-        """This actor only finishes what it has."""
+        """True once this actor only finishes what it has."""
 
     @property
     def num_groups(self) -> int:
-        """Groups in progress, up to where they are emitted."""
+        """Groups in progress, until they are submitted or dropped."""
         return len(self._groups)
 
     async def run(self, duties: Iterable[BackgroundTask]) -> None:
-        """Serves, the duties beside it; what it holds is given back when it ends.
+        """Serves tickets concurrently with the background tasks; releases held tickets on exit.
 
         Raises:
-          ExceptionGroup: of what ended it (EngineDeadError; FencedError where the learner's fence is for good;
-            StoreLostError; what a duty raised).
+          ExceptionGroup: the failures: EngineDeadError, FencedError (permanent fence), StoreLostError, or what a
+            background task raised.
         """
         is_lost = False
         try:
@@ -157,38 +148,39 @@ class Actor:
                     if self._takes_new:
                         for ticket in self.admission.admit(self.engine.version):
                             serving = self._groups[ticket.id] = tasks.create_task(self.serving.serve(ticket))
-                            # Not at the end of a coroutine: one that is cancelled before it begins has none.
+                            # A callback, not a `finally` in the coroutine: a task that is cancelled before its first
+                            # step runs no code.
                             serving.add_done_callback(functools.partial(self._group_ended, ticket.id))
                     await self._changed.wait_past(count, timeout_s=CLAIM_S)
         except* StoreLostError:
             is_lost = True
             raise
         finally:
-            if not is_lost:  # else the leases end by themselves
+            if not is_lost:  # if lost, the leases expire
                 await self.holdings.release_all()
 
     def on_store_event(self, topics: Iterable[Topic]) -> None:
-        """The store tells that something of these may have changed."""
+        """Notifies the waiters of the topics that may have changed."""
         for topic in topics:
             self.store_events[topic].notify()
             if topic == "tickets":
                 self._changed.notify()
 
     def pause(self) -> None:
-        """Claims and starts nothing until `resume`; what runs goes on."""
+        """Stops claims and starts until `resume`; running requests continue."""
         self.is_paused = True
 
     def resume(self, restarting: Iterable[Ticket] = ()) -> None:
-        """Ends a pause; of `restarting` (what `abort_all` returned) those that are still held start again."""
+        """Ends a pause; tickets of `restarting` (from `abort_all`) that are still held start again."""
         self.admission.offer(t for t in restarting if t.id in self.held)
         self.is_paused = False
         self._changed.notify()
 
     async def abort_all(self, ticket_ids: Iterable[str] | None = None) -> list[Ticket]:
-        """Ends groups in progress, their requests aborted; returns the tickets of them that are still held.
+        """Cancels groups in progress, which aborts their requests; returns their tickets that are still held.
 
         Args:
-          ticket_ids: whose groups; None for all. Of these, a group on its way to the store is left alone.
+          ticket_ids: tickets of the groups; None for all. If given, groups that are being submitted are not cancelled.
         """
         ids = (
             list(self._groups)
@@ -205,22 +197,22 @@ class Actor:
         return tickets
 
     async def release_waiting(self) -> None:
-        """Gives back the tickets that have not begun: other actors may serve them sooner."""
+        """Releases tickets that have not started, so that other actors can serve them sooner."""
         tickets = self.admission.waiting
         for ticket in tickets:
             self.admission.remove(ticket.id)
         await self.holdings.release(t.id for t in tickets)
 
     async def drop_all(self) -> None:
-        """Ends every group in progress and forgets its ticket; nothing of it is on its way to the store any more."""
+        """Aborts and forgets every group in progress, and waits for running submissions."""
         for ticket in await self.abort_all():
             self.forget(ticket.id)
         await self.holdings.all_submitted()
 
     def forget(self, ticket_id: str) -> None:
-        """Lets go of a ticket that is not ours any more; its requests are aborted.
+        """Forgets a ticket that is no longer leased and aborts its requests.
 
-        Its place in the admission is free when its task has ended, not before: a sample of it may just have finished.
+        Its admission slot frees only when its task has ended, because one of its samples may just have finished.
         """
         self.holdings.drop(ticket_id)
         if ticket_id in self._groups:
@@ -229,9 +221,11 @@ class Actor:
             self.admission.remove(ticket_id)
 
     def rebalance(self, engines: Mapping[int, int], *, is_counted: bool) -> None:
-        """From here on so many engines share the tickets, this one among them, by the sequences that each runs at once.
+        """Updates this engine's share of the tickets.
 
-        `is_counted`: whether the store has heard that this one serves.
+        Args:
+          engines: number of engines that share the tickets, this one included, by concurrent sequences per engine.
+          is_counted: True if the store has recorded that this engine serves.
         """
         self.is_counted = is_counted
         if engines == self._engines:
@@ -241,12 +235,12 @@ class Actor:
         self._changed.notify()
 
     def set_max_sequences(self, max_sequences: int) -> None:
-        """From here on so many sequences may run at once; what runs beyond that goes on."""
+        """Sets the maximum concurrent sequences; running sequences above it continue."""
         self.admission.max_sequences = max_sequences
         self._changed.notify()
 
     def shut_down(self) -> None:
-        """From here on it claims and starts nothing any more and only finishes what it has."""
+        """Stops claims and starts permanently; groups in progress finish."""
         self.is_shutting_down = True
 
     @property
@@ -273,15 +267,15 @@ class Actor:
                 await self.fence.check()
                 return
             await self.fence.check(tickets)
-            new = [t for t in tickets if not self.holdings.holds(t)]  # our own lease may have run out
+            new = [t for t in tickets if not self.holdings.holds(t)]  # this actor's own lease may have expired
             await self._end_predecessors(new)
             self.holdings.add(new)
             self.admission.offer(new)
             if not new or any(t.kind == "train" for t in new):
-                return  # else there may be more evaluations, which take no slot
+                return  # otherwise more evaluations may be available, which take no slot
 
     async def _end_predecessors(self, tickets: list[Ticket]) -> None:
-        """Ends what is here under the ids of tickets that took its place."""
+        """Aborts groups in progress that have the ids of reissued tickets."""
         for ticket in tickets:
             self.forget(ticket.id)
         ending = [self._groups[t.id] for t in tickets if t.id in self._groups]

@@ -1,29 +1,28 @@
-"""A bell that coroutines wait for, and none of them misses: each says how often it had rung when it last looked."""
+"""Change event that coroutines wait for by count, so that no change is missed."""
 
 import asyncio
 import contextlib
 
 
 class Notifier:
-    """Rung by whoever hears of a change; made anywhere, waited for in one event loop."""
+    """Counting change event; create it anywhere, notify and wait in one event loop."""
 
     def __init__(self) -> None:
-        """It has not rung yet."""
         self.count = 0
-        """How often it has rung. Taken before looking at what may change, so that `after` misses nothing since."""
+        """Number of notifications. Read it before reading the state, so that `wait_past` misses no later change."""
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Wakes all who wait."""
+        """Wakes all waiters."""
         self.count += 1
         self._next.set()
         self._next = asyncio.Event()
 
     async def wait_past(self, count: int, *, timeout_s: float) -> None:
-        """Returns once it has rung more than `count` times, at the latest after `timeout_s`."""
+        """Waits until there were more than `count` notifications, or until `timeout_s` expires."""
         if self.count > count:
             return
-        # Not `wait_for`: Python 3.11's can swallow the cancellation that ends its caller.
+        # Not `wait_for`: in Python 3.11 it can swallow its caller's cancellation.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._next.wait()

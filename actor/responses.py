@@ -1,4 +1,4 @@
-"""Samples of the engine to the responses that verifiers get."""
+"""Conversion of engine samples to the responses that verifiers receive."""
 
 import dataclasses
 import re
@@ -14,14 +14,14 @@ from bridge.text.chat_template import ChatTemplate
 
 
 class ResponseReader:
-    """Reads responses of one model."""
+    """Converter of one model's samples to responses."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, *, thinking_marks: str = "auto") -> None:
-        """Reads the marks of the model's thinking.
+        """Reads the model's thinking marks.
 
         Args:
-          tokenizer: the model's.
-          chat: the model's chat template, which may be none.
+          tokenizer: tokenizer of the model.
+          chat: chat template of the model; may be empty.
           thinking_marks: `model.thinking_marks`.
         """
         self._turns = turn_reader(tokenizer, chat, thinking_marks)
@@ -29,7 +29,7 @@ class ResponseReader:
         self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
 
     def __call__(self, ticket: Ticket, sample: Sample) -> Response:
-        """The response that a ticket's sample is: of an episode its last turn, with the thinking of all counted."""
+        """Returns the response of a ticket's sample: an episode's last turn, with the thinking tokens of all turns."""
         tokens = np.concatenate([ticket.prompt_tokens, sample.tokens])
         first, stops = ticket.prompt_tokens.size, ticket.sampling.stop_token_ids
         turns = [

@@ -1,4 +1,4 @@
-"""Responses from the engine, begun anew when they get stale."""
+"""Sampling of responses, with a restart of stale ones."""
 
 import asyncio
 import dataclasses
@@ -16,41 +16,39 @@ from bridge.timeline import Timeline
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _EngineRequest:
-    """A request in the engine."""
-
     start_step: int
-    """Of the weights served when it was made."""
+    """Step of the weights served when it started."""
     task: "asyncio.Task[Sample]"
     is_stale: bool = False
-    """It was ended to begin anew."""
+    """True if it was cancelled in order to restart."""
 
 
 class Sampler:
-    """Makes requests, and knows for how long they have run, told in updates of the weights."""
+    """Sampler of responses and episodes that tracks the lag of running requests, in steps."""
 
     def __init__(
         self, engine: Engine, *, timeline: Timeline, max_lag_steps: int | None, episodes: Episodes | None = None
     ) -> None:
-        """No request runs; `max_lag_steps`, `episodes`: see `Actor`."""
+        """`max_lag_steps`, `episodes`: see `Actor`."""
         self.episodes = episodes
         self._engine, self._timeline, self._lag_bound = engine, timeline, max_lag_steps
         self._running: dict[str, _EngineRequest] = {}
-        """Those for training, by their ids."""
+        """Running train requests, by id."""
         self._ended: dict[str, int] = {}
-        """Start step of the oldest sample that has ended, by training ticket in service."""
+        """Start step of the oldest finished sample, per train ticket in service."""
 
     async def sample(self, ticket: Ticket, index: int) -> Sample:
-        """One response of a ticket, begun anew as often as it gets stale (`restart_stale`).
+        """Samples one response of a ticket; restarts it each time it becomes stale (`restart_stale`).
 
         Raises:
-          EpisodeError: it could not be played, or was broken off inside.
-          AbortedError, EngineDeadError: as `Engine.sample`.
+          EpisodeError: the episode could not be played, or was cancelled internally.
+          AbortedError, EngineDeadError: see `Engine.sample`.
         """
         request_id = f"{ticket.id}.{index}"
         attempt = 0
         while True:
             version = self._engine.version
-            assert version is not None  # or the ticket would not have been admitted
+            assert version is not None  # admission requires served weights
             request = _EngineRequest(version.step, asyncio.ensure_future(self._respond(ticket, request_id)))
             if ticket.kind == "train":
                 self._running[request_id] = request
@@ -60,7 +58,7 @@ class Sampler:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                if not request.is_stale:  # or a group would be built without it
+                if not request.is_stale:  # otherwise the group would be built without this sample
                     raise EpisodeError(f"request {request_id} was cancelled, and nobody had asked for it") from e
             else:
                 if ticket.kind == "train":
@@ -72,7 +70,6 @@ class Sampler:
             request_id = f"{ticket.id}.{index}+{attempt}"
 
     def _respond(self, ticket: Ticket, request_id: str) -> Coroutine[Any, Any, Sample]:
-        """A response of one turn, or an episode, as the ticket's task says."""
         if ticket.task.environment:
             return self._play(ticket, request_id)
         return self._engine.sample(ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order)
@@ -93,27 +90,27 @@ class Sampler:
         )
 
     def forget(self, ticket_id: str) -> None:
-        """Forgets a ticket's ended samples: it is not served any more."""
+        """Forgets the finished samples of a ticket that is no longer served."""
         self._ended.pop(ticket_id, None)
 
     @property
     def stale_tickets(self) -> list[str]:
-        """Training tickets whose group is stale whatever becomes of their running samples: one that ended is stale."""
+        """Train tickets with a finished sample that is stale, so that the whole group is stale."""
         oldest = self._oldest_step
         return [] if oldest is None else [id_ for id_, start_step in self._ended.items() if start_step < oldest]
 
     @property
     def _oldest_step(self) -> int | None:
-        """Step that a sample must have begun on, or a later one, to be trained; None where nothing gets stale."""
+        """Minimum start step of a trainable sample; None without a lag bound."""
         if self._lag_bound is None or self._engine.version is None:
             return None
         return self._engine.version.step - self._lag_bound
 
     def restart_stale(self) -> int:
-        """Restarts samples that began more than the lag bound behind the weights served; returns how many.
+        """Restarts samples that started more than the lag bound behind the served weights; returns their number.
 
-        ROLL Flash's freshness by the async ratio (section 4.3): each sample for itself, its siblings continue. The
-        caller has ended `stale_tickets` before, in which that is in vain.
+        Implements ROLL Flash's freshness constraint by async ratio (section 4.3): each sample restarts alone, its
+        siblings continue. Abort `stale_tickets` first, because restarting their samples cannot make those groups fresh.
         """
         oldest = self._oldest_step
         if oldest is None:

@@ -1,9 +1,8 @@
-"""One ticket: redundant sampling, scoring, building the group, circuit breaker, trace rows.
+"""Serving of one ticket: redundant sampling, scoring, group building, circuit breaker, timeline rows.
 
-A ticket may ask for more requests than its group has samples, eta_R K for K. The first K of them to end win and make
-the group; by the K-th end the others have lost and are aborted, so a group never waits for its longest responses. One
-that fails can't win, and the race goes on while K others still can.
-With as many requests as samples nobody loses: then it is no race, and the same rules hold.
+A ticket may have more requests than its group has samples: eta_R K requests for K samples. The first K that finish win
+and form the group. The others have lost and are aborted, so a group never waits for its longest responses. A failed
+request cannot win; the race continues while K requests still can. With K requests no request loses.
 """
 
 import asyncio
@@ -31,23 +30,23 @@ from bridge.store.store_types import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 
 Member = tuple[Sample, RewardResult, Response | None]
-"""A sample, its reward, and the response that it is, which says how much of it is thinking."""
+"""Sample, its reward and its response. The response is None if nothing counts its thinking."""
 
 
 def build_group(
     ticket: Ticket, members: Mapping[int, Member], *, actor: str, started_s: float, finished_s: float
 ) -> Group:
-    """Returns the group of one attempt at a ticket, its rollouts in order of request.
+    """Returns the group of one attempt at a ticket, with rollouts in request order.
 
     Args:
-      ticket: what is served.
-      members: the K samples, by the index of their request.
+      ticket: ticket being served.
+      members: the K samples, by request index.
       actor: name of the process that sampled them.
       started_s: Unix time at which the first request entered the engine.
       finished_s: Unix time at which the last reward was known.
 
     Raises:
-      ValueError: there are not K members, or a reward is no number.
+      ValueError: the number of members is not K, or a reward is not finite.
     """
     if len(members) != ticket.num_samples:
         raise ValueError(f"ticket {ticket.id} has {len(members)} of {ticket.num_samples} samples")
@@ -71,7 +70,7 @@ def build_group(
 
 
 def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
-    """Returns versions of a sample, among them the last of each incarnation; they never go back within a sample."""
+    """Returns versions of a sample that include the last of each incarnation; they never decrease within a sample."""
     versions = sample.token_versions
     is_mixed = versions[0].incarnation != versions[-1].incarnation
     return versions if is_mixed else versions[-1:]
@@ -96,24 +95,23 @@ def _rollout(sample: Sample, judged: RewardResult, response: Response | None) ->
 
 
 class TimelineRows:
-    """Numbers of rows from 1 (0 is the process's own), as low as possible, and as many as are asked for."""
+    """Allocator of timeline row numbers from 1 (0 is the process's own row); the lowest free number first."""
 
     def __init__(self) -> None:
-        """All are free."""
         self._free: list[int] = []
         self._unused = itertools.count(1)
 
     def take(self) -> int:
-        """The lowest free one."""
+        """Returns the lowest free row."""
         return heapq.heappop(self._free) if self._free else next(self._unused)
 
     def give_back(self, lane: int) -> None:
-        """Frees one that was taken."""
+        """Frees a row."""
         heapq.heappush(self._free, lane)
 
 
 def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> None:
-    """Records a group's rollout, up to `served_s` (Unix seconds; its last sample ended), and its reward."""
+    """Records a group's rollout span, until `served_s` (Unix time of its last finish), and its reward span."""
     about = {"ticket": group.ticket_id, "kind": group.kind, "round": group.round, "order": group.order}
     timeline.span(
         "rollout",
@@ -130,30 +128,29 @@ def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> N
 
 
 MIN_ROWS = 32
-"""Rows of which a group was dropped without one success between them; one bad row, however often offered, is one."""
+"""Distinct rows with dropped groups, without a success between, that trip the breaker. A retried row counts once."""
 MIN_S = 60.0
-"""And so long after the first of them: what is away for a moment drops whatever is in flight."""
+"""Minimum seconds since the first of these drops. A short outage drops everything in flight at once."""
 MANY_S = 600.0
-"""After so long it is broken whatever the rows: there may be fewer of them."""
+"""Seconds after which MIN_ROWS drops suffice, whatever the rows: the data may have fewer rows."""
 
 
 class CircuitBreaker:
-    """Groups that were dropped since the last success."""
+    """Counter of groups dropped since the last success."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """None so far."""
         self._clock = clock
         self._rows: set[int] = set()
         self._num_dropped = 0
         self._since_s = 0.0
 
     def record_success(self) -> None:
-        """A group was judged."""
+        """Resets the counter: a group was scored."""
         self._rows.clear()
         self._num_dropped = 0
 
     def record_failure(self, ticket: Ticket) -> bool:
-        """Whether, now that this one's group was dropped too, waiting is in vain."""
+        """Counts a dropped group; returns True if the outage counts as permanent."""
         now_s = self._clock()
         if not self._num_dropped:
             self._since_s = now_s
@@ -165,23 +162,23 @@ class CircuitBreaker:
         )
 
     def __str__(self) -> str:
-        """For people."""
+        """Returns a human-readable count."""
         lasted_s = self._clock() - self._since_s
         return f"{self._num_dropped} groups of {len(self._rows)} rows in a row, for {lasted_s:.0f} s,"
 
 
 class SampleRace:
-    """Which of a ticket's requests still run."""
+    """Race of one ticket's requests (RollPacker section 3)."""
 
     def __init__(self, *, num_samples: int, num_requests: int) -> None:
-        """All requests, told by index from 0, run.
+        """Starts with all requests, indexed from 0, running.
 
         Args:
-          num_samples: K, how many win.
-          num_requests: eta_R K, how many run.
+          num_samples: K, requests that win.
+          num_requests: eta_R K, requests that run.
 
         Raises:
-          ValueError: fewer run than should win.
+          ValueError: `num_requests` is below `num_samples`.
         """
         if not 1 <= num_samples <= num_requests:
             raise ValueError(f"want 1 <= num_samples <= num_requests, got {num_samples} and {num_requests}")
@@ -189,10 +186,10 @@ class SampleRace:
         self._running = set(range(num_requests))
 
     def finish(self, index: int) -> list[int]:
-        """Books a request that ended; it wins. Returns those that lose by it: all that still ran, at the K-th end.
+        """Marks a request as finished, so it wins. Returns the losers: at the K-th win all that still run, else none.
 
         Raises:
-          KeyError: it does not run: it ended before, or it lost.
+          KeyError: it does not run: it finished before, or it lost.
         """
         self._running.remove(index)
         self._num_to_win -= 1
@@ -203,7 +200,7 @@ class SampleRace:
         return losers
 
     def fail(self, index: int) -> bool:
-        """Books a request that failed; whether K can still win without it.
+        """Marks a request as failed; returns True if K requests can still win.
 
         Raises:
           KeyError: it does not run.
@@ -214,34 +211,34 @@ class SampleRace:
 
 @dataclasses.dataclass(slots=True)
 class ServingStats:
-    """What became of tickets so far."""
+    """Cumulative counts of served tickets."""
 
     num_emitted: int = 0
     num_submitted_tokens: int = 0
-    """Response tokens of emitted groups; what the engine sampled besides went to waste (races, restarts)."""
+    """Response tokens of submitted groups. All other sampled tokens were discarded (races, restarts)."""
     num_dropped: int = 0
-    """Groups that could not be judged."""
+    """Groups that could not be scored."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class TicketServer:
-    """Serves any number of tickets at once."""
+    """Server of any number of concurrent tickets."""
 
     actor: str
-    """The actor's name, which its groups bear."""
+    """Name of the actor, recorded in its groups."""
     sampler: Sampler
     rewards: RewardScorer
     read: Callable[[Ticket, Sample], Response]
-    """A sample as verifiers get it."""
+    """Converts a sample to the response that verifiers receive."""
     admission: Admission
     holdings: Leases
     fence: Fence
     timeline: Timeline
     max_attempts: int
     changed: Notifier
-    """Rung when a ticket more may fit into the engine."""
+    """Notified when another ticket may fit into the engine."""
     sample_ended: Notifier
-    """Rung when a request has ended."""
+    """Notified when a request has finished."""
 
     def __post_init__(self) -> None:
         self.tally = ServingStats()
@@ -250,16 +247,17 @@ class TicketServer:
         self._lanes = TimelineRows()
 
     def pop_finished_tickets(self) -> list[str]:
-        """Tickets whose last request ended since the last call: the store counts them in the frontier no more."""
+        """Returns tickets whose last request finished since the last call; the store removes them from the frontier."""
         served, self._just_served = self._just_served, []
         return served
 
     async def serve(self, ticket: Ticket) -> None:
-        """Samples, judges and hands in; of redundant samples those count that win the race.
+        """Samples, scores and submits the group of a ticket; only race winners are scored.
 
         Raises:
-          ExceptionGroup: of what is no fault of the ticket's (EngineDeadError, FencedError for good, StoreLostError).
-          RuntimeError: nothing can be judged any more.
+          ExceptionGroup: failures not caused by the ticket: EngineDeadError, FencedError (permanent fence),
+            StoreLostError.
+          RuntimeError: the circuit breaker tripped: scoring fails permanently.
         """
         self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
@@ -287,7 +285,7 @@ class TicketServer:
             members[index] = (sample, await self.rewards.score(response, ticket.task), response)
 
         lane, is_recorded = self._lanes.take(), False
-        # A span is written when it ends, which a hang never does.
+        # Write a begin event, because a span is only written at its end, which a hang never reaches.
         about = {"ticket": ticket.id, "kind": ticket.kind, "round": ticket.round, "order": ticket.order}
         self.timeline.instant("begin", time_s=start_s, lane=lane, **about)
         try:
@@ -317,7 +315,7 @@ class TicketServer:
     async def _submit(self, group: Group) -> None:
         try:
             is_new = await self.holdings.submit(group)
-        except (KeyError, UnfitGroupError) as e:  # withdrawn, or another prompt has its id now
+        except (KeyError, UnfitGroupError) as e:  # withdrawn, or reissued with another prompt
             logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
             return
         except FencedError:
@@ -328,9 +326,9 @@ class TicketServer:
         self._outage.record_success()
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
-        """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times.
+        """Fails the ticket of a group that cannot be scored; it is offered again, up to `max_attempts` attempts.
 
-        An episode that would fail alike each time, as one whose first observation leaves no room, fails it at once.
+        An episode error that would repeat on each attempt, such as a first observation without room, is final.
         """
         self.tally.num_dropped += 1
         self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))

@@ -1,4 +1,4 @@
-"""A sampled turn as text: what the prompt began of it, what the policy wrote, its thinking and its answer."""
+"""Text of one sampled turn: prefilled beginning, thinking and answer."""
 
 import dataclasses
 from collections.abc import Collection
@@ -11,25 +11,25 @@ from bridge.text.chat_template import ChatTemplate
 from bridge.text.thinking import DEFAULT, Parts, ThinkingFormat, read_format
 
 _MAX_CONTEXT_TOKENS = 4096
-"""Tokens before a turn in which the beginning of the assistant's message is looked for."""
+"""Tokens before a turn that are searched for the beginning of the assistant's message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TurnText:
-    """One turn; special tokens are text."""
+    """Text of one turn; special tokens are kept as text."""
 
     begun: str
-    """The part of the assistant's message that stands before the turn, such as `<think>`."""
+    """Prefilled part of the assistant's message, such as `<think>`."""
     text: str
-    """The turn without the token that ended it."""
+    """Sampled text without the stop token."""
     parts: Parts
     num_thinking_tokens: int
-    """Tokens that are not of the answer, nor the turn's end; 0 where nothing is thinking."""
+    """Tokens outside the answer, excluding the stop token; 0 without thinking."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReader:
-    """Reads turns of one model."""
+    """Reader of one model's turns."""
 
     tokenizer: tokenizers.Tokenizer
     thinking: ThinkingFormat = DEFAULT
@@ -37,12 +37,12 @@ class TurnReader:
     def read(
         self, context: Int32[np.ndarray, " C"], turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]
     ) -> TurnText:
-        """The text of a turn.
+        """Returns the text of a turn.
 
         Args:
           context: all tokens before the turn.
-          turn: the tokens as they were sampled.
-          stop_token_ids: end a turn; one at the end is left out.
+          turn: sampled tokens.
+          stop_token_ids: tokens that end a turn; a trailing one is removed.
         """
         begun = self.thinking.begun_by(self._decode(context[-_MAX_CONTEXT_TOKENS:]))
         if not begun and context.size > _MAX_CONTEXT_TOKENS:  # a longer prefill hides the message's beginning
@@ -52,7 +52,7 @@ class TurnReader:
         parts = self.thinking.split(text, begun=begun)
         num_thinking_tokens = 0
         if parts.thinking or not parts.is_finished:
-            # Only the answer is tokenized, which is short: where the thinking ends among the tokens is not known.
+            # Only the short answer is tokenized, because the token position where thinking ends is unknown.
             num_thinking_tokens = max(
                 0, tokens.size - len(self.tokenizer.encode(parts.answer, add_special_tokens=False).ids)
             )
@@ -63,6 +63,6 @@ class TurnReader:
 
 
 def turn_reader(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, thinking_marks: str) -> TurnReader:
-    """The reader of a model, with the marks of its template and tokens or those of `model.thinking_marks`."""
+    """Returns a model's reader, with thinking marks from its template and tokens or from `model.thinking_marks`."""
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     return TurnReader(tokenizer=tokenizer, thinking=read_format(chat, added, thinking_marks))

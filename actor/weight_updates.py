@@ -1,9 +1,11 @@
 """Background task that keeps the newest published weights in service: in-flight update, drain, rollback.
 
-A version is fetched and verified while requests run; then the engine swaps, and running requests go on under the new
-weights (`actor.weights.client`). Three cases are no update in flight: with publish.at_publish=drain running requests
-end first; those of a future that the learner abandoned start anew; and a fenced actor drops all it has and fetches the
-weights anew before it serves the probe that may let it in again.
+A version is fetched and verified while requests run. The engine then swaps, and running requests continue with the new
+weights (`actor.weights.client`). Three cases differ from an in-flight update:
+
+* With publish.at_publish=drain running requests finish first.
+* Requests on weights that the learner rolled back past restart.
+* A fenced actor drops all its groups and refetches the weights before it serves the probe that may re-admit it.
 """
 
 import asyncio
@@ -25,14 +27,14 @@ from bridge.rollout_types import Ticket
 from bridge.weight_types import WeightManifest
 
 ANNOUNCED_S = 0.25
-"""How often the announced version is looked at though the store told of none: a refused one is tried again."""
+"""Interval of the weights check without a store event, in seconds. It also retries a refused version."""
 
 
 async def weight_update_loop(actor: Actor) -> None:
     """Puts each announced version into service.
 
     Raises:
-      EngineDeadError: an update failed half-way, or hung.
+      EngineDeadError: an update failed midway, or hung.
       WeightLoadError: the announced version was refused for minutes.
     """
     told = actor.store_events["weights"]
@@ -45,13 +47,13 @@ async def weight_update_loop(actor: Actor) -> None:
             await _replace(actor, manifest)
         actor.weights.raise_if_refused_too_long()
         if actor.weights.is_blocked and actor.admission.waiting:
-            await actor.release_waiting()  # other actors may have the weights that these tickets want
+            await actor.release_waiting()  # other actors may already have the weights that these tickets require
         if manifest is None:
             await told.wait_past(count, timeout_s=ANNOUNCED_S)
 
 
 async def _replace(actor: Actor, manifest: WeightManifest) -> None:
-    """Swaps; before that running requests end (publish.at_publish=drain), or start anew if their future is gone."""
+    """Swaps weights; running requests finish before (at_publish=drain) or restart if their weights were rolled back."""
     newest: WeightManifest | None = manifest
     if actor.drain_before_swap and not _is_abandoned(actor, manifest):
         newest = await _drain(actor, manifest)
@@ -62,11 +64,11 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
     actor.resume(restarting)
     if num_stale := actor.sampler.restart_stale():
         logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
-    await send_heartbeat(actor)  # at once: the learner waits for actors that serve its weights
+    await send_heartbeat(actor)  # immediately: the learner waits for actors that serve its weights
 
 
 async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
-    """Puts a version into service; False if the engine refused it."""
+    """Puts a version into service; returns False if the engine refused it."""
     try:
         async with asyncio.timeout(actor.limits.swap_timeout_s):
             return await actor.weights.swap(manifest)
@@ -75,7 +77,7 @@ async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
 
 
 async def _start_over(actor: Actor) -> None:
-    """Rids the actor of all that the weights of before the fence made, and of the weights."""
+    """Discards all groups sampled before the fence, and refetches the weights."""
     actor.pause()
     await actor.drop_all()
     actor.weights.start_over()
@@ -94,10 +96,10 @@ async def _start_over(actor: Actor) -> None:
 
 
 async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | None:
-    """Lets running requests end under the old weights while nothing new starts.
+    """Lets running requests finish on the old weights while no new request starts.
 
-    It takes as long as the longest response, so what is published meanwhile is prefetched too. Returns the
-    newest version; None if that could not be fetched.
+    Draining lasts as long as the longest response, so versions published meanwhile are prefetched. Returns the newest
+    version; None if it could not be fetched.
     """
     start_s = time.monotonic()
     newest: WeightManifest | None = manifest
@@ -111,12 +113,12 @@ async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | Non
 
 
 def _is_abandoned(actor: Actor, manifest: WeightManifest) -> bool:
-    """Returns True if the served weights belong to a future that the learner went back behind.
+    """Returns True if the learner rolled back past the served weights.
 
-    A learner that went back to a checkpoint publishes under a higher incarnation, and may train on to any step before
-    this actor hears of it. Tokens of steps that it never made must reach no group. So every group in progress starts
-    again from its prompt if and only if the served step is above the one that any incarnation since began at
-    (`Version.is_abandoned`), or if the manifest does not say where they began.
+    A learner that resumes from a checkpoint publishes under a higher incarnation, and may reach any step before this
+    actor reads it. Tokens of abandoned steps must not reach a group. Every group in progress restarts if and only if
+    the served step is above the base step of any later incarnation (`Version.is_abandoned`), or the manifest lacks base
+    steps.
     """
     old, new = actor.engine.version, manifest.version
     if old is None or new.incarnation == old.incarnation:
@@ -126,7 +128,7 @@ def _is_abandoned(actor: Actor, manifest: WeightManifest) -> bool:
 
 
 async def _abandon(actor: Actor, manifest: WeightManifest) -> list[Ticket]:
-    """Ends every group in progress; returns the tickets that start again."""
+    """Aborts every group in progress; returns the tickets to restart."""
     actor.pause()
     num_groups = actor.num_groups
     restarting = await actor.abort_all()
@@ -144,4 +146,4 @@ BACKGROUND_TASKS: tuple[BackgroundTask, ...] = (
     engine_watchdog,
     watch_withdrawals,
 )
-"""The duties of every actor. One that is started again for another engine also has `resizing.elastic_control_loop`."""
+"""Background tasks of every actor. A resizable actor also runs `elastic_control.elastic_control_loop`."""

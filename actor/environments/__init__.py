@@ -1,1 +1,1 @@
-"""Environments of more than one turn: played in processes of their own, token in, token out."""
+"""Multi-turn environments, played in separate processes; token in, token out."""

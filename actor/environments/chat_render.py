@@ -1,10 +1,8 @@
-"""What an environment says, as tokens behind those that are there: history is never rendered or tokenized again.
+"""Rendering of observations as tokens appended to the history, which is never rendered or tokenized again.
 
-A chat template is asked for a conversation in which a word of ours stands for the policy's turn, and what it puts
-behind that word is what follows a real turn. So a template that drops or rewrites past turns (Qwen3 takes the thinking
-out of them) changes nothing: those turns are tokens by then.
-
-Control tokens that an environment's messages spell are text: what a tool read ends no turn and begins none.
+The chat template renders a conversation in which a stand-in word replaces the policy's turn. The text after that word
+follows the real turn. A template that drops or rewrites past turns (Qwen3 removes their thinking) thus has no effect.
+Control tokens spelled out in an environment's messages stay plain text: tool output cannot end or begin a turn.
 """
 
 import dataclasses
@@ -23,36 +21,36 @@ from bridge.text.chat_template import ChatTemplate, Conversation, Message, Templ
 from bridge.text.thinking import DEFAULT, ThinkingFormat
 
 _STAND_IN = "Sluicestandin"
-"""For a turn of the policy: one word, which no template trims or takes for anything else."""
+"""Stand-in for a policy turn: one word that no template trims or treats specially."""
 _OBSERVED = "Sluiceobserved"
 """Stand-in for an observation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRenderer:
-    """A model's tokenizer, and its chat template where it is applied."""
+    """Tokenizer and chat template of a model."""
 
     tokenizer: tokenizers.Tokenizer
     chat: ChatTemplate | None
-    """None: prompts and observations are plain text, one behind the other."""
+    """None if no template applies: prompts and observations are concatenated as plain text."""
     control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
-    """Texts that are control tokens."""
+    """Texts of the control tokens."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """The prompt's own, for the template."""
+    """Tools of the prompt, for the template."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    """The prompt's own, for the template."""
+    """Template arguments of the prompt."""
     thinking: ThinkingFormat = DEFAULT
-    """The marks of the model's thinking."""
+    """Thinking marks of the model."""
 
     def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "ChatRenderer":
-        """Returns the rendering of an episode whose prompt has tools or template arguments of its own."""
+        """Returns the renderer of an episode whose prompt has its own tools or template arguments."""
         return dataclasses.replace(self, tools=tools, arguments=arguments) if tools or arguments else self
 
     def opening(self, messages: Conversation, observed: Sequence[Message]) -> Int32[np.ndarray, " T"]:
-        """What follows a prompt of `messages`, rendered without a generation prompt, up to the policy's first turn.
+        """Returns the tokens between a prompt of `messages`, rendered without generation prompt, and the first turn.
 
         Raises:
-          EpisodeError: the template refuses the messages, or nobody speaks between two words of the assistant.
+          EpisodeError: the template rejects the messages, or no observation follows an assistant message.
         """
         if self.chat is None:
             return self._encode(self._plain(observed))
@@ -72,11 +70,7 @@ class ChatRenderer:
         return self._encode(whole[len(prompt) :])
 
     def check(self, history: Conversation, roles: Collection[str]) -> None:
-        """Tries whether the template takes an observation of each role behind a turn of the policy, and shows it.
-
-        Raises:
-          EpisodeError: it doesn't.
-        """
+        """Raises EpisodeError unless the template shows an observation of each role exactly once after a policy turn."""
         for role in roles if self.chat is not None else ():
             behind = self._behind_turn(history, [{"role": role, "content": _OBSERVED}])
             if (count := behind.count(_OBSERVED)) != 1:
@@ -89,20 +83,22 @@ class ChatRenderer:
     def between(
         self, history: Conversation, observed: Sequence[Message], *, turn: Int32[np.ndarray, " T"]
     ) -> Int32[np.ndarray, " S"]:
-        """What stands between two turns of the policy: the end of one, the observation, the beginning of the next.
+        """Returns the tokens between two policy turns: end of turn, observation, beginning of the next turn.
+
+        Without a template, an observation without tokens becomes a line break.
 
         Args:
-          history: the messages before the first turn.
-          observed: what the environment said; without a template a line break where that has no token.
-          turn: the turn as it was sampled; the end that the template gives a turn is left out where it is there.
+          history: messages before the first turn.
+          observed: messages of the environment.
+          turn: sampled turn; the template's end of turn is omitted if the turn already contains it.
 
         Raises:
-          EpisodeError: the template refuses the messages, or nothing stands there.
+          EpisodeError: the template rejects the messages, or the result is empty.
         """
         text = self._plain(observed) if self.chat is None else self._behind_turn(history, observed)
         tokens = self._encode(text)
         if self.chat is None:
-            # Two turns must not become one, and that a tool says nothing is the policy's doing.
+            # Two turns must not merge. An empty tool result is the policy's doing, so no error.
             tokens = tokens if tokens.size else self._encode("\n")
         else:
             tokens = tokens[self._num_there(tokens, int(turn[-1])) :]
@@ -113,7 +109,7 @@ class ChatRenderer:
     def read(
         self, context: Int32[np.ndarray, " C"], turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]
     ) -> TurnText:
-        """A turn of the policy as text (`TurnReader.read`)."""
+        """Returns a policy turn as text (`TurnReader.read`)."""
         return TurnReader(tokenizer=self.tokenizer, thinking=self.thinking).read(context, turn, stop_token_ids)
 
     def _behind_turn(self, history: Conversation, observed: Sequence[Message]) -> str:
@@ -130,7 +126,7 @@ class ChatRenderer:
         return behind
 
     def _num_there(self, tokens: Int32[np.ndarray, " T"], last: int) -> int:
-        """How many of the first tokens, the end of a turn with white space before it, were sampled already."""
+        """Returns how many leading tokens (end of turn, with white space before it) were already sampled."""
         found = np.flatnonzero(tokens == last)
         if not found.size or self.tokenizer.decode(tokens[: found[0]].tolist(), skip_special_tokens=False).strip():
             return 0
@@ -167,16 +163,16 @@ def read_rendering(
     *,
     thinking_marks: str = "auto",
 ) -> ChatRenderer:
-    """Reads a model folder's tokenizer and chat template; the latter as `prompts.chat_template` says.
+    """Reads a model folder's tokenizer and chat template, the latter subject to `prompts.chat_template`.
 
     Args:
-      folder: a Hugging Face folder.
+      folder: Hugging Face folder.
       chat_template: `prompts.chat_template`.
-      template: the run's other settings of the template.
+      template: other template settings of the run.
       thinking_marks: `model.thinking_marks`.
 
     Raises:
-      ValueError: a file is missing or damaged, or chat_template=on and there is none.
+      ValueError: a file is missing or damaged, or chat_template=on without a template.
     """
     tokenizer = text_tokens.read_tokenizer(folder)
     found = read_chat_template(folder, template)

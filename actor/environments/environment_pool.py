@@ -1,7 +1,7 @@
-"""Episode processes: start, deadline, retry, fair slots.
+"""Episode processes: start, timeouts, retry, fair slots.
 
-One zygote for each environment imports its library once and forks the episodes' processes (`fork_server.py`), which
-takes milliseconds. What goes wrong here is the infrastructure's fault, never the policy's: an `EpisodeError`.
+One zygote per environment imports its library once and forks the episode processes (`fork_server.py`) in milliseconds.
+Failures here are infrastructure failures, never the policy's: each is an `EpisodeError`.
 """
 
 import asyncio
@@ -25,20 +25,19 @@ from configs.sections.actor import EnvironmentsConfig
 
 
 class FairSemaphore:
-    """A bounded number of places; who waits is served in order, but for those whose environment may have no more.
+    """Counting semaphore with a guaranteed minimum per environment; waiters are served in FIFO order.
 
-    Of n environments each is sure of one place in 2n (of one place, if there are fewer), however long another's
-    episodes hold theirs; the rest, half of them, is anybody's. A single environment has all.
+    With n environments each is guaranteed 1/(2n) of the slots, at least one if there are enough. Any environment can
+    take the remaining half. A single environment can take all.
     """
 
     def __init__(self, total: int, names: Collection[str]) -> None:
-        """All are free; `names` share them, and whoever else asks."""
         self._total = total
         self._held = collections.Counter(dict.fromkeys(names, 0))
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
     async def acquire(self, name: str) -> None:
-        """Waits for a place of an environment."""
+        """Waits for a slot."""
         self._held.setdefault(name, 0)
         place = asyncio.get_running_loop().create_future()
         self._waiting.append((name, place))
@@ -48,12 +47,12 @@ class FairSemaphore:
         except asyncio.CancelledError:
             if place.cancelled():
                 self._waiting.remove((name, place))
-            else:  # it was given one in the same moment
+            else:  # the slot was granted at the same moment
                 self.release(name)
             raise
 
     def release(self, name: str) -> None:
-        """Frees a place that was taken."""
+        """Frees a slot."""
         self._held[name] -= 1
         self._hand_out()
 
@@ -72,11 +71,11 @@ class FairSemaphore:
 
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long an environment may take to close after its episode; nobody waits for it but its successor."""
+"""Time an environment may take to close after its episode, in seconds. Only its slot waits for it."""
 
 
 class EnvironmentPool:
-    """Opens episodes' processes, a bounded number at once, in which each environment has its part."""
+    """Bounded pool of episode processes with a guaranteed share per environment."""
 
     def __init__(
         self,
@@ -86,37 +85,37 @@ class EnvironmentPool:
         names: Collection[str] = (),
         command: Sequence[str] | None = None,
     ) -> None:
-        """Nothing starts; zygotes do when they are first needed.
+        """Starts no process; each zygote starts when first needed.
 
-        Of the user's own environments only `own` may be asked for: a ticket's name alone makes nothing be imported.
-        `names`: the environments that share the places (`environment_pool.py`), as far as they are known.
+        `own` lists the custom environments that may be imported: a ticket's name alone imports nothing. `names` lists
+        the environments that share the slots, as far as they are known.
         """
         self._config, self._own, self._command = config, own, command
         self._places = FairSemaphore(config.max_processes, names)
         self._zygotes: dict[str, asyncio.Task[ForkServerClient]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.num_running = 0
-        """Processes now, those that are just ending included."""
+        """Running processes, including those that are closing."""
         self.failures: collections.Counter[str] = collections.Counter()
-        """What went wrong, by kind: deadline, crash, exception, reply, start."""
+        """Failures by kind: deadline, crash, exception, reply, start."""
 
     async def load(self, name: str) -> None:
-        """Lets an environment's library be imported, as its first episode will.
+        """Imports an environment's library in its zygote.
 
         Raises:
-          EpisodeError: says why it can't be.
+          EpisodeError: the import failed.
         """
         await self._zygote(name)
 
     @contextlib.asynccontextmanager
     async def open(self, name: str) -> AsyncIterator["EpisodeProcess"]:
-        """A process for one episode; when the context is left it ends, on its own time.
+        """Yields a process for one episode; it is closed in the background when the context exits.
 
         Raises:
-          EpisodeError: none can be had.
+          EpisodeError: no process could be started.
         """
         try:
-            await self._zygote(name)  # an import may take long, and holds no place
+            await self._zygote(name)  # an import may take long and holds no slot
             await self._places.acquire(name)
             try:
                 process = await self._fork(name)
@@ -137,10 +136,10 @@ class EnvironmentPool:
             ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Ends all zygotes, and with them all episodes."""
+        """Stops all zygotes and thereby all episodes."""
         zygotes, self._zygotes = self._zygotes, {}
         for starting in zygotes.values():
-            starting.cancel()  # of one that has started nothing happens
+            starting.cancel()  # no effect if it has started
             await asyncio.wait([starting])
             if _is_alive(starting):
                 await starting.result().close()
@@ -165,7 +164,7 @@ class EnvironmentPool:
         return EpisodeProcess(name, zygote, episode, reader, writer, self._config, self.failures)
 
     async def _zygote(self, name: str) -> ForkServerClient:
-        """The environment's zygote, started, or started again, if there is none alive."""
+        """Returns the environment's zygote, after a start or restart if none is alive."""
         if custom_functions.is_custom(name) and name not in self._own:
             raise EpisodeError(
                 f"environment {name} is code of somebody's own that this actor may not import", is_final=True
@@ -181,7 +180,7 @@ class EnvironmentPool:
             )
             start = ForkServerClient.start(name, max_memory_bytes=max_memory_bytes, command=command)
             starting = self._zygotes[name] = asyncio.create_task(start)
-        # Shielded: whoever is cancelled while it waits must not end what others wait for.
+        # Shielded: cancelling one waiter must not cancel the start for the others.
         return await asyncio.shield(starting)
 
     async def _end(self, process: "EpisodeProcess", *, is_orderly: bool) -> None:
@@ -193,7 +192,7 @@ class EnvironmentPool:
 
 
 class EpisodeProcess:
-    """One episode's process, to be asked one thing at a time."""
+    """Process of one episode; it handles one request at a time."""
 
     def __init__(
         self,
@@ -205,7 +204,6 @@ class EpisodeProcess:
         config: EnvironmentsConfig,
         failures: collections.Counter[str],
     ) -> None:
-        """It runs already."""
         self.name, self._zygote, self._episode = name, zygote, episode
         self._reader, self._writer, self._config, self._failures = reader, writer, config, failures
         self.has_failed = False
@@ -214,7 +212,7 @@ class EpisodeProcess:
         """Starts the episode.
 
         Raises:
-          EpisodeError: it failed, crashed or took too long; or the row is none that JSON can hold.
+          EpisodeError: the environment failed, crashed or timed out, or the row cannot be written as JSON.
         """
         try:
             text = json.dumps(dict(row))
@@ -223,17 +221,17 @@ class EpisodeProcess:
         return await self._ask(wire.Reset(row=text), self._config.reset_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
-        """Hands over what the policy wrote; to an environment that plays itself, where it finds the policy.
+        """Sends an action; for an environment that plays itself, the address of the token endpoint.
 
         Raises:
-          EpisodeError: the environment failed, crashed or took too long.
+          EpisodeError: the environment failed, crashed or timed out.
         """
         config = self._config
         timeout_s = config.episode_timeout_s if plays_itself else config.step_timeout_s
         return await self._ask(wire.Act(action=action), timeout_s)
 
     async def end(self, *, is_orderly: bool) -> None:
-        """Returns when the process is no more: closed by itself within its time, or killed."""
+        """Waits until the process has exited: closed within CLOSE_TIMEOUT_S, or killed."""
         ended = asyncio.ensure_future(self._zygote.ended(self._episode))
         try:
             if is_orderly:
@@ -247,7 +245,7 @@ class EpisodeProcess:
             self._writer.close()
 
     async def _ask(self, question: wire.Question, timeout_s: float) -> wire.Observed:
-        self.has_failed = True  # until it has answered; also where this is cancelled
+        self.has_failed = True  # until the answer arrives; also if this call is cancelled
         try:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(wire.frame(question))
@@ -263,7 +261,7 @@ class EpisodeProcess:
             raise self._failed("reply", f"its process said what it may not: {type(e).__name__}: {e}") from e
         if isinstance(answer, wire.Failed):
             raise self._failed("exception", answer.error)
-        if not abs(answer.reward) <= MAX_ABS_REWARD:  # NaN neither
+        if not abs(answer.reward) <= MAX_ABS_REWARD:  # also rejects NaN
             raise self._failed("reply", f"its reward is {answer.reward}, at most {MAX_ABS_REWARD:g} counts")
         self.has_failed = False
         return answer
@@ -278,10 +276,10 @@ def _is_alive(starting: "asyncio.Task[ForkServerClient]") -> bool:
 
 
 def check_environments(names: Collection[str], config: EnvironmentsConfig) -> None:
-    """Imports environments, each in a process like those that will play it, before anything starts.
+    """Imports environments at startup, each in a process like those that will play it.
 
     Raises:
-      ValueError: says why one can't be: its library is not there, or a user's own is none.
+      ValueError: an environment cannot be imported (library missing, or not a valid custom environment).
     """
     if not names:
         return

@@ -1,8 +1,8 @@
-"""Episodes: the engine and an environment in turns (ROLL Flash section 5.2.1, EnvManager), each for itself.
+"""Episodes: the engine and an environment take turns (ROLL Flash section 5.2.1, EnvManager), independently per episode.
 
-Token in, token out: what the engine sampled is what it is asked to go on with and what trains. Each turn is a request
-of its own whose prompt is all that came before, so that with prefix caching it costs its new tokens only. Where an
-environment takes its time nothing is in the engine.
+Token in, token out: sampled tokens are reused unchanged as context and for training. Each turn is one engine request
+with all earlier tokens as its prompt, so prefix caching computes only new tokens. No request waits in the engine while
+an environment works.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ from configs.sections.actor import EnvironmentsConfig
 
 
 class Episodes:
-    """Plays any number of episodes at once."""
+    """Player of any number of concurrent episodes."""
 
     def __init__(
         self,
@@ -32,23 +32,22 @@ class Episodes:
         *,
         max_context_tokens: int,
     ) -> None:
-        """`max_context_tokens`: prompt and episode together, `model.max_tokens`."""
+        """`max_context_tokens`: limit for prompt and episode together, `model.max_tokens`."""
         self._engine, self._pool, self._rendering, self._config = engine, pool, rendering, config
         self._max_context_tokens = max_context_tokens
         self.num_failures = 0
-        """Attempts at an episode that failed, whether or not a later one succeeded."""
+        """Failed attempts, also those that a retry followed successfully."""
         self.failures = pool.failures
-        """Those of them that were a process's, by kind (`EnvironmentPool.failures`)."""
+        """Process failures among the failed attempts, by kind (`EnvironmentPool.failures`)."""
         self._endpoint: TokenEndpoint | None = None
 
     async def play(self, episode: EpisodeRequest) -> Sample:
-        """Plays an episode to its end, from its start again where its environment fails.
-
-        Cancelling it ends its request and its process.
+        """Plays an episode to its end; restarts it if its environment fails. Cancellation ends its request and its
+        process.
 
         Raises:
-          EpisodeError: the environment failed each time, or it can't be played at all.
-          AbortedError, EngineDeadError: as `Engine.sample`.
+          EpisodeError: all attempts failed, or the episode cannot be played.
+          AbortedError, EngineDeadError: see `Engine.sample`.
         """
         problem = ""
         for attempt in range(1 + self._config.retries):
@@ -57,7 +56,7 @@ class Episodes:
                     played = await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
                 assert played.episode is not None
                 rewards = played.episode.turn_rewards
-                if played.finish == "length":  # what it costs that a budget ended it
+                if played.finish == "length":  # penalty for an episode that a budget truncated
                     rewards[-1] += self._config.truncated_reward
                 earned = float(rewards.sum(dtype=np.float64))
                 if abs(earned) > MAX_ABS_REWARD:
@@ -72,7 +71,7 @@ class Episodes:
         raise EpisodeError(f"{problem} ({1 + self._config.retries} attempts)")
 
     async def close(self) -> None:
-        """Ends the environments' processes, and closes the endpoint, if there is one."""
+        """Stops the environments' processes and the token endpoint."""
         if self._endpoint is not None:
             await self._endpoint.close()
         await self._pool.close()
@@ -124,7 +123,7 @@ class Episodes:
             transcript.observe(observed)
 
     async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Sample:
-        """An environment that asks for its turns itself, at an endpoint that is its own for as long."""
+        """Runs an environment that requests its turns itself, at a token endpoint of its own."""
         if self._endpoint is None:
             self._endpoint = TokenEndpoint()
         async with self._endpoint.serve(conversation) as address:

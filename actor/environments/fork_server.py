@@ -1,8 +1,8 @@
-"""Process with the environment imported that forks one child per episode.
+"""Zygote process: imports the environment and forks one child per episode.
 
-It stays single-threaded, so that its forks are sound, and it alone ends its children: only a parent that hasn't reaped
-a process knows that its pid is still that process's. Messages: `wire.py`, as packets on the socket of number FD. It
-ends when that is closed, or with the actor, and its children end with it.
+It stays single-threaded so that forks are safe. It alone kills its children: only a parent that has not reaped a
+process knows that the pid is still valid. Messages (`wire.py`) arrive as packets on socket FD. The zygote exits when
+that socket closes or the actor exits, and its children exit with it.
 """
 
 import array
@@ -30,22 +30,22 @@ from bridge import processes
 
 
 def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, max_memory_bytes: int) -> None:
-    """The life of a forked process; never returns."""
+    """Runs a forked episode process; never returns."""
     status = 1
     try:
         processes.die_with_parent(parent)
-        os.setsid()  # what it starts is killed with it
+        os.setsid()  # a kill of the process group reaches its children
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
         gc.enable()
-        # Python seeds its own random state after a fork; an episode that is to come again is seeded from its row.
+        # Python reseeds its random state after a fork. A reproducible episode is seeded from its row.
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()
         _serve(make, link)
         status = 0
     finally:
-        os._exit(status)  # no clean-up of the zygote's: it is the zygote's
+        os._exit(status)  # skip the zygote's clean-up handlers
 
 
 def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
@@ -60,11 +60,11 @@ def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
                     environment = make()
                 answer = _answer(environment, question, runner)
                 framed = wire.frame(answer)
-            except BaseException as e:  # an environment may raise anything, SystemExit too
+            except BaseException as e:  # an environment may raise anything, including SystemExit
                 framed = wire.frame(wire.Failed(error=f"{type(e).__name__}: {e}"[:10_000]))
             link.sendall(framed)
         if environment is not None:
-            with contextlib.suppress(Exception):  # the episode is over, and what it says counts no more
+            with contextlib.suppress(Exception):  # the episode is over, so errors no longer matter
                 _settle(environment.close(), runner)
 
 
@@ -85,7 +85,7 @@ def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: a
 
 
 def _settle(returned: Any, runner: asyncio.Runner) -> Any:
-    """What a plain method returned, or an asynchronous one will have."""
+    """Returns the result of a plain or asynchronous method."""
     if not inspect.isawaitable(returned):
         return returned
 
@@ -96,7 +96,7 @@ def _settle(returned: Any, runner: asyncio.Runner) -> Any:
 
 
 def _for_people(value: Any) -> Any:
-    """A value of an info, or its text where msgpack can't hold it: large integers, half characters, odd keys."""
+    """Returns an `info` value, or its text if msgpack cannot hold it (large integers, lone surrogates, odd keys)."""
     try:
         return msgspec.msgpack.decode(wire.encode(value))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
@@ -115,7 +115,7 @@ _FD_BYTES = array.array("i").itemsize
 
 
 class _ForkServer:
-    """The children, by their episodes."""
+    """Zygote that tracks its children by episode."""
 
     def __init__(self, control: socket.socket, make: Callable[[], Environment], *, max_memory_bytes: int) -> None:
         self._control, self._make, self._max_memory_bytes = control, make, max_memory_bytes
@@ -124,7 +124,7 @@ class _ForkServer:
         self._children = pathlib.Path(f"/proc/self/task/{self._pid}/children")
 
     def serve(self, woken: int) -> None:
-        """Until the actor closes its end; `woken` is readable when a child may have ended."""
+        """Handles messages until the actor closes its end; `woken` is readable after SIGCHLD."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(woken, select.POLLIN)
@@ -140,10 +140,10 @@ class _ForkServer:
             self._kill(episode)
 
     def _take(self) -> bool:
-        """One packet; False at the end."""
+        """Handles one packet; returns False at the end of the stream."""
         try:
             packet, ancillary, _, _ = self._control.recvmsg(wire.MAX_PACKET_BYTES, socket.CMSG_LEN(_FD_BYTES))
-        except ConnectionError:  # closed with something unread in it
+        except ConnectionError:  # closed with unread data
             return False
         if not packet:
             return False
@@ -173,14 +173,14 @@ class _ForkServer:
 
     def _kill(self, episode: int) -> None:
         if (pid := self._pids.get(episode)) is None:
-            return  # reaped: its pid may be another's by now
+            return  # reaped, so another process may have its pid
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it has no group of its own before its first lines ran
+        with contextlib.suppress(ProcessLookupError):  # no own process group before its first lines ran
             os.killpg(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Buries all children that ended, and ends what they left behind."""
+        """Reaps all exited children and kills their remaining processes."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -189,17 +189,18 @@ class _ForkServer:
             if ended is None:
                 return
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(ended.si_pid, signal.SIGKILL)  # while the number is its own; also where orphans aren't listed
+                # while the pid is still reserved; works also without the children list
+                os.killpg(ended.si_pid, signal.SIGKILL)
             os.waitpid(ended.si_pid, 0)
             episode = next((e for e, pid in self._pids.items() if pid == ended.si_pid), None)
-            if episode is not None:  # else an orphan
+            if episode is not None:  # otherwise an orphan
                 del self._pids[episode]
                 kind = "exit" if ended.si_code == os.CLD_EXITED else "signal"
                 self._say(wire.Ended(id=episode, how=f"{kind} {ended.si_status}"))
             self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Ends what a child started in a session of its own: it became ours when that child ended."""
+        """Kills processes that a child started in another session; they are reparented here when the child exits."""
         known = set(self._pids.values())
         with contextlib.suppress(FileNotFoundError):  # a kernel without this list
             for pid in map(int, self._children.read_text().split()):
@@ -208,15 +209,15 @@ class _ForkServer:
                         os.kill(pid, signal.SIGKILL)
 
     def _say(self, message: wire.FromZygote) -> None:
-        with contextlib.suppress(ConnectionError):  # closed: what is read next says so
+        with contextlib.suppress(ConnectionError):  # closed: the next read reports it
             self._control.send(wire.encode(message))
 
 
 def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
-    """Imports the environment, says so, and forks until its control socket ends."""
+    """Imports the environment, reports readiness, and forks until the control socket closes."""
     processes.die_with_parent(os.getppid())
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the actor handles Ctrl-C
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     try:
@@ -229,11 +230,11 @@ def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
     gc.disable()
-    gc.freeze()  # or each child's first collection would copy what they share
+    gc.freeze()  # otherwise each child's first collection would copy shared pages
     control.send(wire.encode(wire.Ready(num_threads=len(os.listdir("/proc/self/task")))))
     _ForkServer(control, make, max_memory_bytes=max_memory_bytes).serve(woken)
 
 
 if __name__ == "__main__":
-    os.dup2(2, 1)  # what environments print is no answer of anybody's
+    os.dup2(2, 1)  # keep prints of environments out of the actor's stdout
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""The actor's end of one zygote: starts it, hands it sockets, hears which of its children have ended."""
+"""Actor-side client of one zygote: starts it, passes it sockets, receives the exits of its children."""
 
 import array
 import asyncio
@@ -17,26 +17,25 @@ from bridge.credentials import without_secrets
 from configs import custom_functions
 
 LOAD_TIMEOUT_S = 120.0
-"""For starting Python and importing an environment's library; an episode's deadlines begin after that."""
+"""Timeout for starting Python and importing an environment's library, in seconds. Episode timeouts start afterwards."""
 
 
 def command(python: str = "") -> tuple[str, ...]:
-    """Starts a zygote; `python` is its interpreter, empty for this one."""
+    """Returns the command of a zygote; `python` is its interpreter, empty for the actor's."""
     return (os.path.expanduser(python) or sys.executable, "-P", "-m", fork_server.__name__)
 
 
 class ForkServerClient:
-    """One zygote, from its start to its end; a dead one is not started again but replaced."""
+    """Connection to one zygote for its lifetime; a dead zygote is replaced, not restarted."""
 
     def __init__(self, name: str, control: socket.socket, process: asyncio.subprocess.Process) -> None:
-        """See `start`."""
         self.name = name
         self._control, self._process = control, process
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
         self._ready: asyncio.Future[wire.Ready] = self._loop.create_future()
         self._ends: dict[int, asyncio.Future[str]] = {}
-        """How each child ended, set when it is no more."""
+        """Exit description of each child, set when it has exited."""
         self._sending = asyncio.Lock()
         self._has_room = asyncio.Event()
         self.is_alive = True
@@ -44,10 +43,10 @@ class ForkServerClient:
 
     @classmethod
     async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str]) -> "ForkServerClient":
-        """Starts a process and waits until it has imported the environment `name`.
+        """Starts a zygote and waits until it has imported the environment `name`.
 
         Raises:
-          EpisodeError: it can't, or takes too long.
+          EpisodeError: the start or import failed or timed out.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -60,12 +59,12 @@ class ForkServerClient:
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 env={
-                    **without_secrets(os.environ),  # an environment may be anybody's code
+                    **without_secrets(os.environ),  # an environment may be third-party code
                     "PYTHONPATH": custom_functions.python_path(),
-                    # One thread each: the cores are the engine's, and a fork must find no other thread.
+                    # One thread each: the cores belong to the engine, and a fork must find no other thread.
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",
-                    "PYTHONHASHSEED": "0",  # the same row is the same episode on every actor
+                    "PYTHONHASHSEED": "0",  # the same row gives the same episode on every actor
                 },
             )
         except OSError as e:
@@ -98,11 +97,11 @@ class ForkServerClient:
 
     @property
     def pid(self) -> int:
-        """Of the zygote."""
+        """Pid of the zygote."""
         return self._process.pid
 
     async def fork(self, theirs: socket.socket) -> int:
-        """Starts an episode's process on its end of a socket; its id here.
+        """Starts an episode's process with its end of a socket pair; returns the episode's id.
 
         Raises:
           EpisodeError: the zygote is dead.
@@ -117,26 +116,26 @@ class ForkServerClient:
         return episode
 
     def forget(self, episode: int) -> None:
-        """Nobody will ask how it ended."""
+        """Drops an episode's exit future."""
         self._ends.pop(episode, None)
 
     async def kill(self, episode: int) -> None:
-        """Ends an episode's process; of one that has ended nothing happens.
+        """Kills an episode's process. Ignores exited ones.
 
         Raises:
-          EpisodeError: the zygote is dead, and its children with it.
+          EpisodeError: the zygote and therefore its children are dead.
         """
         await self._send(wire.Kill(id=episode))
 
     async def ended(self, episode: int) -> str:
-        """Waits until an episode's process is no more; how it ended. Each is asked for once."""
+        """Waits until an episode's process has exited; returns the exit description. Call once per episode."""
         try:
             return await asyncio.shield(self._ends[episode])
         finally:
             self.forget(episode)
 
     async def close(self) -> None:
-        """Ends the zygote, and by that its children."""
+        """Stops the zygote and thereby its children."""
         self._end("was closed")
         if self._process.returncode is None:
             self._process.kill()
@@ -158,7 +157,7 @@ class ForkServerClient:
                     self._end(f"does not take messages: {e}")
 
     async def _wait_for_room(self) -> None:
-        """Until the zygote has read some of what it was sent, or has ended."""
+        """Waits until the socket accepts data again, or the zygote has exited."""
         self._has_room.clear()
         self._loop.add_writer(self._control, self._has_room.set)
         try:
@@ -186,14 +185,14 @@ class ForkServerClient:
                 end.set_result(message.how)
 
     def _end(self, how: str) -> None:
-        """Books the zygote's end; the kernel kills its children with it."""
+        """Records the zygote's exit; the kernel kills its children with it."""
         if not self.is_alive:
             return
         self.is_alive = False
         self._loop.remove_reader(self._control)
         self._loop.remove_writer(self._control)
         self._control.close()
-        self._has_room.set()  # to notice it
+        self._has_room.set()  # wakes the waiting sender, which then sees is_alive
         if not self._ready.done():
             self._ready.set_result(wire.Ready(error=f"the zygote of environment {self.name} {how} while it started"))
         for end in self._ends.values():

@@ -1,4 +1,4 @@
-"""`Environment`, `Step`, errors, environments by name."""
+"""`Environment` and `Step` protocol, errors, and environments by name."""
 
 import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,54 +11,52 @@ from configs import custom_functions
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action led to."""
+    """Result of an action."""
 
     messages: list[Message] = []
-    """What the policy sees next; not shown to it once the episode is done."""
+    """Messages that the policy sees next; ignored once the episode is done."""
     reward: float = 0.0
-    """Of this turn."""
+    """Reward of this turn."""
     done: bool = False
     info: dict[str, Any] = {}
-    """For people; what msgpack can't hold (a large integer, an object) is written as text."""
+    """Human-readable data; values that msgpack cannot hold (large integers, objects) become text."""
 
 
 class Environment(Protocol):
-    """One episode. Its methods may be plain or asynchronous.
+    """Environment of one episode. Its methods may be plain or asynchronous.
 
-    It is made by its class without arguments, in a process of its own: it may hang, crash or block, and nothing but its
-    own episode notices. What it raises is a failure of the infrastructure, by which the episode is played again; what
-    the policy did wrong is said in an observation.
+    The class is called without arguments in a separate process, so a hang or crash affects only this episode. An
+    exception is an infrastructure failure and restarts the episode. Report errors of the policy in an observation.
 
-    A class may have `observation_roles`, the roles of its messages (default: ("user",)): whether the model's chat
-    template takes them is then tried before anything is sampled. With `sees_thinking = True` an action is the whole
-    turn, from what the prompt began of it, such as `<think>`.
+    Optional class attributes: `observation_roles`, the roles of its messages (default ("user",)), which are checked
+    against the chat template before sampling. `sees_thinking = True` passes the whole turn as the action, including a
+    prefilled beginning such as `<think>`.
     """
 
     def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Starts the episode that a row of prompts describes; what is to be seen besides the row's own messages.
+        """Starts the episode of a prompt row; returns messages to show after the row's own messages.
 
-        The same row must start the same episode: a group is compared over it.
+        The same row must start the same episode, because a group compares episodes of one row.
         """
         ...
 
     def step(self, action: str) -> Step | Awaitable[Step]:
-        """Takes the answer of one turn: what the policy wrote outside its thinking, special tokens as text.
+        """Handles one turn's answer: text outside the thinking, without the stop token; special tokens as text.
 
-        The token that ended the turn is left out. The answer is empty where the turn ended within its thinking. A turn
-        that a limit cut off is no action: the episode ends.
+        The answer is empty if the turn ended within its thinking. A truncated turn is no action: the episode ends.
         """
         ...
 
     def close(self) -> None | Awaitable[None]:
-        """The episode has ended; not called where the process is killed."""
+        """Releases resources after the episode; not called if the process is killed."""
         ...
 
 
 class EpisodeError(RuntimeError):
-    """An episode could not be played: the infrastructure's fault, never a reward."""
+    """An episode could not be played. This is an infrastructure failure and never becomes a reward."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
-        """With `is_final` another attempt at it would fail alike."""
+        """`is_final`: another attempt would fail the same way."""
         super().__init__(message)
         self.is_final = is_final
 
@@ -77,15 +75,15 @@ OWN_ENVIRONMENT = custom_functions.Signature(
 
 
 def may_need_own_interpreter(name: str) -> bool:
-    """Whether an environment may need libraries that don't go together with the engine's (`environments.python`)."""
+    """Returns True if an environment's libraries may conflict with the engine's (`environments.python`)."""
     return custom_functions.is_custom(name) or name == "verifiers"
 
 
 def load(name: str) -> Callable[[], Environment]:
-    """The class of an environment, or the user's own, named `module:Class`.
+    """Returns the class of a built-in or custom environment (`module:Class`).
 
     Raises:
-      ValueError: no such environment; or (in one line) why it can't be used.
+      ValueError: unknown or unusable environment; the message is one line.
     """
     if custom_functions.is_custom(name):
         made = custom_functions.load("environment", name, OWN_ENVIRONMENT)

@@ -1,8 +1,8 @@
-"""Where an environment that plays itself finds the policy: token ids in, token ids out, on loopback.
+"""Token endpoint on loopback for environments that play themselves: token ids in, token ids out.
 
-It speaks the part of vLLM's `/inference/v1/generate` that such environments use (`verifiers`' training client), but
-each conversation has a token of its own, and only goes on: a request must begin with all that was said before, so that
-what was sampled trains as it was sampled. A request that tells it otherwise was rendered again, and is refused.
+It implements the part of vLLM's `/inference/v1/generate` that such environments use (`verifiers`' training client).
+Each conversation has its own bearer token and is append-only: a request must begin with all earlier tokens, so that
+tokens train exactly as sampled. A request with a changed (re-rendered) history is rejected.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ _BROKEN_OFF = "the environment broke off a turn that it had asked for"
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """How an environment reaches the policy."""
+    """Address of the policy for an environment."""
 
     url: str
-    """`{url}/inference/v1/generate` takes requests."""
+    """Base URL; `{url}/inference/v1/generate` takes requests."""
     token: str
-    """Shown as `Authorization: Bearer ...`; of this episode alone."""
+    """Token for the header `Authorization: Bearer ...`, valid for this episode only."""
 
 
 class _Sampling(msgspec.Struct, frozen=True):
-    """What of a request's sampling counts; the run says the rest (temperature, lengths)."""
+    """Request sampling parameters that are honored; the run sets the others (temperature, lengths)."""
 
     stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKENS)] = []
 
@@ -49,31 +49,30 @@ class _CompletionRequest(msgspec.Struct, frozen=True):
 
 
 class _RefusedError(Exception):
-    """Answered with 400, by which clients of this kind end their episode."""
+    """Answered with status 400, at which such clients end their episode."""
 
 
 class Conversation:
-    """One episode, told by the requests of its environment."""
+    """One episode, driven by the requests of its environment."""
 
     def __init__(self, turns: EpisodeTurns, *, max_turns: int) -> None:
-        """Nothing was asked yet."""
         self._turns, self._max_turns = turns, max_turns
         self._asking = asyncio.Lock()
         self._is_truncated = False
         self._is_cut_off = False
-        """The last turn was: it is no action, and earns nothing."""
+        """True if the last turn was truncated: it is no action and receives no reward."""
         self._failure: BaseException | None = None
-        """What ended the conversation that is no answer."""
+        """Failure that ended the conversation."""
 
     async def go_on(self, tokens: Sequence[int], stop_token_ids: Sequence[int]) -> Sample:
-        """The policy's next turn.
+        """Samples the policy's next turn.
 
         Args:
-          tokens: the prompt and all that was said.
-          stop_token_ids: end the turn besides the run's.
+          tokens: the prompt and all later tokens.
+          stop_token_ids: stop tokens in addition to the run's.
 
         Raises:
-          _RefusedError: history was changed, or a budget is used up, before the turn or in it.
+          _RefusedError: the history was changed, or a budget is used up before or during the turn.
         """
         async with self._asking:
             turns, transcript = self._turns, self._turns.transcript
@@ -97,7 +96,7 @@ class Conversation:
             transcript.observe(new)
             try:
                 sample = await turns.take(stop_token_ids)
-            except asyncio.CancelledError:  # its client went away, and sampling with it
+            except asyncio.CancelledError:  # the client disconnected, which cancels sampling
                 self._failure = EpisodeError(_BROKEN_OFF)
                 raise
             except BaseException as e:
@@ -109,11 +108,11 @@ class Conversation:
             return sample
 
     def end(self, step: wire.Observed) -> Sample:
-        """The episode, its reward booked on the last turn that the environment was shown.
+        """Returns the episode, with its reward on the last turn that the environment received.
 
         Raises:
-          EpisodeError: nothing was sampled, not all of it was told, or a turn was not waited for.
-          AbortedError, EngineDeadError: as the engine.
+          EpisodeError: no turn was sampled, the history was changed, or a turn was abandoned.
+          AbortedError, EngineDeadError: see `Engine.sample`.
         """
         if self._failure is not None:
             raise self._failure
@@ -127,19 +126,18 @@ class Conversation:
 
 
 class TokenEndpoint:
-    """A server on a port of loopback, for any number of conversations; it starts with the first."""
+    """HTTP server on a loopback port for any number of conversations; starts with the first one."""
 
     def __init__(self) -> None:
-        """Nothing listens yet."""
         self._conversations: dict[bytes, Conversation] = {}
-        """By the hash of their tokens: what compares them tells nothing by its time."""
+        """Conversations by token hash, so that lookup time reveals nothing about tokens."""
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
         self._url = ""
 
     @contextlib.asynccontextmanager
     async def serve(self, conversation: Conversation) -> AsyncIterator[Address]:
-        """Answers a conversation's requests while the context lasts."""
+        """Serves a conversation's requests while the context lasts."""
         async with self._starting:
             if self._runner is None:
                 await self._start()
@@ -152,14 +150,14 @@ class TokenEndpoint:
             del self._conversations[key]
 
     async def close(self) -> None:
-        """Listens no more."""
+        """Stops the server."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/inference/v1/generate", self._generate)
-        # A handler ends with its client: an episode that was given up samples nothing more.
+        # A handler is cancelled with its client, so an abandoned episode samples no more.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -1,8 +1,7 @@
-"""Tool calls in what a model wrote, by named parsers: text in, calls out, or what is wrong with them. Pure.
+"""Tool call parsers: model text in, calls or an error for the model out. Pure.
 
-A model may write anything: nothing here raises by it. What is wrong is said in a sentence that it is to read. A call in
-another form than the parser's is such a sentence, too, where it is not taken: a turn is without calls only if nothing
-in it looks like one.
+No model text raises: errors are sentences addressed to the model. A call in a form that the parser does not accept is
+such an error. A turn counts as free of calls only if nothing in it looks like a call.
 """
 
 import dataclasses
@@ -18,34 +17,32 @@ MAX_CALLS = 32
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call."""
-
     name: str
     arguments: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """What a turn asks for."""
+    """Tool calls of one turn."""
 
     calls: tuple[ToolCall, ...] = ()
-    """In order; none where the turn has none, or where one of them is wrong."""
+    """Calls in order; empty if there are none or one of them is invalid."""
     error: str = ""
-    """What is wrong with a call."""
+    """Error message for the model."""
 
 
 def parse(parser: str, text: str, tools: Collection[str], *, thinking: ThinkingFormat | None = DEFAULT) -> Calls:
-    """The calls in a turn, outside its thinking.
+    """Returns the calls in a turn, outside its thinking.
 
     Args:
       parser: one of `PARSERS`.
-      text: a turn, special tokens as text.
-      tools: the names that may be called.
-      thinking: the marks that part the thinking from the answer; None: `text` is an answer already, as the action is
-        that `Environment.step` gets, and all of it is read.
+      text: text of the turn, including special tokens.
+      tools: names of the tools.
+      thinking: marks that separate thinking from the answer; None if `text` is only the answer, like the action of
+        `Environment.step`.
 
     Raises:
-      ValueError: no such parser.
+      ValueError: unknown parser.
     """
     if parser not in PARSERS:
         raise ValueError(f"no parser of tool calls {parser!r}; there are {', '.join(PARSERS)}")
@@ -63,13 +60,13 @@ def parse(parser: str, text: str, tools: Collection[str], *, thinking: ThinkingF
 
 
 class _WrongCallError(Exception):
-    """Says to the model what is wrong."""
+    """Error message for the model."""
 
 
 def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them (Hermes, Qwen).
+    """Parses any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen).
 
-    The JSON is read before the closing tag is looked for: a text among its arguments may have tags in it.
+    The JSON is decoded before the closing tag is searched, because string arguments may contain tags.
     """
     del tools
     calls: list[ToolCall] = []
@@ -79,7 +76,7 @@ def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
         rest = text[begin:]
         try:
             value, size = _DECODER.raw_decode(rest)
-        except (ValueError, RecursionError) as e:  # the latter for a thousand brackets
+        except (ValueError, RecursionError) as e:  # RecursionError: deep nesting
             if _CLOSING.search(rest) is None:
                 raise _WrongCallError("a call that begins with <tool_call> does not end with </tool_call>") from e
             raise _WrongCallError(f"a call is not JSON: {_said(e)}") from e
@@ -92,9 +89,9 @@ def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
 
 
 def _llama3(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """`{"name": ..., "parameters": {...}}` or a list of them, behind `<|python_tag|>` or anywhere (Llama 3).
+    """Parses `{"name": ..., "parameters": {...}}` or a list, after `<|python_tag|>` or anywhere (Llama 3).
 
-    Behind the tag nothing but calls may stand, parted by ";". Without it an object is a call if it names a tool or has
+    After the tag only calls separated by ";" may follow. Without it an object is a call if it names a tool or has
     arguments.
     """
     before, tag, body = text.partition("<|python_tag|>")
@@ -119,10 +116,7 @@ def _all_json(text: str) -> list[ToolCall]:
 
 
 def _tag(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """`<tool>input</tool>`, any number of them; the text between is the argument `input`.
-
-    Tags within a call are its input, whatever they name.
-    """
+    """Parses any number of `<tool>input</tool>`; the enclosed text is the argument `input`, even if it contains tags."""
     opening = re.compile(rf"<\s*({'|'.join(map(re.escape, tools))})\s*>") if tools else re.compile(r"(?!)")
     calls: list[ToolCall] = []
     at = 0
@@ -153,7 +147,7 @@ _FENCE = re.compile(r"\s*(?:```\w*)?\s*")
 _WHOLE_FENCE = re.compile(r"```\w*(.*?)```", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _MAX_FAILURES = 64
-"""Brackets that begin no JSON: of a text with more of them the rest is not looked at."""
+"""Maximum failed JSON decodes; the rest of such a text is not searched."""
 _ARGUMENTS = ("arguments", "parameters")
 _BESIDE = {"name", "type", "id", "index", *_ARGUMENTS}
 """Keys that a call may have."""
@@ -163,11 +157,11 @@ _OTHER_MARKS = re.compile(
     r"|<[|\uff5c]\s*(?:python_tag|tool[_\u2581]?calls?\w*)[^<>]{0,40}>|\bfunctools\s*\[",
     re.IGNORECASE,
 )
-"""Texts that calls begin or end with in the forms of other models."""
+"""Call delimiters of other models' formats."""
 
 
 def _refuse_other_forms(parser: str, text: str, tools: Collection[str]) -> list[ToolCall]:
-    """Returns no calls; refuses a text that has a call in another form than the parser's."""
+    """Returns no calls; raises _WrongCallError if the text has a call in another form than the parser's."""
     names = "|".join(map(re.escape, tools)) or r"(?!)"
     alone = _unfenced(text.strip())
     others = (
@@ -189,7 +183,7 @@ def _unfenced(text: str) -> str:
 
 
 def _objects(text: str, tools: Collection[str]) -> Iterator[Any]:
-    """The JSON objects of a text, and the lists of such, that look like calls."""
+    """Yields the JSON objects and lists in a text that look like calls."""
     at = num_failures = 0
     while num_failures < _MAX_FAILURES and (found := re.compile(r"[{\[]").search(text, at)):
         try:
@@ -211,7 +205,7 @@ def _is_call_like(value: Any, tools: Collection[str]) -> bool:
 
 
 def _calls_of(value: Any, field: str) -> list[ToolCall]:
-    """The calls of a JSON value: of an object one, of a list of objects one each."""
+    """Returns the calls of a JSON object or list of objects."""
     return [_call_of(one, field) for one in (value if isinstance(value, list) and value else [value])]
 
 
@@ -228,7 +222,7 @@ def _call_of(value: Any, field: str) -> ToolCall:
     if len(given) > 1:
         raise _WrongCallError(f'a call of {name!r} must have its arguments in "{field}" alone')
     arguments = value[given[0]] if given else {}
-    if isinstance(arguments, str):  # as OpenAI's interface writes them
+    if isinstance(arguments, str):  # OpenAI's API encodes arguments as a string
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tokens, masks and log-probs of an episode."""
+"""Tokens, masks and logprobs of an episode."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -14,49 +14,48 @@ from bridge.text.chat_template import PROMPT_TEMPLATE, JsonObject
 
 
 class Transcript:
-    """An episode that goes on."""
+    """Growing token record of an episode."""
 
     def __init__(self, prompt_tokens: Int32[np.ndarray, " P"]) -> None:
-        """Nothing follows the prompt yet."""
         self._prompt_tokens = prompt_tokens
         self._parts: list[Sample | Int32[np.ndarray, " T"]] = []
         self._rewards: list[float] = []
         self.num_tokens = 0
-        """Sampled and observed ones."""
+        """Sampled and observed tokens."""
 
     @property
     def num_turns(self) -> int:
-        """Of the policy."""
+        """Turns of the policy."""
         return sum(isinstance(part, Sample) for part in self._parts)
 
     @property
     def request_tokens(self) -> Int32[np.ndarray, " P+T"]:
-        """The prompt and all that followed: what the engine is asked to go on with."""
+        """Prompt and all later tokens: the prompt of the next request."""
         return np.concatenate([self._prompt_tokens, *map(_tokens, self._parts)])
 
     def observe(self, tokens: Int32[np.ndarray, " T"]) -> None:
-        """Appends what the environment said."""
+        """Appends an observation."""
         self._parts.append(tokens)
         self.num_tokens += tokens.size
 
     def take_turn(self, sample: Sample) -> None:
-        """Appends what the policy said; it has earned nothing yet."""
+        """Appends a policy turn with reward 0."""
         self._parts.append(sample)
         self._rewards.append(0.0)
         self.num_tokens += sample.tokens.size
 
     def reward(self, value: float, *, before_last: bool = False) -> None:
-        """Books what the last turn earned, or the one before it, if there is one."""
+        """Sets the reward of the last turn, or with `before_last` of the turn before it, if any."""
         if not before_last:
             self._rewards[-1] = value
         elif len(self._rewards) > 1:
             self._rewards[-2] = value
 
     def end(self, finish: Finish) -> Sample:
-        """The whole episode, T tokens behind the prompt and N turns; at least one turn was taken.
+        """Returns the whole episode, T tokens after the prompt and N turns; requires at least one turn.
 
-        stop: the environment was done. length: a budget was used up before. An observed token has the weights of the
-        sampled token before it (the first ones: of the first sampled token), so that they decrease nowhere.
+        `finish` is "stop" if the environment was done, "length" if a budget ran out. An observed token has the version
+        of the sampled token before it (or of the first sampled token), so that versions never decrease.
         """
         versions: list[Version | None] = []
         for part in self._parts:
@@ -83,42 +82,42 @@ def _tokens(part: Sample | Int32[np.ndarray, " T"]) -> Int32[np.ndarray, " T"]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRequest:
-    """What is to be played."""
+    """Request to play one episode."""
 
     environment: str
     prompt_tokens: Int32[np.ndarray, " P"]
-    """The row's messages, rendered without a generation prompt."""
+    """Messages of the row, rendered without a generation prompt."""
     row: Mapping[str, Any]
-    """The row of prompts, for the environment; `messages` are those of the prompt, wanted with a chat template."""
+    """Prompt row for the environment; `messages` holds the prompt's messages, required with a chat template."""
     sampling: Sampling
-    """Of each turn; `max_tokens` bounds the whole episode, sampled and observed tokens together."""
+    """Sampling parameters per turn; `max_tokens` bounds the whole episode, sampled and observed."""
     request_id: str
-    """Those of the turns begin with it."""
+    """Prefix of the turns' request ids."""
     priority: int
 
     @property
     def messages(self) -> list[JsonObject]:
-        """The prompt's."""
+        """Messages of the prompt."""
         return list(self.row.get("messages", ()))
 
     @property
     def tools(self) -> list[JsonObject]:
-        """Schemas of tools in the prompt, for the chat template."""
+        """Tool schemas of the prompt, for the chat template."""
         return list(self.row.get(PROMPT_TEMPLATE, {}).get("tools", ()))
 
     @property
     def template_arguments(self) -> JsonObject:
-        """The prompt's own arguments for the chat template."""
+        """Chat template arguments of the prompt."""
         return dict(self.row.get(PROMPT_TEMPLATE, {}).get("arguments", {}))
 
 
 class EpisodeTurns:
-    """An episode's transcript, and how it goes on."""
+    """Episode transcript and sampling of its next turns."""
 
     def __init__(
         self, engine: Engine, episode: EpisodeRequest, *, request_id: str, budget_tokens: int, max_turn_tokens: int
     ) -> None:
-        """Nothing was said yet; `budget_tokens` are all that may follow the prompt, `max_turn_tokens` 0 is no limit."""
+        """`budget_tokens`: tokens that may follow the prompt. `max_turn_tokens`: limit per turn; 0 means no limit."""
         self._engine, self._episode, self._request_id = engine, episode, request_id
         self._max_turn_tokens = max_turn_tokens
         self.budget_tokens = budget_tokens
@@ -126,17 +125,17 @@ class EpisodeTurns:
 
     @property
     def left_tokens(self) -> int:
-        """That may follow still."""
+        """Tokens left in the budget."""
         return self.budget_tokens - self.transcript.num_tokens
 
     async def take(self, stop_token_ids: Collection[int] = ()) -> Sample:
-        """Samples the policy's next turn; one more token at least must be left.
+        """Samples the policy's next turn; requires at least one token in the budget.
 
         Args:
-          stop_token_ids: end it besides the episode's own.
+          stop_token_ids: stop tokens in addition to the episode's.
 
         Raises:
-          EpisodeError: no token was sampled.
+          EpisodeError: the turn has no token.
         """
         sampling, left = self._episode.sampling, self.left_tokens
         max_tokens = min(left, self._max_turn_tokens or left)

@@ -1,7 +1,7 @@
-"""What the actor, a zygote and an episode's process say to each other: msgpack.
+"""Messages between the actor, a zygote and an episode's process, in msgpack.
 
-To a zygote by packets (SOCK_SEQPACKET), with an episode's socket as ancillary data; to an episode's process over that
-socket, four bytes of length (big-endian) before each message. There is one answer to each question, in order.
+A zygote receives packets (SOCK_SEQPACKET) with an episode's socket as ancillary data. An episode's process uses that
+socket; four bytes of length (big-endian) precede each message. Each question has one answer, in order.
 """
 
 from typing import Any
@@ -16,31 +16,31 @@ MAX_PACKET_BYTES = 2**16
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """To a zygote: fork a process for episode `id`, on the socket that comes with this."""
+    """Message to a zygote: fork a process for episode `id` on the attached socket."""
 
     id: int
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """To a zygote: end the process of episode `id`, and all that it started; it may have ended."""
+    """Message to a zygote: kill the process of episode `id` and its descendants; it may have exited."""
 
     id: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From a zygote, first of all: the environment is imported, or why it can't be."""
+    """First message from a zygote: the environment is imported, or `error` tells why not."""
 
     error: str = ""
     num_threads: int = 1
-    """Of the zygote; forking a process of several is a risk."""
+    """Threads of the zygote; forking with more than one is unsafe."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """From a zygote: the process of episode `id` is no more."""
+    """Message from a zygote: the process of episode `id` has exited."""
 
     id: int
     how: str
-    """For people: exit 0, signal 9."""
+    """Human-readable exit: "exit 0", "signal 9"."""
 
 
 ToZygote = Start | Kill
@@ -48,42 +48,42 @@ FromZygote = Ready | Ended
 
 
 class Reset(msgspec.Struct, frozen=True, tag=True):
-    """Start the episode of this row."""
+    """Starts the episode of a row."""
 
     row: str
-    """JSON, as it came: msgpack has no form for some of what that holds (an integer of more than 64 bits)."""
+    """Row as JSON, because msgpack cannot hold integers above 64 bits."""
 
 
 class Act(msgspec.Struct, frozen=True, tag=True):
-    """What the policy wrote."""
+    """Action of the policy."""
 
     action: str
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """End in order; the answer is the process's end."""
+    """Request to exit gracefully; the process's exit is the answer."""
 
 
 Question = Reset | Act | Close
 
 
 class Observed(msgspec.Struct, frozen=True, tag=True):
-    """What an environment answered."""
+    """Reply of an environment."""
 
     messages: list[Message]
     reward: float = 0.0
     done: bool = False
     info: dict[str, Any] = {}
     roles: list[str] = []
-    """Of its messages, with the answer to a Reset."""
+    """Roles of its messages; set in the reply to Reset."""
     plays_itself: bool = False
-    """With the answer to a Reset: its one step is the whole episode."""
+    """True if one step is the whole episode; set in the reply to Reset."""
     sees_thinking: bool = False
-    """With the answer to a Reset: its actions are whole turns, thinking included."""
+    """True if actions are whole turns, thinking included; set in the reply to Reset."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The environment's own code failed."""
+    """Exception in the environment's code."""
 
     error: str
 
@@ -92,15 +92,15 @@ Answer = Observed | Failed
 
 
 def encode(message: Any) -> bytes:
-    """A message without its length; values that msgpack has no form for become text."""
+    """Returns a message without its length prefix; values that msgpack cannot hold become text."""
     return msgspec.msgpack.encode(message, enc_hook=str)
 
 
 def frame(message: Question | Answer) -> bytes:
-    """A message as it is sent to or by an episode's process; raises ValueError if it is too large."""
+    """Returns a message with its length prefix. Raises ValueError if it is too large."""
     return processes.frame(encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame_length(head: bytes) -> int:
-    """How many bytes follow these four; raises ValueError if too many."""
+    """Returns the message length from its four-byte prefix. Raises ValueError if it is too large."""
     return processes.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)

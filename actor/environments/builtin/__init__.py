@@ -1,1 +1,1 @@
-"""Environments that come with Sluice; how their rows are made is in `configs.tasks`."""
+"""Built-in environments; `configs.tasks` builds their rows."""

@@ -1,7 +1,7 @@
-"""TextArena games, opponents, bracketed moves.
+"""TextArena games against random legal opponents.
 
-Other seats are played by legal moves at random (`_Opponent`), so that an episode's reward is one seat's. It must be the
-policy's alone: over both seats of a game with a winner rewards sum to nothing, whoever plays well.
+Other seats play random legal moves (`_Opponent`), so that the reward is the policy's alone. Over both seats of a game
+with a winner, rewards would sum to a constant for any policy.
 """
 
 import copy
@@ -33,13 +33,13 @@ MAX_REMEMBERED = 64
 
 
 class Bracketed:
-    """What one player may try."""
+    """Candidate moves of one player."""
 
     def __init__(self) -> None:
         self._shown: list[str] = []
 
     def see(self, messages: Iterable[str]) -> None:
-        """Remembers the bracketed words in what it is shown."""
+        """Remembers the bracketed words of messages."""
         for message in messages:
             moves = [m for m in _BRACKETS.findall(message) if not _SPEAKER.fullmatch(m)]
             if moves:
@@ -47,32 +47,32 @@ class Bracketed:
 
     @property
     def moves(self) -> list[str]:
-        """In brackets, the latest shown first, plain ones (numbers, pairs of them) last."""
+        """Bracketed moves, latest shown first, generic ones (numbers, pairs) last."""
         return [f"[{move}]" for move in dict.fromkeys([*self._shown, *_PLAIN])]
 
 
 MAX_MOVES_OF_OTHERS = 200
-"""Between two of the policy's."""
+"""Maximum opponent moves between two policy moves."""
 INVALID_REWARD = -1.0
-"""What TextArena gives for a move that ends a game because it is none."""
+"""Reward of TextArena for an invalid move that ends the game."""
 
 
 class TextArena:
-    """One game."""
+    """One game from the policy's seat."""
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """The rules and the start, as the policy's seat sees them."""
+        """Returns the rules and the start, as the policy's seat sees them."""
         game, seed = str(row["game"]), int(row["seed"])
         if game not in ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
-        random.seed(seed)  # some games draw before they look at their own seed
+        random.seed(seed)  # some games draw before they use their own seed
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed % 2**32)
         self._seat = int(row["seat"])
         self._seen: list[str] = []
         self._others = {i: _Opponent(seed + i) for i in range(int(row["num_players"])) if i != self._seat}
         self._game: Any = textarena.make(game)
-        while isinstance(self._game, textarena.Wrapper):  # they would show the whole history each time
+        while isinstance(self._game, textarena.Wrapper):  # these wrappers would show the whole history each time
             self._game = self._game.env
         if ActionFormattingWrapper in (ENV_REGISTRY[game].default_wrappers or ()):
             self._game = ActionFormattingWrapper(self._game)
@@ -84,29 +84,29 @@ class TextArena:
         return self._look()
 
     def step(self, action: str) -> Step:
-        """One move of the policy's seat, and those of the others; the game's own reward at its end.
+        """Plays one move of the policy and those of the others; the game's reward follows at its end.
 
-        What a game raises at the policy's move is a text that it did not think of: an invalid move, which ends it.
+        An exception in the game at the policy's move is an invalid move, which ends the game.
         """
         try:
             done, _ = self._game.step(action=action)
         except (MemoryError, OSError):
             raise
-        except Exception as e:  # a game may raise anything at a move that is none
+        except Exception as e:  # games may raise anything at an invalid move
             return Step(reward=INVALID_REWARD, done=True, info={"raised": f"{type(e).__name__}: {e}"})
         if not done and not self._let_others_move():
             return Step(messages=self._look())
         rewards, info = self._game.close()
         earned = (rewards or {}).get(self._seat, 0.0)
-        if isinstance(earned, str):  # some games hand the reason of an invalid move over in the reward's place
+        if isinstance(earned, str):  # some games put the reason of an invalid move in place of the reward
             earned = INVALID_REWARD
         return Step(reward=float(earned), done=True, info={"game": info})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
     def _let_others_move(self) -> bool:
-        """Until it is the policy's turn; whether the game is over before."""
+        """Plays opponents until the policy's turn; returns True if the game ended before."""
         for _ in range(MAX_MOVES_OF_OTHERS):
             player, new = self._game.get_observation()
             if player == self._seat:
@@ -120,7 +120,7 @@ class TextArena:
         raise ValueError(f"the other players moved {MAX_MOVES_OF_OTHERS} times without the policy")
 
     def _read(self, new: Any) -> list[str]:
-        """What a seat has not seen: the game's and the others' messages; its own moves it knows."""
+        """Returns a seat's new messages from the game and other players, without its own moves."""
         own = self._game.state.current_player_id
         names = self._game.state.role_mapping
         return [
@@ -135,23 +135,23 @@ class TextArena:
 
 
 class _Opponent(Bracketed):
-    """Plays a legal move by chance: tries what it was shown, and plain moves, on a copy of the game."""
+    """Random legal player: tries shown and generic moves on a copy of the game."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
 
     def move(self, game: Any) -> str:
-        """One that the game takes; any, if none was found."""
+        """Returns a move that the game accepts; any move if none was found."""
         moves = self.moves
         self._random.shuffle(moves)
         return next((m for m in moves if takes(game, m)), moves[0])
 
 
 def _check_players(game: str, state: Any, num_players: int) -> None:
-    """Refuses a number of players that a game took though it isn't played by so many.
+    """Raises ValueError for a player count that the game accepts but cannot be played with.
 
-    Some set their table for two, or let one play a game of several against nobody, and break or mean nothing later.
+    Some games always assume two players, or let one player play a multiplayer game, and break later.
     """
     wanted = 1 if isinstance(state, textarena.SinglePlayerState) else max(2, state.num_players)
     if num_players != wanted:
@@ -159,14 +159,14 @@ def _check_players(game: str, state: Any, num_players: int) -> None:
 
 
 def takes(game: Any, move: str) -> bool:
-    """Whether a game would take a move; it, and the chance in it, stays as it is."""
+    """Returns True if a game accepts a move; leaves the game and the random state unchanged."""
     chance = random.getstate()
     refused: list[bool] = []
     try:
         trial = copy.deepcopy(game)
         trial.state.set_invalid_move = lambda *_, **__: refused.append(True)
         trial.step(action=move)
-    except Exception:  # a game may raise anything at a move that is none
+    except Exception:  # games may raise anything at an invalid move
         return False
     finally:
         random.setstate(chance)

@@ -14,16 +14,16 @@ _ANSWER = re.compile(r"(?:answer[ \t]*(?:is|:|=)?[ \t]*)?(-?\d+)\.?", re.IGNOREC
 
 
 class Calculator:
-    """One expression to work out; a turn without a call is the answer."""
+    """One expression to evaluate; a turn without a tool call is the answer."""
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """The row's question says all."""
+        """Stores the row; its question is the whole prompt."""
         self._row = row
         self._has_called = False
         return []
 
     def step(self, action: str) -> Step:
-        """Results of the calls in it, or what is wrong with them; without any: 1 for the right answer, and the end."""
+        """Returns results or errors of the calls; without calls the episode ends, with reward 1 if the answer is right."""
         row = self._row
         parsed = parse(row["parser"], action, (row["tool"],), thinking=None)
         if parsed.error:
@@ -39,7 +39,7 @@ class Calculator:
         return self._tell("\n".join(results), reward)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
     def _tell(self, text: str, reward: float = 0.0) -> Step:
         return Step(messages=[{"role": "user", "content": result(text, self._row["style"])}], reward=reward)
@@ -56,19 +56,18 @@ def _work_out(call: ToolCall) -> str:
 
 
 class Guess:
-    """One number to find."""
+    """Search for one number."""
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """The row's question says all."""
+        """Stores the row; its question is the whole prompt."""
         self._row = row
         self._secret = int(row["answer"])
         self._low, self._high = int(row["low"]), int(row["high"])
-        """What the answers so far leave."""
         self._num_guesses = 0
         return []
 
     def step(self, action: str) -> Step:
-        """One guess: 1 and the end for the right one, else whether the number is higher or lower."""
+        """Plays one guess: the right one ends with reward 1, others get a hint whether the number is higher or lower."""
         self._num_guesses += 1
         guess = _number(action)
         info = {"guess": guess, "secret": self._secret}
@@ -83,7 +82,7 @@ class Guess:
         return Step(messages=[{"role": "user", "content": said}], reward=reward, done=done, info=info)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 def _number(text: str) -> int | None:

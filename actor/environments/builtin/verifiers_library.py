@@ -1,13 +1,12 @@
-"""Environments of the `verifiers` library: its tasks and rewards, played by its agent with our policy (0.4).
+"""Environments of the `verifiers` library (0.4): its tasks and rewards, its agent, our policy.
 
-The library's training client asks for each turn at our token endpoint with what was said as token ids. The row names
-a function of the user's own, `task="module:function"`: called with the row it returns the library's `Task`, or a pair
-of a `Task` and the answers of its user, a function from the messages so far to the next message, or None at the end.
+The library's training client requests each turn at the token endpoint, with the history as token ids. The row names a
+custom function, `task="module:function"`. Called with the row, it returns the library's `Task`, or a pair of a `Task`
+and a user function. The user function maps the messages to the next user message, or None at the end.
 
-The library's own harnesses run a program that `uv` installs from the network, or a remote sandbox; `_Chat` is one that
-talks in this process, so that nothing is installed and nothing is connected to but the endpoint. Needs
-`environments.python` of a virtual environment with `verifiers`, msgspec and jinja2: it wants an openai below 3, which
-does not go together with the engine's.
+The library's own harnesses run a program that `uv` downloads, or a remote sandbox. `_Chat` runs in this process, so
+that nothing is installed and only the endpoint is contacted. `environments.python` must point to a virtual environment
+with `verifiers`, msgspec and jinja2: it requires openai < 3, which conflicts with the engine's.
 """
 
 import importlib
@@ -38,16 +37,16 @@ class VerifiersEnvironment:
     plays_itself = True
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """Makes the task."""
+        """Creates the task."""
         module, _, name = str(row["task"]).partition(":")
         made = getattr(importlib.import_module(module), name)(row)
         self._task, self._user = made if isinstance(made, tuple) else (made, lambda _: None)
         self._model = str(row["model_folder"])
-        """Where the library's renderer finds the tokenizer and the chat template."""
+        """Model folder with the tokenizer and chat template for the library's renderer."""
         return []
 
     async def step(self, action: str) -> Step:
-        """The whole episode; what its rewards give, each times its weight as the library has it."""
+        """Plays the whole episode; the reward is the library's weighted sum."""
         address = msgspec.json.decode(action)
         os.environ[_TOKEN] = address["token"]
         client = TrainClientConfig(base_url=f"{address['url']}/v1", api_key_var=_TOKEN)
@@ -60,11 +59,11 @@ class VerifiersEnvironment:
         return Step(reward=float(trace.reward), done=True, info={"rewards": str(trace.rewards)})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 class _Chat(Harness[NullHarnessConfig]):
-    """Messages to and fro in this process, until the user has nothing to say or a budget is used up."""
+    """In-process harness that alternates messages until the user function returns None or a budget is used up."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -86,7 +85,7 @@ class _Chat(Harness[NullHarnessConfig]):
                 try:
                     reply = await client.chat.completions.create(model=ctx.model, messages=messages)
                 except APIStatusError as e:
-                    if e.status_code == 400:  # the endpoint ended it; it knows why
+                    if e.status_code == 400:  # the endpoint ended the episode and knows the reason
                         break
                     raise
                 messages.append({"role": "assistant", "content": reply.choices[0].message.content or ""})
