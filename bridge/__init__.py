@@ -1,1 +1,1 @@
-"""The contract between learner and actor, and the two places where they meet."""
+"""Contract between learner and actor: wire types, the store, and weight snapshots."""

@@ -1,7 +1,8 @@
-"""The test cases of a program, as a row's metadata has them: the forms that data sets use, made one.
+"""Test cases of a program, parsed from the common dataset forms in a row's metadata.
 
-Pure: the learner refuses rows by it, the actor judges by it. A field that is null is absent: Arrow gives every struct
-of a column all keys that any row has. So a null keyword argument is not passed; `args` can hold null.
+Pure. The learner validates rows with it and the actor scores responses with it. A null field counts as absent, because
+Arrow gives every struct of a column all keys that any row has. A null keyword argument is therefore not passed, but
+`args` may contain null.
 """
 
 import dataclasses
@@ -11,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 Compare = Literal["exact", "tokens", "float"]
-"""exact: the same text, but for the line ends at its end; of a call, the same value of the same type. tokens: the same
-words, whatever space is between them; of a call, the same value (2 and 2.0 are). float: the same, but numbers may
-differ by a tolerance."""
+"""Result comparison. `exact`: equal text, except for trailing line ends. For a call: equal value and type.
+`tokens`: equal words, whatever the white space between them. For a call: equal value (2 equals 2.0). `float`: like
+`tokens`, but numbers may differ by a tolerance."""
 CodeIn = Literal["block", "text"]
 
 LANGUAGES = ("python", "c", "cpp", "go", "rust", "java", "javascript", "bash", "perl", "ruby")
@@ -34,7 +35,7 @@ TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Printed:
-    """A case of standard input and output."""
+    """Test case with standard input and expected standard output."""
 
     stdin: str
     stdout: str
@@ -42,40 +43,40 @@ class Printed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Returned:
-    """A call of a function."""
+    """Test case that calls a function."""
 
     function: str
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     wanted: tuple[Any, ...]
-    """Any of them is right: some data sets leave open whether a list of one is meant, or what is in it."""
+    """Accepted return values. Some datasets leave open whether a one-element list means the list or its element."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodeTests:
-    """What a program is judged by."""
+    """Test cases of one program and the way to compare its results."""
 
     cases: tuple[Printed, ...] | tuple[Returned, ...]
     language: str
     compare: Compare
     tolerance: float
-    """Of compare=float: |got - wanted| <= tolerance * max(1, |wanted|)."""
+    """Tolerance for compare=float: |got - wanted| <= tolerance * max(1, |wanted|)."""
     code_in: CodeIn | None
-    """None: as `rewards.code_in` says."""
+    """Overrides `rewards.code_in`; None uses the config value."""
     solution: str
-    """A program that is right; empty if the row has none."""
+    """A correct program; empty if the row has none."""
 
     @property
     def are_calls(self) -> bool:
-        """Whether its functions are called; else it reads standard input."""
+        """True if the tests call functions; False if the program reads standard input."""
         return isinstance(self.cases[0], Returned)
 
 
 def language_of(name: str) -> str:
-    """The name that we have for a language, whatever its case.
+    """Returns the canonical name of a language; ignores case and accepts aliases.
 
     Raises:
-      ValueError: none.
+      ValueError: the language is not supported.
     """
     known = name.strip().lower()
     known = ALIASES.get(known, known)
@@ -85,10 +86,10 @@ def language_of(name: str) -> str:
 
 
 def read(metadata: Mapping[str, Any]) -> CodeTests:
-    """The test cases in a row's metadata; docs/code_rewards.md has their forms.
+    """Returns the test cases in a row's metadata. See docs/code_rewards.md for the accepted forms.
 
     Raises:
-      ValueError: there are none, or not of a form that is known; says which field.
+      ValueError: the metadata has no test cases, or a field is malformed. The message names the field.
     """
     cases = tuple(_cases(metadata))
     if not cases:
@@ -126,7 +127,7 @@ def _cases(metadata: Mapping[str, Any]) -> list[Printed | Returned]:
 
 
 def _columns(found: Mapping[str, Any], function: str, where: str) -> list[Printed | Returned]:
-    """{"inputs": [...], "outputs": [...], "fn_name": ...}: APPS's form, and TACO's."""
+    """Parses {"inputs": [...], "outputs": [...], "fn_name": ...}, the form of APPS and TACO."""
     inputs, outputs = _list(found.get("inputs")), _list(found.get("outputs"))
     if inputs is None or outputs is None or len(inputs) != len(outputs):
         raise ValueError(f"{where}: inputs and outputs must be lists of one length, got {_short(found)}")
@@ -155,7 +156,7 @@ def _case(given: Any, function: str, where: str) -> Printed | Returned:
 
 
 def _called(function: str, given: Any, wanted: Any, where: str) -> Returned:
-    """A call whose arguments are a list, or text with the JSON of one in each line, and whose result is alike."""
+    """Parses a call. The arguments are a list, an object, or text with one JSON value per line."""
     name = _function(function, where)
     if isinstance(given, str):
         arguments = [_parsed(line, where) for line in given.splitlines() if line.strip()]
@@ -210,7 +211,7 @@ def _keywords(value: Any) -> Mapping[str, Any] | None:
 
 
 def _parsed(value: Any, where: str) -> Any:
-    """What a column of text holds as JSON; anything else as it is."""
+    """Returns text parsed as JSON, and any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,8 +1,8 @@
-"""Wire format: msgpack in, validated types out; never pickle.
+"""Wire format: msgpack, decoded into validated types. Pickle is never used.
 
-A message is `[format, type name, body]`. The body is a map with exactly the type's fields, no more
-and no fewer, and an array in it is `[dtype, raw little-endian bytes]`. Whatever is wrong with a
-message, `decode` says so with a `ValueError`; what it returns has passed its type's `__post_init__`.
+A message is `[format, type name, body]`. The body is a map with exactly the type's fields. An array in the body is
+`[dtype, raw little-endian bytes]`. `decode` raises ValueError for any malformed message. A decoded value has passed its
+type's `__post_init__`.
 """
 
 import dataclasses
@@ -20,36 +20,35 @@ from bridge.validation import is_array
 from bridge.weight_types import Announcement, RunCard, WeightManifest
 
 FORMAT = 10
-"""Number of the form of everything that outlives a process: messages, stores, and checkpoints.
+"""Format number of everything that outlives a process: messages, stores and checkpoints.
 
-Any change of a wire type's fields, a store's tables or a checkpoint's books raises it. Another number is refused:
-nothing reads an older form.
-"""
+It must increase with any change of a wire type's fields, a store's tables or a checkpoint's metadata. Every other
+number is rejected: no older format can be read."""
 
 TYPES = (Ticket, Group, WeightManifest, Heartbeat, Announcement, RunCard)
-"""What travels."""
+"""All wire types."""
 
 MAX_BYTES = 64 * 2**20
-"""Default limit on one message."""
+"""Default limit on the size of one message, in bytes."""
 
 _MAX_ERROR_CHARS = 500
 _DTYPES = {"<i4": np.dtype(np.int32), "|b1": np.dtype(np.bool_), "<f4": np.dtype(np.float32)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# Readers keep integers in 64 signed bits (SQLite's, numpy's), msgpack alone would allow 2**64 - 1.
+# Readers (SQLite, numpy) store integers in 64 signed bits. msgpack alone would allow 2**64 - 1.
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 Message = Ticket | Group | WeightManifest | Heartbeat | Announcement | RunCard
-"""Whatever travels."""
+"""Any wire type."""
 
 T = TypeVar("T", bound=Message)
 
 
 class OtherFormatError(ValueError):
-    """A message, store or checkpoint of another `FORMAT`."""
+    """A message, store or checkpoint has another `FORMAT`."""
 
     @classmethod
     def of(cls, what: str, number: object) -> "OtherFormatError":
-        """Returns the error of `what`, which has another number."""
+        """Returns the error for `what`, whose format is `number`."""
         return cls(
             f"{what}: expected format {FORMAT}, got {number}. Another build made it: continue the run with that build, "
             "or start another run"
@@ -70,11 +69,11 @@ class _Array(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 def encode(obj: Message, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Packs a wire type.
 
-    The bytes are decoded once before they leave, so a value that its reader would refuse (a numpy
-    integer too large, an array changed after it was checked) fails here, at its maker.
+    The bytes are decoded once before they are returned. A value that its reader would reject therefore fails in the
+    sender, for example a numpy integer that is too large.
 
     Raises:
-      ValueError: the value is of no wire type, too large, or violates its type.
+      ValueError: the value has no wire type, is too large, or violates its type.
     """
     if type(obj) not in TYPES:
         raise ValueError(f"no wire type: {type(obj).__name__}; wanted one of {_names()}")
@@ -91,9 +90,9 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
     """Unpacks a message of the given type; its arrays are read-only.
 
     Raises:
-      OtherFormatError: another `FORMAT`.
-      ValueError: larger than `max_bytes`, another type, truncated or trailing bytes, an unknown or
-        missing field, or values the type refuses.
+      OtherFormatError: the message has another `FORMAT`.
+      ValueError: the message is larger than `max_bytes`, has another type, is truncated, has trailing bytes, has an
+        unknown or missing field, or has a value that the type rejects.
     """
     if type_ not in TYPES:
         raise ValueError(f"no wire type: {type_!r}; wanted one of {_names()}")
@@ -112,7 +111,7 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
 
 
 def _brief(text: str) -> str:
-    """What may stand in an error and a log of what somebody else wrote: one printable line, not megabytes."""
+    """Returns untrusted text for an error or log: one printable line of bounded length."""
     if len(text) > _MAX_ERROR_CHARS:
         half = _MAX_ERROR_CHARS // 2
         text = f"{text[:half]} ... {text[-half:]}"
@@ -125,10 +124,10 @@ def _names() -> str:
 
 @functools.cache
 def _strict(type_: type) -> Any:
-    """A struct with the dataclass's fields, all required and no others allowed.
+    """Returns a struct type with the dataclass's fields, all required and no others allowed.
 
-    msgspec skips unknown keys of a dataclass and fills in its defaults; between two builds that
-    disagree about a field, both would be silent losses.
+    msgspec skips unknown keys of a dataclass and fills in its defaults. Between two builds with different fields, both
+    would lose data silently.
     """
     hints = typing.get_type_hints(type_, include_extras=True)
     fields = [(f.name, _strict_field(hints[f.name])) for f in dataclasses.fields(type_)]
@@ -151,7 +150,7 @@ def _strict_field(hint: Any) -> Any:
 
 
 def _is_array(hint: Any) -> bool:
-    return getattr(hint, "array_type", None) is np.ndarray  # jaxtyping's mark on Int32[np.ndarray, "T"]
+    return getattr(hint, "array_type", None) is np.ndarray  # jaxtyping sets it on Int32[np.ndarray, "T"]
 
 
 def _pack(value: Any) -> Any:
@@ -170,7 +169,7 @@ def _unpack(_: type, value: Any) -> np.ndarray:
     if len(value.data) % _DTYPES[value.dtype].itemsize:
         raise ValueError(f"{len(value.data)} bytes are no whole number of {value.dtype}")
     if value.dtype == "|b1" and value.data.strip(b"\x00\x01"):
-        # strip stops at the first other byte from either end, so a rest means one exists.
+        # strip stops at the first other byte from either end, so a non-empty rest means that one exists.
         raise ValueError("a bool array holds bytes other than 0 and 1")
     array = np.frombuffer(value.data, value.dtype).astype(_DTYPES[value.dtype], copy=False)
     array.flags.writeable = False

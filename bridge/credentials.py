@@ -1,7 +1,7 @@
-"""Secrets of a run that crosses machines: the token, and certificates. From files or the environment, never logged.
+"""Run secrets: the token and TLS files, read from files or the environment and never logged.
 
-One token serves a run: whoever shows it may read snapshots, and manifests are signed by what derives from it. A message
-does not tell one of its holders from another (docs/security.md).
+One token serves a run. Its holders may read snapshots, and manifests are signed with a key derived from it. A message
+does not show which holder sent it (docs/security.md).
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ import blake3
 
 TOKEN, TOKEN_FILE = "SLUICE_TOKEN", "SLUICE_TOKEN_FILE"
 CERTIFICATE, KEY, CA = "SLUICE_TLS_CERT", "SLUICE_TLS_KEY", "SLUICE_TLS_CA"
-"""Environment variables that name PEM files: a server's certificate chain and key, and whom a client trusts."""
+"""Environment variables with paths of PEM files: a server's certificate chain, its key, and the CA that a client
+trusts."""
 OTHERS = (
     "PGPASSWORD",
     "PGPASSFILE",
@@ -28,7 +29,7 @@ OTHERS = (
     "GOOGLE_SERVICE_ACCOUNT",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 )
-"""Environment variables with which libraries open the store and buckets."""
+"""Environment variables with which libraries authenticate to the store and to buckets."""
 MIN_TOKEN_CHARS = 32
 _SIGNING_CONTEXT = "sluice 2026-11-22 manifest signature"
 _READING_CONTEXT = "sluice 2026-11-22 reader's credential"
@@ -36,12 +37,12 @@ _READING_CONTEXT = "sluice 2026-11-22 reader's credential"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Token:
-    """A shared secret that doesn't show itself when it is printed."""
+    """Shared secret that is hidden from its `repr`."""
 
     _value: str = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Refuses what can be guessed or doesn't travel in a header."""
+        """Raises ValueError if the token is too short to be safe or cannot be sent in a header."""
         if len(self._value) < MIN_TOKEN_CHARS or not self._value.isascii() or not self._value.isprintable():
             raise ValueError(
                 f"a token must be {MIN_TOKEN_CHARS} or more printable ASCII characters (openssl rand -hex 32), "
@@ -50,24 +51,24 @@ class Token:
 
     @property
     def header(self) -> str:
-        """The value of an Authorization header by which a server knows one of its holders.
+        """Value of the Authorization header that proves possession of the token.
 
-        It shows what derives from the token, not the token: whoever gets to see a header, a false server or what
-        encrypts for the right one, can read snapshots by it, but sign none.
+        It contains a key derived from the token, not the token. Anyone who intercepts the header can read snapshots but
+        cannot sign any.
         """
         return f"Bearer {self._derive(_READING_CONTEXT).hex()}"
 
     def is_shown_by(self, header: str) -> bool:
-        """Whether an Authorization header shows this token; in a time that tells nothing of it."""
-        # A server hands on bytes that are no text as lone surrogates.
+        """Returns True if an Authorization header proves possession of this token. Runs in constant time."""
+        # A server passes undecodable bytes on as lone surrogates.
         return hmac.compare_digest(header.encode(errors="surrogateescape"), self.header.encode())
 
     def sign(self, message: bytes) -> str:
-        """A keyed hash of a message (BLAKE3, its key derived from the token), in hex."""
+        """Returns a keyed hash of a message in hex (BLAKE3, with a key derived from the token)."""
         return blake3.blake3(message, key=self._derive(_SIGNING_CONTEXT)).hexdigest()
 
     def has_signed(self, message: bytes, signature: str | None) -> bool:
-        """Whether a signature is this token's of that message; in a time that tells nothing of it."""
+        """Returns True if the signature was made by this token for this message. Runs in constant time."""
         return signature is not None and hmac.compare_digest(signature.encode(), self.sign(message).encode())
 
     def _derive(self, context: str) -> bytes:
@@ -75,10 +76,10 @@ class Token:
 
 
 def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
-    """The token that the environment gives, itself or by a file; None if neither.
+    """Returns the token from the environment or from the file that it names; None if neither is set.
 
     Raises:
-      ValueError: the file can't be read, others may, or what is there is no token.
+      ValueError: the file cannot be read, other users can access it, or the value is not a valid token.
     """
     if path := environ.get(TOKEN_FILE):
         try:
@@ -91,10 +92,11 @@ def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
 
 
 def read_key_file(path: str) -> str:
-    """The key that a file holds and nothing else, of somebody else's service.
+    """Returns the API key of an external service from a file that holds nothing else.
 
     Raises:
-      ValueError: the file can't be read, others may, or what is there is no key; the key is not told.
+      ValueError: the file cannot be read, other users can access it, or its content is not a key. The message does not
+        contain the key.
     """
     try:
         _check_private(path)
@@ -108,14 +110,14 @@ def read_key_file(path: str) -> str:
 
 
 def without_secrets(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[str, str]:
-    """An environment for a child that needs no secrets, or only those of `keep`."""
+    """Returns the environment of a child process without secrets, except for those in `keep`."""
     secret = {TOKEN, TOKEN_FILE, KEY, *OTHERS}.difference(keep)
     return {name: value for name, value in environ.items() if name not in secret}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files; each None where it isn't given."""
+    """Paths of PEM files; each is None if not set."""
 
     certificate: pathlib.Path | None = None
     key: pathlib.Path | None = None
@@ -123,10 +125,10 @@ class Tls:
 
 
 def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
-    """The files that the environment names.
+    """Returns the PEM files that the environment names.
 
     Raises:
-      ValueError: one doesn't exist, a certificate and its key are not both there, or others may read the key.
+      ValueError: a file cannot be read, only one of certificate and key is set, or other users can access the key.
     """
     given = {field: environ.get(name) for field, name in (("certificate", CERTIFICATE), ("key", KEY), ("ca", CA))}
     if bool(given["certificate"]) != bool(given["key"]):
@@ -140,6 +142,6 @@ def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
 
 
 def _check_private(path: str) -> None:
-    """Refuses a secret that everyone on this machine may read or replace."""
+    """Raises ValueError if every user of this machine may read or replace a secret."""
     if os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise ValueError(f"{path} holds a secret, and everyone on this machine may read it: chmod 600 {path}")

@@ -1,6 +1,7 @@
-"""Atomic writes, file locks, the run lock, the digest of weights.
+"""Atomic file writes, file locks, the run lock and weight digests.
 
-A lock says nothing to other machines; there the store's lead does, held by a place (`place_of`).
+A file lock has no effect on other machines. Across machines the learner's lease in the store protects a run, and its
+owner is `lock_owner`.
 """
 
 import contextlib
@@ -23,12 +24,15 @@ _ABANDONED_S = 3600.0  # a small file is written in seconds
 
 
 def first_line(error: BaseException, *, max_chars: int = 300) -> str:
-    """Returns the first line of what an error says, or its type: libraries add a whole request or history to it."""
+    """Returns the first line of an error's text, or its type if the text is empty.
+
+    Libraries append whole requests or histories to their errors.
+    """
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
 
 
 def try_flock(fd: int, operation: int) -> bool:
-    """Takes a lock if nobody is in the way; the kernel drops it when its holder dies."""
+    """Takes a file lock without waiting; returns False if it is held. The kernel releases it when the holder dies."""
     try:
         fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -37,9 +41,9 @@ def try_flock(fd: int, operation: int) -> bool:
 
 
 def make_private_folder(folder: pathlib.Path) -> None:
-    """Makes a folder that only this user can enter, or checks that an existing one is such a folder.
+    """Creates a folder that only this user can enter, or checks that an existing folder is private.
 
-    A folder of this user that others can enter but not write to is closed to them.
+    If other users can enter this user's folder but not write to it, their access is removed.
 
     Raises:
       ValueError: another user owns the folder, others can write to it, or the path is a link or a file.
@@ -62,11 +66,13 @@ def is_own_folder(folder: pathlib.Path) -> bool:
 
 
 def open_own(path: pathlib.Path, flags: int) -> int:
-    """Opens a regular file of this user and returns its descriptor; with `os.O_CREAT` it is made for this user alone.
+    """Opens a regular file of this user and returns its descriptor.
+
+    With `os.O_CREAT` in `flags`, a missing file is created for this user only.
 
     Raises:
-      FileNotFoundError: there is no such file, and `flags` do not ask to make it.
-      ValueError: another user owns the file, or the path is a link or no regular file.
+      FileNotFoundError: the file does not exist and `flags` lack `os.O_CREAT`.
+      ValueError: another user owns the file, or the path is a link or not a regular file.
     """
     refusal = ValueError(f"{path} is not this user's own file: remove it, or choose another place for snapshots")
     try:
@@ -87,7 +93,7 @@ def _is_own(found: os.stat_result, kind: int) -> bool:
 
 
 def flush(path: pathlib.Path) -> None:
-    """Returns when a file, or the names in a folder, are on the disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,12 +102,16 @@ def flush(path: pathlib.Path) -> None:
 
 
 def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durable: bool = False) -> None:
-    """Writes a small file so that others see the old one or the new one, whole; `is_durable` waits for the disk.
+    """Replaces a small file atomically: readers see the old or the new content.
 
-    `data` may come in parts.
+    Args:
+      path: the file.
+      data: new content, whole or in chunks.
+      is_durable: flush the content to disk before the rename.
     """
     _sweep(path.parent)
-    # A name of our own: several processes may open one run folder, and write its files, at once; those of containers on
+    # A random name: several processes may write the files of one run folder concurrently, and process ids of containers
+    # on several machines may be equal.
     # several machines may all have the same id.
     part = _part_of(path)
     try:
@@ -116,10 +126,10 @@ def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durabl
 
 
 def try_replace_file(path: pathlib.Path) -> None:
-    """Tries whether `replace_file` could write a file, which stays as it is.
+    """Checks that `replace_file` could write the file, without changing it.
 
     Raises:
-      OSError: it could not.
+      OSError: a file of `_PROBE_BYTES` bytes cannot be written to the folder.
     """
     part = _part_of(path)
     try:
@@ -133,24 +143,24 @@ def _part_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def _sweep(folder: pathlib.Path) -> None:
-    """Removes what killed writers left in a folder.
+    """Removes temporary files that killed writers left in a folder.
 
-    By age, not by the writer's id: it may be of another machine that shares the folder, and ids come again.
+    Age decides, not the writer's process id: the writer may run on another machine, and ids repeat.
     """
     for part in folder.glob(f".*{_PART}"):
-        with contextlib.suppress(OSError):  # somebody else swept it, or it is another user's
+        with contextlib.suppress(OSError):  # another process removed it, or another user owns it
             if time.time() - part.stat().st_mtime > _ABANDONED_S:
                 part.unlink()
 
 
 class RunLock:
-    """Held from when it is made until it is released, or its process ends."""
+    """Exclusive lock on a run folder, held until `release` or until the process exits."""
 
     def __init__(self, file: pathlib.Path, role: str) -> None:
-        """Takes the lock.
+        """Acquires the lock.
 
         Raises:
-          ValueError: a live process holds it.
+          ValueError: a live process holds the lock.
         """
         self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not try_flock(self._fd, fcntl.LOCK_EX):
@@ -160,17 +170,17 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Lets the next one in."""
+        """Releases the lock; has no effect if it was released before."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def lock_owner(folder: pathlib.Path) -> str:
-    """Where a run's folder lies in the world: two places differ where a lock in one is no lock in the other.
+    """Returns an id of a run folder that is unique across machines.
 
-    Rather too many differ than too few: containers of one image share the machine's id, clones of a machine both name
-    and id, so the folder's own number on its disk is in it too.
+    Two processes share file locks only if their ids are equal. The id contains the folder's inode, because containers
+    of one image share the machine id, and cloned machines share both host name and machine id.
     """
     machine = pathlib.Path("/etc/machine-id")
     machine_id = machine.read_text().strip() if machine.is_file() else ""
@@ -179,12 +189,12 @@ def lock_owner(folder: pathlib.Path) -> str:
 
 
 BASE_FILE = "lora_base.json"
-"""In a run's card: the digest of the weights that published adapters belong to."""
+"""File name in the run card for the digest of the base weights that published adapters belong to."""
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weights_digest(folder: pathlib.Path) -> str:
-    """BLAKE3, in hex, of the names and contents of the folder's safetensors files; reads all of them.
+    """Returns the hex BLAKE3 digest of the names and contents of the folder's safetensors files.
 
     Raises:
       ValueError: a file is missing.
@@ -198,7 +208,7 @@ def weights_digest(folder: pathlib.Path) -> str:
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folder's safetensors files, one or those that its index names; they need not be there."""
+    """Returns the paths of the folder's safetensors files, from its index if it has one. They may not exist."""
     index = folder / _INDEX
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_SINGLE]
     return [folder / name for name in names]

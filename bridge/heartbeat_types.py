@@ -1,4 +1,4 @@
-"""What processes say of themselves: heartbeats, and an actor's report."""
+"""Wire types of heartbeats and actor reports."""
 
 import dataclasses
 import math
@@ -10,65 +10,67 @@ from bridge.validation import check_name
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActorReport:
-    """What an actor says of itself in a heartbeat; counts without another word are since its start."""
+    """Metrics of an actor in its heartbeat. Counts are cumulative since the actor started unless stated otherwise."""
 
     prefetch_s: float | None = None
-    """Copy and hash of the newest weights, while generation went on; None before the first, as the next three."""
+    """Seconds to copy and hash the newest weights, concurrent with generation; None before the first weight update."""
     verify_s: float | None = None
-    """Comparing them with the model, while generation went on."""
+    """Seconds to compare the newest weights with the model, concurrent with generation; None before the first weight
+    update."""
     pause_s: float | None = None
-    """How long generation stood still for them, all in all."""
+    """Seconds for which the newest weight update paused generation; None before the first weight update."""
     load_s: float | None = None
-    """The part of `pause_s` in which they were loaded and proved."""
+    """Seconds of `pause_s` spent on loading and verifying the weights; None before the first weight update."""
     num_refused_snapshots: int
-    """Each attempt counted."""
+    """Rejected snapshots; each attempt counts."""
     num_in_service: int
-    """Tickets being served now."""
+    """Tickets in service now."""
     num_waiting: int
-    """Tickets claimed now whose requests have not begun."""
+    """Claimed tickets whose requests have not started yet."""
     is_shutting_down: bool
-    """It claims no more, and ends once its groups are emitted."""
+    """True if the actor claims no more tickets and exits after it has submitted its groups."""
     num_groups: int
-    """Groups emitted."""
+    """Submitted groups."""
     num_dropped_groups: int
-    """Groups given up."""
+    """Groups that failed."""
     num_verifier_failures: int
-    """Times that a verifier failed or hung, whether or not a later try succeeded; the judge's too."""
+    """Failures and hangs of verifiers, including the judge; counted even if a retry succeeded."""
     num_judge_retries: int
-    """Requests of the judge that failed and were followed by another."""
+    """Failed judge requests that were retried."""
     num_judge_failures: int
     """Responses that the judge could not score."""
     num_episode_failures: int
-    """Times that an environment failed or hung, likewise; the next five are those of them that its process failed."""
+    """Failures and hangs of environments; counted even if a retry succeeded. The fields `num_episode_*` count
+    causes."""
     num_episode_deadlines: int = 0
-    """It took too long."""
+    """Episodes whose environment exceeded its time limit."""
     num_episode_crashes: int = 0
-    """It broke down."""
+    """Episodes whose environment process crashed."""
     num_episode_exceptions: int = 0
-    """It raised."""
+    """Episodes whose environment raised an exception."""
     num_episode_bad_replies: int = 0
-    """It said what it may not: too much, no step, no reward."""
+    """Episodes whose environment sent a malformed reply: too large, not a step, or an invalid reward."""
     num_episode_bad_starts: int = 0
-    """There was none: its library is not there, or its row can't be sent."""
+    """Episodes that could not start: the environment's library is missing, or the row cannot be sent."""
     num_sampled_tokens: int
-    """Tokens that its engine sampled."""
+    """Tokens that the engine sampled."""
     num_submitted_tokens: int
-    """Those of them that are in emitted groups."""
+    """Sampled tokens in submitted groups."""
     max_sequences: int
-    """Requests that may be in service at once now: what the engine runs, or environments.max_in_flight."""
+    """Current limit on concurrent requests: the engine's capacity, or environments.max_in_flight."""
     num_running: int
-    """Requests that the engine runs now."""
+    """Requests running in the engine now."""
     num_engine_waiting: int
     """Requests in the engine's own queue now."""
     kv_usage: float
-    """Part of the KV cache in use now, in [0, 1]."""
+    """Fraction of the KV cache in use now, in [0, 1]."""
     kv_usage_peak: float
-    """Its highest value since the served weights were loaded."""
+    """Peak `kv_usage` since the served weights were loaded."""
     num_preempted: int
-    """Requests thrown out of the KV cache for want of room."""
+    """Requests that the engine preempted because the KV cache was full."""
 
     def __post_init__(self) -> None:
-        """Refuses what no engine can be like."""
+        """Raises ValueError if a value is negative or not finite."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None and not 0 <= value < float("inf"):
@@ -77,19 +79,18 @@ class ActorReport:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A process saying that it lives, and what it is doing."""
+    """Liveness message of a learner or actor."""
 
     process: str
     role: Literal["learner", "actor"]
     pid: int
     time_s: float
     version: Version | None = None
-    """An actor's: the weights it serves."""
+    """Weight version that an actor serves."""
     report: ActorReport | None = None
-    """An actor's; None while its engine starts."""
+    """Report of an actor; None while its engine starts."""
 
     def __post_init__(self) -> None:
-        """Refuses a name that can't be shown, and a time that is none."""
         check_name("process", self.process)
         if not math.isfinite(self.time_s):
             raise ValueError(f"time_s must be finite, got {self.time_s}")

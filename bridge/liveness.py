@@ -1,11 +1,10 @@
-"""Shared-memory liveness of a child process; start-up phases; watchdog clock.
+"""Shared-memory liveness of a child process, startup phases, and a watchdog clock.
 
-Whoever shows a run reads it there, so a process that others started says the same as one started by hand.
+Phases are log lines, so every process reports them in one way, however it was started.
 
-The store's heartbeats tell processes of each other. They take the store's lock and the disk, so a process that is
-stopped inside a transaction silences them all; a liveness signal takes neither, and each process has its own. Where a
-cluster watches instead of a parent (`launch/supervision/kubernetes_probe.py`), the memory has a name: a file in shared
-memory.
+Store heartbeats take the store's lock and wait for the disk. A process that is suspended inside a transaction blocks
+the heartbeats of all others. A liveness beacon needs neither, and each process has its own. Under a cluster probe
+without a parent process (`launch/supervision/kubernetes_probe.py`), the memory is a named file.
 """
 
 import dataclasses
@@ -23,22 +22,22 @@ from bridge.files import try_flock
 
 _MARK = "phase: "
 _LINE = re.compile(rf"(?:\([^()]*\) )?{_MARK}(.*)")
-"""What an engine's process prints may begin with who it is, in parentheses."""
+"""Engine processes may prefix a line with their name in parentheses."""
 _OVER = "over"
 
 
 def report_phase(what: str) -> None:
-    """Says what begins now, in a few words; it lasts until the next one, or until `end_phase`."""
+    """Prints the start of a phase, which lasts until the next phase or `end_phase`."""
     print(f"{_MARK}{what}", flush=True)
 
 
 def end_phase() -> None:
-    """Says that what was begun is done, and nothing that takes long follows."""
+    """Prints that the current phase is over and that no long phase follows."""
     report_phase(_OVER)
 
 
 def read_phase(line: str) -> str | None:
-    """What a line of a log says has begun; empty where something ended, None if it is any other line."""
+    """Returns the phase that a log line starts, "" if it ends a phase, or None for any other line."""
     found = _LINE.match(line)
     if found is None:
         return None
@@ -47,42 +46,43 @@ def read_phase(line: str) -> str | None:
 
 
 FD_VARIABLE = "SLUICE_LIVENESS_FD"
-"""Names the inherited descriptor in the environment of a process that is watched."""
+"""Environment variable with the inherited file descriptor of a watched process."""
 FILE_VARIABLE = "SLUICE_LIVENESS_FILE"
-"""Names a file in that environment instead, for who is no parent; best in shared memory."""
+"""Environment variable with the path of the beacon file, best in shared memory, for a watcher that is not the
+parent."""
 BEAT_S = 1.0
 _BEATS, _WORK, _DOING = 0, 8, 16
 _SIZE = 24
 
 
 class Activity(enum.IntEnum):
-    """What a process says it does."""
+    """Current activity of a process."""
 
     STARTING = 0
-    """Imports, restores, compiles, starts an engine: steps that may take long."""
+    """Imports, restores, compiles or starts an engine: steps that may take long."""
     WORKING = 1
     WAITING = 2
-    """For others, by its own will."""
+    """Waits for other processes."""
     NO_ACTORS = 3
-    """A learner's: it waits, and no actor lives."""
+    """Learner only: waits, and no actor is live."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LivenessSample:
-    """What is felt of a process at one moment."""
+    """Reading of a liveness beacon."""
 
     num_beats: int
-    """By a thread that does nothing else; 0 until the process has come to it."""
+    """Beats of the beacon thread; 0 until the process has started it."""
     num_works: int
-    """Parts of its work that the process has done, rounds of waiting among them."""
+    """Progress reports of the process; rounds of waiting count."""
     activity: Activity
 
 
 class Liveness:
-    """Both ends of a liveness signal: one process beats and works, the one that started it feels."""
+    """Liveness beacon: the watched process beats and reports progress, and its watcher reads."""
 
     def __init__(self, fd: int) -> None:
-        """Over a descriptor from `create` or of the parent's; it is closed, the memory stays."""
+        """Maps the memory behind a descriptor and closes the descriptor."""
         self._memory = mmap.mmap(fd, _SIZE)
         os.close(fd)
         self._num_works = self._get(_WORK)
@@ -90,29 +90,33 @@ class Liveness:
 
     @staticmethod
     def create() -> int:
-        """A descriptor of new memory, to be inherited; the caller makes a `Liveness` of it once it was."""
+        """Returns the descriptor of new memory, which a child process can inherit.
+
+        The caller makes a `Liveness` from it after the child has started.
+        """
         fd = os.memfd_create("sluice-liveness")
         os.ftruncate(fd, _SIZE)
         return fd
 
     @staticmethod
     def create_file(path: str) -> int:
-        """The same as a file that others find; it is this process's, and locked, for as long as this process lives.
+        """Creates the memory as a file and returns its descriptor.
 
-        One of that name, which a process before this one left, is replaced.
+        The file stays locked for as long as this process lives. A file that an earlier process left at this path is
+        replaced.
         """
         new = f"{path}.{os.getpid()}"
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.ftruncate(fd, _SIZE)
-        fcntl.flock(fd, fcntl.LOCK_EX)  # the mapping keeps the descriptor's file open, and with it the lock
+        fcntl.flock(fd, fcntl.LOCK_EX)  # the mapping keeps the file open, and with it the lock
         os.replace(new, path)
         return fd
 
     @classmethod
     def of_this_process(cls) -> "Liveness":
-        """The one that the parent or a probe feels; where nobody does, as in one started by hand, it beats for nobody.
+        """Returns the beacon that the parent or a probe watches; without a watcher, a beacon that nothing reads.
 
-        Processes that this one starts don't inherit either name: the signal is its own.
+        Removes the environment variables, so that child processes do not inherit the beacon.
         """
         file, fd = os.environ.pop(FILE_VARIABLE, ""), os.environ.pop(FD_VARIABLE, "")
         if fd:
@@ -121,33 +125,33 @@ class Liveness:
 
     @classmethod
     def read_file(cls, path: str) -> LivenessSample:
-        """What there is to feel of the process that made a file; nothing yet if there is none, or its maker is gone."""
+        """Reads the beacon in a file. Returns an empty sample if there is no file, or its creator has exited."""
         nothing = LivenessSample(0, 0, Activity.STARTING)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return nothing
         if os.fstat(fd).st_size < _SIZE or try_flock(fd, fcntl.LOCK_SH):
-            os.close(fd)  # and lets go of the lock
+            os.close(fd)  # closing releases the lock
             return nothing
         return cls(fd).read()
 
     def start(self) -> None:
-        """Beats from here on, for as long as the process lives and is not stopped."""
+        """Starts the beacon thread, which beats until `stop` or until the process exits."""
         threading.Thread(target=self._beat, name="liveness", daemon=True).start()
 
     def stop(self) -> None:
-        """Beats no more."""
+        """Stops the beacon thread."""
         self._stop.set()
 
     def report(self, doing: Activity) -> None:
-        """Says that a part of the work is done, and what is done now; called by the thread whose work it is."""
+        """Reports progress and the current activity. Only the working thread may call it."""
         self._num_works += 1
         self._put(_DOING, doing)
         self._put(_WORK, self._num_works)
 
     def read(self) -> LivenessSample:
-        """What there is to feel now."""
+        """Returns the current reading."""
         return LivenessSample(self._get(_BEATS), self._get(_WORK), Activity(self._get(_DOING)))
 
     def _beat(self) -> None:
@@ -167,14 +171,13 @@ class Liveness:
 
 
 MAX_LOOK_S = 1.0
-"""The time between two looks counts as no more than this."""
+"""Most seconds that count between two calls of `look`."""
 
 
 class WatchedTime:
-    """Seconds for which somebody has watched.
+    """Clock that counts only the seconds in which the watcher ran.
 
-    While the watcher is stopped himself, the machine is suspended or the clock is set, nobody watches, and what did not
-    change meanwhile is no sign of anything.
+    While the watcher is suspended, the machine sleeps or the clock is set, an unchanged beacon proves nothing.
     """
 
     def __init__(
@@ -184,18 +187,18 @@ class WatchedTime:
         max_look_s: float = MAX_LOOK_S,
         before: tuple[float, float] | None = None,
     ) -> None:
-        """Starts at 0, or goes on from the `state` of one before, of the same clock."""
+        """Starts at 0, or resumes from `before`, the `state` of another `WatchedTime` with the same clock."""
         self._clock = clock
         self._max_look_s = max_look_s
         self._last_s, self._watched_s = before or (clock(), 0.0)
 
     @property
     def state(self) -> tuple[float, float]:
-        """When it last looked, by its clock, and what the time was then."""
+        """Clock reading of the last look, and the watched seconds at that time."""
         return self._last_s, self._watched_s
 
     def look(self) -> float:
-        """The time at this look, in seconds; look more often than every `max_look_s`."""
+        """Returns the watched seconds; call it more often than every `max_look_s`."""
         now_s = self._clock()
         self._watched_s += min(max(0.0, now_s - self._last_s), self._max_look_s)
         self._last_s = now_s

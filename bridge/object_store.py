@@ -1,4 +1,7 @@
-"""Places that hold objects: buckets (S3, GCS, a folder) and web servers, read without Python's lock (obstore)."""
+"""Object stores for snapshots and groups: buckets (S3, GCS, a folder) and web servers, through obstore.
+
+obstore reads and writes without Python's global lock.
+"""
 
 import datetime
 import os
@@ -16,7 +19,7 @@ if TYPE_CHECKING:  # obstore has these for type checkers only
     from obstore.store import ClientConfig, RetryConfig
 
 BUCKET_SCHEMES = ("s3", "gs", "file")
-"""What can be written to; `http` and `https` are only read."""
+"""URL schemes that can be written to; `http` and `https` are read-only."""
 
 
 def open_source(
@@ -28,23 +31,23 @@ def open_source(
     max_retries: int | None = None,
     is_written: bool = False,
 ) -> ObjectStore:
-    """Whatever lies under a URL; nothing is asked of it yet.
+    """Returns the object store at a URL without sending a request.
 
-    Buckets take their credentials from the environment as their own tools do (AWS_*, GOOGLE_APPLICATION_CREDENTIALS);
-    AWS_ENDPOINT_URL leads to another service that speaks S3, with AWS_ALLOW_HTTP=true also unencrypted.
+    Buckets read their credentials from the environment (AWS_*, GOOGLE_APPLICATION_CREDENTIALS). AWS_ENDPOINT_URL
+    selects another S3-compatible service. AWS_ALLOW_HTTP=true allows it to be unencrypted.
 
     Args:
       url: s3://bucket/prefix, gs://bucket/prefix, file:///folder, https://host:port/prefix or http://.
-      token: shown to web servers.
-      tls: whose `ca` is trusted besides the system's.
-      timeout_s: how long one request may take.
-      max_retries: how often a request is made again by itself; None: obstore's own default, for minutes. A caller that
-        tries again itself wants 0.
-      is_written: makes the folder of a file:// URL; who only reads makes none.
+      token: sent to web servers.
+      tls: its `ca` is trusted in addition to the system's.
+      timeout_s: timeout of one request, in seconds.
+      max_retries: retries of one request inside obstore. None uses obstore's default, which lasts minutes. Callers with
+        their own retries pass 0.
+      is_written: True creates the folder of a file:// URL.
 
     Raises:
-      ValueError: another scheme, or http to another machine, which would show the token to everyone between.
-      FileNotFoundError: the folder of a file:// URL is not there, and is not to be made.
+      ValueError: the scheme is not supported, or is http to another machine, which would expose the token.
+      FileNotFoundError: the folder of a file:// URL does not exist and `is_written` is False.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
@@ -65,7 +68,7 @@ def open_source(
             options["default_headers"] = {"Authorization": token.header}
         return obstore.store.HTTPStore.from_url(url, client_options=options, retry_config=retry)
     if parts.scheme in BUCKET_SCHEMES:
-        # obstore does not read this one from the environment once it is given any option (an endpoint for a trial).
+        # obstore ignores this variable once it is given any client option (needed for a local test endpoint).
         if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
             options["allow_http"] = True
         return obstore.store.from_url(url, client_options=options, retry_config=retry)
@@ -73,6 +76,6 @@ def open_source(
 
 
 def is_of_this_machine(url: str) -> bool:
-    """Whether what lies under a URL comes from a folder or a server of this machine; a bucket's service does not."""
+    """Returns True if a URL is a folder or a loopback server; False for buckets."""
     parts = urllib.parse.urlsplit(url)
     return parts.scheme == "file" or (parts.scheme in ("http", "https") and is_loopback(parts.hostname or ""))

@@ -1,15 +1,15 @@
 """Learner parameter paths <-> Hugging Face and PEFT tensor names.
 
-The learner stacks the layers of one kind of tensor in one array, `[layers, ...]`, and the experts of a MoE layer
-in a second dim, `[layers, experts, ...]`. Inside it keeps Hugging Face's layout (`[out, in]` for a kernel). So a
-Hugging Face tensor is either a whole leaf or one contiguous slice of a leaf, and nothing is ever transposed. Families
-differ in which tensors exist; most names are the same, and a family brings those that aren't (`own_names`).
+The learner stacks one kind of tensor over layers, `[layers, ...]`, and MoE expert tensors also over experts, `[layers,
+experts, ...]`. The remaining dims keep Hugging Face's layout (`[out, in]` for a kernel). A Hugging Face tensor is
+therefore a whole leaf or one contiguous slice of a leaf, and nothing is ever transposed. Families differ in which
+tensors exist. Most names are shared, and a family defines the others in `own_names`.
 
-Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `leaf[layer]` is a layer and
-`leaf[layer][expert]` an expert.
+Pure Python without numpy or JAX: a leaf is any object where `leaf[layer]` is a layer and `leaf[layer][expert]` an
+expert.
 
-An adapter of the matrix `layers/q_proj/kernel`, [layers, out, in], is two leaves: `layers/q_proj/lora_a`, [layers,
-rank, in], and `layers/q_proj/lora_b`, [layers, out, rank]. A slice of one is a tensor of PEFT's, in its layout.
+The adapter of `layers/q_proj/kernel`, [layers, out, in], has two leaves: `layers/q_proj/lora_a`, [layers, rank, in],
+and `layers/q_proj/lora_b`, [layers, out, rank]. A slice of an adapter leaf is a PEFT tensor in PEFT's layout.
 """
 
 from __future__ import annotations
@@ -69,47 +69,46 @@ _PATH_OF_WHOLE = {name: path for path, name in _WHOLE.items()}
 
 
 def is_stacked(path: str) -> bool:
-    """Whether the leaf at `path` holds one slice a layer along its first dim."""
+    """Returns True if the first dim of the leaf at `path` counts layers."""
     return path.startswith(STACKED_PREFIX)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ParamNames:
-    """The parameters of one model, under both names."""
+    """Parameter names of one model, in the learner and in Hugging Face."""
 
     num_layers: int
     tie_word_embeddings: bool
-    """The output head is the embedding: there is no `lm_head` on either side."""
+    """True if the output head is the embedding, so that neither side has `lm_head`."""
     qkv_bias: bool
     o_bias: bool
     qk_norm: bool
     mlp_bias: bool = False
     num_experts: int = 0
-    """Of each layer; 0 is a dense model, whose layers have one MLP and no router."""
+    """Experts per layer; 0 is a dense model, whose layers have one MLP and no router."""
     own_names: tuple[tuple[str, str], ...] = ()
-    """(path, Hugging Face name within a layer) of what the family alone has, or names otherwise than the others."""
+    """(path, Hugging Face name within a layer) of tensors that only this family has or names differently."""
 
     def __post_init__(self) -> None:
-        """Refuses a model without layers."""
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be >= 1, got {self.num_layers}")
         if self.num_experts < 0:
             raise ValueError(f"num_experts must be >= 0, got {self.num_experts}")
 
     def paths(self) -> tuple[str, ...]:
-        """Every Flax path of this model: embedding, the layers' leaves, final norm, head."""
+        """Returns every Flax path of this model: embedding, layer leaves, final norm, head."""
         layer_paths = (path for path in (*self._in_layer, *_IN_EXPERT) if self._has(path))
         head = () if self.tie_word_embeddings else (_HEAD_PATH,)
         return ("embed/embedding", *layer_paths, "final_norm/scale", *head)
 
     def stack(self, path: str) -> tuple[int, ...]:
-        """The leading dims that count Hugging Face tensors: () for a whole leaf, (layers,), or (layers, experts)."""
+        """Returns the leading dims that count tensors: () for a whole leaf, (layers,), or (layers, experts)."""
         if path.startswith(EXPERTS_PREFIX):
             return (self.num_layers, self.num_experts)
         return (self.num_layers,) if is_stacked(path) else ()
 
     def hf_names(self, path: str) -> tuple[str, ...]:
-        """The Hugging Face names behind one leaf, in the order of its slices: as many as `stack` counts.
+        """Returns the Hugging Face names of one leaf, in slice order; their number is the product of `stack`.
 
         Raises:
           ValueError: this model has no such path.
@@ -127,11 +126,11 @@ class ParamNames:
         return (_WHOLE[path],)
 
     def all_hf_names(self) -> tuple[str, ...]:
-        """Every Hugging Face name of this model, leaf by leaf."""
+        """Returns every Hugging Face name of this model, leaf by leaf."""
         return tuple(name for path in self.paths() for name in self.hf_names(path))
 
     def locate(self, hf_name: str) -> tuple[str, tuple[int, ...]]:
-        """Where a Hugging Face tensor lives: (path, index); the tensor is `leaf[index]`.
+        """Returns (path, index) of a Hugging Face tensor, which is `leaf[index]`.
 
         The index is () for a whole leaf, (layer,), or (layer, expert).
 
@@ -181,11 +180,7 @@ def _paths_in_layer(own_names: tuple[tuple[str, str], ...]) -> Mapping[str, str]
 
 
 def check_same_names(kind: str, *, got: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
-    """Compares two sets of names.
-
-    Raises:
-      ValueError: they differ; says what is missing and what is unexpected (the first 8 of each).
-    """
+    """Raises ValueError if two sets of names differ, with the first 8 missing and unexpected names."""
     missing = [name for name in wanted if name not in got]
     unexpected = sorted(set(got) - set(wanted))
     if missing or unexpected:
@@ -195,7 +190,7 @@ def check_same_names(kind: str, *, got: Mapping[str, Any], wanted: tuple[str, ..
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested dict of parameters as {"layers/q_proj/kernel": leaf, ...}."""
+    """Returns a nested dict of parameters as {"layers/q_proj/kernel": leaf, ...}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -207,7 +202,7 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
+    """Returns the nested dict of a flat one; inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")
@@ -225,52 +220,55 @@ _PEFT = {A: ".lora_A.weight", B: ".lora_B.weight"}
 
 
 class TensorNames(Protocol):
-    """The leaves that a snapshot is made of, under both names: a model's, or its adapters'."""
+    """Names of a snapshot's leaves: those of a model or of its adapters."""
 
     def paths(self) -> tuple[str, ...]:
-        """Every Flax path."""
+        """Returns every Flax path."""
         ...
 
     def stack(self, path: str) -> tuple[int, ...]:
-        """The leading dims that count tensors."""
+        """Returns the leading dims that count tensors."""
         ...
 
     def hf_names(self, path: str) -> tuple[str, ...]:
-        """The tensors behind one leaf, in the order of its slices."""
+        """Returns the tensors of one leaf, in slice order."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterNames:
-    """The adapters of some of a model's matrices."""
+    """Names of the LoRA adapters of a model."""
 
     model: ParamNames
     modules: tuple[str, ...]
-    """The matrices that have one, as in `LoraConfig.modules`."""
+    """Matrices with an adapter, as in `LoraConfig.modules`."""
 
     def paths(self) -> tuple[str, ...]:
-        """Every Flax path."""
+        """Returns every Flax path."""
         return tuple(f"layers/{module}/{part}" for module in self.modules for part in (A, B))
 
     def stack(self, path: str) -> tuple[int, ...]:
-        """The leading dims that count tensors: (layers,)."""
+        """Returns the leading dims that count tensors: (layers,)."""
         return self.model.stack(_kernel(path))
 
     def hf_names(self, path: str) -> tuple[str, ...]:
-        """PEFT's names of a leaf's slices."""
+        """Returns the PEFT names of one leaf, in slice order."""
         part = path.rpartition("/")[2]
         return tuple(adapter_tensor(name, part) for name in self.model.hf_names(_kernel(path)))
 
 
 def adapter_tensor(weight: str, part: str) -> str:
-    """PEFT's name of `lora_a` or `lora_b` of a matrix: model.layers.0.mlp.up_proj.weight -> base_model.model. ..."""
+    """Returns the PEFT name of a matrix's `lora_a` or `lora_b`.
+
+    Example: model.layers.0.mlp.up_proj.weight -> base_model.model.model.layers.0.mlp.up_proj.lora_A.weight.
+    """
     return _PREFIX + weight.removesuffix(_WEIGHT) + _PEFT[part]
 
 
 def adapter_table(
     table: Mapping[str, tuple[str, tuple[int, ...]]], *, modules: tuple[str, ...], rank: int
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The adapters' tensors, name -> (dtype, shape), told from a model's own.
+    """Returns name -> (dtype, shape) of the adapters' tensors, derived from the model's `table`.
 
     Raises:
       ValueError: the model has no such matrix.
@@ -288,7 +286,7 @@ def adapter_table(
 
 
 def base_names(tensors: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """The matrices that some adapters' tensors belong to: vLLM's module name -> {lora_a: tensor, lora_b: tensor}."""
+    """Groups adapter tensors by their matrix: vLLM's module name -> {lora_a: tensor, lora_b: tensor}."""
     found: dict[str, dict[str, str]] = {}
     for name in tensors:
         for part, suffix in _PEFT.items():
@@ -298,7 +296,7 @@ def base_names(tensors: Mapping[str, object]) -> dict[str, dict[str, str]]:
 
 
 def combine(base: Mapping[str, object], adapters: Mapping[str, object]) -> dict[str, object]:
-    """One tree of both: what applies them."""
+    """Returns one parameter tree of base weights and adapters."""
     return unflatten(flatten(base) | flatten(adapters))
 
 

@@ -1,6 +1,6 @@
-"""A child process and its parent (Linux): the tie between them, and the messages of a byte stream.
+"""Parent-child process helpers (Linux): exit with the parent, and length-prefixed messages.
 
-A message is four bytes of length (big-endian), then the message.
+A message is its length in four bytes (big-endian), followed by its body.
 """
 
 import ctypes
@@ -12,13 +12,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None, *, signum: signal.Signals = signal.SIGKILL) -> None:
-    """Asks the kernel to send this process a signal when the thread that started it ends.
+    """Asks the kernel to signal this process when the thread that started it exits.
 
-    SIGKILL also ends a process that is stopped or hung.
+    SIGKILL also ends a suspended or hung process.
 
     Args:
-      parent: id of the parent; if it has ended already, this process is killed now. None: not looked at.
-      signum: the signal.
+      parent: process id of the parent. If it has exited, this process is killed now. None skips the check.
+      signum: the signal to send.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
     if parent is not None and os.getppid() != parent:
@@ -30,10 +30,10 @@ HEAD_BYTES = _LENGTH.size
 
 
 def frame(body: bytes, *, max_bytes: int) -> bytes:
-    """Returns a message as it is sent.
+    """Returns a message with its length prefix.
 
     Raises:
-      ValueError: it is too large.
+      ValueError: the body exceeds `max_bytes`.
     """
     if len(body) > max_bytes:
         raise ValueError(f"a message of {len(body)} bytes, at most {max_bytes} may be sent")
@@ -41,10 +41,10 @@ def frame(body: bytes, *, max_bytes: int) -> bytes:
 
 
 def frame_length(head: bytes, *, max_bytes: int) -> int:
-    """Returns how many bytes follow the `HEAD_BYTES`.
+    """Returns the number of bytes that follow a prefix of `HEAD_BYTES`.
 
     Raises:
-      ValueError: too many.
+      ValueError: the length exceeds `max_bytes`.
     """
     (length,) = _LENGTH.unpack(head)
     if length > max_bytes:
