@@ -1,4 +1,4 @@
-"""Engine, leases, sampling, environments."""
+"""Config sections of actors: engine, environments and sampling."""
 
 import collections
 import dataclasses
@@ -22,58 +22,64 @@ from configs.sections.base import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorConfig(CheckedSection):
-    """The engine and the loop around it."""
+    """Engines, verifier processes and ticket leases of actors."""
 
     max_num_seqs: Count = 64
-    """Sequences the engine runs at once."""
+    """Sequences that one engine runs concurrently."""
     num_engines: Count = 1
-    """Engines that launch.local starts on its machine, each in an actor of its own; others may join from anywhere."""
+    """Engines that launch.local starts on its machine, one actor process per engine. More actors can join from any
+    machine."""
     devices: str = ""
-    """Which devices those engines take, as CUDA_VISIBLE_DEVICES names them: a group for each engine, ";" between groups
-    ("2;3;4,5"). Empty: they share out what mesh.devices leaves (`launch/supervision/placement.py` says how)."""
+    """GPU indices per engine in CUDA_VISIBLE_DEVICES syntax, with ";" between engines ("2;3;4,5"). Empty: the engines
+    share the devices that mesh.devices does not use (`launch/supervision/placement.py`)."""
     tensor_parallel_size: Count = 1
-    """Devices that one engine is spread over; on a CPU, processes."""
+    """Tensor-parallel size of one engine, in devices (in processes on a CPU)."""
     elastic: bool = False
-    """Adapts how many sequences run at once, and restarts an engine at another tensor parallel size when preemptions,
-    or responses that nearly fill its KV cache, ask for it (RollPacker section 4.2; `actor/elastic.py`)."""
+    """True if an actor adapts its concurrent sequences and its tensor-parallel size to the KV cache load. Preemptions,
+    and responses that nearly fill the KV cache, raise the size and restart the engine (RollPacker section 4.2,
+    `actor/elastic.py`)."""
     max_tensor_parallel_size: CountOrZero = 0
-    """With elastic: devices that one engine may take, all reserved for it from its start on, whatever it takes just
-    then; 0 means tensor_parallel_size."""
+    """Largest tensor-parallel size of an elastic engine, in devices. All of them stay reserved for the engine. 0:
+    tensor_parallel_size. Read only with elastic=true."""
     gpu_memory_utilization: Fraction = 0.9
-    """On a GPU."""
+    """Fraction of each GPU's memory that one engine reserves. No effect on a CPU."""
     kv_cache_gib: Count = 1
-    """On a CPU."""
+    """KV cache per engine on a CPU, in GiB. No effect on a GPU."""
     enforce_eager: bool = False
+    """True if the engine runs in eager mode, without CUDA graphs or compilation."""
     prefix_caching: bool = False
-    """Keeps the keys and values of whole blocks of a prompt (16 tokens on a GPU, 128 on a CPU) for the next request
-    that begins alike, under the same weights: a group's siblings, and an episode's next turn, whose prompt is all that
-    was said. Without it each turn computes its history again."""
+    """True if the engine reuses the keys and values of whole prompt blocks for requests with an equal prefix and equal
+    weights. A block has 16 tokens on a GPU and 128 on a CPU. Requests of one group and later turns of an episode
+    benefit. False: each turn computes its history again."""
     base_path: ActorPath = ""
-    """With publish.lora=adapter: the folder with the base's weights on this actor's machine; empty: model.path. They
-    must be the learner's own."""
+    """Folder on the actor's machine with the base weights, for publish.lora=adapter. The weights must equal the
+    learner's. Empty: model.path."""
     cpu_cores: str = ""
-    """Cores the engine is pinned to on a CPU ("0" or "0-3"): a group for each of several engines, ";" between them, and
-    "|" between the processes of a group with tensor_parallel_size ("0|1;2|3"). Empty: several engines share all cores
-    out evenly, one is left to itself."""
+    """CPU cores per engine ("0" or "0-3"), on a CPU. Separate engines with ";" and tensor-parallel processes of one
+    engine with "|" ("0|1;2|3"). Empty: several engines split all cores evenly; a single engine is not pinned."""
     lease_s: Seconds = 30.0
-    """A dead actor's tickets are offered again after this long."""
+    """Lease duration of claimed tickets, in seconds. The store offers tickets of an actor again once its leases
+    expire."""
     verifier_timeout_s: Seconds = 10.0
+    """Timeout for scoring one response, in seconds."""
     verifier_retries: CountOrZero = 2
-    """Of what failed; before each there is a pause of seconds, which grows."""
+    """Retries of a failed verifier call, with an increasing pause of seconds before each. 0: no retries."""
     verifier_workers: Count = 1
-    """Processes that judge responses, off the event loop."""
+    """Verifier processes per actor. They run outside the event loop."""
     max_restarts: CountOrZero = 5
-    """How often in a row, without a new step in between, the supervisor starts a process again that died or hung."""
+    """Consecutive restarts of a dead or hung process before the supervisor gives up. Every new training step resets the
+    count. 0: no restarts."""
     start_timeout_s: Seconds = 600.0
-    """An engine that is not up by then has hung; its actor ends."""
+    """Engine startup timeout, in seconds. On expiry the actor exits."""
     max_attempts: Count = 3
-    """How often a prompt is tried whose responses can't be judged; then another takes its place."""
+    """Attempts per ticket whose responses cannot be scored. After the last one, another prompt replaces it."""
     shutdown_grace_s: SecondsOrZero = 20.0
-    """How long an actor that is told to end (SIGTERM) goes on with the groups it has; the rest it gives back. One that
-    launch.local started ends at once, as the run has ended."""
+    """Time after SIGTERM in which an actor finishes its leased groups, in seconds. It then releases the remaining
+    tickets. No effect on actors of launch.local, which exit at the end of the run. 0: release all tickets
+    immediately."""
     max_unstored_groups: Count = 64
-    """Groups that are sampled and not stored, from which on an actor begins nothing: the store is away, or slow, or its
-    verifiers are."""
+    """Sampled but unstored groups at which an actor stops starting new ones. Groups accumulate while the store or the
+    verifiers are slow or unreachable."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,19 +93,19 @@ class ActorConfig(CheckedSection):
 
     @property
     def device_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The devices of each engine; none where they are not given."""
+        """Device names per engine. Empty if `devices` is empty."""
         if not self.devices:
             return ()
         return tuple(tuple(d.strip() for d in group.split(",")) for group in self.devices.split(";"))
 
     @property
     def core_groups(self) -> tuple[str, ...]:
-        """The cores of each engine; none where they are not given."""
+        """Core lists per engine. Empty if `cpu_cores` is empty."""
         return tuple(group.strip() for group in self.cpu_cores.split(";")) if self.cpu_cores else ()
 
     @property
     def max_devices_per_engine(self) -> int:
-        """Devices that an engine may come to take."""
+        """Largest number of devices that one engine may use."""
         return max(self.tensor_parallel_size, self.max_tensor_parallel_size if self.elastic else 0)
 
     def _check_devices(self) -> None:
@@ -145,49 +151,56 @@ class ActorConfig(CheckedSection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentsConfig(CheckedSection):
-    """How episodes are played; what is played is said by `prompts`. A single-turn task reads none of it."""
+    """Limits of episodes, read only by environments (`prompts.environment`)."""
 
     max_turns: Count = 8
-    """Turns of the policy in an episode; one that isn't done by then is truncated."""
+    """Largest number of policy turns per episode. An episode that is not done by its last turn is truncated."""
     max_turn_tokens: CountOrZero = 0
-    """Tokens of one turn; one that this cuts off is no action, and ends the episode. 0: what the episode has left. An
-    episode has sampling.max_response_tokens, sampled and observed, and no more than the model's context."""
+    """Largest number of tokens per turn. A truncated turn is not an action and ends the episode. 0: the remaining
+    tokens of the episode, which is limited by sampling.max_response_tokens (sampled and observed tokens) and the
+    model's context."""
     truncated_reward: Reward = 0.0
-    """Added to what the last turn earned, where a budget of turns or tokens ended the episode: below what losing earns,
-    so that stalling is no way out of it. prompts.truncated_responses is about verifiers alone."""
+    """Reward added to the last turn of an episode that reached its turn or token limit. Set it below the reward for
+    losing, so that stalling does not pay. prompts.truncated_responses applies to verifiers only. 0: no penalty."""
     reset_timeout_s: Seconds = 60.0
-    """Seconds until a new episode's first observation; importing the environment's library comes before."""
+    """Timeout for the first observation of a new episode, in seconds. Import time of the environment's library is
+    excluded."""
     step_timeout_s: Seconds = 60.0
-    """Seconds an environment may take to answer an action. What takes longer is killed; that earns nothing and costs
-    nothing: the episode is tried again."""
+    """Timeout for one environment step, in seconds. On expiry the process is killed and the episode is retried without
+    a reward or penalty."""
     episode_timeout_s: Seconds = 3600.0
-    """The same for the one step of an environment that plays itself: a whole episode, the engine's time included."""
+    """Timeout for one episode of an environment that plays by itself, in seconds. Includes the engine's time."""
     retries: CountOrZero = 2
-    """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
+    """Retries of an episode from its start after its environment fails. After the last one, the group is dropped. 0: no
+    retries."""
     max_processes: Count = 256
-    """Episodes of one actor at once, each of them a process; others wait their turn. In a mixture each environment is
-    sure of its part (`actor/environments/environment_pool.py`), so that one that hangs leaves the others theirs."""
+    """Concurrent environment processes per actor, one per episode; further episodes wait. In a mixture each environment
+    has a guaranteed share, so that a hung environment cannot block others
+    (`actor/environments/environment_pool.py`)."""
     max_in_flight: CountOrZero = 0
-    """Episodes that an actor has begun and not ended at once, those in their environments included, where that is to be
-    more than actor.max_num_seqs: an episode that waits for its environment is not in the engine, and another can be.
-    About max_num_seqs * (1 + the environment's time / the engine's), a turn; those that are ready at once wait inside
-    the engine. admission.sequences bounds a window as ever, and max_processes should be as large. 0: max_num_seqs."""
+    """Concurrent episodes per actor, including those that wait for their environment and use no engine capacity. A good
+    value is max_num_seqs * (1 + environment time / engine time), with both times per turn. Set max_processes at least
+    as high. Episodes above the engine's capacity wait in the engine. admission.sequences still limits a window. 0:
+    actor.max_num_seqs."""
     max_memory_gib: Positive = 4.0
-    """Address space of one episode's process."""
+    """Address space limit of one episode's process, in GiB."""
     python: ActorCommand = ""
-    """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
-    one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
+    """Python interpreter for `verifiers` environments and custom environments whose libraries conflict with the
+    engine's. Its virtual environment needs those libraries, msgspec and jinja2. Empty: the actor's interpreter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(CheckedSection):
-    """How the actors sample."""
+    """Sampling parameters of training requests."""
 
     max_response_tokens: Count = 16
-    """Tokens that a response, or a turn of an episode, may have."""
+    """Largest number of tokens per response, or per episode of an environment."""
     temperature: Finite = 1.0
+    """Sampling temperature. 0 (greedy) is not allowed, because a greedy choice has no importance ratio."""
     top_p: Fraction = 1.0
+    """Nucleus sampling mass. Must stay 1.0, because the learner's distribution is not truncated."""
     top_k: CountOrZero = 0
+    """Number of candidate tokens. Must stay 0 (all tokens), because the learner's distribution is not truncated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Evaluation: named sets of problems, sampled by the engine that serves the policy."""
+"""Config section of evaluation: named problem sets that the engines sample with the current policy."""
 
 import dataclasses
 import re
@@ -17,46 +17,50 @@ from configs.sections.base import (
 from configs.sections.prompts import PromptSource
 
 HELD_OUT = "heldout"
-"""Name of the set of the held-out problems, which is there whenever there are any."""
+"""Name of the evaluation set of held-out training problems. It exists if evaluation.num_problems > 0."""
 MAX_SETS = 64
 
 _SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TAKEN = ("rewards",)
-"""Would read like a metric of the held-out set: eval/rewards/math."""
+"""Reserved set names. A set named "rewards" would collide with eval/rewards/* metrics of the held-out set."""
 _OF_TRAINING = ("eval_path", "eval_split", "weight", "stage")
-"""Fields of a source that say how it is trained on."""
+"""Fields of a source that apply to training only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationSet(PromptSource):
-    """Problems of a source of their own, and how they are asked; what is empty or None is as `evaluation` has it.
+    """Evaluation set: a problem source and its sampling parameters. Unset fields default to `evaluation`.
 
-    Without a path, a task or an environment it asks the held-out problems of `prompts`. No source trains on a question
-    that a set has.
+    A set without path, task or environment uses the held-out problems of `prompts`. Training excludes all questions of
+    evaluation sets.
     """
 
     num_problems: CountOrZero = 0
-    """The first so many; 0: all rows of a file, and `evaluation.num_problems` of what is made by index."""
+    """Number of problems, taken from the start of the set. 0: all rows of a file, or `evaluation.num_problems` of a
+    task or environment."""
     k: CountOrZero = 0
-    """Samples a problem."""
+    """Samples per problem. 0: evaluation.k."""
     temperature: NotNegative | None = None
-    """0 is greedy."""
+    """Sampling temperature. 0: greedy. None: evaluation.temperature."""
     top_p: Fraction | None = None
+    """Nucleus sampling mass. 1: no truncation. None: evaluation.top_p."""
     max_tokens: CountOrZero = 0
-    """Of a response; 0: sampling.max_response_tokens."""
+    """Largest number of tokens per response. 0: sampling.max_response_tokens."""
     every_n_steps: CountOrZero | None = None
+    """Updates between two evaluations of this set. 0: only at the start and end of the run. None:
+    evaluation.every_n_steps."""
     pass_reward: Finite | None = None
+    """Reward at which a response passes. None: evaluation.pass_reward."""
 
     @property
     def has_source(self) -> bool:
-        """Whether its problems are its own."""
+        """True if the set has its own path, task or environment."""
         return bool(self.path or self.task or self.environment)
 
     def check_set(self, name: str) -> None:
-        """Refuses what can't be asked; its source is checked once `prompts` has filled it in.
+        """Raises ValueError if the name, the sampling parameters or the fields of the set are invalid.
 
-        Raises:
-          ValueError: names the field.
+        `PromptSource.check` validates the source after `prompts` has filled in its defaults.
         """
         where = f"evaluation.sets.{name}"
         if not _SET_NAME.fullmatch(name) or name in _TAKEN:
@@ -89,28 +93,31 @@ class EvaluationSet(PromptSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(CheckedSection):
-    """What is evaluated while a run trains, through the engines that serve the policy."""
+    """Evaluation during training, with the engines that serve the policy."""
 
     num_problems: CountOrZero = 256
-    """Held-out problems. 0: none; the publish section's probes, which take held-out problems, must be off too."""
+    """Number of held-out problems to evaluate. 0: none, which requires publish.probe_every_n_publishes=0, because
+    probes use held-out problems."""
     every_n_steps: CountOrZero = 50
-    """Updates between two evaluations. Also at the start and at the end; 0 only there."""
+    """Updates between two evaluations. Every set is also evaluated at the start and end of the run. 0: only at the
+    start and end."""
     temperature: NotNegative = 1.0
-    """0 is greedy."""
+    """Sampling temperature of evaluations. 0: greedy."""
     top_p: Fraction = 1.0
+    """Nucleus sampling mass of evaluations. 1: no truncation."""
     k: Count = 1
-    """Samples a problem."""
+    """Samples per problem."""
     pass_reward: Finite = 1.0
-    """A response whose reward is at least this passes: what pass@k and maj@k count."""
+    """Smallest reward at which a response passes. Used by pass@k and maj@k."""
     sets: dict[str, EvaluationSet] = dataclasses.field(default_factory=dict[str, EvaluationSet])
-    """Further sets by name; `heldout` says how the held-out problems are asked, where that differs."""
+    """Additional evaluation sets by name. The entry `heldout` overrides sampling parameters of the held-out set."""
     at_publish: Literal["go_on", "wait"] = "go_on"
-    """What is done where weights are due to be published and an evaluation is not back: it goes on and ends on newer
-    weights, and says which (eval/version, eval/last_version); or the publish waits, and an evaluation is of one
-    version."""
+    """Policy when weights are due to be published during an evaluation. `go_on`: publish; the evaluation finishes on
+    newer weights (reported in eval/version and eval/last_version). `wait`: publish after the evaluation, so that it
+    uses one version."""
     max_engine_fraction: Fraction = 1.0
-    """Part of the places of all live engines that evaluations may take beside training; 1: all are asked for at once,
-    before training. When training is over they have all."""
+    """Largest fraction of all live engine capacity for evaluations during training. 1: request all problems
+    immediately, ahead of training. After training, evaluations use the full capacity."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +142,7 @@ class EvaluationConfig(CheckedSection):
 
     @property
     def resolved(self) -> dict[str, EvaluationSet]:
-        """All sets in the order in which they are asked, the held-out one first, with what they leave out filled in."""
+        """All sets in evaluation order, the held-out set first, with defaults filled in."""
         held_out = {HELD_OUT: self.sets.get(HELD_OUT, EvaluationSet())} if self.num_problems else {}
         named = {name: self.sets[name] for name in sorted(self.sets) if name != HELD_OUT}
         return {name: self._filled_in(one) for name, one in (held_out | named).items()}

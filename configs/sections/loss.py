@@ -1,7 +1,7 @@
-"""The objective's section of the configuration: which loss, its constants, and what else is in the objective.
+"""Config section of the objective: loss, advantage, penalties and normalization.
 
-The equations are in learner/objective/losses.py, learner/objective/losses.py, learner/objective/advantages.py,
-learner/objective/advantages.py and learner/objective/reward_shaping.py.
+The equations are in learner/objective/losses.py, learner/objective/advantages.py and
+learner/objective/reward_shaping.py.
 """
 
 import dataclasses
@@ -33,102 +33,105 @@ LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "cispo": {"clip_low": 0.1, "clip_high": 0.1},
     "topr": {"min_weight": 0.0, "max_weight": 1.0},
 }
-"""By loss: the constants it reads, each with what public systems ship (None: off). The equations are in
-learner/objective/losses.py. CISPO's are ROLL Flash's; MiniMax-M1 sets clip_low=1 (no lower bound) and tunes
-clip_high."""
+"""Default constants per loss, as published systems ship them (None: off). CISPO uses the values of ROLL Flash;
+MiniMax-M1 sets clip_low=1 (no lower bound) and tunes clip_high."""
 
 Normalization = Literal["token", "sequence", "sequence_sum", "constant"]
 
 PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
-"""The losses that tell pi_prox from mu."""
+"""Losses that use a proximal policy pi_prox distinct from the sampling policy mu."""
 
 NORMALIZATIONS: dict[str, Normalization] = {"gspo": "sequence", "dr_grpo": "constant"}
-"""By loss: the normalisation that is its own, where it isn't token."""
+"""Default normalization per loss, where it is not `token`."""
 DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
-"""Those of them that are truncated_is, bit for bit, where pi_prox is the policy itself at every gradient."""
+"""Proximal losses that equal truncated_is bit for bit if pi_prox is the policy at every gradient."""
 
 Proximal = Literal["batch", "round", "published"]
 
 ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo")
 _STANDARDIZED = ("grpo", "turn_grpo")
-"""Those that divide by a standard deviation."""
+"""Advantages that divide by a standard deviation."""
 
 CUSTOM_LOSS = custom_functions.Signature(
     takes=("logprobs", "inputs"),
     constants=("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"),
     returns="(loss, clipped)",
 )
-"""A user's own loss: like those of learner/objective/losses.py, with the constants of `LossConfig` that it takes."""
+"""Signature of a custom loss: as in learner/objective/losses.py, with any of the constants of `LossConfig`."""
 OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio")
-"""Fields of a loss's inputs that are computed on request: a user's own loss names them in an attribute `needs`."""
+"""Loss inputs computed on request. A custom loss lists them in its attribute `needs`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig(CheckedSection):
-    """The objective: advantages, the per-token loss, its penalties, and how token losses are averaged.
+    """Objective: advantage, per-token loss, penalties and averaging of token losses.
 
-    A constant left at None has the chosen loss's own default (`LOSS_CONSTANTS`). One that the chosen loss does not
-    read is refused: it would change nothing, in silence.
+    Constants left at None take the default of the chosen loss (`LOSS_CONSTANTS`). Setting a constant that the loss does
+    not read raises ValueError, because it would have no effect.
     """
 
     name: str = "grpo_clip"
-    """One of `LOSS_CONSTANTS`, or `module:function` of the user's own, which reads those constants that it takes by
-    name.
+    """Loss, one of `LOSS_CONSTANTS`, or `module:function` for a custom loss with any of the constants as keywords.
 
-    dapo and dr_grpo are grpo_clip with the rest of their papers held fast: dapo wants advantage=grpo,
-    normalization=token, the overlong penalty and rounds.filter_zero_variance (its dynamic sampling), dr_grpo
-    advantage=dr_grpo and normalization=constant. gspo wants normalization=sequence: averaged otherwise its gradient is
-    not that of its objective."""
+    dapo and dr_grpo are grpo_clip with the other settings of their papers required. dapo requires advantage=grpo,
+    normalization=token, the overlong penalty and rounds.filter_zero_variance (dynamic sampling). dr_grpo requires
+    advantage=dr_grpo and normalization=constant. gspo requires normalization=sequence, because its gradient is exact
+    only with that average."""
     clip_low: FractionOrZero | None = None
-    """e_low: ratios are clipped to [1 - e_low, 1 + e_high]; 1 is no lower bound."""
+    """Lower clip distance e_low: ratios are clipped to [1 - e_low, 1 + e_high]. 1: no lower bound. None: default of the
+    loss."""
     clip_high: NotNegative | None = None
+    """Upper clip distance e_high: ratios are clipped to [1 - e_low, 1 + e_high]. None: default of the loss."""
     dual_clip: NotNegative | None = None
-    """c > 1 of dual-clip PPO: where A < 0 the ratio counts as c at most. None is off; 3 is common."""
+    """Bound c > 1 of dual-clip PPO on the ratio of tokens with a negative advantage; 3 is common. None: off."""
     min_weight: NotNegative | None = None
-    """Lower end of masked_is' and topr's weights."""
+    """Lower bound of the importance weights of masked_is and topr. None: default of the loss."""
     max_weight: Positive | None = None
-    """c of truncated importance sampling (PipelineRL eq. 5), the cap on rho, or the weights' upper end."""
+    """Upper bound of importance weights: c of truncated importance sampling (PipelineRL eq. 5), or the cap on rho.
+    None: default of the loss."""
     proximal: Proximal = "batch"
-    """pi_prox of decoupled_ppo, tis and masked_is: from where the clip bounds how far the policy goes. batch: the
-    weights that an update's batch is first trained by; the first pass over it scores its tokens, the later ones
-    (rounds.epochs) compare with that. round, with publish.when=round_end: the weights at the round's start, and
-    published, with publish.when=every: those last published; both are kept, a copy in the compute dtype, and score
-    each token once. Of decoupled_ppo and tis a combination that makes one optimizer step for each pi_prox is
-    refused: it is truncated_is."""
+    """Proximal policy pi_prox of decoupled_ppo, tis and masked_is, around which the ratio is clipped. `batch`: weights
+    before the first step on an update's batch; the first epoch scores its tokens and later ones (rounds.epochs) reuse
+    the scores. `round`: weights at the start of the round, for publish.when=round_end. `published`: last published
+    weights, for publish.when=every.
+
+    `round` and `published` keep one copy of the weights in the compute dtype and score each token once. decoupled_ppo
+    and tis require more than one optimizer step per proximal policy, because they otherwise equal truncated_is."""
     advantage: str = "grpo"
-    """One of `ADVANTAGE_NAMES` (dr_grpo and mean_baseline are one equation by its two names), or `module:function` of
-    the user's own, like those of learner/objective/advantages.py. All but turn_grpo credit every sampled token of a
-    response with its whole reward; turn_grpo credits those of a turn with the return from that turn on, compared with
-    those of all turns of the group."""
+    """Advantage estimator, one of `ADVANTAGE_NAMES`, or `module:function` for a custom one. dr_grpo and mean_baseline
+    are the same equation. turn_grpo credits the tokens of a turn with the return from that turn on, compared with all
+    turns of the group. All others credit every sampled token with the reward of its response."""
     advantage_eps: Positive = 1e-6
-    """Added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
+    """Constant added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
     advantage_std: Literal["sample", "population"] = "sample"
-    """The standard deviation of advantage=grpo: over K - 1 (torch's default, so that of the public codes) or over K. No
-    paper's equation says which. Of turn_grpo the same over the group's turns."""
+    """Standard deviation of advantage=grpo over a group's responses, or of turn_grpo over its turns. `sample`: divide
+    by K - 1 (torch's default, used by public code). `population`: divide by K. The papers do not specify it."""
     turn_discount: Fraction = 1.0
-    """gamma of advantage=turn_grpo, in (0, 1]: what a reward one turn later counts."""
+    """Discount gamma per turn of advantage=turn_grpo, in (0, 1]. 1: no discount."""
     normalization: Normalization | None = None
-    """What the sum over the update's tokens is divided by. token: by the tokens (DAPO eq. 12); sequence: each
-    sequence's by its own tokens, then by the sequences (GRPO, DeepSeekMath eq. 3; GSPO eq. 5); sequence_sum: by the
-    sequences (PipelineRL eq. 5); constant: by the sequences times sampling.max_response_tokens (Dr.GRPO). None is the
-    loss's own: sequence for gspo, constant for dr_grpo, token for the others."""
+    """Denominator of the sum over the update's tokens. `token`: number of tokens (DAPO eq. 12). `sequence`: tokens of
+    each sequence, then number of sequences (GRPO, DeepSeekMath eq. 3; GSPO eq. 5). `sequence_sum`: number of sequences
+    (PipelineRL eq. 5). `constant`: number of sequences times sampling.max_response_tokens (Dr.GRPO). None: sequence for
+    gspo, constant for dr_grpo, token otherwise."""
     entropy_coef: NotNegative = 0.0
-    """Times the entropy, taken off every token's loss; a bonus, so not below 0."""
+    """Coefficient of the entropy bonus, subtracted from the loss of every token. 0: off."""
     kl_coef: NotNegative = 0.0
-    """Times the KL estimate against the reference, added to every token's loss; 0 runs without a reference."""
+    """Coefficient of the KL estimate against the reference model, added to the loss of every token. 0: no reference
+    model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """k1 = log r, k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r, with r = pi_theta / pi_ref (Schulman's note)."""
+    """KL estimator, with r = pi_theta / pi_ref (Schulman, "Approximating KL divergence"). `k1`: log r. `k2`: (log r)^2
+    / 2. `k3`: 1/r - 1 + log r."""
     reference_path: LocalPath = ""
-    """Hugging Face folder of the reference; empty: the weights that the run started from."""
+    """Hugging Face folder of the reference model. Empty: the initial weights of the run."""
     overlong_buffer_tokens: CountOrZero | None = None
-    """DAPO's soft overlong punishment: over the last so many tokens before sampling.max_response_tokens the reward
-    falls linearly by overlong_penalty. 0 is off; None is 4096 for dapo and off for the others. An episode's sampled
-    tokens count, not its observed ones."""
+    """Length of DAPO's soft overlong penalty, in tokens before sampling.max_response_tokens. The reward falls linearly
+    by overlong_penalty over them. Episodes count sampled tokens only. 0: off. None: 4096 for dapo, off otherwise."""
     overlong_penalty: Positive = 1.0
+    """Largest reward deduction of the overlong penalty, at sampling.max_response_tokens."""
     length_penalty: NotNegative = 0.0
-    """Times Kimi k1.5's length reward (arXiv 2501.12599, section 2.3.3), added to the reward: from 0.5 for the shortest
-    response of the group to -0.5 for the longest, in sampled tokens; a wrong response (reward 0 or less) never gains by
-    it. 0 is off."""
+    """Coefficient of Kimi k1.5's length reward (arXiv 2501.12599, section 2.3.3), added to the reward. It ranges from
+    0.5 for the shortest response of a group to -0.5 for the longest, in sampled tokens. Responses with a reward of at
+    most 0 never gain from it. 0: off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,11 +200,12 @@ class LossConfig(CheckedSection):
 
     @property
     def constants(self) -> dict[str, float]:
-        """The constants that the chosen loss reads, defaults filled in; what is off is left out.
+        """Constants that the chosen loss reads, with defaults filled in. Constants that are off (None) are omitted.
 
         Raises:
-          ValueError: of a user's own loss: it can't be loaded, one is given that it does not read, or none is given
-            that it has no default for.
+          ValueError: the loss does not read a given constant, or a custom loss cannot be loaded or lacks a default for
+            an
+            unset constant.
         """
         read = self._read
         self._refuse_unread_constants(read)
@@ -219,7 +223,7 @@ class LossConfig(CheckedSection):
         """Members of `OPTIONAL_INPUTS` that the chosen loss reads.
 
         Raises:
-          ValueError: a user's own loss can't be loaded or names another input, or loss.proximal is set and not read.
+          ValueError: a custom loss cannot be loaded or requests an unknown input, or loss.proximal is set but not read.
         """
         if not custom_functions.is_custom(self.name):
             read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}
@@ -241,7 +245,7 @@ class LossConfig(CheckedSection):
 
     @property
     def given_clips(self) -> dict[str, float]:
-        """The constants of the clip that were given; they need pi_theta / pi_prox to leave 1."""
+        """Explicitly set clip constants. They have an effect only if pi_theta / pi_prox can differ from 1."""
         return {name: value for name, value in self._given.items() if "clip" in name}
 
     @property
@@ -251,7 +255,6 @@ class LossConfig(CheckedSection):
 
     @property
     def _read(self) -> dict[str, Any]:
-        """By constant: its default."""
         if custom_functions.is_custom(self.name):
             return custom_functions.constant_defaults(
                 custom_functions.load("loss.name", self.name, CUSTOM_LOSS), CUSTOM_LOSS
@@ -260,11 +263,11 @@ class LossConfig(CheckedSection):
 
     @property
     def normalized_by(self) -> Normalization:
-        """The normalisation with the loss's own filled in."""
+        """Normalization with the default of the loss filled in."""
         return self.normalization or NORMALIZATIONS.get(self.name, "token")
 
     @property
     def overlong_tokens(self) -> int:
-        """The buffer of the overlong penalty with the default filled in; 0 is off."""
+        """Length of the overlong penalty in tokens, with the default filled in. 0: off."""
         default = 4096 if self.name == "dapo" else 0
         return default if self.overlong_buffer_tokens is None else self.overlong_buffer_tokens
