@@ -1,6 +1,6 @@
-"""What all sections of the configuration share: ranges of numbers and kinds of paths, declared in annotations.
+"""Shared parts of config sections: number ranges and path types, declared in annotations.
 
-A path's `~` is replaced when its section is made; relative paths become absolute on the machine that sets the run up.
+Creating a section expands `~` in its local paths. Setting up a run makes relative paths absolute on that machine.
 """
 
 import dataclasses
@@ -19,23 +19,23 @@ from bridge.rollout_types import MAX_ABS_REWARD, MAX_TEMPERATURE, MIN_TEMPERATUR
 T = TypeVar("T")
 
 _LARGEST = 2.0**53
-"""The largest bound of a range that names none: every whole number up to it is a float64."""
+"""Upper bound by default of a range. float64 represents every integer up to it exactly."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """The finite numbers from `low` to `high`; `excludes_low` leaves `low` itself out."""
+    """Range of finite numbers from `low` to `high`; `excludes_low` makes the lower bound exclusive."""
 
     low: float
     high: float = _LARGEST
     excludes_low: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Returns True if the value is a number of the range; NaN and infinities never are."""
+        """Returns True if the value is a finite number in the range."""
         return math.isfinite(value) and self.low <= value <= self.high and not (self.excludes_low and value == self.low)
 
     def wanted(self, value: float) -> str:
-        """Returns what an error message says a refused value must be: the whole range, or a wide one's missed bound."""
+        """Returns the expected range for an error message. A wide range shows only the violated bound."""
         if not math.isfinite(value):
             return "finite"
         if self.high <= 1e6:
@@ -46,9 +46,9 @@ class Range:
 Count = Annotated[int, Range(0, 2**31 - 1, excludes_low=True)]
 CountOrZero = Annotated[int, Range(0, 2**31 - 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
-"""Seed that every generator of a run takes: grain's seeds have 32 bits."""
+"""Seed of all random generators of a run. Grain accepts 32 bits."""
 Seconds = Annotated[float, Range(0, 1e9, excludes_low=True)]
-"""At most 31 years: threads and timers overflow not far above."""
+"""Positive duration of at most 31 years. Threads and timers overflow slightly above that."""
 SecondsOrZero = Annotated[float, Range(0, 1e9)]
 WholeSeconds = Annotated[int, Range(0, 1e9, excludes_low=True)]
 Fraction = Annotated[float, Range(0, 1, excludes_low=True)]
@@ -57,15 +57,15 @@ Positive = Annotated[float, Range(0, excludes_low=True)]
 NotNegative = Annotated[float, Range(0)]
 Finite = Annotated[float, Range(-_LARGEST)]
 Weight = Annotated[float, Range(1e-6, 1e6)]
-"""A share's weight: the shares of two sources can still be counted in whole parts."""
+"""Sampling weight of a source. The range keeps the ratio of two weights countable in integers."""
 Reward = Annotated[float, Range(-MAX_ABS_REWARD, MAX_ABS_REWARD)]
 
 _PREFIXES = ("hf:", "file://", "sqlite:///")
-"""Prefixes of a local path."""
+"""Prefixes that can precede a local path."""
 
 
 class _Path(enum.Enum):
-    """Marks a text field as a path, by whose machine has it."""
+    """Marker of path fields: the machine that holds the path."""
 
     LOCAL = enum.auto()
     ACTOR = enum.auto()
@@ -73,28 +73,28 @@ class _Path(enum.Enum):
 
 
 LocalPath = Annotated[str, _Path.LOCAL]
-"""A path, or a URL with a local path (`file://`, `sqlite:///`), or `hf:` and a folder; empty where there is none."""
+"""Local path, a URL with a local path (`file://`, `sqlite:///`), or `hf:` and a folder. Empty: no path."""
 ActorPath = Annotated[str, _Path.ACTOR]
-"""A path of each actor's machine, whose `~` is the home of the actor's user; empty where there is none."""
+"""Path on each actor's machine. `~` is the home folder of the actor's user. Empty: no path."""
 ActorCommand = Annotated[str, _Path.ACTOR_COMMAND]
-"""A program: a path of each actor's machine, or a name without a slash that is looked for in PATH; empty: none."""
+"""Program on each actor's machine: a path, or a name without a slash that is searched in PATH. Empty: no program."""
 
 
 class CheckedSection:
-    """A section of the configuration: its local paths have their `~` replaced, its numbers lie in their ranges."""
+    """Base class of config sections: expands `~` in local paths and checks number ranges."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number out of its field's range, or a `~` that names no home folder."""
+        """Raises ValueError for a number outside its range, or a `~user` without a home folder."""
         expand_home(self)
         check_ranges(type(self).__name__.removesuffix("Config").lower(), self)
 
 
 def check_ranges(where: str, section: object) -> None:
-    """Raises ValueError if a number of a section is outside the range of its annotation; None is in every range.
+    """Raises ValueError if a number of a section is outside its annotated range.
 
     Args:
-      where: The section's path in the config, as in "rounds".
-      section: A dataclass whose numbers are annotated with a `Range`; a dict is checked by entry, numbers alone.
+      where: path of the section in the config, for example "rounds".
+      section: dataclass with `Range` annotations. Dict fields are checked per entry; None and non-numbers are skipped.
     """
     for name, found in _ranges(type(section)).items():
         for entry, value in _entries(name, getattr(section, name)):
@@ -103,11 +103,7 @@ def check_ranges(where: str, section: object) -> None:
 
 
 def temperature(section: str, value: float) -> None:
-    """Refuses a sampling temperature at which vLLM does not sample as it is told.
-
-    Raises:
-      ValueError: names the field.
-    """
+    """Raises ValueError if vLLM would not sample at exactly this temperature."""
     if not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
         raise ValueError(
             f"{section}.temperature must be in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}] (vLLM raises what is lower to "
@@ -116,7 +112,7 @@ def temperature(section: str, value: float) -> None:
 
 
 def check_pattern(where: str, pattern: str, *, needs_group: bool) -> None:
-    """Raises ValueError if a field's text is no regular expression, or lacks the group that it needs."""
+    """Raises ValueError if a field is not a regular expression, or lacks a required group."""
     try:
         groups = re.compile(pattern).groups
     except re.error as e:
@@ -126,14 +122,13 @@ def check_pattern(where: str, pattern: str, *, needs_group: bool) -> None:
 
 
 def is_core_list(text: str) -> bool:
-    """Whether it is like "0", "0-3" or "0,2-3"."""
+    """Returns True for a core list such as "0", "0-3" or "0,2-3"."""
     bounds = [part.split("-") for part in text.split(",")]
     return all(len(b) <= 2 and all(n.strip().isdecimal() for n in b) and int(b[0]) <= int(b[-1]) for b in bounds)
 
 
 @functools.cache
 def _ranges(section: type) -> dict[str, Range]:
-    """Returns by field the range of its annotation, or of a dict's values."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {name: found for name, hint in hints.items() if (found := _range(hint)) is not None}
 
@@ -152,11 +147,7 @@ def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def expand_home(section: object) -> None:
-    """Replaces a leading `~` or `~user` in every `LocalPath` of a frozen dataclass that is being made.
-
-    Raises:
-      ValueError: no such user has a home folder here.
-    """
+    """Expands `~` in each `LocalPath` of a frozen dataclass. Raises ValueError if the user has no home folder."""
     for name in _fields(type(section), _Path.LOCAL):
         prefix, path = _split(getattr(section, name))
         if path.startswith("~"):
@@ -167,9 +158,9 @@ def expand_home(section: object) -> None:
 
 
 def absolute(config: T, folder: pathlib.Path) -> T:
-    """Returns a configuration, or a part of one, whose relative paths are below `folder`, those of actors too.
+    """Returns a config or section whose relative paths are resolved against `folder`, including actor paths.
 
-    The name of a data set of the Hub (`hf:NAME`) stays, and so do URLs of buckets and databases and commands of PATH.
+    Hub dataset names (`hf:NAME`), bucket and database URLs, and commands without a slash stay unchanged.
     """
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(typing.cast(Any, config)):

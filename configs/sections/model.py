@@ -1,4 +1,4 @@
-"""Model, lora, mesh, learner processes, packing, optimizer."""
+"""Config sections of the learner: model, LoRA, mesh, processes, packing and optimizer."""
 
 import dataclasses
 import math
@@ -19,43 +19,42 @@ from configs.sections.base import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig(CheckedSection):
-    """How many processes the learner is, and when one of them is taken to be lost. May differ when a run goes on."""
+    """Learner processes. These fields may change when a run is resumed."""
 
     num_processes: Count = 1
-    """Learner processes that launch.local starts on this machine; each has all that `mesh.devices` gives it."""
+    """Learner processes that launch.local starts on this machine. Each process sees all devices of `mesh.devices`."""
     init_timeout_s: WholeSeconds = 300
-    """How long the learner's processes wait for each other at the start."""
+    """Timeout for all learner processes to connect at startup, in seconds."""
     peer_timeout_s: WholeSeconds = 60
-    """Time without a sign of life after which a process of several is taken to be dead, in seconds: all end, and start
-    again. Above the longest pause of a network or a host that is no failure."""
+    """Time without a heartbeat after which a learner process counts as dead, in seconds. All learner processes then
+    exit and restart. Set it above the longest pause of a healthy network or host."""
     gpu_memory_fraction: Fraction = 0.75
-    """Share of each GPU's memory that the learner reserves at the start. On a GPU that an engine has too, it must leave
-    room for `actor.gpu_memory_utilization`: at most 0.95 together. No effect on TPU and CPU."""
+    """Fraction of each GPU's memory that the learner reserves at startup. On a GPU shared with an engine, the sum with
+    `actor.gpu_memory_utilization` must be at most 0.95. No effect on TPU and CPU."""
 
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-"""A layer's matrices, by their short names; `q` is `q_proj`."""
+"""Short names of the matrices in a layer; `q` is `q_proj`."""
 OF_MLP = ("gate", "up", "down")
 MAX_RANK = 512
-"""The largest that vLLM serves."""
+"""Largest rank that vLLM serves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraConfig(CheckedSection):
-    """Low-rank adapters (Hu et al., 2021): W + s B A is applied, and A [rank, in] and B [out, rank] alone are trained.
+    """Low-rank adapters (Hu et al., 2021): W + s B A, with trained A [rank, in] and B [out, rank].
 
-    The base W stays as it is in `model.path`; of the adapters alone there are gradients, optimizer state and
-    checkpoints.
+    The base W stays as in `model.path`. Gradients, optimizer state and checkpoints cover the adapters only.
     """
 
     rank: Annotated[int, Range(0, MAX_RANK)] = 0
-    """0: none, all parameters are trained."""
+    """Rank of the adapters. 0: no adapters; all parameters are trained."""
     alpha: Positive = 32.0
-    """The scale: s = alpha / rank."""
+    """Scale numerator of the adapters: s = alpha / rank."""
     targets: str = "q,k,v,o,gate,up,down"
-    """Which of each layer's matrices get one. A mixture of experts has q, k, v and o alone."""
+    """Comma-separated matrices with adapters, per layer. Mixture-of-experts models support q, k, v and o only."""
     rank_stabilized: bool = False
-    """S = alpha / sqrt(rank) instead (rsLoRA: Kalajdzievski, 2023), for large ranks."""
+    """True if the scale is s = alpha / sqrt(rank), for large ranks (rsLoRA: Kalajdzievski, 2023)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +67,6 @@ class LoraConfig(CheckedSection):
             self._check_says_nothing()
 
     def _check_says_nothing(self) -> None:
-        """Refuses what only adapters read."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
@@ -78,54 +76,55 @@ class LoraConfig(CheckedSection):
 
     @property
     def is_on(self) -> bool:
-        """Whether adapters are what is trained."""
+        """True if the run trains adapters."""
         return self.rank > 0
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The matrices that get one, as the model names them, in its order: q_proj, ...; none where it is off."""
+        """Model names of the matrices with adapters, in model order (q_proj, ...). Empty if LoRA is off."""
         given = self.targets.split(",") if self.is_on else []
         return tuple(f"{target}_proj" for target in TARGETS if target in given)
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied with."""
+        """Scale s of B A."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(CheckedSection):
-    """The learner's device mesh; the product must be the number of devices."""
+    """Device mesh of the learner. The product of the axis sizes must equal the number of devices."""
 
     devices: str = ""
-    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts. Empty: the first that actor.devices does not name, as
-    many as the mesh has, where this machine has GPUs enough (`launch/supervision/placement.py`), else what launch.local
-    sees."""
+    """CUDA_VISIBLE_DEVICES of the learner, if launch.local starts it. Empty: the first GPUs that actor.devices does not
+    use, one per mesh device (`launch/supervision/placement.py`). On a machine with too few GPUs: all devices visible to
+    launch.local."""
     data: Count = 1
-    """Whole copies of the parameters."""
+    """Size of the data axis: number of full copies of the parameters."""
     fsdp: Count = 1
-    """Splits parameters, optimizer state and the rows of a batch."""
+    """Size of the fsdp axis, which splits parameters, optimizer state and the rows of a batch."""
     expert: Count = 1
-    """The same, and the experts of a MoE model."""
+    """Size of the expert axis, which splits the experts of a MoE model. It also splits parameters, optimizer state and
+    the rows of a batch."""
     sequence: Count = 1
-    """Splits the tokens of a row (context parallelism)."""
+    """Size of the sequence axis, which splits the tokens of a row (context parallelism)."""
     tensor: Count = 1
-    """Splits heads, MLP width and vocabulary."""
+    """Size of the tensor axis, which splits heads, MLP width and vocabulary."""
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes by the names of `learner.distributed.sharding.AXES`."""
+        """Axis sizes by the names of `learner.distributed.sharding.AXES`."""
         names = ("data", "fsdp", "expert", "sequence", "tensor")
         return {name: getattr(self, name) for name in names}
 
     @property
     def num_devices(self) -> int:
-        """Of the whole mesh."""
+        """Number of devices in the mesh."""
         return math.prod(self.axes.values())
 
     @property
     def batch_shards(self) -> int:
-        """Into how many parts the rows of a batch are split."""
+        """Number of parts that the rows of a batch are split into."""
         return self.data * self.fsdp * self.expert
 
 
@@ -134,32 +133,34 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(CheckedSection):
-    """The policy: a Hugging Face folder, and the precisions it is held in."""
+    """Policy: a Hugging Face folder, its precisions and its context length."""
 
     path: LocalPath = ""
-    """A Hugging Face folder (config.json, safetensors, tokenizer.json). Empty: the tiny recipe below,
-    made once and cached."""
+    """Hugging Face folder (config.json, safetensors, tokenizer.json). Empty: the quickstart model of `TinyModelRecipe`,
+    created once and cached."""
     param_dtype: Dtype = "float32"
-    """Master weights. `bfloat16`: each update is rounded stochastically, so that it learns as in float32 does, with
-    more noise; the optimizer's moments stay in float32 (optimizer.mu_dtype)."""
+    """Dtype of the master weights. `float32`: exact updates. `bfloat16`: stochastic rounding of each update, which
+    learns like float32 with more noise. Optimizer moments stay in float32 (optimizer.mu_dtype)."""
     compute_dtype: Dtype = "float32"
-    """Matrix products in the learner."""
+    """Dtype of matrix products in the learner."""
     served_dtype: Dtype = "float32"
-    """What is published and what the engine computes in."""
+    """Dtype of published weights and of the engine."""
     remat: Literal["auto", "full", "attention", "dots", "none"] = "auto"
-    """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
-    cuDNN is recomputed), all but attention and the projections, nothing. auto: as little as the memory
-    there is allows (`learner/update/auto_remat.py`); the log and loss.json say what that came to."""
+    """Activations that the backward pass recomputes. `full`: whole layers. `attention`: all but attention (splash and
+    xla; cuDNN attention is recomputed). `dots`: all but attention and projections. `none`: nothing. `auto`: as little
+    as memory allows (`learner/update/auto_remat.py`), reported in the log and loss.json."""
     attention: Literal["auto", "splash", "cudnn", "xla"] = "auto"
-    """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
+    """Attention implementation of the learner. `auto`: default of the platform
+    (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: CountOrZero = 0
-    """Tokens a device whose logits exist at once; 0: 128 or 256 on a CPU, elsewhere what fits 512 MiB."""
+    """Tokens per device whose logits are in memory together. 0: 128 or 256 on a CPU, and as many as fit 512 MiB
+    elsewhere."""
     thinking_marks: str = "auto"
     """Marks around the model's thinking. Verifiers, environments and the judge read the answer outside them. A response
-    that ends within its thinking has no answer. `auto`: the marks of published models, of the chat template and of the
-    tokenizer. `off`: nothing is thinking. Any other value: both marks with `...` between, as `<reason>...</reason>`."""
+    that ends within its thinking has no answer. `auto`: marks of published models, the chat template and the tokenizer.
+    `off`: no thinking. Otherwise: both marks with `...` between them, for example `<reason>...</reason>`."""
     max_tokens: Count = 64
-    """Longest prompt and response together; also the engine's context length."""
+    """Largest number of tokens per sequence, prompt and response together. It is also the engine's context length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,26 +172,32 @@ class ModelConfig(CheckedSection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(CheckedSection):
-    """The optimizer, with global-norm clipping and linear warm-up."""
+    """Optimizer with global-norm clipping and linear warm-up."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """adafactor keeps the second moment as rows and columns, and no first one (Shazeer and Stern, 2018)."""
+    """Optimizer. `adamw`: AdamW. `adafactor`: factored second moment and no first moment (Shazeer and Stern, 2018)."""
     mu_dtype: Dtype = "float32"
-    """What adamw keeps its first moment in."""
+    """Dtype of the first moment of adamw."""
     learning_rate: Positive = 1e-6
-    """The highest, after the warm-up."""
+    """Peak learning rate, reached after warm-up."""
     warmup_steps: CountOrZero = 0
-    """Optimizer steps, rounds.epochs of them an update."""
+    """Length of the linear warm-up, in optimizer steps (rounds.epochs steps per update). 0: no warm-up."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """What follows the warm-up, over the run's optimizer steps: run.num_updates x rounds.epochs."""
+    """Learning rate schedule after warm-up, over the run's run.num_updates x rounds.epochs optimizer steps. `constant`:
+    stays at the peak. `cosine`: cosine decay to 0. `linear`: linear decay to 0."""
     beta1: Annotated[float, Range(0, 1)] = 0.9
+    """Decay rate of the first moment of adamw."""
     beta2: Annotated[float, Range(0, 1)] = 0.95
+    """Decay rate of the second moment of adamw."""
     eps: Fraction = 1e-8
+    """Constant added to the denominator of adamw."""
     weight_decay: Annotated[float, Range(0, 100)] = 0.0
+    """Decoupled weight decay coefficient. 0: no weight decay."""
     max_grad_norm: Positive = 1.0
+    """Global gradient norm above which gradients are scaled down to it."""
     max_skipped_in_a_row: Count = 5
-    """An optimizer step whose loss or gradient isn't finite changes nothing; after this many one after the other the
-    run stops, at the end of the update."""
+    """Consecutive skipped optimizer steps that stop the run, at the end of the update. A step whose loss or gradient is
+    not finite is skipped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,19 +214,19 @@ class OptimizerConfig(CheckedSection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackingConfig(CheckedSection):
-    """The shape of a training micro-batch: rows of packed sequences."""
+    """Shape of a training micro-batch: rows of packed sequences."""
 
     rows: Count = 4
-    """Of a micro-batch, on all devices together."""
+    """Rows per micro-batch, summed over all devices."""
     row_tokens: Count = 256
-    """Prompt and response tokens that a row holds."""
+    """Prompt and response tokens per row."""
     auto: bool = False
-    """Rows and tokens are chosen from the lengths of the first groups, and anew from eight updates at a time where that
-    saves 3%, at most once in 50 updates; rows x row_tokens is then the most slots that a micro-batch may have."""
+    """True if rows and tokens per row are chosen from the lengths of the first groups. They are chosen again from eight
+    updates of lengths if that saves 3%, at most once per 50 updates. rows x row_tokens is the upper limit of slots per
+    micro-batch."""
     max_row_sequences: Count = 128
-    """Sequences in a row at most. The time and memory of cuDNN's attention grow with it: on GPUs not far above what
-    rows hold (tests/bench/results/gpu.md)."""
+    """Largest number of sequences per row. Time and memory of cuDNN attention grow with it. On GPUs, set it slightly
+    above the actual number (tests/bench/results/gpu.md)."""
     share_prompts: bool = False
-    """A group's prompt is computed once for as many of its responses as fit a row, and not once for each: the same loss
-    and gradient from fewer tokens, the fewer the shorter responses are beside their prompt. Wants attention that knows
-    it, model.attention=xla, which is a CPU's, and a model without sliding windows."""
+    """True if the prompt of a group is computed once per row instead of once per response. Loss and gradient stay the
+    same with fewer tokens. Requires model.attention=xla (CPU) and a model without sliding windows."""

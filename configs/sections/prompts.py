@@ -1,4 +1,4 @@
-"""Prompt sources: data, verifiers, curriculum, mixture."""
+"""Config section of prompts: problem sources, verifiers, curriculum and mixture."""
 
 import dataclasses
 import datetime
@@ -23,11 +23,11 @@ VERIFIERS = ("reasoning_gym", "exact", "math", "format", "code", "judge")
 
 
 READS_ANSWERS = ("reasoning_gym", "exact", "math")
-"""Those of them that say which answer a response gives, by which responses vote (maj@k)."""
+"""Verifiers that extract the answer of a response. maj@k votes by these answers."""
 
 
 HUGGING_FACE = "hf:"
-"""Before the name of a data set of the Hub, or a folder in its format."""
+"""Prefix of a Hugging Face Hub dataset name, or of a local folder in its format."""
 
 
 PlainArgs = dict[str, int | Finite | str | bool]
@@ -35,37 +35,39 @@ PlainArgs = dict[str, int | Finite | str | bool]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceFields:
-    """Fields of one source of problems, which `prompts`, a mixture's sources and evaluation sets have alike."""
+    """Fields of a problem source, shared by `prompts`, mixture sources and evaluation sets."""
 
     path: LocalPath = ""
-    """A .jsonl, .parquet or .arrayrecord file (of the last several: a pattern with `*`), or `hf:` and the name of a
-    data set of the Hugging Face Hub or a folder in its format. Empty: problems are those of the task or of the
-    environment."""
+    """Problem file (.jsonl, .parquet or .arrayrecord; `*` matches several .arrayrecord files), or `hf:` and a Hugging
+    Face Hub dataset name or a folder in its format. Empty: problems of the task or the environment."""
     subset: str = ""
-    """Of a Hugging Face data set, as "main" of openai/gsm8k; empty: its default."""
+    """Subset of a Hugging Face dataset, for example "main" of openai/gsm8k. Empty: its default subset."""
     split: str = "train"
-    """Of a Hugging Face data set."""
+    """Split of a Hugging Face dataset."""
     revision: str = ""
-    """Of a Hugging Face data set: a branch, tag or commit; empty: the newest."""
+    """Branch, tag or commit of a Hugging Face dataset. Empty: the newest commit."""
     eval_path: LocalPath = ""
-    """Held-out problems; empty: one in `prompts.held_out_one_in`, chosen by a hash of the prompt."""
+    """Path of held-out problems. Empty: one in `prompts.held_out_one_in` problems is held out, chosen by a hash of the
+    prompt."""
     eval_split: str = ""
-    """Held-out problems: another split of the same Hugging Face data set."""
+    """Split of the Hugging Face dataset with held-out problems. Empty: as for eval_path."""
     task: str = ""
-    """A reasoning-gym task family."""
+    """reasoning-gym task family. Empty: no task."""
     task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
+    """Arguments of the reasoning-gym task. Empty: its defaults."""
     environment: str = ""
-    """Name of the environment that each problem is an episode of. Without a path its own rows are asked. It rewards by
-    itself: a verifier judges only where a source of a mixture names one, `rewards` are added."""
+    """Environment in which each problem is one episode. Empty: single-turn responses. It generates its own problems
+    unless a path is set, and provides the reward. `rewards` adds verifier scores; in a mixture, so does a source's
+    verifier."""
     environment_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
-    """What the environment's own rows are made with."""
+    """Arguments of the environment's problem generator. Empty: its defaults."""
     environment_rows: str = ""
-    """`module:function` of the user's own that makes the rows, in place of those of configs/tasks."""
+    """`module:function` of a custom problem generator for the environment. Empty: the generator in configs/tasks."""
     pattern: str = ""
-    """A regular expression whose first group is the part of a task's question to show; empty shows it all."""
+    """Regular expression whose first group is the part of a task's question to show. Empty: the whole question."""
     rewards: dict[str, Finite] = dataclasses.field(default_factory=dict[str, float])
-    """Instead of one verifier several, by name, and what each one's score counts: the reward is their weighted sum. A
-    row of a file may have its own (`prompts.rewards_field`)."""
+    """Weights of several verifiers by name; the reward is the weighted sum of their scores. A file row can override
+    them (`prompts.rewards_field`). Empty: one verifier with weight 1."""
 
     def __post_init__(self) -> None:
         expand_home(self)
@@ -73,36 +75,43 @@ class SourceFields:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptSource(SourceFields):
-    """Where problems come from, how they are judged, and how often they come; what is empty is as `prompts` has it.
+    """Problem source of a mixture. Empty fields default to `prompts`.
 
-    Problems are the rows of `path`, or those of `task`, or, without either, those that `environment` makes itself.
+    Problems are the rows of `path`, else those of `task`, else those that `environment` generates.
     """
 
     prompt_field: str = ""
+    """Column with the prompt. Empty: prompts.prompt_field."""
     answer_field: str = ""
+    """Column with the reference answer. Empty: prompts.answer_field."""
     verifier: str = ""
-    """Who judges the rows that name no rewards of their own."""
+    """Verifier of rows without their own rewards. Empty: prompts.verifier, or none for an environment."""
     answer_in: Literal["", "conclusion", "text", "number"] = ""
+    """Location of the answer in a response, for verifier=math. Values as in prompts.answer_in. Empty:
+    prompts.answer_in."""
     weight: Weight = 1.0
-    """How often a problem is of this source, against the other weights."""
+    """Sampling weight of the source, relative to the weights of the other sources."""
     stage: CountOrZero = 0
-    """With prompts.curriculum=stages: when this source's time comes."""
+    """Stage of the source for prompts.curriculum=stages. Lower stages are trained first."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """By verifier, what its score counts of a row that doesn't say; empty where the environment alone rewards."""
+        """Verifier weights of rows without their own rewards, by verifier.
+
+        Empty if only the environment provides rewards.
+        """
         return self.rewards or ({self.verifier: 1.0} if self.verifier else {})
 
     @property
     def is_hugging_face(self) -> bool:
-        """Whether `path` is read by the Hugging Face library."""
+        """True if the Hugging Face library reads `path`."""
         return self.path.startswith(HUGGING_FACE)
 
     def check(self, where: str) -> None:
-        """Refuses what is no one source; `where` is its field of the config.
+        """Raises ValueError if the fields do not describe exactly one source.
 
-        Raises:
-          ValueError: names the field.
+        Args:
+          where: path of the source in the config.
         """
         if self.path and self.task:
             raise ValueError(f"{where}.path and {where}.task are two sources; give one, or a mixture of both")
@@ -149,11 +158,7 @@ class PromptSource(SourceFields):
 
 
 def check_parts(where: str, verifier: str, rewards: dict[str, float]) -> None:
-    """Refuses verifiers that nobody has, and weights that count nothing.
-
-    Raises:
-      ValueError: names the field.
-    """
+    """Raises ValueError for an unknown verifier or a weight of 0."""
     if verifier:
         custom_functions.check_name(f"{where}.verifier", verifier, VERIFIERS)
     for name, weight in rewards.items():
@@ -174,83 +179,90 @@ _OF_ONE_SOURCE = (
     "path", "subset", "split", "revision", "eval_path", "eval_split", "environment", "environment_args",
     "environment_rows",
 )  # fmt: skip
-"""Fields that a mixture's sources have instead."""
+"""Fields that belong to each source in a mixture."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptsConfig(SourceFields):
-    """Where problems come from and how answers are judged."""
+    """Problem sources, chat template and verifiers."""
 
     prompt_field: str = "prompt"
+    """Column with the prompt: a text or a list of messages."""
     answer_field: str = "answer"
+    """Column with the reference answer."""
     rewards_field: str = "rewards"
-    """A row's own verifiers: a list of {name, weight}. Empty: rows have none."""
+    """Column with a row's own verifiers: a list of {name, weight}. Empty: not read."""
     metadata_field: str = "metadata"
-    """A row's object for its verifiers, such as test cases. Empty: rows have none."""
+    """Column with a row's object for verifiers, such as test cases. Empty: not read."""
     tools_field: str = "tools"
-    """Column with a row's tools: a list of JSON schemas, or JSON of one, for the chat template. Empty: none is read."""
+    """Column with a row's tools for the chat template: a list of JSON schemas, or a JSON text of one. Empty: not
+    read."""
     template_arguments_field: str = "template_arguments"
-    """Column with a row's own arguments for the chat template: an object, or JSON of one. They replace those of
-    `prompts.template_arguments` by name. Empty: none is read."""
+    """Column with a row's own chat template arguments: an object, or a JSON text of one. They override
+    `prompts.template_arguments` by name. Empty: not read."""
     ignored_fields: str = ""
-    """Comma-separated fields of messages and rows that prompts leave out on purpose, as in `tool_call_id,name,images`.
-    A row with such a field that the chat template does not show is set aside unless the field is named here."""
+    """Comma-separated fields of messages and rows that the chat template may omit, for example
+    `tool_call_id,name,images`. Rows with any other omitted field are quarantined. Empty: no field may be omitted."""
     held_out_one_in: Count = 10
+    """Inverse share of held-out problems: 10 holds out one in 10. Ignored for sources with eval_path or eval_split."""
     task: str = "chain_sum"
-    """A reasoning-gym task family."""
+    """reasoning-gym task family. Ignored if path or environment is set."""
     verifier: str = "exact"
-    """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/rewards. It judges the rows
-    that name no rewards of their own."""
+    """Verifier of rows without their own rewards, one of `VERIFIERS`, or `module:function` for a custom one."""
     answer_in: Literal["conclusion", "text", "number"] = "conclusion"
-    """Where verifier=math looks for a response's answer. conclusion: what it says is its answer (`\\boxed{...}`,
-    `<answer>...</answer>`, `#### ...`, "the answer is ..."), or all of it, if it is an expression and nothing else.
-    text: there first, and without any, the last number or expression anywhere in the text. number: of a row whose
-    answer is a number, the conclusion, and without any the last number in digits; what is left to be worked out is
-    wrong (elsewhere 23 + 48 is 71, and where that is what was asked a policy learns to say it again). Other rows are
-    judged as by conclusion."""
+    """Location of the answer in a response, for verifier=math. `conclusion`: stated final answer (`\\boxed{...}`,
+    `<answer>...</answer>`, `#### ...`, "the answer is ..."), or the whole response if it is a single expression.
+    `text`: the stated final answer, else the last number or expression in the text. `number`: the stated final answer,
+    else the last number in digits, for rows with a number as the answer.
+
+    `number` rejects unevaluated expressions, because a policy can otherwise learn to repeat the question (23 + 48 for
+    71). Rows with other answers are scored as with `conclusion`."""
     truncated_responses: Truncated = "zero"
-    """What a response earns that the token limit cut off. zero: 0, and no verifier is asked; only completed responses
-    are judged (PipelineRL section 5). keep: what the verifier says, as any other. mask: the same, but its tokens don't
-    train (DAPO section 3.4, overlong filtering): its reward counts in the group's mean and standard deviation, but it
-    adds nothing to the loss, to what the loss is divided by, or to any mean over trained tokens or sequences. What an
-    environment rewarded stands in all three: of an episode that a budget ended, too; see environments.truncated_reward
-    for what that costs."""
+    """Reward of responses that reach the token limit. `zero`: 0 without calling a verifier (PipelineRL section 5).
+    `keep`: score of the verifier, as for complete responses. `mask`: score of the verifier for the mean and standard
+    deviation of the group, but no contribution to the loss, its denominator or token and sequence means (DAPO section
+    3.4).
+
+    Rewards of environments are always kept; environments.truncated_reward penalizes truncated episodes."""
     chat_template: Literal["auto", "on", "off"] = "auto"
-    """auto: applied when the model's folder has one. on: required. off: prompts are plain text. Where a template is
-    applied, a control token that the text of a message spells is text; in plain prompts it is the token."""
+    """Use of the model's chat template. `auto`: apply it if the model folder has one. `on`: require it. `off`: use
+    plain text prompts. A template turns control tokens in messages into plain text; plain prompts keep them as
+    tokens."""
     template_name: str = ""
-    """Name of the chat template, where the model's folder has several. Empty: `tool_use` for rows with tools if there
-    is one, else `default`."""
+    """Name of the chat template, for models with several. Empty: `tool_use` for rows with tools if it exists, else
+    `default`."""
     template_arguments: PlainArgs = dataclasses.field(default_factory=PlainArgs)
-    """Arguments of the chat template by name, as in {"enable_thinking": false}, for prompts and for what environments
-    say. One that the template does not read is refused."""
+    """Chat template arguments by name, for example {"enable_thinking": false}, for prompts and environment messages.
+    Arguments that the template does not read are rejected."""
     template_date: str = ""
-    """Date that a chat template takes for today (`strftime_now`), YYYY-MM-DD. Empty: the day in UTC on which the run is
-    set up; the run's config.json keeps it, so that all processes and restarts render alike."""
+    """Current date for the chat template (`strftime_now`), as YYYY-MM-DD. Empty: UTC date of the run's setup, stored in
+    the run's config.json so that all processes and restarts render identical prompts."""
     system_prompt: str = ""
+    """System message added to each prompt. Empty: none."""
     add_bos: bool = False
-    """True: put the tokenizer's BOS token before a plain prompt. False: only where the tokenizer itself does so, by its
-    post-processor or `add_bos_token`. A prompt that begins with the token gets no second one."""
+    """True if the tokenizer's BOS token precedes each plain prompt that does not already begin with it. False: the
+    tokenizer decides, with its post-processor or `add_bos_token`."""
     max_bad_share: FractionOrZero = 0.1
-    """Largest share of the rows of one file or data set that may be set aside as malformed, as too long, or for their
-    own answer. With more a run does not start. 1: any share."""
+    """Largest share of quarantined rows per file or dataset. Rows are quarantined if they are malformed, too long or
+    fail their own verifier. The run does not start above this share. 1: any share."""
     num_epochs: CountOrZero = 0
-    """How often a row of a file may be asked at most; a run whose updates want more is refused, with the number that
-    would fit. What a filter replaces or a race defers is not counted. 0: as often as it takes."""
+    """Largest number of times a file row is sampled. A run whose updates need more raises an error that states the
+    possible number. Replacements by a filter and deferred prompts of a race are not counted. 0: unlimited."""
     mixture: dict[str, PromptSource] = dataclasses.field(default_factory=dict[str, PromptSource])
-    """Several sources by name, instead of the one above."""
+    """Problem sources by name, in place of a single source. Empty: one source."""
     curriculum: Literal["none", "learnable", "stages"] = "none"
-    """How the weights of a mixture follow its sources' mean rewards r. learnable: weight times 4 r (1 - r), largest
-    where a source is solved half the time (sampling for learnability, Foster et al. 2025, arXiv 2502.12272, there by
-    question). stages: the sources of the lowest `stage` until all of them have r >= `stage_reward`, then the next;
-    those of stages passed fade out (E2H, easy to hard, arXiv 2506.06632, there by a schedule of steps)."""
+    """Adaptation of mixture weights to the mean reward r of each source. `none`: fixed weights. `learnable`: weight
+    times 4 r (1 - r), largest at r = 0.5 (sampling for learnability, Foster et al. 2025, arXiv 2502.12272, which uses
+    it per question). `stages`: sources of the lowest `stage` until all have r >= `stage_reward`, then the next stage;
+    passed stages fade out (E2H, arXiv 2506.06632, which uses a step schedule)."""
     curriculum_groups: Count = 64
-    """r is a running mean: over the source's groups so far, at most about so many; no stage ends before so many."""
+    """Averaging window of r, in groups of the source. It is also the smallest number of groups per stage."""
     learnable_floor: FractionOrZero = 0.1
-    """Least factor of curriculum=learnable, so that a source that is not asked any more can come back."""
+    """Smallest factor of curriculum=learnable. A value above 0 lets solved and unsolved sources return."""
     stage_reward: FractionOrZero = 0.8
+    """Mean reward r that completes a stage of curriculum=stages."""
     stage_review: FractionOrZero = 0.1
-    """Factor on the weights of stages that are passed; 0: they don't come back."""
+    """Weight factor of completed stages. 0: completed stages are not sampled."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -317,18 +329,18 @@ class PromptsConfig(SourceFields):
 
     @property
     def template_settings(self) -> TemplateSettings:
-        """Settings of the chat template, the same for the learner and for actors."""
+        """Chat template settings of the learner and all actors."""
         date = {"date": datetime.date.fromisoformat(self.template_date).isoformat()} if self.template_date else {}
         return TemplateSettings(name=self.template_name, arguments=self.template_arguments, **date)
 
     @property
     def ignored_names(self) -> tuple[str, ...]:
-        """Names in `ignored_fields`."""
+        """Field names in `ignored_fields`."""
         return tuple(name for text in self.ignored_fields.split(",") if (name := text.strip()))
 
     @property
     def sources(self) -> dict[str, PromptSource]:
-        """All sources by name, in the names' order, with what they leave out filled in; a single one's name is ""."""
+        """All sources by name, sorted, with defaults filled in. A single source has the name ""."""
         if self.mixture:
             return {name: self.filled_in(self.mixture[name]) for name in sorted(self.mixture)}
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SourceFields)}
@@ -337,7 +349,7 @@ class PromptsConfig(SourceFields):
         return {"": self.filled_in(PromptSource(**fields))}
 
     def filled_in(self, source: Source) -> Source:
-        """A source with what it leaves out filled in."""
+        """Returns the source with defaults filled in."""
         judged_as_all = not source.parts and not source.environment  # an environment rewards by itself
         return dataclasses.replace(
             source,
@@ -350,10 +362,10 @@ class PromptsConfig(SourceFields):
 
     @property
     def parts(self) -> dict[str, float]:
-        """By verifier, what its score counts of a row that doesn't say; of several sources of one name, the last's."""
+        """Verifier weights of rows without their own rewards, by verifier. The last source wins for equal names."""
         return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
 
     @property
     def custom_verifiers(self) -> tuple[str, ...]:
-        """Those of the user's own; a row can't name others."""
+        """Custom verifiers. Rows cannot name any others."""
         return tuple(name for name in self.parts if custom_functions.is_custom(name))
