@@ -50,7 +50,8 @@ class SourceFields:
     """Path of held-out problems. Empty: one in `prompts.held_out_one_in` problems is held out, chosen by a hash of the
     prompt."""
     eval_split: str = ""
-    """Split of the Hugging Face dataset with held-out problems. Empty: as for eval_path."""
+    """Split of the Hugging Face dataset with held-out problems. Empty: eval_path, or else one in
+    `prompts.held_out_one_in` problems."""
     task: str = ""
     """reasoning-gym task family. Empty: no task."""
     task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
@@ -87,8 +88,8 @@ class PromptSource(SourceFields):
     verifier: str = ""
     """Verifier of rows without their own rewards. Empty: prompts.verifier, or none for an environment."""
     answer_in: Literal["", "conclusion", "text", "number"] = ""
-    """Location of the answer in a response, for verifier=math. Values as in prompts.answer_in. Empty:
-    prompts.answer_in."""
+    """Location of the answer in a response, for verifier=math: `conclusion`, `text` or `number` (see
+    prompts.answer_in). Empty: prompts.answer_in."""
     weight: Weight = 1.0
     """Sampling weight of the source, relative to the weights of the other sources."""
     stage: CountOrZero = 0

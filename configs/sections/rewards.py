@@ -1,4 +1,4 @@
-"""Verifiers' workers, timeouts, sandbox; judge."""
+"""Config sections of rewards: LLM judge, verifier processes and the code sandbox."""
 
 import dataclasses
 import re
@@ -41,83 +41,91 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgeConfig(CheckedSection):
-    """Which model judges, what it is asked, and how its answer is read. Without url and colocate there is no judge."""
+    """LLM judge: endpoint, prompt and parser. The judge is off if url is empty and colocate is false."""
 
     url: str = ""
-    """Of the API, as in http://127.0.0.1:8000/v1; `/chat/completions` is asked."""
+    """Base URL of an OpenAI-compatible API, for example http://127.0.0.1:8000/v1. Requests go to `/chat/completions`.
+    Empty: no remote judge."""
     model: str = ""
-    """Its name there; with colocate a folder, or a name in the local Hugging Face cache."""
+    """Model name at judge.url. With colocate: a model folder, or a name in the local Hugging Face cache."""
     api_key_file: ActorPath = ""
-    """A file that holds the key and nothing else, on each actor's machine; one that everyone may read is refused.
-    Empty: no key is sent."""
+    """Path of a file with only the API key, on each actor's machine. A world-readable file is rejected. Empty: no
+    key."""
     system_prompt: str = SYSTEM_PROMPT
-    """Empty: none is sent."""
+    """System message of judge requests. Empty: none."""
     template: str = TEMPLATE
-    """What is asked. {question}, {answer} and {response} stand for the metadata's `question`, the gold answer and the
-    response; other braces are themselves."""
+    """Template of the user message. {question} is the row metadata's `question`, {answer} the reference answer and
+    {response} the response. Other braces are literal."""
     template_file: ActorPath = ""
-    """A UTF-8 file with the template instead, on each actor's machine."""
+    """Path of a UTF-8 template file on each actor's machine, used in place of judge.template. Empty: judge.template."""
     max_response_chars: Count = 20_000
-    """Of a longer response the middle is left out, which the judge is told. Where that is still too long for its
-    context (with colocate `max_model_tokens`, for question and answer too), half of it is, and so on."""
+    """Largest response length in a judge request, in characters. A longer response loses its middle, and the prompt
+    says so. The length is halved until the request fits the judge's context."""
     parser: Literal["json", "regex", "verdict"] = "json"
-    """How the answer is read. json: its last JSON object has the fields of `json_fields`. regex: the first group of the
-    matches of `pattern` is a number. verdict: the last line is one of the words of `verdicts` and no more. An answer
-    that states different scores can't be read."""
+    """Parser of the judge's reply. `json`: last JSON object with the fields of `json_fields`. `regex`: number in the
+    first group of the matches of `pattern`. `verdict`: a last line that is exactly one word of `verdicts`. Replies with
+    contradictory scores are malformed."""
     json_fields: dict[str, Literal["number", "string", "boolean"]] = dataclasses.field(
         default_factory=lambda: dict[str, Literal["number", "string", "boolean"]](reason="string", score="number")
     )
-    """With parser=json: the fields that must be there, and of which type; `score`, a number, is one of them."""
+    """Required JSON fields and their types, for parser=json. Must include `score` as a number."""
     structured: Literal["auto", "on", "off"] = "auto"
-    """With parser=json: whether the endpoint is asked to answer by that schema (`response_format`). auto: until it says
-    that it can't."""
+    """Structured output request (`response_format`), for parser=json. `auto`: until the endpoint rejects it. `on`:
+    always. `off`: never."""
     pattern: str = r"(?i)\bscore\b[\s:=*_`]*(-?\d+(?:\.\d+)?)"
-    """With parser=regex."""
+    """Regular expression of the score, for parser=regex. Its first group is the number."""
     verdicts: dict[str, Finite] = dataclasses.field(
         default_factory=lambda: dict[str, float](correct=10.0, incorrect=0.0)
     )
-    """With parser=verdict: scores by word, whatever its case."""
+    """Scores by verdict word, case-insensitive, for parser=verdict."""
     min_score: Finite = 0.0
+    """Judge score that maps to reward 0. Lower scores are raised to it."""
     max_score: Finite = 10.0
-    """A score beyond these is taken for the nearer of them; they become 0 and 1."""
+    """Judge score that maps to reward 1. Higher scores are lowered to it."""
     max_tokens: Count = 512
-    """Of the judge's answer; one that is cut off is none."""
+    """Largest number of tokens per reply of the judge. A truncated reply is malformed."""
     temperature: Annotated[float, Range(0, MAX_TEMPERATURE)] = 0.0
+    """Sampling temperature of the judge. 0: greedy."""
     concurrency: Count = 8
-    """Requests of one actor at once."""
+    """Concurrent judge requests per actor."""
     timeout_s: Seconds = 60.0
-    """Of one request."""
+    """Timeout per judge request, in seconds."""
     retries: CountOrZero = 5
-    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout; one never made has
-    `outage_timeout_s`."""
+    """Retries after HTTP status 408, 409, 425, 429 or 5xx, a lost connection, or a timeout. `outage_timeout_s` limits
+    failures to connect. 0: no retries."""
     outage_timeout_s: SecondsOrZero = 600.0
-    """How long an endpoint that takes no connection is waited for; with colocate no less than `start_timeout_s`."""
+    """Time to retry connecting to an unreachable endpoint, in seconds. With colocate: at least `start_timeout_s`. 0: no
+    retries."""
     answer_retries: CountOrZero = 2
-    """After an answer that can't be read."""
+    """Retries after a malformed reply. 0: no retries."""
     backoff_s: Seconds = 0.5
-    """The n-th retry waits for a random time below this, doubled n times, ..."""
+    """Base of the retry delay, in seconds. The n-th retry waits a random time below backoff_s * 2^n, at most
+    max_backoff_s."""
     max_backoff_s: Seconds = 30.0
-    """... and below this; a longer Retry-After of the endpoint holds, up to `max_retry_after_s`."""
+    """Upper bound of the retry delay, in seconds. A longer Retry-After of the endpoint applies up to
+    `max_retry_after_s`."""
     max_retry_after_s: Seconds = 120.0
+    """Largest Retry-After delay that is obeyed, in seconds."""
     colocate: bool = False
-    """Starts the judge as a second vLLM engine beside each actor's own (RollPacker section 4.3)."""
+    """True if each actor runs the judge as a second vLLM engine (RollPacker section 4.3). False: use judge.url."""
     gpu_memory_utilization: Fraction = 0.2
-    """With colocate, on a GPU: the judge's share of its memory, beside actor.gpu_memory_utilization."""
+    """Fraction of the GPU's memory for a colocated judge. The sum with actor.gpu_memory_utilization must be at most 1.
+    No effect on a CPU."""
     kv_cache_gib: Count = 1
-    """With colocate, on a CPU."""
+    """KV cache of a colocated judge on a CPU, in GiB. No effect on a GPU."""
     cpu_offload_gib: NotNegative = 0.0
-    """With colocate, on a GPU: so much of the judge's weights lies in the host's memory and is read from there layer by
-    layer (vLLM's --cpu-offload-gb)."""
+    """Size of the judge weights kept in host memory and read layer by layer, in GiB, for a colocated judge on a GPU
+    (vLLM's --cpu-offload-gb). 0: none."""
     cpu_cores: str = ""
-    """With colocate: cores of the judge ("4-7"); empty: wherever the actor may run."""
+    """CPU cores of a colocated judge, for example "4-7". Empty: all cores of the actor."""
     max_model_tokens: Count = 8192
-    """With colocate: prompt and answer together."""
+    """Context length of a colocated judge, prompt and reply together, in tokens."""
     max_num_seqs: Count = 16
-    """With colocate: requests that its engine runs at once."""
+    """Sequences that a colocated judge runs concurrently."""
     start_timeout_s: Seconds = 600.0
-    """With colocate: how long it may take until it answers."""
+    """Startup timeout of a colocated judge, in seconds."""
     max_restarts: CountOrZero = 5
-    """With colocate: how often in a row it is started again; one that served for a minute starts the count anew."""
+    """Consecutive restarts of a colocated judge. Serving for one minute resets the count. 0: no restarts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,15 +144,11 @@ class JudgeConfig(CheckedSection):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a judge."""
+        """True if a judge is configured."""
         return bool(self.url) or self.colocate
 
     def check_beside(self, gpu_memory_utilization: float) -> None:
-        """Refuses a colocated judge for which the actor's engine leaves no memory.
-
-        Raises:
-          ValueError: names both fields.
-        """
+        """Raises ValueError if a colocated judge and the actor's engine need more than the GPU's memory."""
         if self.colocate and self.gpu_memory_utilization + gpu_memory_utilization > 1:
             raise ValueError(
                 f"judge.gpu_memory_utilization={self.gpu_memory_utilization:g} and actor.gpu_memory_utilization="
@@ -194,11 +198,7 @@ class JudgeConfig(CheckedSection):
 
 
 def check_template(template: str) -> None:
-    """Refuses a template without a place for the response, or with one for something that there isn't.
-
-    Raises:
-      ValueError: says which places there are.
-    """
+    """Raises ValueError if a judge template lacks {response} or has an unknown placeholder."""
     found = set(_PLACEHOLDER.findall(template))
     if "response" not in found or not found <= set(PLACEHOLDERS):
         raise ValueError(
@@ -209,50 +209,51 @@ def check_template(template: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardsConfig(CheckedSection):
-    """Verifiers: their time, their cores, and what they look for."""
+    """Verifiers and code sandbox: timeouts, cores and limits."""
 
     timeout_factor: Annotated[float, Range(1, 1e6)] = 1.5
-    """lambda of the adaptive timeout of a test case, T = min(max(T_min, lambda T_anchor), T_max), T_anchor being the
-    longest run of it by an answer that was right (RollPacker section 4.3). Before there is one it is T_max. T is held
-    against the CPU seconds of all processes of a program, and against a fifth of its idle time."""
+    """Factor lambda of the adaptive timeout per test case, T = min(max(T_min, lambda T_anchor), T_max). T_anchor is the
+    longest run of the case by a correct answer; T is T_max before the first one (RollPacker section 4.3). T limits the
+    CPU time of all processes of a program, plus a fifth of its idle time."""
     min_timeout_s: Seconds = 2.0
-    """T_min."""
+    """Smallest timeout per test case, T_min, in seconds."""
     max_timeout_s: Seconds = 30.0
-    """T_max."""
+    """Largest timeout per test case, T_max, in seconds."""
     max_answer_s: Seconds = 120.0
-    """Timeout of all test cases of one answer together, in seconds that count as those of one case."""
+    """Timeout for all test cases of one answer together, in seconds. Time counts as for one test case (CPU time and a
+    fifth of idle time)."""
     cpu_cores: str = ""
-    """Cores of the processes that judge ("0" or "0-3"), apart from the engine's (actor.cpu_cores). Empty: the actor's
-    own."""
+    """CPU cores of verifier processes ("0" or "0-3"), separate from the engine's (actor.cpu_cores). Empty: all cores of
+    the actor."""
     check_gold_answers: CountOrZero = 256
-    """So many of a file's rows, spread over it, have their own answers judged before a run starts; if one does not pass
-    all of them are, and rows whose own answer does not pass are set aside. 0: none."""
+    """Rows per file whose reference answers are scored before a run starts, spread evenly over the file. If any fails,
+    all rows are checked and failing rows are quarantined. 0: no check."""
     format_pattern: str = ""
-    """Regular expression that verifier=format matches with the whole message ("." matches line ends, too): what the
-    prompt opened, such as `<think>`, thinking and special tokens. A row's metadata may name its own ("format")."""
+    """Regular expression that verifier=format matches with the whole message, including the opening part in the prompt
+    (such as `<think>`), thinking and special tokens. "." matches newlines. Row metadata "format" overrides it. Empty:
+    only rows with metadata "format" can be scored."""
 
     code_in: Literal["block", "text"] = "block"
-    """Place of a response's program, for verifier=code. block: the last fenced block of the row's language that can
-    be the program (docs/code_rewards.md); text: the whole response. A row's metadata may say otherwise ("code_in")."""
+    """Location of the program in a response, for verifier=code. `block`: last fenced block in the row's language that
+    can be the program (docs/code_rewards.md). `text`: the whole response. Row metadata "code_in" overrides it."""
     code_partial: bool = False
-    """What a program earns that fails a test case: nothing, or the share of the cases that were passed before. Cases
-    run in the row's order until one fails, either way."""
+    """True if a program that fails a test case receives the share of cases passed before it. False: it receives 0.
+    Cases run in row order until one fails."""
     sandbox_memory_mib: Count = 1024
-    """For a program's processes and files together; each process may map twice that."""
+    """Memory limit for all processes and files of one program, in MiB. Each process may map twice as much."""
     sandbox_processes: Count = 64
-    """Processes and threads of a program at one time."""
+    """Largest number of concurrent processes and threads per program."""
     sandbox_output_mib: Count = 8
-    """Of standard output, or of a function's result, in one test case."""
+    """Largest size of standard output or of a function result per test case, in MiB."""
     packages: str = "numpy"
-    """Installed packages that a Python program may import, as pip names them, commas between them. They and the
-    packages that they require are read-only in the sandbox, and imported there once before a run starts. Empty: the
-    standard library alone."""
+    """Comma-separated installed packages, by pip name, that Python programs may import. They and their dependencies are
+    read-only in the sandbox, and their import is tested before a run starts. Empty: only the standard library."""
     sandbox_warm: Count = 2
-    """Sandboxes that wait for a program, in each of actor.verifier_workers; one takes about 10 MiB."""
+    """Idle sandboxes per verifier process (actor.verifier_workers), about 10 MiB each."""
 
     @property
     def package_names(self) -> tuple[str, ...]:
-        """`packages`, one by one."""
+        """Package names in `packages`."""
         return tuple(name.strip() for name in self.packages.split(",") if name.strip())
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Run, store, checkpoint, supervision, samples."""
+"""Config sections of the run: store, checkpoints, supervision and samples."""
 
 import dataclasses
 import re
@@ -17,21 +17,22 @@ from configs.sections.base import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(CheckedSection):
-    """When the learner saves, and how many saves are kept."""
+    """Checkpoints of the learner."""
 
     every_n_steps: Count = 50
-    """Updates between two checkpoints. With publish.when=round_end a save that falls due inside a round waits for the
-    round's end."""
+    """Updates between two checkpoints. With publish.when=round_end, a checkpoint due within a round is saved at its
+    end."""
     keep: Count = 2
+    """Number of newest checkpoints to keep."""
     max_failed_in_a_row: Count = 3
-    """The run ends when so many saves in a row failed, as on a full disk. Until then training goes on, and the store
-    keeps the groups that no checkpoint has."""
+    """Consecutive failed saves that stop the run, for example on a full disk. Before that, training continues and the
+    store keeps all groups that no checkpoint covers."""
 
     on_stop: bool = True
-    """Whether a learner that is told to stop (Ctrl-C, a time limit, a machine that is taken away) saves first.
+    """True if the learner saves a checkpoint when it is stopped (Ctrl-C, SIGTERM, preemption). False: the next start
+    trains the unsaved updates again, from groups in the store.
 
-    By rounds only between a round's end and the next update. What is not saved the next start trains again, from groups
-    that the store still has."""
+    With publish.when=round_end, the learner saves on stop only between the end of a round and the next update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,28 +44,28 @@ class CheckpointConfig(CheckedSection):
 
 
 MAX_NAME_CHARS = 200
-"""A file name has at most 255 bytes, and the names made from a run's add some."""
+"""Largest length of run.name. File names derived from it are longer and have at most 255 bytes."""
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(CheckedSection):
-    """Where a run lives and when it ends."""
+    """Identity, folder, length and trackers of a run."""
 
     name: str = "run"
-    """Names its folder, and the run in its store and its trackers."""
+    """Name of the run. It names the folder and the run in the store and trackers."""
     dir: LocalPath = ""
-    """The run's folder; empty means runs/<name>. A folder of the same config is resumed."""
+    """Folder of the run. A folder with an equal config is resumed. Empty: runs/<name>."""
     seed: Seed = 0
-    """Of the order of prompts, and of what is sampled from them."""
+    """Seed for prompt order, generated problems and adapter initialization. Does not seed sampling in the engine."""
     num_updates: Count = 100
-    """Optimizer steps to train for."""
+    """Number of updates to train. Each update is rounds.epochs optimizer steps."""
     trackers: str = "tensorboard"
-    """Where metrics are shown besides metrics.jsonl: of tensorboard, wandb, mlflow and trackio those wanted, with
-    commas between them; empty for none. Each but the first is an extra of its name, and takes its server and its key
-    from its own environment (docs/trackers.md)."""
+    """Comma-separated metric trackers in addition to metrics.jsonl: tensorboard, wandb, mlflow, trackio. All except
+    tensorboard require the extra of that name, and read their server and key from their own environment variables
+    (docs/trackers.md). Empty: none."""
     project: str = "sluice"
-    """The trackers' project, or MLflow's experiment."""
+    """Project name in trackers; the experiment in MLflow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,25 +85,25 @@ class RunConfig(CheckedSection):
 
     @property
     def tracker_names(self) -> tuple[str, ...]:
-        """`trackers`, each once."""
+        """Tracker names in `trackers`, without duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.trackers.split(",") if name.strip()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplesConfig(CheckedSection):
-    """Which groups are kept as text in samples.jsonl; nothing of it changes what is trained."""
+    """Groups stored as text in samples.jsonl. These fields do not affect training."""
 
     groups_per_round: CountOrZero = 4
-    """Trained groups of each round, spread over it in the order in which they are trained; 0: none."""
+    """Trained groups stored per round, spread evenly over the round. 0: none."""
     eval_problems: CountOrZero = 16
-    """Problems of each evaluation, always the same ones; 0: none."""
+    """Problems stored per evaluation, identical in each evaluation. 0: none."""
     responses: Count = 8
-    """Of a group at most; the best, the worst and what lies evenly between."""
+    """Largest number of responses stored per group: the best, the worst and an even selection between them."""
     chars: Count = 4000
-    """Of a prompt or a response at most; a longer one is cut in its middle."""
+    """Largest length of a stored prompt or response, in characters. Longer texts lose their middle."""
     max_mib: Positive = 64.0
-    """Size of the file in MiB; what would be more thins its older half, again and again, and leaves each set's first
-    evaluation, while these take a quarter of it at most."""
+    """Largest size of samples.jsonl, in MiB. A full file drops part of its older half. The first evaluation of each set
+    stays while it takes at most a quarter of the size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,21 +113,23 @@ class SamplesConfig(CheckedSection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreConfig(CheckedSection):
-    """Where tickets, groups and heartbeats are kept."""
+    """Store of tickets, groups and heartbeats."""
 
     url: LocalPath = ""
-    """postgresql://user@host/database?sslmode=verify-full where actors run on other machines; empty: a SQLite file in
-    the run's folder, also written sqlite:///FILE. A password comes from PGPASSFILE or PGPASSWORD, never from here."""
+    """URL of the store. `postgresql://user@host/database?sslmode=verify-full`: required for actors on other machines.
+    `sqlite:///FILE`: a SQLite file. Empty: a SQLite file in the run's folder. Set passwords with PGPASSFILE or
+    PGPASSWORD; a URL with a password is rejected."""
     bucket: LocalPath = ""
-    """s3://..., gs://... or file://... for groups larger than inline_bytes; empty: they stay in the database."""
+    """Bucket URL (s3://..., gs://... or file://...) for groups larger than inline_bytes. Empty: all groups stay in the
+    database."""
     inline_bytes: Count = 4 * 2**20
-    """Size of a group from which on it goes to the bucket, where there is one."""
+    """Size from which groups are stored in the bucket, in bytes. No effect without a bucket."""
     actor_role: str = "sluice_actor"
-    """PostgreSQL role that may serve this run: a login of the actors, or a group of such."""
+    """PostgreSQL role that may serve the run: the login role of the actors, or a group role of theirs."""
     leader_lease_s: Seconds = 30.0
-    """A learner elsewhere may take the run over after this one has been silent for so long."""
+    """Duration of the leader lease, in seconds. Another learner can acquire leadership after it expires."""
     outage_timeout_s: Seconds = 600.0
-    """How long a store that can't be reached is tried again before a process gives up and ends."""
+    """Time that a process retries an unreachable store before it exits, in seconds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,32 +144,33 @@ class StoreConfig(CheckedSection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SupervisionConfig(CheckedSection):
-    """When a process that lives is taken to hang; it is killed then, with all that it started, and started again.
+    """Hang detection: a hung process and its children are killed and restarted.
 
-    Every time is one in which its watcher was running itself, so neither a set clock nor a suspended machine makes a
-    healthy process look hung. They may differ when a run is continued.
+    Timeouts count only time in which the watching process itself ran, so clock changes and machine suspension are
+    harmless. These fields may change when a run is resumed.
     """
 
     heartbeat_timeout_s: Seconds = 30.0
-    """No heartbeat of a learner or an actor for so long, or a process of an engine that was stopped for so long."""
+    """Heartbeat timeout of learners and actors, in seconds. It also limits how long an engine process may be suspended
+    (SIGSTOP)."""
     first_heartbeat_timeout_s: Seconds = 120.0
-    """The same for a process that was started just now and has not beaten yet."""
+    """Timeout for the first heartbeat of a new process, in seconds."""
     start_timeout_s: Seconds = 1800.0
-    """A learner that beats, and gets no part of its start done for so long: reading weights, restoring a checkpoint,
-    and whatever it compiles up to its first update. An actor's bound is actor.start_timeout_s."""
+    """Time without startup progress after which a learner counts as hung, in seconds. Startup covers weights,
+    checkpoint restore and compilation up to the first update. For actors, see actor.start_timeout_s."""
     progress_timeout_s: Seconds = 600.0
-    """A learner that beats, and neither gets a part of its work done (a micro-batch, an update, a publish, a
-    checkpoint) nor waits for others, for so long."""
+    """Time without progress after which a learner counts as hung, in seconds. Progress is a micro-batch, update,
+    publish or checkpoint; waiting for other processes is excluded."""
     engine_timeout_s: Seconds = 120.0
-    """An engine that has requests and samples no token for so long, weight updates aside; an actor that beats, and
-    whose loop does not turn for so long."""
+    """Time after which an engine with requests but no new tokens counts as hung, in seconds, excluding weight updates.
+    It also limits an actor whose event loop is blocked."""
     swap_timeout_s: Seconds = 120.0
-    """A weight update that takes an engine longer."""
+    """Timeout for one weight update in the engine, in seconds."""
     shutdown_grace_s: Seconds = 120.0
-    """How long a learner that is told to stop may take to end before it is killed: its micro-batch or update under way,
-    and the save of checkpoint.on_stop. On a cluster launch.tools.deploy sets it to --grace_s."""
+    """Time after a stop request until the learner is killed, in seconds. It covers the current micro-batch or update
+    and the save of checkpoint.on_stop. On a cluster, launch.tools.deploy sets it to --grace_s."""
 
     @property
     def lock_wait_s(self) -> float:
-        """How long a process waits for a lock: another one that was stopped with it is found and killed meanwhile."""
+        """Timeout for a run lock, in seconds. A suspended holder is found and killed within it."""
         return 4 * self.heartbeat_timeout_s

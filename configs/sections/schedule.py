@@ -1,4 +1,4 @@
-"""Rounds, admission, publish: the paper's knobs."""
+"""Config sections of the schedule: rounds, ticket admission and weight publishing."""
 
 import dataclasses
 import math
@@ -19,37 +19,34 @@ from configs.sections.base import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdmissionConfig(CheckedSection):
-    """Which tickets an actor has in service at once."""
+    """Admission: the tickets that may be in service concurrently."""
 
     policy: Literal["fifo", "frontier", "window"] = "fifo"
-    """fifo: all that are open; frontier: the `width` lowest orders (RolloutPipe eq. 5-6); window: H sequences kept in
-    progress, as one ends the next begins (PipelineRL Algorithm 2)."""
+    """Admission policy. `fifo`: all open tickets. `frontier`: the `width` lowest orders (RolloutPipe eq. 5-6).
+    `window`: H sequences in progress, each finished sequence is replaced (PipelineRL Algorithm 2)."""
     width: CountOrZero = 0
-    """Groups, of all actors together; 0 means U for frontier, and for window 4 eta_P U or what async_ratio asks for."""
+    """Groups in service, summed over all actors. 0: unlimited for fifo, U for frontier, 4 eta_P U for window, or (1 +
+    async_ratio) eta_P U if async_ratio is set."""
     sequences: CountOrZero = 0
-    """H: sequences of a window in service at once, on all actors together; 0 means those of `width` groups. With
-    unit=group up to K - 1 more an actor: a whole group begins as soon as one place is free. A group's lag is what it
-    takes to generate it: with H sequences of unequal lengths more than H / K groups are begun, and those that others
-    overtake train late. What bounds it are `rounds.max_lag_steps` and `async_ratio`."""
+    """Sequences H in service in a window, summed over all actors. With unit=group, each actor can exceed it by K - 1,
+    because a whole group starts on one free slot. Sequences of unequal length start more than H / K groups and raise
+    the lag; rounds.max_lag_steps and async_ratio bound it. 0: the sequences of `width` groups."""
     async_ratio: NotNegative | None = None
-    """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
-    so at most (1 + alpha) U groups are wanted and not yet trained; 0 waits for each update's weights. Redundant prompts
-    (`rounds.overprovision_prompts`) are issued an update's at a time, so alpha is rounded down. Updates train from the
-    oldest groups on and wait for those that would be too old after them. It is a bound per sample: one that began more
-    than alpha updates (rounded up) ago is aborted, or not trained, and started anew; with unit=sample its siblings
-    stay."""
+    """Async ratio alpha of a window, in updates (ROLL Flash section 4.3): at most (1 + alpha) U groups are issued and
+    untrained. Samples that started more than alpha updates ago (rounded up) are aborted or rejected, and regenerated.
+    With unit=sample, other samples of the group stay. Updates train the oldest groups first and wait for groups that
+    would become too old. rounds.overprovision_prompts rounds alpha down. 0: synchronous. None: no bound."""
     unit: Literal["group", "sample"] = "group"
-    """What an actor claims: whole groups (with actor.prefix_caching their prompt is computed once), or single samples,
-    so that the K samples of a prompt spread over several engines (ROLL Flash's queue scheduling and prompt
-    replication)."""
+    """Unit that an actor claims. `group`: all samples of a prompt, computed once with actor.prefix_caching. `sample`:
+    single samples, so that one prompt can use several engines (queue scheduling and prompt replication of ROLL
+    Flash)."""
     when_full: Literal["block", "drop_oldest"] = "block"
-    """What happens in a window when `queue_groups` complete groups wait for a slower learner: one is issued for one
-    that is trained, so that the actors come to wait, or the oldest give way, to be generated anew by newer weights
+    """Policy when `queue_groups` complete groups are waiting in a window. `block`: issue one ticket per trained group
+    (backpressure on the actors). `drop_oldest`: discard the oldest group and regenerate it with newer weights
     (PipelineRL's ring buffer)."""
     queue_groups: CountOrZero = 0
-    """Complete groups of a window that may wait for the learner before `when_full` applies; 0 means U, or what
-    async_ratio allows. With block as many again as were issued just then may come to wait, since all of that ends: the
-    sequences' groups and a backlog of U."""
+    """Complete groups that can wait in a window before `when_full` applies. With `block`, groups already issued (in
+    service plus a backlog of U) can still arrive. 0: U, or the groups that async_ratio allows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,72 +72,73 @@ DEFAULT_MAX_ADAPTERS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishConfig(CheckedSection):
-    """When new weights go to the engines, and what happens to running requests then."""
+    """Publishing of weights to the engines and their handling of running requests."""
 
     when: Literal["round_end", "every"] = "round_end"
-    """When new weights go out: at the end of a round, or every `every_n_steps` updates, while responses go on."""
+    """Time of a publish. `round_end`: at the end of each round. `every`: every `every_n_steps` updates, during
+    generation."""
     every_n_steps: Count = 1
-    """With when=every."""
+    """Updates between two publishes, for when=every."""
     at_publish: Literal["keep", "abort_and_resume", "drain"] = "keep"
-    """What running requests do: go on under the new weights (in flight, PipelineRL), end and go on from their tokens as
-    new requests (partial rollouts, ROLL Flash), or finish first while nothing new starts."""
+    """Handling of running requests at a weight update. `keep`: continue under the new weights (in-flight updates,
+    PipelineRL). `abort_and_resume`: abort, and resume from the sampled tokens as new requests (partial rollouts, ROLL
+    Flash). `drain`: finish before the update, without starting new requests."""
     kv_cache: Literal["keep", "recompute"] = "keep"
-    """With at_publish=keep: what running requests do with the keys and values of older weights (PipelineRL section
-    5.1)."""
+    """KV cache of running requests at a weight update, for at_publish=keep (PipelineRL section 5.1). `keep`: reuse keys
+    and values of older weights. `recompute`: compute them again with the new weights."""
     lora: Literal["merged", "adapter"] = "merged"
-    """With lora.rank: what goes out. Whole weights with the adapters added to them, or the adapters alone, which vLLM
-    serves beside the base; then a request ends under the adapter that it began with (at_publish=keep)."""
+    """Published weights with lora.rank > 0. `merged`: full weights with the adapters merged. `adapter`: only the
+    adapters, served by vLLM on the base weights; with at_publish=keep a request finishes under the adapter it started
+    with."""
     max_adapters: Count = DEFAULT_MAX_ADAPTERS
-    """With lora=adapter: how many an engine holds. Where requests still use that many, those of the oldest end at a
-    publish and go on from their tokens under the new one."""
+    """Adapters that an engine holds, for lora=adapter. If requests use all of them at a publish, requests of the oldest
+    adapter are aborted and resume under the new one."""
     probe_every_n_publishes: CountOrZero = 10
-    """After every n-th publish the learner compares the engine's logprobs of fresh samples with its own
-    before the next step; 0 never."""
+    """Publishes between two parity probes. A probe compares the engine's logprobs of new samples with the learner's
+    before the next update. 0: never."""
     parity_bound: NotNegative = 0.0
-    """Largest |dlogprob| a probe may show; 0 means 1e-4 for float32 and 0.25 for bfloat16."""
+    """Tolerance of a parity probe: largest |dlogprob| in nats. 0: 1e-4 for served_dtype=float32, 0.25 for bfloat16."""
     snapshot_dir: LocalPath = ""
-    """Folder in which the run keeps its snapshots; empty: shared memory."""
+    """Folder of the run's snapshots. Empty: shared memory (/dev/shm)."""
     when_late: Literal["wait", "replace"] = "wait"
-    """When a publish is not out before the next is due: the learner waits for it, or goes on and, of those that are
-    due meanwhile, only the newest goes out. Both are counted."""
+    """Policy when a publish is still in progress as the next is due. `wait`: block the learner. `replace`: keep
+    training and publish only the newest version. Counted in `publish/late` and `publish/replaced`."""
     serve: Literal["none", "http", "https"] = "none"
-    """Whether snapshots are served to other machines; http on loopback only."""
+    """Server of snapshots for other machines. `none`: off. `http`: loopback addresses only. `https`: any address."""
     listen: str = "127.0.0.1:0"
-    """Address and port that they are served at; port 0 takes a free one. Of several learner processes each serves its
-    own rows; {process_id} is its number."""
+    """Address and port of the snapshot server. Each of several learner processes serves its own rows; {process_id} is
+    its number. Port 0: any free port."""
     advertise: str = ""
-    """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at. With several
-    learner processes it has {process_id} or {host}, the machine's name, in it: https://{host}:8443."""
+    """URL under which actors reach the snapshot server, for example https://learner.example:8443. With several learner
+    processes, it must contain {process_id} or {host} (the machine name). Empty: the listen address."""
     max_connections: Count = 256
-    """Connections that each learner host serves weights over at once. A reader has 4 connections, spread over up to
-    four learner hosts; with more hosts it has one to each, to at most 16. On Kubernetes each actor is a reader,
-    elsewhere each actor host."""
+    """Concurrent connections per learner host for serving weights. A reader opens 4, spread over up to 4 learner hosts,
+    or one per host with up to 16 hosts. Each actor is a reader on Kubernetes, each actor host elsewhere."""
     reader_grace_s: Seconds = 10.0
-    """How long a version that was superseded is served on to who has begun to read it."""
+    """Time that a superseded version stays available to readers that have started to read it, in seconds."""
     slow_reader_grace_s: SecondsOrZero = 600.0
-    """How long one version is served on besides, to readers slower than versions come: without it they get none while
-    newer ones come. Give more than a version takes over the slowest link. The learner does not wait for it, but takes a
-    third slot as soon as one is needed: once more the model's served bytes of shared memory. 0: never."""
+    """Additional time that one superseded version stays available for slow readers, in seconds. Set it above the
+    transfer time of a version over the slowest link. The learner uses a third snapshot slot on demand (shared memory of
+    the model's served bytes) and does not wait. 0: off; slow readers receive no weights while newer versions arrive."""
     bucket: LocalPath = ""
-    """s3://..., gs://... or file:///... into which versions are put besides; empty: none. Nobody waits for it: of
-    versions that are due while another is on its way there, the newest goes. That one is copied in the learner's memory
-    until it is there."""
+    """Bucket URL (s3://..., gs://... or file:///...) that also receives published versions. Uploads do not block
+    training. During an upload only the newest due version is queued, as a copy in learner memory. Empty: none."""
     bucket_keep: Count = 2
-    """Versions that stay there."""
+    """Number of newest versions to keep in the bucket."""
     bucket_wait_s: Seconds = 600.0
-    """How long the end of a run waits for its last version to be there."""
+    """Timeout for uploading the last version at the end of a run, in seconds."""
     full_every: Count = 20
-    """Every n-th version goes to other machines in full only, those between also as deltas against the one before; 1:
-    all in full, no deltas."""
+    """Versions per full upload to other machines. The others are also available as deltas against the previous version.
+    1: no deltas."""
 
     @property
     def leaves_the_machine(self) -> bool:
-        """Whether versions are fetched from other machines."""
+        """True if other machines fetch published versions."""
         return self.serve != "none" or bool(self.bucket)
 
     @property
     def has_spare_slot(self) -> bool:
-        """Whether the learner may take a third slot, so that one version can be kept for slow readers."""
+        """True if the learner can use a third snapshot slot for slow readers."""
         return self.serve != "none" and self.slow_reader_grace_s > 0
 
     def __post_init__(self) -> None:
@@ -160,38 +158,43 @@ class PublishConfig(CheckedSection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundsConfig(CheckedSection):
-    """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
+    """Rounds of R groups of K samples, with U groups per update (RolloutPipe section 3)."""
 
     groups_per_round: Count = 32
-    """R: prompts, of a group of responses each, in a round. With publish.when=every, R only numbers the rounds."""
+    """Groups R per round; a group is the responses to one prompt. With publish.when=every, R only numbers the
+    rounds."""
     samples_per_group: Count = 8
-    """K: responses to a prompt."""
+    """Samples K per group: responses to one prompt."""
     groups_per_update: Count = 8
-    """U = B / K: groups behind one update."""
+    """Groups U = B / K per update."""
     epochs: Count = 1
-    """E: passes over each update's batch of U groups, an optimizer step each (PPO's epochs). The first takes groups as
-    they arrive; the later ones repeat its micro-batches, which wait in host memory until then (29 bytes a place of a
-    packed row, and 4 more for each policy that the loss compares with). Versions, lags, rounds and whatever counts
-    updates or steps, but for the optimizer's own fields, go on by one an update, whatever E."""
+    """Epochs E over the batch of an update, with one optimizer step per epoch (PPO). The first epoch trains groups as
+    they arrive. Later epochs repeat its micro-batches from host memory: 29 bytes per slot of a packed row, plus 4 bytes
+    per additional policy in the loss. Versions, lags and step counts advance by one per update. The optimizer's fields
+    count optimizer steps."""
     train_start: Literal["round_complete", "group_ready"] = "group_ready"
-    """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
+    """Start of training on a round. `round_complete`: after all R groups are complete. `group_ready`: as each group
+    arrives (CGP)."""
     max_lag_steps: CountOrZero | None = None
-    """Hard bound on the lag of a group's oldest token, in steps. A window is kept narrow enough for it, and trains from
-    the oldest groups on: an update waits for groups that would be over the bound after it, so a slow response delays
-    updates. Groups over it all the same, as after a restart with a smaller bound, are dropped, counted and issued
-    again."""
+    """Upper bound on the lag of a group's oldest token, in updates. A window issues few enough groups for it. Updates
+    train the oldest groups first and wait for groups that would exceed it, so a slow response delays updates. Groups
+    over the bound, for example after a restart with a smaller bound, are dropped, counted and issued again. None: no
+    bound."""
     overprovision_prompts: Annotated[float, Range(1, 4)] = 1.0
-    """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
-    groups to complete; the others' prompts wait until R of them make a long round of their own. In a window the same of
-    U: heats of eta_P U tickets, of which the first U groups win (`learner/schedule/tail_batching.py`). 1: off."""
+    """Overprovisioning factor eta_P of prompts (RollPacker section 3, tail batching). A short round issues eta_P R
+    prompts and keeps the first R complete groups. Prompts of the others form a long round of R. A window issues
+    speculative batches of eta_P U tickets and keeps the first U groups (`learner/schedule/tail_batching.py`). 1:
+    off."""
     overprovision_samples: Annotated[float, Range(1, 4)] = 1.0
-    """eta_R: eta_R K responses or episodes are sampled, the first K to end are kept (not in long rounds). 1: off."""
+    """Overprovisioning factor eta_R of samples: eta_R K responses or episodes start and the first K to finish are kept,
+    except in long rounds. 1: off."""
     filter_zero_variance: bool = False
-    """Groups whose rewards are all equal teach nothing; they are dropped, and another prompt takes the place of each
-    in the same round."""
+    """True if groups with equal rewards, which have no learning signal, are dropped. Another prompt replaces each in
+    the same round. False: they are trained."""
     ess_floor: FractionOrZero = 0.0
-    """An update whose effective sample size, at its first pass, is below it isn't made: the learner waits until a full
-    batch by its own current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
+    """Smallest effective sample size, as a fraction, at which an update is applied, measured in its first epoch. Below
+    it, the learner waits for a full batch sampled with its current weights (PipelineRL, NeurIPS version, Algorithm 2).
+    0: off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,15 +213,15 @@ class RoundsConfig(CheckedSection):
 
     @property
     def groups_issued(self) -> int:
-        """Prompts of a short round: eta_P R, rounded up."""
+        """Prompts per short round: eta_P R, rounded up."""
         return math.ceil(self.overprovision_prompts * self.groups_per_round - 1e-9)
 
     @property
     def groups_per_race(self) -> int:
-        """Prompts of which an update of a window keeps U: eta_P U, rounded up."""
+        """Prompts per speculative batch of a window, of which U are kept: eta_P U, rounded up."""
         return math.ceil(self.overprovision_prompts * self.groups_per_update - 1e-9)
 
     @property
     def requests_per_group(self) -> int:
-        """Responses sampled for a group of a short round: eta_R K, rounded up."""
+        """Responses sampled per group of a short round: eta_R K, rounded up."""
         return math.ceil(self.overprovision_samples * self.samples_per_group - 1e-9)
