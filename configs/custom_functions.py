@@ -1,8 +1,8 @@
-"""Functions of the user's own, which a configuration names as `module:function`.
+"""Custom functions that a config names as `module:function`.
 
-Nothing is imported before `load`, so that each module is imported only in the process that calls its function: the
-learner has no torch, an actor's verifiers no jax. A module is looked for in the directory in which the command was
-started, then on PYTHONPATH and among the installed packages, all of them behind our own packages.
+Only `load` imports a module, so each module is imported only in the process that calls its function. The learner
+therefore needs no torch, and verifier processes need no jax. The search order is our own packages, the working
+directory of the command, PYTHONPATH, and installed packages.
 """
 
 import contextlib
@@ -24,32 +24,31 @@ _PROJECT = pathlib.Path(__file__).resolve().parent.parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a function is called with, and what it is to return."""
+    """Expected arguments and result of a custom function."""
 
     takes: tuple[str, ...]
-    """What is handed over by position, for people to read."""
+    """Names of positional arguments, for error messages."""
     constants: tuple[str, ...] = ()
-    """What is handed over by name, if the function takes it."""
+    """Names of keyword arguments, passed if the function accepts them."""
     returns: str
     may_be_class: bool = False
-    """True if a class is meant, which is called for an instance; a function is refused to be one else."""
+    """True if a class is accepted, which is called to create an instance."""
 
     def __str__(self) -> str:
-        """As it would be written."""
+        """Returns the signature as Python source."""
         constants = f", *, any of {', '.join(self.constants)}" if self.constants else ""
         return f"({', '.join(self.takes)}{constants}) -> {self.returns}"
 
 
 def is_custom(name: str) -> bool:
-    """Whether it is `module:function` rather than a name of ours."""
+    """Returns True if the name is `module:function` instead of a built-in name."""
     return ":" in name
 
 
 def check_name(field: str, name: str, ours: Collection[str]) -> None:
-    """Refuses what is neither one of `ours` nor looks like `module:function`; imports nothing.
+    """Raises ValueError if a name is neither built-in nor `module:function`. Imports nothing.
 
-    Raises:
-      ValueError: names the field, and the nearest of `ours`.
+    The error names `field` and the nearest name in `ours`, the built-in names.
     """
     if name in ours or _OWN.fullmatch(name):
         return
@@ -62,8 +61,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
     """Imports the module and returns its function.
 
     Raises:
-      ValueError: one line: the module does not import (and why), it has no such function, or the function can't be
-        called as `wanted`.
+      ValueError: the import fails, the function is missing, or it cannot be called as `wanted`.
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()
@@ -92,7 +90,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def importable(folder: pathlib.Path) -> Generator[None]:
-    """Lets modules of a folder be imported inside the context, behind our own packages."""
+    """Makes the modules of a folder importable inside the context, after our own packages."""
     paths, modules = list(sys.path), set(sys.modules)
     _append_path(str(folder))
     try:
@@ -107,15 +105,14 @@ def importable(folder: pathlib.Path) -> Generator[None]:
 
 
 def _append_path(folder: str) -> None:
-    """Adds a folder to the import path right behind our own packages, or last."""
     if folder not in sys.path:
         sys.path.insert(sys.path.index(str(_PROJECT)) + 1 if str(_PROJECT) in sys.path else len(sys.path), folder)
 
 
 def constant_defaults(function: Callable[..., Any], wanted: Signature) -> dict[str, Any]:
-    """The constants that a function takes, each with its default; `inspect.Parameter.empty` of none.
+    """Returns the accepted constants with their defaults (`inspect.Parameter.empty` without one).
 
-    A parameter that takes what is handed over by position is none, whatever its name.
+    Parameters that receive positional arguments are excluded, regardless of their names.
     """
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters
@@ -129,23 +126,23 @@ def constant_defaults(function: Callable[..., Any], wanted: Signature) -> dict[s
 
 
 def first_line(error: BaseException) -> str:
-    """An error's type and the first line of what it says."""
+    """Returns the type and the first line of an error."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
 def python_path() -> str:
-    """PYTHONPATH of a child process that is to find what this one finds: our packages, then what this one was given.
+    """Returns PYTHONPATH for a child process: our packages first, then this process's own PYTHONPATH.
 
-    The child must also be started in this process's directory, and with `python -P -m`: without the flag that directory
-    precedes our packages, and a folder `configs` there takes the place of ours.
+    Start the child in this process's directory with `python -P -m`. Without -P, a folder `configs` in that directory
+    shadows our package.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([str(_PROJECT), *filter(None, given)]))
 
 
 def _unfit_kind(function: Callable[..., Any], wanted: Signature) -> str:
-    """Returns what a callable is whose call returns no result of the kind wanted; empty if it may be used."""
+    """Returns the kind of a callable that cannot return a result directly; empty if it is usable."""
     if inspect.isclass(function):
         return "" if wanted.may_be_class else "a class (its call makes an instance)"
     inner: Any = inspect.unwrap(function)

@@ -1,4 +1,4 @@
-"""The command that installs one of the project's optional dependencies."""
+"""Install command of an optional dependency of the project."""
 
 import pathlib
 import shlex
@@ -9,13 +9,13 @@ PROJECT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def install_command(extra: str, *, project: pathlib.Path = PROJECT) -> str:
-    """Returns the shell command that adds an extra of pyproject.toml to this Python's environment.
+    """Returns the shell command that installs an extra of pyproject.toml into this Python environment.
 
-    It names the clone: the package indexes have another project called sluice.
+    The command names the clone, because package indexes have another project called sluice.
 
     Args:
-      extra: as pyproject.toml names it.
-      project: folder of the clone; where it has no pyproject.toml, the command says FOLDER_OF_THE_CLONE.
+      extra: name of the extra in pyproject.toml.
+      project: folder of the clone. Without a pyproject.toml in it, the command contains FOLDER_OF_THE_CLONE.
     """
     folder = str(project) if (project / "pyproject.toml").is_file() else "FOLDER_OF_THE_CLONE"
     python = shlex.quote(sys.executable or "python")

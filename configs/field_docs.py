@@ -1,4 +1,4 @@
-"""What each field of the configuration means, by the text below it in its section's source."""
+"""Documentation of config fields, read from the docstrings below them."""
 
 import ast
 import dataclasses
@@ -19,21 +19,21 @@ _ONE_OF = re.compile(r"One of `([A-Z_]+)`")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FieldDoc:
-    """A field as a command line sets it."""
+    """Path, default, type and docstring of a config field."""
 
     path: str
-    """As in `rounds.groups_per_round`."""
+    """Dotted path, for example `rounds.groups_per_round`."""
     default: Any
-    """Of the section, before any preset; None also where there is none."""
+    """Default of the section, before any preset. None if the field has no default."""
     kind: str
-    """Its type, or the choices that it has."""
+    """Type name, or the choices separated by "|"."""
     meaning: str
-    """Paragraphs, with an empty line between; empty where its name says it all."""
+    """Paragraphs separated by empty lines. Empty if the field has no docstring."""
 
 
 @functools.cache
 def field_docs() -> dict[str, FieldDoc]:
-    """All fields of all sections by their path, in the order of the source."""
+    """Returns all config fields by path, in source order."""
     return {doc.path: doc for doc in _docs(Config, "")}
 
 
@@ -52,12 +52,12 @@ def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
 
 
 def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
-    """With the members of a constant of the section's module where it says "One of `NAME`"."""
+    """Replaces "one of `NAME`" by the members of a constant in the section's module."""
     return _ONE_OF.sub(lambda found: f"One of {', '.join(sorted(names[found[1]]))}", meaning)
 
 
 def meanings(section: Any) -> dict[str, str]:
-    """Field -> the string that stands below it, here or in a base, a paragraph a line, with an empty line between."""
+    """Returns the docstring of each field of a section and its bases. Each paragraph is one line."""
     bases = [base for base in reversed(section.__mro__[1:]) if dataclasses.is_dataclass(base)]
     found = {name: text for base in bases for name, text in meanings(base).items()}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body

@@ -1,12 +1,11 @@
-"""Published model shapes; the quickstart's tiny model.
+"""Published model shapes, and the recipe of the quickstart's tiny model.
 
-Only what decides the shape and the numbers of a model is here: no token ids, dtypes or file versions. The
-Qwen2.5 entries are the base models, the Qwen3 entries the post-trained ones (same shapes as their base models). Of a
-Gemma 3 with images the entry is the text model alone, its `text_config` as a config.json of its own.
+Entries contain only fields that affect shape and numbers: no token ids, dtypes or file versions. Qwen2.5 entries are
+base models. Qwen3 entries are post-trained models, with the shapes of their base models. Multimodal Gemma 3 entries
+contain only the text model: their `text_config` as a config.json.
 
-It really learns the task from fresh problems. In a short last phase the answers of the supervised corpus
-have typos on purpose (each character is a random one with some chance), so the model knows the right
-answer but samples it in a minority of cases, and reinforcement learning has something to sharpen.
+The tiny model learns its task from fresh problems. In a short last phase, random typos corrupt the supervised answers.
+The model then knows the right answer but rarely samples it, so that reinforcement learning has something to improve.
 """
 
 import dataclasses
@@ -128,12 +127,12 @@ def _plain_shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, 
 
 
 def _shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
-    """Qwen: no layer is windowed."""
+    """Returns the shape fields of a Qwen model, without windowed layers."""
     return _plain_shape(hidden, mlp, layers, heads, kv_heads, tied=tied) | {"max_window_layers": layers}
 
 
 def _context(tokens: int, vocab_size: int) -> dict[str, Any]:
-    """Qwen2.5: the window is as long as the context, and not used."""
+    """Returns the context fields of a Qwen2.5 model. The window spans the context and is unused."""
     return {"max_position_embeddings": tokens, "sliding_window": tokens, "vocab_size": vocab_size}
 
 
@@ -184,15 +183,15 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     | _plain_shape(5376, 21504, 62, 32, 16, tied=True)
     | {"head_dim": 128, "query_pre_attn_scalar": 168},
 }
-"""Name on the Hugging Face hub (without the organisation) -> config.json fields."""
+"""config.json fields by name on the Hugging Face Hub (without the organization)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TinyModelRecipe:
-    """Everything the checkpoint depends on, besides the task (`config.prompts`)."""
+    """Recipe of the tiny checkpoint, except for its task (`config.prompts`)."""
 
     revision: int = 1
-    """Goes up when the code that makes it changes its outcome."""
+    """Revision, incremented when the code changes the checkpoint."""
     hidden_size: int = 64
     intermediate_size: int = 192
     num_layers: int = 2
@@ -203,19 +202,19 @@ class TinyModelRecipe:
     tie_word_embeddings: bool = True
     embedding_std: float = 0.1
     kernel_gain: float = 0.7
-    """Kernels start at N(0, (gain / sqrt(fan_in))^2)."""
+    """Gain of initial kernels, N(0, (gain / sqrt(fan_in))^2)."""
     seed: int = 0
     batch_size: int = 128
     num_clean_steps: int = 450
     learning_rate: float = 4e-3
-    """Of the clean steps: 50 of linear rise, then a cosine to 0."""
+    """Peak learning rate of the clean steps: 50 steps of linear warm-up, then cosine decay to 0."""
     num_typo_steps: int = 60
     typo_learning_rate: float = 1e-3
-    """Of the last steps, falling linearly to 0."""
+    """Initial learning rate of the typo steps, with linear decay to 0."""
     typo_rate: float = 0.3
-    """Chance that a character of an answer, or its end, is another one."""
+    """Probability that a character of an answer, or its end, is replaced."""
     thinks: bool = False
-    """True: the chat template opens `<think>`, and examples of sums show partial sums before `</think>` and the answer.
-    False: no chat template."""
+    """True if the chat template opens `<think>`, and sum examples show partial sums before `</think>`. False: no chat
+    template."""
     program_typo_rate: float = 0.04
-    """The same, where answers are programs: of some thirty characters that must all be right."""
+    """Typo probability per character of a program. Lower, because about thirty characters must all be right."""

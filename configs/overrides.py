@@ -1,7 +1,7 @@
 """Presets and typed command-line overrides: `--config=FILE --config.section.field=value`.
 
-Values are converted to the field's declared type by msgspec; what does not fit is refused by name
-before anything starts. Run folders are `run_folder`'s.
+msgspec converts each value to the declared type of its field. Invalid values raise ValueError before any process
+starts.
 """
 
 import copy
@@ -55,18 +55,16 @@ _OTHER_NAMES = {
     "lora.rank": "r",
     "lora.targets": "target_modules",
 }
-"""Names that fields have in other projects, by ours."""
+"""Names of config fields in other projects, by our name."""
 OTHER_NAMES = {other: ours for ours, others in _OTHER_NAMES.items() for other in others.split()}
-"""A field's name elsewhere, without its section -> ours."""
+"""Our field path by the name in other projects (without its section)."""
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Takes the `--config.a.b=v` arguments out of a command line.
-
-    Returns the other arguments and the overrides by dotted path.
+    """Returns the arguments that are not overrides, and the overrides by dotted path.
 
     Raises:
-      ValueError: an override has no value, or is there twice.
+      ValueError: an override has no value or occurs twice.
     """
     rest: list[str] = []
     overrides: dict[str, str] = {}
@@ -85,14 +83,15 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def load_preset(preset: str) -> Config:
-    """Returns the config of a preset or recipe by its name, or of a file of the user's own.
+    """Returns the config of a preset, a recipe or a file.
 
-    `NAME:ARGUMENT` hands the preset an argument: a size, a model, a schedule. So does `FILE.py:ARGUMENT`, whose
-    `get_config()` is run. `FILE.json` is read as `to_json` writes it.
+    `NAME:ARGUMENT` passes a size, model or schedule to the preset. `FILE.py:ARGUMENT` passes it to the file's
+    `get_config()`. `FILE.json` has the format of `to_json`.
 
     Raises:
-      ValueError: no such preset or file, or it has no `get_config` (the presets that exist are named); it fails by
-        itself (the line is named); or it returns something else.
+      ValueError: the preset or file does not exist (the error lists the presets), has no `get_config`, fails, or
+        returns no
+        Config.
     """
     name, _, argument = preset.partition(":")
     if (shipped := _shipped(name)) is not None:
@@ -124,25 +123,24 @@ def load_preset(preset: str) -> Config:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes, each a module of `configs.recipes`."""
+    """Returns the names of all recipes, the modules of `configs.recipes`."""
     folder = pathlib.Path(__file__).parent / "recipes"
     return sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
 
 
 def preset_names() -> list[str]:
-    """Names of the presets, sorted."""
+    """Returns the names of all presets, sorted."""
     return sorted(importlib.import_module("configs.presets").NAMES)
 
 
 def _shipped(name: str) -> Callable[..., Config] | None:
-    """Returns the function of a preset or recipe; None if none has the name."""
     if name in recipe_names():
         return importlib.import_module(f"configs.recipes.{name}").get_config
     return importlib.import_module("configs.presets").NAMES.get(name)
 
 
 def _import_file(file: pathlib.Path) -> types.ModuleType:
-    """Imports a file as a module of its own; dataclasses with string annotations need it in `sys.modules`."""
+    """Imports a file as a module. Dataclasses with string annotations require it in `sys.modules`."""
     spec = importlib.util.spec_from_file_location(f"sluice_preset_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError("expected a Python file")
@@ -170,7 +168,7 @@ def _presets() -> str:
 
 
 def _failure(file: pathlib.Path, error: BaseException) -> str:
-    """Returns the preset's line that failed and why; of a missing module also where it was looked for."""
+    """Returns the failing line of a preset and the error; for an import error also the search path."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
@@ -182,19 +180,19 @@ def _failure(file: pathlib.Path, error: BaseException) -> str:
 
 
 def apply(config: Config, overrides: Mapping[str, str]) -> Config:
-    """Replaces fields by dotted path and validates the result as a whole.
+    """Returns the config with fields replaced by dotted path, validated as a whole.
 
     Raises:
-      ValueError: an unknown field (the nearest valid one is named), or a value of another type.
+      ValueError: a field is unknown (the error names the nearest valid one) or a value is invalid.
     """
     return from_dict(merge(dataclasses.asdict(config), overrides))
 
 
 def merge(raw: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Plain data with fields replaced by dotted path; whether they go together `from_dict` says.
+    """Returns plain data with fields replaced by dotted path. Only `from_dict` checks combinations of fields.
 
     Raises:
-      ValueError: an unknown field (the nearest valid one is named), or a value of another type.
+      ValueError: a field is unknown (the error names the nearest valid one) or a value has the wrong type.
     """
     merged: dict[str, Any] = copy.deepcopy(dict(raw))
     for path, text in overrides.items():
@@ -208,11 +206,7 @@ def merge(raw: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
-    """Builds a `Config` from plain data, refusing unknown fields and other types.
-
-    Raises:
-      ValueError: naming the field.
-    """
+    """Returns a `Config` from plain data. Raises ValueError for an unknown field or an invalid value."""
     for path in _leaves(raw):
         _field_type(path)
     try:
@@ -222,12 +216,12 @@ def from_dict(raw: Mapping[str, Any]) -> Config:
 
 
 def to_json(config: Config) -> str:
-    """The config as indented JSON; `from_dict(json.loads(...))` reads it back."""
+    """Returns the config as indented JSON; `from_dict(json.loads(...))` reads it."""
     return json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n"
 
 
 def _field_type(path: str) -> Any:
-    """The declared type of a dotted path; a dict field accepts any key below it, and then what its values are."""
+    """Returns the declared type of a dotted path. A dict field accepts any key below it."""
     node: Any = Config
     seen: list[str] = []
     for part in path.split("."):
@@ -248,13 +242,10 @@ def _field_type(path: str) -> Any:
 
 
 def _instead(path: str, part: str, section: list[str], names: list[str]) -> str:
-    """Returns what to write for a field that does not exist: by its name elsewhere, by its spelling, or any of these.
+    """Returns a suggestion for an unknown field: its name in other projects, similar spellings, or all fields.
 
-    Args:
-      path: the field's.
-      part: the first part of the path that does not exist.
-      section: the parts before it.
-      names: what exists there.
+    `part` is the first part of `path` that does not exist, `section` the parts before it, and `names` the existing
+    names.
     """
     leaf, rest = path.rpartition(".")[2], path.split(".")[len(section) + 1 :]
     leaves = {other.rpartition(".")[2]: other for other in _all_paths()}
@@ -304,7 +295,7 @@ def _parse(path: str, text: str, kind: Any) -> Any:
 
 
 def type_name(kind: Any) -> str:
-    """Returns a field's declared type as people write it, as in "int | None" or "on|off"."""
+    """Returns the name of a declared type, for example "int | None" or "on|off"."""
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is dict:

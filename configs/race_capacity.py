@@ -1,4 +1,4 @@
-"""Whether all requests of a race can run at once, and whether a frontier fills its engines."""
+"""Capacity checks: races need a slot per request, and a frontier should fill the engines."""
 
 import math
 
@@ -6,9 +6,9 @@ from configs.schema import Config
 
 
 def num_racing(config: Config) -> int | None:
-    """Requests that race and are in service at once, a short round's or a window's; None where none does.
+    """Returns the number of racing requests per short round or window; None without a race.
 
-    Samples alone race within a group, whose requests begin together in a window.
+    In a window, overprovisioned samples race only within their group, whose requests start together.
     """
     rounds = config.rounds
     if config.publish.when == "every":
@@ -21,15 +21,15 @@ def num_racing(config: Config) -> int | None:
 def check_race_capacity(
     config: Config, *, num_engines: int, max_num_seqs: int, num_sequences: int | None = None
 ) -> str | None:
-    """What to know if not all requests that race can run at once; None if they can, or none race.
+    """Returns a message if not all racing requests can run concurrently; None if they can.
 
-    A race finds who is slow only among those that began: of what waits for a place the last to start lose.
+    A race with waiting requests selects by start time instead of length.
 
     Args:
-      config: the run's.
-      num_engines: 0 where nobody knows yet: it is told how many a run wants.
-      max_num_seqs: what an engine runs at once.
-      num_sequences: the same of all together, where they differ.
+      config: config of the run.
+      num_engines: number of engines. 0: unknown; the message states how many are required.
+      max_num_seqs: sequences per engine.
+      num_sequences: total sequences of all engines. None: num_engines * max_num_seqs.
     """
     num_requests = num_racing(config)
     num_sequences = num_engines * max_num_seqs if num_sequences is None else num_sequences
@@ -50,7 +50,7 @@ def check_race_capacity(
 
 
 def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
-    """Returns a message if the frontier leaves places of engines of unknown speed empty; None if it fills them."""
+    """Returns a message if the frontier leaves engine slots unused; None if it fills them."""
     num_requests = config.admission_width * config.rounds.requests_per_group
     num_sequences = max(num_engines, 1) * config.actor.max_num_seqs
     groups = config.rounds.groups_issued

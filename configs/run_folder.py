@@ -1,4 +1,4 @@
-"""A run's folder: where each of its files lies, whose run it is, and where its snapshots are."""
+"""Run folder: its file names, its setup, and the run id and snapshot folder of a run."""
 
 import dataclasses
 import json
@@ -34,81 +34,80 @@ _DATABASE = re.compile(r"postgres(?:ql)?://[^/]*/(?P<name>[^?]*)")
 
 
 class RunFolder:
-    """Names each file of a run folder, once; makes and reads none."""
+    """Paths of all files in a run folder. Does not create or read files."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.config_file = path / "config.json"
-        """The config that the run was set up with."""
+        """Config at setup of the run."""
         self.run_id_file = path / "run_id"
-        """What `run_id` reads."""
+        """Run id, as `run_id` returns it."""
         self.home_file = path / "run_home"
-        """The path of the folder that the run id belongs to: a copy of the folder has the original's."""
+        """Original path of the run folder. In a copy it still names the original folder."""
         self.model_path_file = path / "model_path.txt"
-        """The model folder that the run began with; written last, so a folder that has it is set up."""
+        """Path of the initial model folder. It is written last, so its presence marks a complete setup."""
         self.store = path / "store.sqlite"
-        """Tickets, groups and heartbeats (SQLite)."""
+        """SQLite database of tickets, groups and heartbeats."""
         self.learner_lock = path / "learner.lock"
-        """Held by the one live learner."""
+        """Lock file of the running learner."""
         self.supervisor_lock = path / "supervisor.lock"
-        """Held by the one live `launch.local`."""
+        """Lock file of the running `launch.local`."""
         self.checkpoints = path / "checkpoints"
-        """A folder a step; their hashes lie beside it, in `checkpoints.hashes`."""
+        """Checkpoints, one folder per step. Their hashes are in `checkpoints.hashes`."""
         self.metrics = path / "metrics.jsonl"
-        """One row a step, evaluation, probe or round (JSONL)."""
+        """Metrics, one row per step, evaluation, probe or round (JSONL)."""
         self.evaluated = path / "evaluated"
-        """What `launch.tools.evaluate` found of its checkpoints: a file an evaluation, STEP-TIME.json."""
+        """Results of `launch.tools.evaluate`, one file STEP-TIME.json per evaluation."""
         self.abandoned_metrics = path / "metrics.abandoned.jsonl"
-        """Rows of steps that a restarted learner went back behind."""
+        """Metrics of steps that a restarted learner rolled back."""
         self.samples = path / "samples.jsonl"
-        """Some of what was sampled, as text: a line a group (JSONL)."""
+        """Sampled groups as text, one line per group (JSONL)."""
         self.report = path / "report.html"
-        """What `launch.tools.report` makes of all this: one HTML file."""
+        """HTML report of `launch.tools.report`."""
         self.tensorboard = path / "tensorboard"
-        """The same scalars for TensorBoard."""
+        """TensorBoard event files with the metrics."""
         self.events = path / "events"
-        """The event log, a file a process."""
+        """Event log, one file per process."""
         self.trace = path / "trace.json"
-        """The event log as one file for Perfetto; written at the run's end."""
+        """Event log as one Perfetto trace, written at the end of the run."""
         self.gold_failures = path / "gold_failures.json"
-        """Rows whose own answers do not pass, found when the run was set up (JSON)."""
+        """Rows whose reference answer fails its verifier, found at setup (JSON)."""
         self.quarantine = path / "quarantine.jsonl"
-        """Rows of the prompts that were set aside, and why (JSONL)."""
+        """Quarantined prompt rows with reasons (JSONL)."""
         self.loss_constants = path / "loss.json"
-        """The loss's constants, with every default filled in."""
+        """Constants of the loss with all defaults filled in."""
         self.summary = path / "summary.json"
-        """The run in a few numbers; written at its end."""
+        """Summary of the run in a few numbers, written at its end."""
 
     def tracker(self, name: str) -> pathlib.Path:
-        """What a tracker keeps on this machine: a folder, and beside it what it has of the run, NAME.json."""
+        """Returns the local folder of a tracker. NAME.json next to it holds its state of the run."""
         return self.path / "trackers" / name
 
     def log(self, role: str) -> pathlib.Path:
-        """What a process of `launch.local` prints."""
+        """Returns the log file of a `launch.local` process."""
         return self.path / "logs" / f"{role}.log"
 
     def limits(self, actor: str) -> pathlib.Path:
-        """An actor's engine limits, where they differ from the config's."""
+        """Returns the file of an actor's engine limits that differ from the config."""
         return self.path / "limits" / f"{actor}.json"
 
     def model(self, step: int) -> pathlib.Path:
-        """The trained model in Hugging Face's format."""
+        """Returns the folder of the trained model in Hugging Face format."""
         return self.path / f"model-{step}"
 
     def adapter(self, step: int) -> pathlib.Path:
-        """The trained adapters in PEFT's format."""
+        """Returns the folder of the trained adapters in PEFT format."""
         return self.path / f"adapter-{step}"
 
 
 def check_run_folder(config: Config) -> None:
-    """Checks that the run folder is new, or belongs to this very config.
+    """Raises ValueError unless the run folder is new or holds an equal config.
 
-    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ; so may where it is
-    shown (`run.trackers`, `run.project`), how many processes and devices train (`learner`, `mesh`), what is taken for a
-    hang (`supervision`), where the store's database is reached, and how weights go to other machines.
+    Fields of length, location, trackers, learner processes, mesh, supervision, store address and weight transfer may
+    differ (`_MAY_DIFFER`), so that a run can be resumed for longer or on other machines.
 
     Raises:
-      ValueError: the folder holds another config (the fields that differ are named), or other files.
+      ValueError: the folder has another config (the error lists the differing fields) or unrelated files.
     """
     folder = pathlib.Path(config.run_dir)
     file = RunFolder(folder).config_file
@@ -133,10 +132,10 @@ def check_run_folder(config: Config) -> None:
 
 
 def with_template_date(config: Config) -> Config:
-    """Returns the config with the date that the run's prompts have: its own, its folder's, or else today's in UTC.
+    """Returns the config with its template date: from the config, its run folder, or today in UTC.
 
     Raises:
-      ValueError: the folder's config can't be read.
+      ValueError: the folder's config cannot be read.
     """
     if config.prompts.template_date:
         return config
@@ -146,11 +145,7 @@ def with_template_date(config: Config) -> Config:
 
 
 def _set_up_with(file: pathlib.Path) -> _Json | None:
-    """The config in a run folder; None where there is none.
-
-    Raises:
-      ValueError: it can't be read.
-    """
+    """Returns the config in a run folder; None without one. Raises ValueError if it cannot be read."""
     if not file.is_file():
         return None
     try:
@@ -168,11 +163,11 @@ def _template_date(old: _Json) -> str:
 
 
 def set_up_run(config: Config) -> pathlib.Path:
-    """Makes or opens the run folder and writes the config into it, with the date of its prompts.
+    """Creates or opens the run folder and writes the config with its template date into it.
 
     Raises:
-      ValueError: see `check_run_folder`; or the folder can't be made, or written into.
-      OSError: it was set up before, and can't be written into now.
+      ValueError: `check_run_folder` fails, or a new folder cannot be created or written.
+      OSError: an existing run folder cannot be written.
     """
     check_run_folder(config)
     run = RunFolder(pathlib.Path(config.run_dir))
@@ -191,13 +186,13 @@ def set_up_run(config: Config) -> pathlib.Path:
 
 
 def settle_run_id(config: Config) -> list[str]:
-    """Gives the run folder an id of its own where it is a copy of another run's folder; returns what to know of it.
+    """Gives a copied run folder a new run id and returns messages for the user.
 
-    The id names the run in shared memory and in trackers, so two folders that share one can't run at the same time. A
-    folder that was moved, or whose original was removed, keeps its id.
+    The id names the run in shared memory and trackers, so two folders with one id cannot run concurrently. A folder
+    that was moved, or whose original was removed, keeps its id.
 
     Raises:
-      ValueError: it is a copy whose groups are in a store that both would share.
+      ValueError: the copy would share a remote store or bucket with the original.
     """
     run = RunFolder(pathlib.Path(config.run_dir).resolve())
     home = pathlib.Path(run.home_file.read_text().strip()) if run.home_file.is_file() else run.path
@@ -229,34 +224,34 @@ def _put_new_id(run: RunFolder) -> None:
 
 
 def run_id(folder: str | os.PathLike[str]) -> str:
-    """The run's own name in the world: two runs never share one, even in the same folder one after the other."""
+    """Returns the unique id of the run. Consecutive runs in one folder have different ids."""
     return RunFolder(pathlib.Path(folder)).run_id_file.read_text().strip()
 
 
 def is_remote_store(config: Config) -> bool:
-    """Whether the run's store is a server that other machines may reach."""
+    """Returns True if the store is a server that other machines can reach."""
     return not config.store.url.startswith("sqlite:///") and bool(config.store.url)
 
 
 def _is_same_store(old: _Json, config: Config) -> bool:
-    """Whether the store that a run began with is the one it would go on with, by whatever host, user or proxy."""
+    """Returns True if both configs name one database, regardless of host, user or proxy."""
     before: str = old.get("store", {}).get("url", "")
     names = [_DATABASE.match(url) for url in (before, config.store.url)]
     return before == config.store.url or (None not in names and len({n["name"] for n in names if n}) == 1)
 
 
 def store_url(config: Config) -> str:
-    """Where the run's store is: a file in the run's folder unless the config says otherwise."""
+    """Returns the URL of the store. Default: a SQLite file in the run folder."""
     return config.store.url or f"sqlite:///{RunFolder(pathlib.Path(config.run_dir)).store}"
 
 
 def snapshot_root(config: Config) -> pathlib.Path:
-    """Where snapshots of runs live: shared memory unless the config says otherwise."""
+    """Returns the parent folder of snapshots. Default: shared memory."""
     return pathlib.Path(config.publish.snapshot_dir or "/dev/shm")
 
 
 def snapshot_folder(config: Config) -> pathlib.Path:
-    """Where this run's weight snapshots live."""
+    """Returns the folder of this run's weight snapshots."""
     return snapshot_root(config) / f"sluice-{config.run.name}-{run_id(config.run_dir)}"
 
 

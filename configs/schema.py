@@ -1,8 +1,7 @@
-"""`Config`: the sections and the checks across them.
+"""Config of a run: all sections and the checks across them.
 
-A preset (`configs/<name>.py`) is a function `get_config()` that returns a `Config`. Every field can
-be overridden on the command line as `--config.section.field=value` (`configs/overrides.py`).
-Checks of one section live in its `__post_init__`; checks across sections in `Config`'s.
+Every field can be overridden on the command line as `--config.section.field=value` (`configs/overrides.py`). Checks of
+one section are in its `__post_init__`.
 """
 
 import dataclasses
@@ -41,10 +40,10 @@ from configs.sections.prompts import PromptSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """Config of a whole run."""
 
     preset: str
-    """Name of the preset it came from; a label."""
+    """Name of the preset that the config came from. It is a label without effect."""
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -69,7 +68,7 @@ class Config:
     supervision: SupervisionConfig = SupervisionConfig()
 
     def __post_init__(self) -> None:
-        """Refuses what one section alone can't see."""
+        """Raises ValueError for an invalid combination of sections."""
         if (self.admission.policy == "window") != (self.publish.when == "every"):
             raise ValueError(
                 "admission.policy=window and publish.when=every go together (a window has no round to end), "
@@ -104,7 +103,6 @@ class Config:
         self._check_lora()
 
     def _check_warm_up(self) -> None:
-        """Refuses a warm-up that outlasts the run: its learning rate would never be the one that was given."""
         num_steps = self.run.num_updates * self.rounds.epochs
         if self.optimizer.warmup_steps > num_steps:
             raise ValueError(
@@ -173,7 +171,7 @@ class Config:
             )
 
     def _check_proximal(self) -> None:
-        """Refuses a loss whose ratio to pi_prox is 1 at every gradient: it would be another one, under its name."""
+        """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another."""
         loss, by_window = self.loss, self.publish.when == "every"
         refused, instead = ("round", "published") if by_window else ("published", "round")
         if loss.proximal == refused:
@@ -250,7 +248,7 @@ class Config:
 
     @property
     def admission_width(self) -> int:
-        """Groups in service at most, with the default filled in; 0 means no bound (fifo)."""
+        """Largest number of groups in service, with the default filled in. 0: unlimited (fifo)."""
         defaults = {
             "fifo": 0,
             "frontier": self.rounds.groups_per_update,
@@ -260,14 +258,14 @@ class Config:
 
     @property
     def sequences(self) -> int:
-        """H: sequences that a window keeps in service, on all actors together, with the default filled in."""
+        """Sequences H in service in a window, summed over all actors, with the default filled in."""
         return self.admission.sequences or self.admission_width * self.rounds.requests_per_group
 
     @property
     def queue_groups(self) -> int:
-        """Complete groups of a window that may wait for the learner, with the default filled in.
+        """Complete groups of a window that can wait for the learner, with the default filled in.
 
-        An update's; with an async ratio the (1 + alpha) updates' of its buffer.
+        Default: U groups, or (1 + alpha) U with an async ratio.
         """
         num_updates = 1.0 if self.admission.async_ratio is None else 1 + self.alpha
         default = math.floor(num_updates * self.rounds.groups_per_update)
@@ -277,9 +275,9 @@ class Config:
 
     @property
     def steps_per_proximal(self) -> int:
-        """Optimizer steps made for each proximal policy, `rounds.epochs` times the updates (1, R/U, or a publish's).
+        """Optimizer steps per proximal policy: rounds.epochs times the updates (1, R/U, or those of a publish).
 
-        1: the policy is its own proximal one wherever a gradient is taken. `rounds.epochs`: no copy of it is needed.
+        1: pi_prox is the policy at every gradient. `rounds.epochs`: no copy of pi_prox is needed.
         """
         updates = {
             "batch": 1,
@@ -290,34 +288,34 @@ class Config:
 
     @property
     def max_ready_groups(self) -> int | None:
-        """Complete groups that may wait before the oldest gives way; None where none does."""
+        """Complete groups that can wait before the oldest is discarded. None: never discarded."""
         return None if self.admission.when_full == "block" else self.queue_groups
 
     @property
     def max_lag_steps(self) -> int | None:
-        """Updates that the start of any trained sample may be behind: alpha, rounded up, or the hard bound."""
+        """Largest lag of the start of a trained sample, in updates: alpha rounded up, or the hard bound."""
         alpha = self.admission.async_ratio
         bounds = [None if alpha is None else math.ceil(alpha), self.rounds.max_lag_steps]
         return min((b for b in bounds if b is not None), default=None)
 
     @property
     def alpha(self) -> float:
-        """The async ratio; 3 where none is given, for a window of 4 U."""
+        """Async ratio; 3 if unset, for a window of 4 U."""
         return 3.0 if self.admission.async_ratio is None else self.admission.async_ratio
 
     @property
     def publishes_adapters(self) -> bool:
-        """Whether what goes to the engines is the adapters alone; they have the base."""
+        """True if only adapters are published; the engines hold the base weights."""
         return self.publish.lora == "adapter"
 
     @property
     def base_dtype(self) -> Literal["float32", "bfloat16"]:
-        """What the base of adapters is held in: what it is multiplied or served in, the wider of the two."""
+        """Dtype of the base weights under adapters: the wider of compute_dtype and served_dtype."""
         return "float32" if "float32" in (self.model.compute_dtype, self.model.served_dtype) else "bfloat16"
 
     @property
     def evaluation_sets(self) -> dict[str, EvaluationSet]:
-        """All sets by name, in the order in which they are asked, with what they leave out filled in."""
+        """All evaluation sets by name, in evaluation order, with defaults filled in."""
         sets = self.evaluation.resolved
         return {
             name: dataclasses.replace(
@@ -329,37 +327,37 @@ class Config:
 
     @property
     def asked_sources(self) -> dict[str, PromptSource]:
-        """By the field of the config that describes it, all that problems come from: to train on, and to evaluate."""
+        """All problem sources for training and evaluation, by config path."""
         train = {f"prompts.mixture.{name}" if name else "prompts": s for name, s in self.prompts.sources.items()}
         sets = {f"evaluation.sets.{name}": s for name, s in self.evaluation_sets.items() if s.has_source}
         return {**train, **sets}
 
     @property
     def parts(self) -> dict[str, float]:
-        """By verifier, what its score counts of a row that doesn't say; of several sources of one name, the last's."""
+        """Verifier weights of rows without their own rewards, by verifier. The last source wins for equal names."""
         return {name: weight for source in self.asked_sources.values() for name, weight in source.parts.items()}
 
     @property
     def environments_played(self) -> tuple[str, ...]:
-        """Those that some source's problems are episodes of."""
+        """Environments of all problem sources."""
         return tuple(dict.fromkeys(s.environment for s in self.asked_sources.values() if s.environment))
 
     @property
     def custom_environments(self) -> tuple[str, ...]:
-        """Those of them of the user's own."""
+        """Custom environments of all problem sources."""
         return tuple(filter(custom_functions.is_custom, self.environments_played))
 
     @property
     def custom_verifiers(self) -> tuple[str, ...]:
-        """Those of the user's own; a row can't name others."""
+        """Custom verifiers. Rows cannot name any others."""
         return tuple(name for name in self.parts if custom_functions.is_custom(name))
 
     @property
     def run_dir(self) -> str:
-        """The run's folder."""
+        """Folder of the run."""
         return self.run.dir or f"runs/{self.run.name}"
 
     @property
     def parity_bound(self) -> float:
-        """Largest |dlogprob| a probe may show, with the default filled in."""
+        """Tolerance of a parity probe, with the default filled in."""
         return self.publish.parity_bound or (1e-4 if self.model.served_dtype == "float32" else 0.25)

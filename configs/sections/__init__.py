@@ -1,4 +1,4 @@
-"""The sections of a `Config`, one file each; a check of one section lives with it."""
+"""Sections of a `Config`."""
 
 from configs.sections.actor import ActorConfig, EnvironmentsConfig, SamplingConfig
 from configs.sections.evaluation import EvaluationConfig, EvaluationSet

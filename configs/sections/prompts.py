@@ -239,7 +239,7 @@ class PromptsConfig(SourceFields):
     """Current date for the chat template (`strftime_now`), as YYYY-MM-DD. Empty: UTC date of the run's setup, stored in
     the run's config.json so that all processes and restarts render identical prompts."""
     system_prompt: str = ""
-    """System message added to each prompt. Empty: none."""
+    """System message of chat prompts that have none, and prefix of plain prompts. Empty: none."""
     add_bos: bool = False
     """True if the tokenizer's BOS token precedes each plain prompt that does not already begin with it. False: the
     tokenizer decides, with its post-processor or `add_bos_token`."""
