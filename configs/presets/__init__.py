@@ -1,4 +1,4 @@
-"""A published preset's schedule, publishing and loss at a size of one's own."""
+"""Presets by name, and their schedule at a custom size."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,20 +27,19 @@ NAMES: dict[str, Callable[..., Config]] = {
     "tpu_v5p_128": tpu.tpu_v5p_128,
     "tpu_v6e_256": tpu.tpu_v6e_256,
 }
-"""Every preset by its name, as --config takes it."""
+"""All presets by name, as --config accepts them."""
 
 
 def schedule(
     preset: str, *, groups_per_round: int, samples_per_group: int, groups_per_update: int, size: str = "tiny"
 ) -> Config:
-    """The preset with other R, K and U, for responses of any length; a window keeps R groups in service.
+    """Returns a preset with other R, K and U, for responses of any length. A window keeps R groups in service.
 
-    `size` is whose other settings of the schedule are taken: tiny, where engine and learner share a machine's cores,
-    or paper, where each has devices of its own. A paper's penalty on overlong responses is left out: where it begins
-    depends on how long they may be.
+    Other settings come from `size`. `tiny`: engine and learner share the cores of a machine. `paper`: each has its own
+    devices. The penalty on overlong responses is removed, because its start depends on the response length.
 
     Raises:
-      ValueError: no such preset.
+      ValueError: the preset does not exist.
     """
     if preset not in PRESETS:
         raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")

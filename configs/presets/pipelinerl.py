@@ -1,4 +1,4 @@
-"""PipelineRL's presets: `pipelinerl`, `pipelinerl_ess`."""
+"""Presets of PipelineRL: `pipelinerl` and `pipelinerl_ess`."""
 
 import dataclasses
 
@@ -18,16 +18,16 @@ PAPER = PaperSize(
     max_num_seqs=64,  # H, section 5
 )
 OVERLONG_TOKENS = 2048
-"""Section 5 has a soft penalty from 30k to 32k tokens, so over the last 2k. How large it is at the end it does not say;
-here it is DAPO's, 1 (`loss.overlong_penalty`)."""
+"""Length of the soft penalty: from 30k to 32k tokens (section 5). The paper does not give its size; DAPO's is 1
+(`loss.overlong_penalty`)."""
 
 
 def pipelinerl(size: str = "paper") -> Config:
     """In-flight weight updates after every step, running requests and their KV cache kept (PipelineRL section 4).
 
-    Sections are those of the TMLR version; `pipelinerl_ess` is the NeurIPS version. At paper size: 48 GPUs
-    generate for H = 64 sequences each and 80 train (section 5); of complete groups that wait for the trainer the oldest
-    give way (its ring buffers, section 4). K is not given; it divides both B and 48 H.
+    Section numbers refer to the TMLR version; `pipelinerl_ess` follows the NeurIPS version. At paper size, 48 GPUs
+    generate H = 64 sequences each and 80 GPUs train (section 5). If complete groups wait for the trainer, the oldest
+    are discarded (ring buffers, section 4). The paper does not give K; K = 16 divides both B and 48 H.
     """
     tiny = size == "tiny"
     return Config(
@@ -61,15 +61,15 @@ PIPELINERL_ESS_PAPER = PaperSize(
     max_num_seqs=64,  # H, section 5
 )
 ESS_FLOOR = 0.5
-"""The paper says "a certain threshold", which its own run never reached (section 5). At this one half of a batch is
-worth nothing."""
+"""Threshold of the effective sample size. The paper does not give it, and its run never reached it (section 5). At 0.5,
+half of a batch is worth nothing."""
 
 
 def pipelinerl_ess(size: str = "paper") -> Config:
-    """PipelineRL as in its NeurIPS version: no update whose effective sample size is too low (section 4, Algorithm 2).
+    """PipelineRL in its NeurIPS version: no update with a low effective sample size (section 4, Algorithm 2).
 
-    Otherwise `pipelinerl`, at that version's size: 16 GPUs generate for H = 64 sequences each and 16 train
-    (section 5), and long responses are not penalised.
+    All else equals `pipelinerl` at the size of that version: 16 GPUs generate H = 64 sequences each and 16 GPUs train
+    (section 5), without a penalty on long responses.
     """
     base = pipelinerl(size)
     by_size = sections(size, "pipelinerl_ess", PIPELINERL_ESS_PAPER)

@@ -1,12 +1,11 @@
 """Rollout and training decoupled, bounded by the async ratio (ROLL Flash sections 4.3 and 5.1).
 
-alpha = 2 (its recommendation): a sample that began more than two updates ago is aborted and started anew. Every step is
-published, running requests are ended and continued under the new weights, and each sample is a ticket of its own (queue
-scheduling, prompt replication). The loss is decoupled PPO's (section 2.2).
+alpha = 2, as recommended: a sample that started more than two updates ago is aborted and regenerated. Each update is
+published; running requests are aborted and resume under the new weights. Each sample is its own ticket (queue
+scheduling, prompt replication). The loss is decoupled PPO (section 2.2).
 
-The paper doesn't say how many optimizer steps are made of a batch. With one, the policy is its own proximal one at
-every gradient and decoupled PPO is truncated importance sampling; so a batch is trained twice, the least that tells the
-two apart, and the proximal policy is the one that the batch was first trained by.
+The paper does not give the optimizer steps per batch. With one step, decoupled PPO equals truncated importance
+sampling. Two epochs are the minimum that distinguishes them. The proximal policy is the policy before the first epoch.
 """
 
 from configs.presets.sizes import PaperSize, sections

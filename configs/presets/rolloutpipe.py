@@ -1,4 +1,4 @@
-"""RolloutPipe's three schedules: `serial`, `cgp`, `rolloutpipe`."""
+"""Presets of RolloutPipe: `serial`, `cgp` and `rolloutpipe`."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ def round_end(
     train_start: Literal["round_complete", "group_ready"],
     admission: Literal["fifo", "frontier"],
 ) -> Config:
-    """R = 96, K = 8, U = 2 at paper size: 48 updates a round."""
+    """Returns a round schedule. At paper size R = 96, K = 8 and U = 2, so 48 updates per round."""
     tiny = size == "tiny"
     return Config(
         preset=preset,
@@ -53,5 +53,5 @@ def rolloutpipe(size: str = "paper") -> Config:
 
 
 def serial(size: str = "paper") -> Config:
-    """The papers' baseline: train once the whole round is there (Slime; conventional RL with G = R/U steps)."""
+    """Baseline of the papers: training starts after the whole round is complete (Slime; R/U updates per round)."""
     return round_end("serial", size, train_start="round_complete", admission="fifo")

@@ -1,14 +1,13 @@
-"""Tail batching with streamed gradients: short rounds race, their losers make long rounds (RollPacker section 3).
+"""Tail batching with streamed gradients: short rounds race, losers make long rounds (RollPacker section 3).
 
-P0 = 128 prompts of R0 = 8 responses (section 6), eta = 1.25 for both (section 6.3), one update a round (U = R):
-gradients are accumulated while the round still runs and applied at its end. They run on the learner's own devices; the
-paper's stream trainer, which gives half of the engines up to them (section 4.4), is not built. Elastic engines follow
-preemptions (section 4.2).
+P0 = 128 prompts of R0 = 8 responses (section 6), eta = 1.25 for both (section 6.3), one update per round (U = R).
+Gradients accumulate while the round runs and are applied at its end, on the learner's own devices. The paper's stream
+trainer, which uses half of the engines (section 4.4), is not implemented. Elastic engines adapt to preemptions (section
+4.2).
 
-At paper size it is the middle one of the paper's three, Qwen2.5-14B at 16k on 32 GPUs, whose rollout has TP = 2
-(section 6). A race is one only if all of it runs at once: 160 prompts of 10 responses want seven engines of 256
-sequences (`actor.num_engines`; the paper has 16), or prompts lose that never began; a start with fewer says so, and so
-does the learner while fewer serve.
+The paper size is Qwen2.5-14B at 16k on 32 GPUs, the middle of the paper's three, with TP = 2 (section 6). All requests
+of a race must run concurrently: 160 prompts of 10 responses need seven engines of 256 sequences (`actor.num_engines`;
+the paper has 16). With fewer engines, prompts lose without having started, and the run logs a warning.
 """
 
 import dataclasses
@@ -27,8 +26,8 @@ PAPER = PaperSize(
 # The paper has a reference model (section 6) and gives no coefficient of its penalty: here it is off (loss.kl_coef).
 
 ELASTIC = {"elastic": True, "tensor_parallel_size": 2, "max_tensor_parallel_size": 4}
-"""The 14B model's rollout begins with TP = 2 (section 6); its largest is 4 (Figure 12(a)), and each engine's
-devices are reserved for that."""
+"""Tensor-parallel sizes of the 14B model: initially 2 (section 6), at most 4 (Figure 12(a)). Each engine reserves
+devices for the largest size."""
 
 
 def rollpacker(size: str = "paper") -> Config:

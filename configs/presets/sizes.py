@@ -1,9 +1,8 @@
-"""The sizes that presets come in: `tiny` (two CPU cores, minutes) and `paper` (what its paper ran).
+"""Preset sizes: `tiny` (two CPU cores, minutes) and `paper` (experiments of the paper).
 
-A preset says how rounds, admission and publishing work, and what its paper's experiments ran (`PaperSize`), with the
-section beside each number; what stands below is the same for all. A real model and data set are other values of the
-same fields: --config.model.path=... --config.prompts.path=... Devices are the machine's and in no preset: mesh.*,
-actor.devices and actor.tensor_parallel_size say them.
+Each preset module defines rounds, admission, publishing and the paper's numbers (`PaperSize`) with their section. This
+module holds the settings shared by all presets. To train your own model, set --config.model.path and
+--config.prompts.path. Presets set no devices: use mesh.*, actor.devices and actor.tensor_parallel_size.
 """
 
 import dataclasses
@@ -22,28 +21,24 @@ from configs.sections import (
 )
 
 IN_FLIGHT = ("pipelinerl", "pipelinerl_ess", "roll_flash")
-"""Presets whose weights go out after every step."""
+"""Presets that publish weights after every update."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperSize:
-    """The numbers of a paper's experiments that are no mechanism's."""
+    """Numbers of a paper's experiments that do not belong to its method."""
 
     num_updates: int
     max_tokens: int
-    """Prompt and response."""
+    """Largest number of tokens per sequence, prompt and response together."""
     max_response_tokens: int
     optimizer: OptimizerConfig
     max_num_seqs: int = 256
-    """Places of an engine; vLLM's own default where a paper doesn't say."""
+    """Sequences per engine. The default is vLLM's, for papers that do not give it."""
 
 
 def sections(size: str, preset: str, paper: PaperSize) -> dict[str, Any]:
-    """The sections of a `Config` that depend on the size.
-
-    Raises:
-      ValueError: no such size.
-    """
+    """Returns the config sections that depend on the size. Raises ValueError for an unknown size."""
     if size == "tiny":
         return _tiny(preset)
     if size == "paper":
@@ -52,7 +47,7 @@ def sections(size: str, preset: str, paper: PaperSize) -> dict[str, Any]:
 
 
 def _tiny(preset: str) -> dict[str, Any]:
-    """Sums of three numbers of one digit, a two-layer model, 128 samples an update."""
+    """Returns a run on sums of three one-digit numbers with a two-layer model and 128 samples per update."""
     return dict(
         run=RunConfig(name=f"tiny-{preset}", num_updates=240),
         model=ModelConfig(max_tokens=32),
@@ -76,9 +71,9 @@ def _tiny(preset: str) -> dict[str, Any]:
 
 
 def _paper(preset: str, paper: PaperSize) -> dict[str, Any]:
-    """A model of billions of parameters on accelerators: give model.path and prompts.path.
+    """Returns a run of billions of parameters on accelerators; it requires model.path and prompts.path.
 
-    No paper says at which temperature it samples, how micro-batches are packed, or when it saves and evaluates.
+    No paper gives the sampling temperature, the packing of micro-batches, or the checkpoint and evaluation intervals.
     """
     return dict(
         run=RunConfig(name=preset, num_updates=paper.num_updates),

@@ -23,7 +23,7 @@ def tiny() -> Config:
 
 
 def tiny_calculator() -> Config:
-    """`tiny` on an environment with a tool, arithmetic that only a calculator can do, on two CPU cores."""
+    """`tiny` with a calculator tool: arithmetic that the model can only solve with the tool, on two CPU cores."""
     config = tiny()
     return dataclasses.replace(
         config,
@@ -42,9 +42,9 @@ def tiny_calculator() -> Config:
 
 
 def tiny_code() -> Config:
-    """`tiny` on code: short functions, judged by test cases in the sandbox, on two CPU cores.
+    """`tiny` on code: short functions, scored by test cases in the sandbox, on two CPU cores.
 
-    Write its problems first: `python -m launch.tools.write_tasks code`, or name another file (`prompts.path`).
+    Write the problems first with `python -m launch.tools.write_tasks code`, or set another file (`prompts.path`).
     """
     config = tiny()
     return dataclasses.replace(
@@ -65,7 +65,7 @@ def tiny_code() -> Config:
 
 
 def tiny_guess() -> Config:
-    """`tiny` on an environment of several turns, guessing a number by higher and lower, on two CPU cores."""
+    """`tiny` on a multi-turn environment: guessing a number from higher and lower hints, on two CPU cores."""
     config = tiny()
     return dataclasses.replace(
         config,

@@ -10,24 +10,24 @@ from configs.sections import MeshConfig, ModelConfig, PackingConfig, RunConfig, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SliceCase:
-    """A preset with the slice and the model that it was tuned for."""
+    """Preset with the slice and the model that it is tuned for."""
 
     preset: str
     topology: str
-    """As libtpu names it."""
+    """Topology name in libtpu."""
     model: str
-    """A name in `configs.model_sizes.MODEL_SIZES`."""
+    """Model name in `configs.model_sizes.MODEL_SIZES`."""
     is_recipe: bool = False
-    """Its file is in configs/recipes, and is for that model alone."""
+    """True if the preset is a file in configs/recipes, for this model only."""
 
     @property
     def key(self) -> str:
-        """A short name of the case."""
+        """Short name of the case."""
         return f"{self.model}@{self.topology}"
 
     @property
     def config_path(self) -> str:
-        """For --config."""
+        """Value of --config."""
         return self.preset if self.is_recipe else f"{self.preset}:{self.model}"
 
 
@@ -41,7 +41,7 @@ CASES = (
     SliceCase(preset="countdown_qwen2_5_3b", topology="v5e:4x4", model="Qwen2.5-3B", is_recipe=True),
     SliceCase(preset="deepscaler_qwen3_4b", topology="v5p:2x4x4", model="Qwen3-4B", is_recipe=True),
 )
-"""What `python -m launch.tools.compile_tpu --all` compiles; the first case of a preset is its default."""
+"""Cases of `python -m launch.tools.compile_tpu --all`. The first case of a preset is its default."""
 
 
 def slice_config(
@@ -52,7 +52,7 @@ def slice_config(
     max_tokens: int,
     remat: Literal["full", "attention", "dots", "none"] = "attention",
 ) -> Config:
-    """PipelineRL on a slice: bfloat16 compute over float32 master weights and AdamW."""
+    """Returns PipelineRL on a slice: bfloat16 compute, float32 master weights and AdamW."""
     base = pipelinerl.pipelinerl()
     return dataclasses.replace(
         base,
@@ -66,11 +66,7 @@ def slice_config(
 
 
 def pick(preset: str, model: str, sizes: dict[str, Config]) -> Config:
-    """The configuration for a model; the preset's default for "".
-
-    Raises:
-      ValueError: the preset has none for it.
-    """
+    """Returns the config for a model; "" selects the default. Raises ValueError for an unknown model."""
     name = model or next(c.model for c in CASES if c.preset == preset)
     if name not in sizes:
         raise ValueError(f"no model {name!r}; {preset} comes as {', '.join(f'{preset}:{m}' for m in sizes)}")
@@ -78,9 +74,9 @@ def pick(preset: str, model: str, sizes: dict[str, Config]) -> Config:
 
 
 def tpu_v5e_16(model: str = "") -> Config:
-    """16 chips of v5e (topology v5e:4x4, 15.75 GiB each): Qwen3-1.7B in rows of 16k tokens, one a chip.
+    """16 chips of v5e (topology v5e:4x4, 15.75 GiB each): Qwen3-1.7B in rows of 16k tokens, one per chip.
 
-    Weights and rows are split over all chips (fsdp); the residual stream of 28 layers is what fills the memory.
+    Weights and rows are split over all chips (fsdp). The residual stream of 28 layers dominates the memory.
     """
     preset = "tpu_v5e_16"
     small = slice_config(
@@ -92,9 +88,9 @@ def tpu_v5e_16(model: str = "") -> Config:
 def tpu_v5p_128(model: str = "") -> Config:
     """128 chips of v5p (topology v5p:4x4x8, 95.74 GiB each): Qwen2.5-32B, or the mixture of experts Qwen3-30B-A3B.
 
-    Rows of 16k tokens, one a chip, weights split over all chips. The mixture too: with this many tokens a chip,
-    gathering all experts of a layer costs no more than sending the tokens to their experts, and no router can unbalance
-    it. Google's name of this slice is v5p-256, by its TensorCores.
+    Rows have 16k tokens, one per chip, and weights are split over all chips. The mixture of experts is split the same
+    way: with this many tokens per chip, gathering all experts of a layer costs no more than sending tokens to experts,
+    and the router cannot unbalance the load. Google's name of this slice is v5p-256, by its TensorCores.
     """
     preset = "tpu_v5p_128"
     config = slice_config(
@@ -104,7 +100,7 @@ def tpu_v5p_128(model: str = "") -> Config:
 
 
 def tpu_v5p_64(model: str = "") -> Config:
-    """64 chips of v5p (topology v5p:4x4x4, 95.74 GiB each): Qwen2.5-7B in rows of 32k tokens, one a chip.
+    """64 chips of v5p (topology v5p:4x4x4, 95.74 GiB each): Qwen2.5-7B in rows of 32k tokens, one per chip.
 
     Google's name of this slice is v5p-128, by its TensorCores.
     """
@@ -116,7 +112,7 @@ def tpu_v5p_64(model: str = "") -> Config:
 
 
 def tpu_v6e_256(model: str = "") -> Config:
-    """256 chips of v6e (topology v6e:16x16, 31.25 GiB each): Qwen2.5-32B in rows of 8k tokens, one a chip."""
+    """256 chips of v6e (topology v6e:16x16, 31.25 GiB each): Qwen2.5-32B in rows of 8k tokens, one per chip."""
     preset = "tpu_v6e_256"
     dense = slice_config(
         preset, mesh=MeshConfig(fsdp=256), packing=PackingConfig(rows=256, row_tokens=8192), max_tokens=8192

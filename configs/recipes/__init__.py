@@ -1,1 +1,1 @@
-"""Whole runs of real models, each one file: a model, its problems, and the numbers that train it."""
+"""Recipes: complete runs of real models, one file per run."""

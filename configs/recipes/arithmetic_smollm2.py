@@ -1,12 +1,13 @@
 """SmolLM2-135M-Instruct learns sums and differences of numbers below a hundred, on two CPU cores.
 
-It begins with hardly any right, since it explains where a number alone is asked for and adds badly; how far it gets,
-with the three kinds of question that it never trained on (`configs/tasks/arithmetic.py`), the bench says. First
+Few answers are right at first, because the model explains instead of giving a number and adds badly. Evaluation
+includes three question wordings that are not trained (`configs/tasks/arithmetic.py`). Download the model and write the
+rows:
 
     python -m launch.tools.get_model smollm2 --out=models/smollm2
     python -m launch.tools.write_tasks arithmetic --out=data/arithmetic
 
-and then `--config=arithmetic_smollm2`, or with another schedule, as in `arithmetic_smollm2:rolloutpipe`.
+Run it with `--config=arithmetic_smollm2`, or with another schedule, for example `arithmetic_smollm2:rolloutpipe`.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`arithmetic_smollm2`, or `arithmetic_smollm2:rolloutpipe`."""
+    """Returns the config of `arithmetic_smollm2`, or of `arithmetic_smollm2:rolloutpipe`."""
     base = schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4)
     return dataclasses.replace(
         base,

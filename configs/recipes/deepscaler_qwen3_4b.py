@@ -1,17 +1,17 @@
 """Competition mathematics with Qwen3-4B, as in DeepScaleR's first stage: responses of 8k tokens.
 
-Sized for a TPU v5p slice of 2x4x4 as the learner, with GPU actors. The rows are those of DeepScaleR's preview set (some
-40,000, from AIME, AMC, Omni-MATH and STILL) on the Hugging Face Hub; held out are the 30 of AIME 2024, 16 samples
-of each. The model:
+The learner is sized for a TPU v5p slice of 2x4x4, with GPU actors. Training uses DeepScaleR's preview dataset on the
+Hugging Face Hub (about 40,000 rows from AIME, AMC, Omni-MATH and STILL). Evaluation uses the 30 problems of AIME 2024
+with 16 samples each. Download the model:
 
     python -m launch.tools.get_model Qwen/Qwen3-4B --out=models/Qwen3-4B
 
-Compiled for that slice, not run on it: 53.6 of 95.74 GiB a chip, an update of the longest sequences in 53.9 s by
-estimate, at an MFU of 38% (`tests/bench/results/tpu.md`): attention is counted over whole rows, which hold two of the
-longest sequences.
+Compiled for that slice, not run on it: 53.6 of 95.74 GiB per chip. Estimated time for an update of the longest
+sequences: 53.9 s, at an MFU of 38% (`tests/bench/results/tpu.md`). The estimate counts attention over whole rows, which
+hold two of the longest sequences.
 
-Later stages go on from the model that this one ends with, at --config.sampling.max_response_tokens=16384 and 24576
-with --config.model.max_tokens and --config.packing.row_tokens to match.
+Later stages start from the resulting model with --config.sampling.max_response_tokens=16384 and then 24576. Raise
+--config.model.max_tokens and --config.packing.row_tokens accordingly.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`deepscaler_qwen3_4b`, or `deepscaler_qwen3_4b:rolloutpipe`."""
+    """Returns the config of `deepscaler_qwen3_4b`, or of `deepscaler_qwen3_4b:rolloutpipe`."""
     return dataclasses.replace(
         schedule(preset, groups_per_round=512, samples_per_group=8, groups_per_update=128, size="paper"),
         run=RunConfig(name=f"deepscaler-{preset}", num_updates=1000),

@@ -1,12 +1,12 @@
-"""GSM8K with Qwen2.5-1.5B, sized for a TPU v5e slice of 4x4 as the learner, with GPU actors.
+"""GSM8K with Qwen2.5-1.5B, with a learner sized for a TPU v5e slice of 4x4 and GPU actors.
 
-The rows are those of openai/gsm8k on the Hugging Face Hub, whose answers end in `#### N`; its test split is held out. A
-folder of the same rows does as well: --config.prompts.path=hf:/data/gsm8k. The model:
+Training uses openai/gsm8k on the Hugging Face Hub, whose answers end in `#### N`; its test split is held out. A local
+folder of these rows also works: --config.prompts.path=hf:/data/gsm8k. Download the model:
 
     python -m launch.tools.get_model Qwen/Qwen2.5-1.5B-Instruct --out=models/Qwen2.5-1.5B-Instruct
 
-Compiled for that slice, not run on it: 7.2 of 15.75 GiB a chip, an update of the longest sequences in 6.7 s by
-estimate, at an MFU of 37% (`tests/bench/results/tpu.md`). On other devices give --config.mesh.* and
+Compiled for that slice, not run on it: 7.2 of 15.75 GiB per chip. Estimated time for an update of the longest
+sequences: 6.7 s, at an MFU of 37% (`tests/bench/results/tpu.md`). On other devices set --config.mesh.* and
 --config.packing.rows (a multiple of mesh.fsdp).
 """
 
@@ -29,7 +29,7 @@ from configs.sections import (
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`gsm8k_qwen2_5_1_5b`, or `gsm8k_qwen2_5_1_5b:rolloutpipe`."""
+    """Returns the config of `gsm8k_qwen2_5_1_5b`, or of `gsm8k_qwen2_5_1_5b:rolloutpipe`."""
     return dataclasses.replace(
         schedule(preset, groups_per_round=256, samples_per_group=8, groups_per_update=64, size="paper"),
         run=RunConfig(name=f"gsm8k-{preset}", num_updates=300),  # 2.6 epochs of 7,473 rows

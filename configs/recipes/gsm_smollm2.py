@@ -1,12 +1,13 @@
 """SmolLM2-135M-Instruct learns word problems, on two CPU cores in hours.
 
-Chains of one to three changes, as in GSM8K but with small numbers (`configs/tasks/word_problems.py`), and the
-templates of GSM-Symbolic, of which it solves few at first: the curriculum asks most where half is solved. First
+Training mixes chains of one to three steps with small numbers (`configs/tasks/word_problems.py`) and the templates of
+GSM-Symbolic, few of which are solved at first. The curriculum prefers sources that are solved half the time. Download
+the model and write the rows:
 
     python -m launch.tools.get_model smollm2 --out=models/smollm2
     python -m launch.tools.write_tasks word_problems --out=data/word_problems
 
-and then `--config=gsm_smollm2`, or with another schedule, as in `gsm_smollm2:rolloutpipe`.
+Run it with `--config=gsm_smollm2`, or with another schedule, for example `gsm_smollm2:rolloutpipe`.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ DATA = "data/word_problems"
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
-    """`gsm_smollm2`, or `gsm_smollm2:rolloutpipe`."""
+    """Returns the config of `gsm_smollm2`, or of `gsm_smollm2:rolloutpipe`."""
     own = {
         name: PromptSource(path=f"{DATA}/{name}.jsonl", eval_path=f"{DATA}/{name}_held_out.jsonl", weight=weight)
         for name, weight in (("one_step", 1.0), ("two_steps", 2.0), ("three_steps", 2.0))

@@ -99,7 +99,7 @@ class JudgeConfig(CheckedSection):
     answer_retries: CountOrZero = 2
     """Retries after a malformed reply. 0: no retries."""
     backoff_s: Seconds = 0.5
-    """Base of the retry delay, in seconds. The n-th retry waits a random time below backoff_s * 2^n, at most
+    """Base of the retry delay, in seconds. The n-th retry waits a random time below backoff_s * 2^(n-1), at most
     max_backoff_s."""
     max_backoff_s: Seconds = 30.0
     """Upper bound of the retry delay, in seconds. A longer Retry-After of the endpoint applies up to

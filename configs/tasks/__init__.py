@@ -1,1 +1,1 @@
-"""Rows of small tasks, made by index: what `launch.tools.write_tasks` writes as files of prompts."""
+"""Generated rows of small tasks, which `launch.tools.write_tasks` writes as prompt files."""

@@ -1,9 +1,8 @@
-"""Sums and differences of numbers below a hundred, asked in words: rows for verifier=math.
+"""Sums and differences of numbers below a hundred, in words: rows for verifier=math.
 
-A row's numbers are its `size` at most, one of `SIZES`: a small model finds rewards in small numbers long before it can
-add large ones. A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone,
-so that none of them is trained on, however it is asked. Each fourth of the held-out problems comes in a kind of
-question that is trained, `TRAINED`, in turn; the others in three that are not, `UNSEEN`.
+Each row draws its numbers up to one of `SIZES`, because a small model finds rewards with small numbers first. A row is
+a function of (seed, index). The pair of numbers alone decides whether it is held out, so training never sees the pair
+in any wording. One in four held-out problems uses a wording of training (`TRAINED`), the others one of `UNSEEN`.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ TRAINED: Mapping[str, Ask] = {
     "work_out": _work_out,
     "marbles": _marbles,
 }
-"""By name, the questions that are trained on."""
+"""Question wordings used in training, by name."""
 
 
 def _in_words(a: int, sign: str, b: int) -> str:
@@ -53,22 +52,22 @@ def _as_story(a: int, sign: str, b: int) -> str:
 
 
 UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_story": _as_story}
-"""By name, those that are only asked of a held-out pair."""
+"""Question wordings used only for held-out pairs, by name."""
 
 SIZES = (9, 20, 50, 99)
-"""Of a row's numbers the largest there may be; each as often as another."""
+"""Upper bounds of the numbers in a row, drawn uniformly."""
 
 HELD_OUT_ONE_IN = 10
-"""Pairs of numbers."""
+"""Inverse share of held-out pairs of numbers."""
 
 
 def train_row(seed: int, index: int) -> dict[str, Any]:
-    """A row to train on."""
+    """Returns a training row."""
     return _row(random.Random(f"train.{seed}.{index}"), TRAINED, is_held_out=False)
 
 
 def held_out_row(seed: int, index: int) -> dict[str, Any]:
-    """A held-out row: each fourth is of a kind that is trained on."""
+    """Returns a held-out row. One in four uses a wording of training."""
     kinds = {"trained": list(TRAINED.values())[index // 4 % len(TRAINED)], **UNSEEN}
     kind = list(kinds)[index % 4]
     return _row(random.Random(f"held_out.{seed}.{index}"), {kind: kinds[kind]}, is_held_out=True)
@@ -89,6 +88,6 @@ def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -
 
 
 def _holds_out(a: int, sign: str, b: int) -> bool:
-    """By the pair, in either order."""
+    """Returns True if the pair, in either order, is held out."""
     digest = hashlib.sha256(f"{min(a, b)}{sign}{max(a, b)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") % HELD_OUT_ONE_IN == 0

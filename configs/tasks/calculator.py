@@ -1,4 +1,4 @@
-"""Rows of `calculator`, expressions."""
+"""Arithmetic expressions: rows of the environment `calculator`."""
 
 import ast
 import dataclasses
@@ -12,7 +12,7 @@ from configs.tasks.rows import Args, EpisodeRow, Turn, draw, read_args
 
 MAX_CHARS = 200
 MAX_BITS = 512
-"""Of a numerator or denominator."""
+"""Largest bit length of a numerator or denominator."""
 
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
@@ -26,10 +26,10 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 
 
 def evaluate(text: str) -> Fraction:
-    """The value of an expression of numbers, + - * / // % ** and parentheses.
+    """Returns the value of an expression of numbers, + - * / // % ** and parentheses.
 
     Raises:
-      ValueError: says in a few words what is wrong with it.
+      ValueError: the expression is invalid, with a short reason.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS} characters")
@@ -43,7 +43,7 @@ def evaluate(text: str) -> Fraction:
 
 
 def show(value: Fraction) -> str:
-    """A value as a calculator shows it: whole, or with up to ten digits."""
+    """Returns a value as a calculator shows it: whole, or with up to ten digits."""
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
 
 
@@ -77,24 +77,24 @@ def _bounded(value: Fraction) -> Fraction:
 
 NAME = "calculator"
 PARSERS = ("hermes", "llama3", "tag")
-"""How a call is written; `actor/environments/tool_parsers.py` reads them."""
+"""Tool call formats, parsed by `actor/environments/tool_parsers.py`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalculatorArgs:
-    """What problems are drawn, and how the tool is called."""
+    """Arguments of the calculator rows."""
 
     num_terms: int = 3
     min_value: int = 10
     max_value: int = 99
     operators: str = "+-*"
-    """Of which each is drawn with the same chance."""
+    """Operators, drawn uniformly."""
     parser: str = "tag"
-    """One of `PARSERS`."""
+    """Tool call format, one of `PARSERS`."""
     tool: str = "calculator"
-    """Its name in calls."""
+    """Tool name in calls."""
     call_reward: float = 0.0
-    """What the first call earns that gives a number; the right answer earns 1."""
+    """Reward of the first call with a numeric result. The right answer receives 1."""
     style: str = "words"
 
     def __post_init__(self) -> None:
@@ -110,11 +110,7 @@ class CalculatorArgs:
 
 
 def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
-    """Row i as a function of (seed, i).
-
-    Raises:
-      ValueError: an argument is none.
-    """
+    """Returns row i as a function of (seed, i). Raises ValueError for an invalid argument."""
     wanted = read_args(CalculatorArgs, NAME, args)
 
     def row(index: int) -> EpisodeRow:
@@ -137,7 +133,7 @@ def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
 
 
 def call(parser: str, tool: str, expression: str) -> str:
-    """A call as the parser reads it."""
+    """Returns a tool call in the format of the parser."""
     if parser == "tag":
         return f"<{tool}>{expression}</{tool}>"
     arguments = {"expression": expression}
@@ -147,7 +143,7 @@ def call(parser: str, tool: str, expression: str) -> str:
 
 
 def example(row: EpisodeRow, random_: random.Random) -> list[Turn]:
-    """An episode as it may go: the tool is asked, its result repeated; for warming up a small model."""
+    """Returns an example episode for warming up a small model: a tool call, its result, and the answer."""
     del random_
     data = row.metadata
     return [
@@ -158,7 +154,7 @@ def example(row: EpisodeRow, random_: random.Random) -> list[Turn]:
 
 
 def result(value: str, style: str) -> str:
-    """A tool's answer as it is shown."""
+    """Returns the tool result as shown to the policy."""
     return f"{value}:" if style == "short" else value
 
 

@@ -1,4 +1,4 @@
-"""Row types; tasks and environment rows by name."""
+"""Registry of tasks and environment rows."""
 
 import dataclasses
 import functools
@@ -14,21 +14,21 @@ ROWS: dict[str, Callable[[int, Args], Callable[[int], EpisodeRow]]] = {
     calculator.NAME: calculator.rows,
     textarena.NAME: textarena.rows,
 }
-"""Called with a seed and arguments they give a function from an index to its row."""
+"""Row generators by environment: (seed, arguments) to a function from index to row."""
 
 
 EXAMPLES: dict[str, Callable[[EpisodeRow, random.Random], list[Turn]]] = {
     guess.NAME: guess.example,
     calculator.NAME: calculator.example,
 }
-"""How an episode of a row may go, for warming up a small model."""
+"""Example episodes of a row by environment, for warming up a small model."""
 
 
 def rows(name: str, *, seed: int, args: Args) -> Callable[[int], EpisodeRow]:
-    """The rows of an environment, each a function of (seed, index).
+    """Returns the rows of an environment as a function of the index.
 
     Raises:
-      ValueError: it makes none, or refuses the arguments.
+      ValueError: the environment has no row generator, or rejects the arguments.
     """
     if name not in ROWS:
         raise ValueError(
@@ -38,16 +38,16 @@ def rows(name: str, *, seed: int, args: Args) -> Callable[[int], EpisodeRow]:
 
 
 Row = Callable[[int, int], dict[str, Any]]
-"""(seed, index) to a row of prompts."""
+"""Function from (seed, index) to a row of prompts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """One file of rows."""
+    """Row function and size of one file."""
 
     row: Row
     num_rows: int
-    """At most this many to train on, less those whose prompt was there before; of held-out ones exactly as many."""
+    """Number of rows. Exact for held-out files; training files also omit repeated prompts."""
     is_held_out: bool = False
 
 
@@ -73,4 +73,4 @@ TASKS: Mapping[str, Mapping[str, File]] = {
         },
     },
 }
-"""By task and file, without its ending."""
+"""Files by task and by name without suffix."""

@@ -1,7 +1,7 @@
-"""Small functions to write, with test cases: rows for verifier=code that a tiny model learns.
+"""Small functions with test cases: rows for verifier=code that a tiny model learns.
 
-Row i is a function of (seed, i). A question is in words, its answer one short Python function; which questions are held
-out is decided by their text, so that a held-out one is a new combination of words and numbers that were all seen.
+Row i is a function of (seed, i): a question in words and one short Python function as its answer. The text of a
+question decides whether it is held out. Held-out questions are new combinations of known words and numbers.
 """
 
 import random
@@ -14,13 +14,13 @@ _STEPS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "times": ("*", lambda x, n: x * n),
 }
 LOOP_SHARE = 0.25
-"""Of the rows; an answer to such a one may never end."""
+"""Share of rows with loops. A wrong answer to them may not terminate."""
 NUM_TESTS = 3
 MAX_NUMBER = 99
 
 
 def row(seed: int, index: int) -> dict[str, Any]:
-    """Row `index`: a prompt, and as metadata its test cases and a solution."""
+    """Returns row `index`: a prompt, with test cases and a solution as metadata."""
     drawn = random.Random(f"{seed}.{index}")
     question, solution, function = (_loop if drawn.random() < LOOP_SHARE else _formula)(drawn)
     numbers = drawn.sample(range(2, MAX_NUMBER), NUM_TESTS)
@@ -29,7 +29,7 @@ def row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _formula(drawn: random.Random) -> tuple[str, str, Callable[[int], int]]:
-    """Two steps, as in "times 3 plus 14"."""
+    """Returns two steps, for example "times 3 plus 14"."""
     (first, m), (second, n) = ((drawn.choice(list(_STEPS)), drawn.randint(1, MAX_NUMBER)) for _ in range(2))
     (sign, step), (next_sign, next_step) = _STEPS[first], _STEPS[second]
     solution = f"def f(x):return (x{sign}{m}){next_sign}{n}"
@@ -37,7 +37,7 @@ def _formula(drawn: random.Random) -> tuple[str, str, Callable[[int], int]]:
 
 
 def _loop(drawn: random.Random) -> tuple[str, str, Callable[[int], int]]:
-    """One step again and again, as in "minus 3 while over 14"."""
+    """Returns a repeated step, for example "minus 3 while over 14"."""
     down, bound = drawn.randint(1, 9), drawn.randint(9, MAX_NUMBER)
 
     def function(x: int) -> int:

@@ -1,4 +1,4 @@
-"""Guessing a number: each wrong guess is answered with higher or lower."""
+"""Number guessing, where each wrong guess is answered with higher or lower."""
 
 import dataclasses
 import random
@@ -11,17 +11,17 @@ NAME = "guess"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuessArgs:
-    """What games are drawn."""
+    """Arguments of the guessing rows."""
 
     max_value: int = 99
-    """Numbers are from 0 to this one."""
+    """Largest number; the smallest is 0."""
     min_size: int = 6
     max_size: int = 31
-    """Numbers to choose from, at least and at most."""
+    """Largest range of numbers to choose from; min_size is the smallest."""
     max_guesses: int = 0
-    """0: as many as halving needs at the worst."""
+    """Guesses per game. 0: as many as bisection needs in the worst case."""
     possible_reward: float = 0.0
-    """What a wrong guess earns that no answer before had ruled out; the right one earns 1."""
+    """Reward of a wrong guess that earlier hints did not rule out. The right guess receives 1."""
     style: str = "words"
 
     def __post_init__(self) -> None:
@@ -35,11 +35,7 @@ class GuessArgs:
 
 
 def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
-    """Row i as a function of (seed, i).
-
-    Raises:
-      ValueError: an argument is none.
-    """
+    """Returns row i as a function of (seed, i). Raises ValueError for an invalid argument."""
     wanted = read_args(GuessArgs, NAME, args)
 
     def row(index: int) -> EpisodeRow:
@@ -70,7 +66,7 @@ def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
 
 
 def hint(secret: int, guess: int | None, style: Style) -> str:
-    """What is said to a wrong guess; None is no number."""
+    """Returns the reply to a wrong guess. A guess of None is not a number."""
     if guess is None:
         return "?:" if style == "short" else "That is not a number. Guess again."
     word = "higher" if secret > guess else "lower"
@@ -78,7 +74,7 @@ def hint(secret: int, guess: int | None, style: Style) -> str:
 
 
 def example(row: EpisodeRow, random_: random.Random) -> list[Turn]:
-    """A game as it may go: guesses at random among those that are possible still, for warming up a small model."""
+    """Returns an example game for warming up a small model: random guesses among the possible numbers."""
     secret, low, high = int(row.answer), row.metadata["low"], row.metadata["high"]
     said: list[Turn] = []
     for left in reversed(range(row.metadata["max_guesses"])):

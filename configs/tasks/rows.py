@@ -1,4 +1,4 @@
-"""One row of prompts for an environment, and where to get one."""
+"""Rows of environments: types and helpers of row generators."""
 
 import dataclasses
 import random
@@ -8,44 +8,44 @@ from typing import Any, Literal, TypeVar, cast
 T = TypeVar("T")
 
 Args = Mapping[str, int | float | str | bool]
-"""What a configuration says of an environment's rows."""
+"""Arguments of an environment's rows in a config."""
 
 Style = Literal["words", "short"]
-"""words: sentences, for a model that can read. short: as few characters as possible, for one that is tiny."""
+"""Prompt style. words: sentences, for a model that can read. short: few characters, for a tiny model."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRow:
-    """One episode's start."""
+    """Start of one episode."""
 
     question: str
-    """The prompt's text; without a chat template the prompt."""
+    """Text of the prompt."""
     role: Literal["user", "system"] = "user"
-    """Of the question, with a chat template. system: the first thing that a user says is the environment's."""
+    """Role of the question in a chat template. system: the environment provides the first user message."""
     answer: str = ""
     metadata: Mapping[str, Any]
-    """What the environment reads, as JSON."""
+    """JSON values that the environment reads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """A piece of an example of how an episode may go."""
+    """Part of an example episode."""
 
     text: str
     by_policy: bool
-    """It is a turn of the policy, without the token that ends it; else an observation."""
+    """True for a policy turn, without its end token. False for an observation."""
 
 
 def draw(seed: int, index: int) -> random.Random:
-    """What row `index` is drawn by."""
+    """Returns the random generator of row `index`."""
     return random.Random(f"{seed}.{index}")  # text: its hash is the same in every process
 
 
 def read_args(kind: type[T], environment: str, args: Args) -> T:
-    """A dataclass of arguments, each of the type of its default.
+    """Returns a dataclass of arguments, each with the type of its default.
 
     Raises:
-      ValueError: an argument is unknown or of another type.
+      ValueError: an argument is unknown or has the wrong type.
     """
     defaults = vars(kind())
     for name, value in args.items():

@@ -1,4 +1,4 @@
-"""TextArena's games by their ids (`GuessTheNumber-v0`); docs/environments.md lists which of them can be played."""
+"""TextArena games by id (`GuessTheNumber-v0`). docs/environments.md lists the playable games."""
 
 import dataclasses
 import functools
@@ -10,25 +10,21 @@ from configs.tasks.rows import Args, EpisodeRow, draw, read_args
 
 NAME = "textarena"
 GAMES_FILE = "textarena_games.json"
-"""Every game of the release, tried: written by `python -m tests.bench.textarena_games`."""
+"""Test results of all games of the release, written by `python -m tests.bench.textarena_games`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextArenaArgs:
-    """What is played."""
+    """Arguments of the TextArena rows."""
 
     games: str = "GuessTheNumber-v0"
-    """Ids, "," between them; each row is of one, by chance."""
+    """Comma-separated game ids. Each row draws one."""
     seat: int = -1
-    """The policy's, in a game of two; -1: either, by chance."""
+    """Seat of the policy in a game of two players. -1: drawn per row."""
 
 
 def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
-    """Row i as a function of (seed, i).
-
-    Raises:
-      ValueError: an argument is none, or a game can't be played.
-    """
+    """Returns row i as a function of (seed, i). Raises ValueError for an invalid argument or an unplayable game."""
     wanted = read_args(TextArenaArgs, NAME, args)
     games = [g.strip() for g in wanted.games.split(",")]
     players = [num_players(g) for g in games]
@@ -53,11 +49,7 @@ def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
 
 
 def num_players(game: str) -> int:
-    """Seats of a game that can be played.
-
-    Raises:
-      ValueError: there is no such game, or why it can't be played.
-    """
+    """Returns the number of seats of a game. Raises ValueError if it is unknown or unplayable."""
     found = tried_games().get(game)
     if found is None:
         raise ValueError(f"TextArena has no game {game!r} (docs/environments.md lists them)")
@@ -68,5 +60,5 @@ def num_players(game: str) -> int:
 
 @functools.cache
 def tried_games() -> dict[str, dict[str, str | int]]:
-    """By id: `num_players`, and `problem`, empty for one that can be played."""
+    """Returns by game id `num_players` and `problem`, which is empty for a playable game."""
     return json.loads((importlib.resources.files("configs.tasks") / GAMES_FILE).read_text())

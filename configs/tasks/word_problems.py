@@ -1,9 +1,8 @@
-"""Word problems of one, two or three steps with small whole numbers, like GSM8K's: rows for verifier=math.
+"""Word problems of one to three steps with small whole numbers, similar to GSM8K: rows for verifier=math.
 
-A row is a function of (seed, index). A problem is a chain: somebody has so many of a thing, and each sentence changes
-that by a number or by a factor; the question asks what is left. Each row's answer is a short solution that ends in
-`#### N`, as GSM8K's rows do. Which problems are held out is decided by their numbers and steps, not by names or things,
-so that a held-out one is never trained on in other words.
+A row is a function of (seed, index). A problem is a chain: a person has some things, each sentence changes their number
+by a term or a factor, and the question asks for the result. The answer is a short solution that ends in `#### N`, as in
+GSM8K. Numbers and steps alone decide whether a problem is held out, so training never sees it in other words.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from typing import Any
 
 HELD_OUT_ONE_IN = 10
 MAX_VALUE = 200
-"""Of what somebody has at any time; the least is 0."""
+"""Largest number of things at any step. The smallest is 0."""
 
 _NAMES = {"Ann": "she", "Ben": "he", "Mia": "she", "Tom": "he", "Zoe": "she", "Sam": "he", "Eva": "she", "Max": "he"}
 _THINGS = ("apples", "books", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers", "tickets")
@@ -23,14 +22,14 @@ _INSTRUCTION = 'Think in short steps, and end with "The answer is" and the numbe
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One change of what somebody has."""
+    """Change of the number of things."""
 
     sentences: tuple[str, ...]
     apply: Callable[[int, int], int]
     sign: str
     low: int
     high: int
-    """The smallest and largest number that it is asked with."""
+    """Largest number drawn for the step; low is the smallest."""
 
 
 _STEPS = {
@@ -59,12 +58,12 @@ _STEPS = {
 
 
 def train_row(seed: int, index: int, *, num_steps: int) -> dict[str, Any]:
-    """A row to train on."""
+    """Returns a training row."""
     return _row(random.Random(f"train.{seed}.{num_steps}.{index}"), num_steps, is_held_out=False)
 
 
 def held_out_row(seed: int, index: int, *, num_steps: int) -> dict[str, Any]:
-    """A held-out row."""
+    """Returns a held-out row."""
     return _row(random.Random(f"held_out.{seed}.{num_steps}.{index}"), num_steps, is_held_out=True)
 
 
@@ -93,7 +92,7 @@ def _row(drawn: random.Random, num_steps: int, *, is_held_out: bool) -> dict[str
 
 
 def _kinds(drawn: random.Random, num_steps: int) -> list[str]:
-    """No kind twice in a row: two gains are one."""
+    """Returns step kinds without adjacent repeats, because two gains are one."""
     kinds: list[str] = []
     while len(kinds) < num_steps:
         kinds.append(drawn.choice([k for k in _STEPS if not kinds or k != kinds[-1]]))
