@@ -14,7 +14,7 @@ from typing import Any
 from configs.overrides import type_name
 from configs.schema import Config
 
-_ONE_OF = re.compile(r"One of `([A-Z_]+)`")
+_ONE_OF = re.compile(r"one of `([A-Z_]+)`")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
 
 def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
     """Replaces "one of `NAME`" by the members of a constant in the section's module."""
-    return _ONE_OF.sub(lambda found: f"One of {', '.join(sorted(names[found[1]]))}", meaning)
+    return _ONE_OF.sub(lambda found: f"one of {', '.join(sorted(names[found[1]]))}", meaning)
 
 
 def meanings(section: Any) -> dict[str, str]:

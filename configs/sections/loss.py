@@ -98,9 +98,9 @@ class LossConfig(CheckedSection):
     `round` and `published` keep one copy of the weights in the compute dtype and score each token once. decoupled_ppo
     and tis require more than one optimizer step per proximal policy, because they otherwise equal truncated_is."""
     advantage: str = "grpo"
-    """Advantage estimator, one of `ADVANTAGE_NAMES`, or `module:function` for a custom one. dr_grpo and mean_baseline
-    are the same equation. turn_grpo credits the tokens of a turn with the return from that turn on, compared with all
-    turns of the group. All others credit every sampled token with the reward of its response."""
+    """Advantage estimator, one of `ADVANTAGE_NAMES`, or `module:function` for a custom one. Both dr_grpo and
+    mean_baseline name the same equation. turn_grpo credits the tokens of a turn with the return from that turn on,
+    compared with all turns of the group. All others credit every sampled token with the reward of its response."""
     advantage_eps: Positive = 1e-6
     """Constant added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
     advantage_std: Literal["sample", "population"] = "sample"

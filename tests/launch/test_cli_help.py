@@ -147,13 +147,13 @@ def test_common_fields_are_fields_and_each_has_a_meaning():
 )
 def test_field_whose_choices_are_a_constants_names_them(path, names):
     short = " ".join(cli_help._field(field_docs()[path], False).split())
-    assert f"One of {', '.join(sorted(names))}" in short
+    assert f"one of {', '.join(sorted(names))}" in short
 
 
 def test_common_field_is_said_in_its_first_sentence_alone():
     short = " ".join(cli_help._field(field_docs()["loss.name"], False).split())
-    assert short.endswith("or `module:function` of the user's own, which reads those constants that it takes by name")
-    assert "gspo wants normalization=sequence" in " ".join(cli_help._field(field_docs()["loss.name"], True).split())
+    assert short.endswith("or `module:function` for a custom loss with any of the constants as keywords")
+    assert "gspo requires normalization=sequence" in " ".join(cli_help._field(field_docs()["loss.name"], True).split())
 
 
 def test_no_common_field_names_a_constant_of_python():
@@ -180,7 +180,10 @@ def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sent
 
 
 def test_meaning_is_the_text_below_the_field():
-    assert field_docs()["run.num_updates"].meaning == "Optimizer steps to train for."
+    assert (
+        field_docs()["run.num_updates"].meaning
+        == "Number of updates to train. Each update is rounds.epochs optimizer steps."
+    )
     assert (field_docs()["actor.num_engines"].default, field_docs()["actor.num_engines"].kind) == (1, "int")
     assert set(field_docs()["publish.when"].kind.split("|")) == {"every", "round_end"}
 
