@@ -32,7 +32,7 @@ class ChatRenderer:
 
     tokenizer: tokenizers.Tokenizer
     chat: ChatTemplate | None
-    """None if no template applies: prompts and observations are concatenated as plain text."""
+    """Chat template; None if it is not applied: prompts and observations are concatenated as plain text."""
     control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
     """Texts of the control tokens."""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -70,7 +70,7 @@ class ChatRenderer:
         return self._encode(whole[len(prompt) :])
 
     def check(self, history: Conversation, roles: Collection[str]) -> None:
-        """Raises EpisodeError unless the template shows an observation of each role exactly once after a policy turn."""
+        """Raises EpisodeError unless the template shows an observation of each role once after a policy turn."""
         for role in roles if self.chat is not None else ():
             behind = self._behind_turn(history, [{"role": role, "content": _OBSERVED}])
             if (count := behind.count(_OBSERVED)) != 1:

@@ -42,8 +42,7 @@ class Episodes:
         self._endpoint: TokenEndpoint | None = None
 
     async def play(self, episode: EpisodeRequest) -> Sample:
-        """Plays an episode to its end; restarts it if its environment fails. Cancellation ends its request and its
-        process.
+        """Plays an episode to its end; restarts it if its environment fails. Cancellation ends request and process.
 
         Raises:
           EpisodeError: all attempts failed, or the episode cannot be played.

@@ -53,7 +53,7 @@ class _RefusedError(Exception):
 
 
 class Conversation:
-    """One episode, driven by the requests of its environment."""
+    """Episode driven by the requests of its environment."""
 
     def __init__(self, turns: EpisodeTurns, *, max_turns: int) -> None:
         self._turns, self._max_turns = turns, max_turns

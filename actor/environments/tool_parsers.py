@@ -17,6 +17,8 @@ MAX_CALLS = 32
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
+    """Call of one tool."""
+
     name: str
     arguments: dict[str, Any]
 
@@ -26,7 +28,7 @@ class Calls:
     """Tool calls of one turn."""
 
     calls: tuple[ToolCall, ...] = ()
-    """Calls in order; empty if there are none or one of them is invalid."""
+    """Calls as written; empty if there are none or one is invalid."""
     error: str = ""
     """Error message for the model."""
 
@@ -116,7 +118,7 @@ def _all_json(text: str) -> list[ToolCall]:
 
 
 def _tag(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """Parses any number of `<tool>input</tool>`; the enclosed text is the argument `input`, even if it contains tags."""
+    """Parses any number of `<tool>input</tool>`; the enclosed text, tags included, is the argument `input`."""
     opening = re.compile(rf"<\s*({'|'.join(map(re.escape, tools))})\s*>") if tools else re.compile(r"(?!)")
     calls: list[ToolCall] = []
     at = 0

@@ -1,7 +1,7 @@
 """Messages between the actor, a zygote and an episode's process, in msgpack.
 
 A zygote receives packets (SOCK_SEQPACKET) with an episode's socket as ancillary data. An episode's process uses that
-socket; four bytes of length (big-endian) precede each message. Each question has one answer, in order.
+socket; four bytes of length (big-endian) precede each message. Answers follow the order of questions.
 """
 
 from typing import Any

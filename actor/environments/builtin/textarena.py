@@ -58,7 +58,7 @@ INVALID_REWARD = -1.0
 
 
 class TextArena:
-    """One game from the policy's seat."""
+    """TextArena game, played from the policy's seat."""
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
         """Returns the rules and the start, as the policy's seat sees them."""

@@ -14,7 +14,7 @@ _ANSWER = re.compile(r"(?:answer[ \t]*(?:is|:|=)?[ \t]*)?(-?\d+)\.?", re.IGNOREC
 
 
 class Calculator:
-    """One expression to evaluate; a turn without a tool call is the answer."""
+    """Expression to evaluate; a turn without a tool call is the answer."""
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
         """Stores the row; its question is the whole prompt."""
@@ -23,7 +23,7 @@ class Calculator:
         return []
 
     def step(self, action: str) -> Step:
-        """Returns results or errors of the calls; without calls the episode ends, with reward 1 if the answer is right."""
+        """Returns results or errors of the calls; without calls the episode ends, with reward 1 if right."""
         row = self._row
         parsed = parse(row["parser"], action, (row["tool"],), thinking=None)
         if parsed.error:
@@ -67,7 +67,7 @@ class Guess:
         return []
 
     def step(self, action: str) -> Step:
-        """Plays one guess: the right one ends with reward 1, others get a hint whether the number is higher or lower."""
+        """Plays one guess: the right one ends with reward 1, others get a hint (higher or lower)."""
         self._num_guesses += 1
         guess = _number(action)
         info = {"guess": guess, "secret": self._secret}

@@ -32,7 +32,7 @@ _TOKEN = "SLUICE_EPISODE_TOKEN"  # the library reads keys from the environment
 
 
 class VerifiersEnvironment:
-    """One task of the library, played by its agent."""
+    """Task of the library, played by its agent."""
 
     plays_itself = True
 
