@@ -1,1 +1,1 @@
-"""vLLM behind the actor's engine protocol; torch and vllm are imported in this room only."""
+"""vLLM behind the actor's engine protocol; the only package of the project that imports torch and vllm."""

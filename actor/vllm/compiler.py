@@ -1,7 +1,7 @@
-"""The system's parts of an engine on a CPU: the C++ compiler that TorchInductor calls, and a shared library.
+"""System requirements of an engine on a CPU: the C++ compiler that TorchInductor calls, and a shared library.
 
-Run as a program, it prints which part of a compiler is missing, and exits with 1 if one is. It needs Python alone:
-launch/setup.sh runs it in an environment that is still empty.
+As a program it prints which part of a compiler is missing, and exits with 1 if one is. It needs only Python, because
+launch/setup.sh runs it in an empty environment.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Mapping, MutableMapping
 
 INSTALL = "apt-get install gcc g++ python3-dev"
-"""Debian's packages of a compiler that suffices; Python built from source brings its own headers."""
+"""Debian packages of a sufficient compiler; Python built from source brings its own headers."""
 SWITCH = "TORCHDYNAMO_DISABLE"
 _PROGRAM = "#include <Python.h>\n#include <omp.h>\n#include <vector>\n"
 _COMPILE_S = 60.0
@@ -42,7 +42,7 @@ def missing_compiler(environment: Mapping[str, str] = os.environ, *, include: st
             text=True,
             errors="replace",
             timeout=_COMPILE_S,
-            cwd="/",  # an empty include path means the working folder: one without headers
+            cwd="/",  # an empty include path means the working directory: use one without headers
             env=dict(environment),
             check=False,
         )

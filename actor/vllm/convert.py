@@ -1,4 +1,4 @@
-"""Sampling parameters, outputs, log-probs and stats between vLLM's types and ours."""
+"""Conversion of sampling parameters, outputs, logprobs and stats between vLLM's types and the actor's."""
 
 import collections
 import math
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 
 NUM_RECENT = 1024
-"""Finished requests whose lengths are remembered."""
+"""Finished requests whose lengths are kept."""
 
 
 class StatLogger:
-    """A vLLM stat logger (by shape): counts since the start, and the load at the last engine step."""
+    """vLLM stat logger (by shape): cumulative counts, and the load at the last engine step."""
 
     def __init__(self) -> None:
-        """Nothing was counted yet."""
         self.num_tokens = 0
         self.num_preempted = 0
         self._num_finished = 0
@@ -38,7 +37,7 @@ class StatLogger:
         self._recent: collections.deque[tuple[int, int]] = collections.deque(maxlen=NUM_RECENT)
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        """Takes vLLM's SchedulerStats and IterationStats of one engine step; either may be None."""
+        """Adds vLLM's SchedulerStats and IterationStats of one engine step; either may be None."""
         if iteration_stats is not None:
             self.num_tokens += iteration_stats.num_generation_tokens
             forgiven = min(self._num_to_forgive, iteration_stats.num_preempted_reqs)
@@ -55,18 +54,18 @@ class StatLogger:
             self._kv_usage_peak = max(self._kv_usage_peak, self._kv_usage)
 
     def forgive_running(self) -> None:
-        """Doesn't count the preemption of what runs now: an update asks for it, memory does not.
+        """Excludes preemptions of the running requests from the count: a weight update causes them, not lack of memory.
 
-        vLLM books a preemption with the request's next token, so they are taken off the next ones that arrive.
+        vLLM counts a preemption with the request's next token, so the next ones that arrive are excluded.
         """
-        self._num_to_forgive = self._num_running  # what was aborted since the last one leaves nothing behind
+        self._num_to_forgive = self._num_running  # requests aborted since the last update leave nothing to exclude
 
     def start_peak(self) -> None:
-        """Begins a new peak of the KV usage."""
+        """Restarts the KV usage peak."""
         self._kv_usage_peak = 0.0
 
     def stats(self, *, is_idle: bool) -> EngineStats:
-        """The counts; an idle engine makes no more steps, so its last one says nothing about its load."""
+        """Returns the counts; the load of an idle engine is 0, because its last step is outdated."""
         return EngineStats(
             num_running=0 if is_idle else self._num_running,
             num_waiting=0 if is_idle else self._num_waiting,
@@ -78,33 +77,33 @@ class StatLogger:
         )
 
     def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        """Prompt and response tokens of the last requests that finished."""
+        """Returns prompt and response tokens of the last requests that finished."""
         return np.array(self._recent, np.int32).reshape(-1, 2)
 
     def log_engine_initialized(self) -> None:
-        """For vLLM to call; nothing to do."""
+        """Does nothing; vLLM calls it."""
 
     def log(self) -> None:
-        """For vLLM to call; nothing to do."""
+        """Does nothing; vLLM calls it."""
 
     def record_sleep_state(self, *_: Any) -> None:
-        """For vLLM to call; nothing to do."""
+        """Does nothing; vLLM calls it."""
 
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def seed_of(seed: int | None, request_id: str) -> int | None:
-    """A request's own seed, in [0, 2^31): the same for the same id; None without one."""
+    """Returns a request's seed in [0, 2^31), a function of `seed` and id; None without a seed."""
     if seed is None:
         return None
     return int.from_bytes(blake3(f"{seed}:{request_id}".encode()).digest(4), "little") >> 1
 
 
 def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams":
-    """Parameters for one response: its whole output at the end, with the sampled tokens' logprobs.
+    """Returns vLLM's parameters for one response: one final output, with the sampled tokens' logprobs.
 
-    `seed`: the request draws by a state of its own.
+    With a `seed` the request has its own random state.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -115,10 +114,10 @@ def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=seed if sampling.temperature else None,  # nothing is drawn of a greedy one
+        seed=seed if sampling.temperature else None,  # greedy sampling draws nothing
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=list(sampling.stop_token_ids),
-        logprobs=0,  # the sampled token's
+        logprobs=0,  # only the sampled token's
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -126,12 +125,12 @@ def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams
 
 
 def to_partial_sample(completion: "CompletionOutput", version: Version | None = None) -> PartialSample:
-    """The tokens of one request with their logprobs and versions, whether it ended by itself or not.
+    """Returns the tokens of one request, finished or not, with logprobs and versions.
 
-    All of them are `version`'s, if it is given: of the adapter that the request ran under.
+    With a `version` (that of the request's adapter) all tokens carry it.
 
     Raises:
-      EngineDeadError: logprobs or versions are not those of the tokens.
+      EngineDeadError: logprobs or versions do not match the tokens.
     """
     num_tokens = len(completion.token_ids)
     if not num_tokens:
@@ -144,7 +143,7 @@ def to_partial_sample(completion: "CompletionOutput", version: Version | None = 
 
 
 def kv_sizes(config: "VllmConfig", weights: TensorTable) -> dict[str, int]:
-    """`kv_tokens` and `weights_kv_tokens` of an `EngineSize`, for a decoder whose layers all keep a KV cache."""
+    """Returns `kv_tokens` and `weights_kv_tokens` of an `EngineSize`, for a decoder with a KV cache in each layer."""
     model, parallel = config.model_config, config.parallel_config
     dtype = str(model.dtype).removeprefix("torch.")
     kv_bytes_of_rank = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * _ITEM_BYTES[dtype]

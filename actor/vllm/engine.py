@@ -1,6 +1,6 @@
-"""The real engine: vLLM's AsyncLLM in this process, its scheduler and model in a child; no port is opened.
+"""vLLM engine: AsyncLLM in this process, scheduler and model in a child process; no port is opened.
 
-vLLM is imported only by `VllmEngine.start`, since it reads its environment when it is imported.
+Only `VllmEngine.start` imports vLLM, because vLLM reads environment variables at import.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _CLOSE_S = 15.0
-"""How long the engine's processes may take to end before they are killed; torch alone needs seconds."""
+"""Time for engine processes to exit before they are killed, in seconds; torch alone needs several."""
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 class VllmEngine:
-    """An `actor.engine_protocol.Engine` on vLLM."""
+    """`actor.engine_protocol.Engine` implemented with vLLM."""
 
     def __init__(
         self,
@@ -56,10 +56,9 @@ class VllmEngine:
         has_own_weights: bool = False,
         seed: int | None = None,
     ) -> None:
-        """See `start`."""
         self._llm = llm
         self._adapters = adapters
-        """With publish.lora=adapter; a version is one of them then, beside weights that stay."""
+        """Set with publish.lora=adapter: each version is an adapter, and the base weights stay."""
         self._config = config
         self._expected = expected
         self._counter = counter
@@ -73,7 +72,7 @@ class VllmEngine:
         self._active: set[str] = set()
         """Requests whose `sample` has not returned."""
         self._aborted: set[str] = set()
-        """Those of them that `abort` was called for."""
+        """Active requests on which `abort` was called."""
 
     @classmethod
     def start(
@@ -86,17 +85,17 @@ class VllmEngine:
         has_own_weights: bool = False,
         seed: int | None = None,
     ) -> "VllmEngine":
-        """Builds the model and starts the engine's processes; takes long and blocks, so do it before a loop.
+        """Builds the model and starts the engine's processes. It blocks for long, so call it before an event loop.
 
         Args:
-          model_folder: of which the config alone is read, unless it has the weights that are served, or what adapters
-            belong to (publish.lora=adapter).
-          config: the run's.
-          expected: the tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
-          base: with publish.lora=adapter the folder's tensors; `expected` are the adapters' then.
-          has_own_weights: the folder's are served, from `serve_own_weights` on.
-          seed: each request draws by a seed of its own, made of this one and its id; None: they share one state, so
-            that what is drawn depends on what runs beside it.
+          model_folder: Hugging Face folder. Only its config is read, unless its weights are served or adapters are
+            based on them (publish.lora=adapter).
+          config: run configuration.
+          expected: tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
+          base: tensors of the folder, with publish.lora=adapter; `expected` then holds the adapters' tensors.
+          has_own_weights: True to load the folder's weights for `serve_own_weights`.
+          seed: base of per-request seeds. None: requests share one random state, so samples depend on concurrent
+            requests.
         """
         set_environment(config)
         report_phase("importing vLLM")
@@ -127,7 +126,7 @@ class VllmEngine:
         )
 
     def for_run(self, config: Config) -> "VllmEngine":
-        """The same engine for another run, after the one before has ended: no weights of its own are served yet.
+        """Returns the engine for another run, after the previous run has ended; no weights are served yet.
 
         Raises:
           ValueError: the engine was started for another model or with other limits.
@@ -149,7 +148,7 @@ class VllmEngine:
         )
 
     async def serve_own_weights(self, version: Version) -> None:
-        """Serves the folder's weights, as those of a version.
+        """Serves the folder's weights under a version.
 
         Raises:
           ValueError: the engine was started without them.
@@ -161,12 +160,12 @@ class VllmEngine:
 
     @property
     def version(self) -> Version | None:
-        """The weights now served; None before the first update."""
+        """Version of the served weights; None before the first update."""
         return self._version
 
     @property
     def is_dead(self) -> bool:
-        """Whether its processes have ended. vLLM tells what waits for a request, not what waits for a call."""
+        """True if engine processes exited. VLLM reports that to pending requests, but not to pending calls."""
         return self._llm.errored
 
     @property
@@ -176,33 +175,33 @@ class VllmEngine:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens sampled since the start."""
+        """Cumulative sampled tokens."""
         return self._counter.num_tokens
 
     @property
     def stats(self) -> EngineStats:
-        """The load now, from vLLM's scheduler."""
+        """Current load, from vLLM's scheduler."""
         return self._counter.stats(is_idle=not self._llm.get_num_unfinished_requests())
 
     @property
     def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        """Prompt and response tokens of the last requests that finished; a resumed one's first part is prompt."""
+        """Prompt and response tokens of the last finished requests; a resumed one's first part is prompt."""
         return self._counter.recent_lengths()
 
     @property
     def size(self) -> EngineSize:
-        """What it was started with."""
+        """Size that the engine was started with."""
         return self._size
 
     async def sample(
         self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
     ) -> Sample:
-        """Samples one response; lower priority values are scheduled first. Cancelling it aborts the request.
+        """Samples one response. Lower priority values are scheduled first. Cancellation aborts the request.
 
         Raises:
           AbortedError: the request was aborted.
-          ValueError: vLLM refuses the request, or no weights were loaded yet.
-          EngineDeadError: the engine is gone.
+          ValueError: vLLM rejects the request, or no weights are loaded yet.
+          EngineDeadError: the engine is dead.
         """
         if self._version is None:
             raise ValueError("the engine has no weights of this run yet")
@@ -240,7 +239,6 @@ class VllmEngine:
             raise AbortedError(f"request {request_id} was aborted")
 
     def _adapter(self, request_id: str) -> contextlib.AbstractContextManager[Adapter | None]:
-        """What a request runs under from here on."""
         return contextlib.nullcontext() if self._adapters is None else self._adapters.used_by(request_id)
 
     async def _generate(
@@ -252,14 +250,14 @@ class VllmEngine:
         priority: int,
         adapter: Adapter | None,
     ) -> "CompletionOutput | None":
-        """One request of vLLM; None if it ended before there was anything of it."""
+        """Runs one vLLM request; returns None if it was aborted before any output."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        # Keyed by version: cached keys and values of older weights never serve a request made after a swap.
-        # (A reset can't do it: vLLM refuses one while running requests hold blocks.)
+        # Keyed by version, so that cached keys and values of older weights never serve a request made after a swap. A
+        # reset is not enough: vLLM refuses it while running requests hold blocks.
         version = self._version if adapter is None else adapter.version
         salt = str(version) if self._caches_prefixes else None
         prompt = tokens_input(prompt_tokens.tolist(), cache_salt=salt)
@@ -268,7 +266,7 @@ class VllmEngine:
         try:
             params = to_params(sampling, seed=seed_of(self._seed, request_id))
             async for one in self._llm.generate(prompt, params, request_id, lora_request=lora, priority=priority):
-                output = one  # there is only the final one
+                output = one  # only one, the final output
         except (VllmDeadError, EngineGenerateError) as e:
             raise EngineDeadError(f"request {request_id}: the engine failed: {e or type(e).__name__}") from e
         except VLLMClientError as e:
@@ -276,17 +274,17 @@ class VllmEngine:
         return output.outputs[0] if output is not None else None
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request early; its `sample` raises AbortedError. Unknown ids are ignored."""
+        """Aborts a request; its `sample` raises AbortedError. Ignores unknown ids."""
         if request_id in self._active:
             self._aborted.add(request_id)
         await self._llm.abort(request_id)
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks and stages while generating, then pauses, loads, proves, resumes; or the same for an adapter.
+        """Checks and stages while generating, then pauses, loads, verifies and resumes; or loads an adapter.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.
-          EngineDeadError: the engine failed half-way and must be restarted.
+          EngineDeadError: the update failed midway; the engine must be restarted.
         """
         async with self._swap_lock:
             if self._adapters is None:
@@ -296,7 +294,8 @@ class VllmEngine:
                 try:
                     timings = await self._adapters.swap(path, manifest)
                 finally:
-                    self._version = self._adapters.version  # requests run under it, also where older could not be ended
+                    # new requests use it, even if older requests could not be aborted
+                    self._version = self._adapters.version
             self._counter.start_peak()
             return timings
 
@@ -304,5 +303,5 @@ class VllmEngine:
         """Stops the engine and its processes."""
         self._updates.close()
         if self._llm.output_handler is not None:
-            self._llm.output_handler.cancel()  # or it would report the engine's end as a failure
+            self._llm.output_handler.cancel()  # otherwise it would report the shutdown as a failure
         await asyncio.to_thread(self._llm.shutdown, _CLOSE_S)

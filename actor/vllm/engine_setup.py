@@ -1,12 +1,12 @@
-"""Settings before and while vLLM starts; imports neither torch nor vllm at module level.
+"""Settings before and during vLLM's start; imports neither torch nor vllm at module level.
 
-On a CPU vLLM hands the path of PyTorch's OpenMP to LD_PRELOAD, which ends a path at a space or a colon, and
-TorchInductor hands PyTorch's folders to the compiler without quotes.
+On a CPU vLLM puts the path of PyTorch's OpenMP into LD_PRELOAD, which splits at spaces and colons. TorchInductor passes
+PyTorch's folders to the compiler unquoted.
 
-An engine on one GPU is two processes: vLLM's front end here, the scheduler and the model in a child. On a CPU vLLM
-puts the model into a third one, only to bind its threads; each process imports vLLM anew, which takes most of the start
-(on one core 8 s of CPU time, of about 30). So on a CPU the model is beside the scheduler too, and the child as a whole
-gets the cores and the number of threads that vLLM would have given the third.
+An engine on one GPU has two processes: vLLM's front end here, scheduler and model in a child. On a CPU vLLM would run
+the model in a third process, only to bind its threads. Each process imports vLLM, which dominates startup (on one core
+8 s of about 30 s CPU time). So here the model shares the scheduler's process, which gets the third one's cores and
+thread count.
 """
 
 import atexit
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 def engine_arguments(
     model_folder: pathlib.Path, config: Config, *, has_own_weights: bool, is_seeded: bool
 ) -> "AsyncEngineArgs":
-    """VLLM's arguments for a run's engine; see `VllmEngine.start`.
+    """Returns vLLM's arguments for a run's engine; see `VllmEngine.start`.
 
-    Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old, and are
-    read only if they are served themselves or are what adapters belong to.
+    Weights of the folder are loaded only if they are served or are the base of adapters. Otherwise the first snapshot
+    brings all weights, and nothing is sampled before it.
     """
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
@@ -64,7 +64,7 @@ def engine_arguments(
         gpu_memory_utilization=config.actor.gpu_memory_utilization,
         enforce_eager=config.actor.enforce_eager,
         enable_prefix_caching=config.actor.prefix_caching,
-        # A prompt in parts sets a request's random state back, which a CPU's can't be (vLLM 0.32: the engine dies).
+        # Chunked prefill resets a request's random state, which a CPU's cannot do (vLLM 0.32: the engine dies).
         enable_chunked_prefill=False if is_seeded and current_platform.is_cpu() else None,
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
@@ -77,14 +77,14 @@ def engine_arguments(
 
 
 _UNSAFE = re.compile(r"[^\w@%+=,./-]")
-"""Characters that a shell, LD_PRELOAD or both read as something else than a part of a path."""
+"""Characters that a shell or LD_PRELOAD does not read as part of a path."""
 
 
 def import_through_link(path: list[str]) -> None:
-    """Replaces the entry that has PyTorch by a link to it, where its path has an unsafe character.
+    """Replaces the import path entry that holds PyTorch with a symbolic link, if it has an unsafe character.
 
-    Call it before PyTorch is imported. Processes that multiprocessing spawns have the same import path. The link is
-    removed when this process ends.
+    Call it before PyTorch is imported. Processes spawned by multiprocessing inherit the path. The link is removed at
+    exit.
 
     Args:
       path: `sys.path`, changed in place.
@@ -102,16 +102,17 @@ def import_through_link(path: list[str]) -> None:
 
 
 def set_environment(config: Config) -> None:
-    """Sets what vLLM reads from the environment; call it before vLLM is imported."""
-    # Defaults: a user's own setting wins.
+    """Sets the environment variables that vLLM reads; call it before vLLM is imported."""
+    # Defaults: the user's own settings have priority.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    # Not forked: an actor has threads, and a forked engine is never asked to die with it (`vllm.weights.register`).
+    # Not forked: an actor has threads, and only spawned engines exit with it (`actor.vllm.worker.register`).
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(config.actor.kv_cache_gib))
-    if groups := config.actor.core_groups:  # an actor's config has its own alone; a tool's one engine is the first
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = groups[0]  # where it was put: another one's may be set around it
-    # Nothing leaves this machine: no downloads, no usage reports.
+    # an actor's config has only its own group; a tool's single engine uses the first
+    if groups := config.actor.core_groups:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = groups[0]  # overrides an inherited value of another engine
+    # No downloads and no usage reports.
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -122,7 +123,7 @@ def set_environment(config: Config) -> None:
         logging_of_environment.warning("%s", line)
 
 
-# Part of what vLLM logs -> what begins then.
+# Part of a vLLM log message -> phase that starts with it.
 PHASES = {
     "Initializing a V1 LLM engine": "engine: setting up its device",
     "Starting to load model": "engine: building the model",
@@ -136,7 +137,7 @@ PHASES = {
 
 
 class _Phases(logging.Handler):
-    """Says what a log record means; each once."""
+    """Log handler that reports each startup phase once."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -150,7 +151,7 @@ class _Phases(logging.Handler):
 
 
 def say_phases() -> None:
-    """Listens to vLLM in this process; its log shows as much as before. May be called again."""
+    """Reports vLLM's startup phases in this process; vLLM's visible log level is unchanged. Idempotent."""
     logger = logging.getLogger("vllm")
     if any(isinstance(handler, _Phases) for handler in logger.handlers):
         return
@@ -162,25 +163,25 @@ def say_phases() -> None:
 
 
 def tune_gc() -> None:
-    """Looks for garbage among new objects at every 50,000, not at every 700; call it before vLLM is imported.
+    """Raises the garbage collection threshold from 700 to 50,000 new objects; call it before vLLM is imported.
 
-    The import makes a million objects, which all stay: looking through them takes a quarter of its time.
+    The import creates a million permanent objects; scanning them takes a quarter of its time.
     """
     gc.set_threshold(50_000, 20, 20)
 
 
 def skip_exit_gc() -> None:
-    """Leaves what is there at this process's end to the kernel, without looking through it for garbage first."""
+    """Skips the garbage collection at interpreter exit; the kernel frees the memory."""
     atexit.register(gc.freeze)
 
 
 def start_processes(arguments: "AsyncEngineArgs", counter: "StatLogger") -> "AsyncLLM":
-    """Builds the model in them; `counter` is told of every step."""
+    """Builds the model in new processes; `counter` receives the stats of every step."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     class OwnedLLM(AsyncLLM):
         def __del__(self) -> None:
-            """Nothing: `VllmEngine.close` ends it. vLLM's own may run when the interpreter has half gone."""
+            """Does nothing: `VllmEngine.close` shuts down. VLLM's version may run during interpreter teardown."""
 
     config = engine_config(arguments)
     report_phase("engine: starting its process")
@@ -193,21 +194,22 @@ def start_processes(arguments: "AsyncEngineArgs", counter: "StatLogger") -> "Asy
 
 
 def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
-    """The configuration for vLLM, with the model beside the scheduler where one process computes it."""
+    """Returns vLLM's configuration, with the model in the scheduler's process on a CPU without tensor parallelism."""
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     if current_platform.is_cpu() and arguments.tensor_parallel_size == 1:
-        arguments.distributed_executor_backend = UniProcExecutor  # given as "uni" it would be made "mp"
+        arguments.distributed_executor_backend = UniProcExecutor  # given as "uni" vLLM would change it to "mp"
     return arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
 @contextlib.contextmanager
 def bound_threads(config: "VllmConfig") -> Iterator[None]:
-    """While it is open, an engine that is started finds in its environment which cores and threads to compute with.
+    """Sets cores and thread count for an engine started within the context, in environment variables.
 
-    Only on a CPU, and where no other process does that for it: vLLM's own rules (VLLM_CPU_OMP_THREADS_BIND).
+    Applies only on a CPU and only if the model shares the scheduler's process. Uses vLLM's own rules
+    (VLLM_CPU_OMP_THREADS_BIND).
     """
     from vllm.utils.ompmultiprocessing import OMPProcessManager
     from vllm.v1.executor.uniproc_executor import UniProcExecutor

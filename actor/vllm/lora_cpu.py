@@ -1,11 +1,8 @@
-"""Low-rank adapters on a CPU: one matrix product for each adapter, where vLLM's own backend has one for each token.
+"""Low-rank adapters on a CPU: one matrix product per adapter, where vLLM's own backend has one per token.
 
-vLLM 0.32 picks an adapter's matrices for every token of a step, as a copy each: the whole adapter a token, 19.5 MB at
-rank 16 on all layers of SmolLM2-135M (`tests/bench/results/cpu_adapters.md` has what it costs). A token without an
-adapter, in a step in which others have one, gets the product of the last place. Its backends for accelerators do
-neither.
-
-Of linear layers alone, which are all that has adapters here (lora.targets).
+vLLM 0.32 copies a whole adapter for every token of a step: 19.5 MB at rank 16 on all layers of SmolLM2-135M (costs:
+`tests/bench/results/cpu_adapters.md`). In a step with adapters, it also gives tokens without one the product of the
+last adapter slot. Its backends for accelerators do neither. Only linear layers have adapters here (lora.targets).
 """
 
 from collections.abc import Sequence
@@ -15,19 +12,19 @@ import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 TokensByPlace = Sequence[tuple[int, torch.Tensor | None]]
-"""Adapters' places in the stacks, each with the tokens [n] of a step that run under it; None for all of them."""
+"""Adapter slots in the stacks, each with the indices [n] of its tokens in a step; None for all tokens."""
 
 
 class GroupedCpuLora(PunicaWrapperCPU):
-    """What vLLM asks of a CPU in a step whose requests run under several adapters.
+    """vLLM's LoRA backend for a CPU, for steps whose requests use several adapters.
 
-    Which do is known before a step as a Python list: vLLM compiles no model with adapters on a CPU.
+    The token indices are a Python list computed before each step: vLLM compiles no model with adapters on a CPU.
     """
 
     _used: TokensByPlace = ()
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-        """Told before each step which token runs under which adapter."""
+        """Records which token uses which adapter; vLLM calls it before each step."""
         super().update_metadata(*args, **kwargs)
         self._used = tokens_by_place(self.token_lora_indices)
 
@@ -47,10 +44,10 @@ class GroupedCpuLora(PunicaWrapperCPU):
 
 
 def tokens_by_place(places: torch.Tensor) -> TokensByPlace:
-    """The places that are in use, in order.
+    """Returns the adapter slots in use, ascending, with their tokens.
 
     Args:
-      places: [tokens], each one's, or -1 without an adapter.
+      places: [tokens], adapter slot of each token, -1 without an adapter.
     """
     used = places.unique().tolist()
     if len(used) == 1:
@@ -59,14 +56,14 @@ def tokens_by_place(places: torch.Tensor) -> TokensByPlace:
 
 
 def shrink(y: torch.Tensor, x: torch.Tensor, stack: torch.Tensor, scale: float, used: TokensByPlace) -> None:
-    """Sets `y = scale * x A^T` with each token's A, in y's dtype; a token without an adapter keeps its y.
+    """Sets `y = scale * x A^T` with each token's A, in y's dtype; tokens without an adapter keep their y.
 
     Args:
       y: [tokens, rank].
       x: [tokens, inputs].
-      stack: [places, 1, rank, inputs].
-      scale: of the product.
-      used: by which token.
+      stack: [slots, 1, rank, inputs].
+      scale: factor of the product.
+      used: adapter slots with their tokens.
     """
     for place, tokens in used:
         a = stack[place, 0].to(y.dtype)
@@ -77,14 +74,14 @@ def shrink(y: torch.Tensor, x: torch.Tensor, stack: torch.Tensor, scale: float, 
 
 
 def expand(y: torch.Tensor, x: torch.Tensor, stack: torch.Tensor, used: TokensByPlace, *, adds: bool) -> None:
-    """Adds `x B^T` with each token's B to y, in y's dtype; a token without an adapter keeps its y.
+    """Adds `x B^T` with each token's B to y, in y's dtype; tokens without an adapter keep their y.
 
     Args:
       y: [tokens, outputs].
       x: [tokens, rank].
-      stack: [places, 1, outputs, rank].
-      used: by which token.
-      adds: whether the product is added to y, or replaces it.
+      stack: [slots, 1, outputs, rank].
+      used: adapter slots with their tokens.
+      adds: True to add the product to y, False to replace y.
     """
     for place, tokens in used:
         b = stack[place, 0].to(y.dtype)

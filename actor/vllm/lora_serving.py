@@ -1,10 +1,9 @@
-"""Low-rank adapters in vLLM (publish.lora=adapter): one for each version, beside the base that the engine started with.
+"""Low-rank adapters in vLLM (publish.lora=adapter): one per version, on the base that the engine started with.
 
-A request runs under one adapter from its first token to its last, so its tokens' version is that adapter's; vLLM's own
-weight versions stay those of the base. A new version is loaded and proved while requests run: nothing stands still but
-for the load itself. What runs goes on under the adapter that it began with, unless more than `publish.max_adapters`
-would stay: then the requests of the oldest end, and go on from their tokens under the new one. With
-at_publish=abort_and_resume all of them do.
+A request uses one adapter for all its tokens, so their version is the adapter's; vLLM's own weight versions are those
+of the base. A new adapter is loaded and verified while requests run; only the load itself pauses generation. Running
+requests keep their adapter, up to `publish.max_adapters` adapters. Beyond that, requests of the oldest are aborted and
+continue from their tokens with the newest. With at_publish=abort_and_resume all requests do.
 """
 
 import asyncio
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM makes room for (`vllm.config.lora.MaxLoRARanks`)."""
+"""Ranks that vLLM allocates (`vllm.config.lora.MaxLoRARanks`)."""
 _ABORT_AGAIN_S = 0.05
-"""A request that is on its way to the engine is not found there yet."""
+"""Retry interval of aborts, in seconds: a request still on its way to the engine cannot be aborted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """One version's, in the engine."""
+    """Loaded adapter of one version."""
 
     number: int
-    """From 1, one for each time that a version is loaded."""
+    """Load number from 1; each load of a version gets a new one."""
     version: Version
 
 
 def engine_arguments(config: Config) -> dict[str, Any]:
-    """What vLLM is started with."""
-    room = config.publish.max_adapters + 1  # for the next, while it is loaded
+    """Returns the LoRA arguments that vLLM starts with."""
+    room = config.publish.max_adapters + 1  # one more while the next is loaded
     return dict(
         enable_lora=True,
         max_loras=room,
@@ -58,7 +57,7 @@ def engine_arguments(config: Config) -> dict[str, Any]:
 
 
 def peft_settings(config: LoraConfig) -> dict[str, Any]:
-    """What vLLM wants to know of adapters, as PEFT's adapter_config.json says it."""
+    """Returns adapter settings in the form of PEFT's adapter_config.json, as vLLM requires."""
     return {
         "r": config.rank,
         "lora_alpha": config.alpha,
@@ -68,28 +67,28 @@ def peft_settings(config: LoraConfig) -> dict[str, Any]:
 
 
 class Adapters:
-    """The adapters that an engine holds, and who uses them. Everything runs in one event loop."""
+    """Adapters that an engine holds, with their requests. All methods run in one event loop."""
 
     def __init__(
         self, llm: "AsyncLLM", config: Config, *, expected: TensorTable, base: TensorTable, folder: pathlib.Path
     ) -> None:
-        """Nothing is served yet.
+        """Starts without a served version.
 
         Args:
-          llm: started with `engine_arguments`.
-          config: the run's.
-          expected: the adapters' tensors, which every snapshot must hold.
-          base: the model's own, as `folder` has them.
-          folder: what the engine was started from.
+          llm: engine started with `engine_arguments`.
+          config: run configuration.
+          expected: tensors that every adapter snapshot must hold.
+          base: tensors of the base model in `folder`.
+          folder: model folder that the engine was started from.
         """
         self._llm, self._expected, self._base, self._folder = llm, expected, base, folder
         self._settings = peft_settings(config.lora)
         self._limit = 1 if config.publish.at_publish == "abort_and_resume" else config.publish.max_adapters
         self._users: dict[Adapter, set[str]] = {}
-        """Of every adapter that the engine holds: the requests that run under it."""
+        """Requests that use each adapter the engine holds."""
         self._current: Adapter | None = None
         self._moving: set[str] = set()
-        """Requests that were ended, to go on under another adapter."""
+        """Requests aborted in order to continue with another adapter."""
         self._removals: set[asyncio.Task[None]] = set()
         self._has_left = asyncio.Event()
         self._num_loaded = 0
@@ -97,12 +96,12 @@ class Adapters:
 
     @property
     def version(self) -> Version | None:
-        """What requests run under that begin now; None before the first version."""
+        """Version that new requests use; None before the first."""
         return None if self._current is None else self._current.version
 
     @contextlib.contextmanager
     def used_by(self, request_id: str) -> Any:
-        """The newest adapter, kept for as long as the request runs under it."""
+        """Yields the newest adapter, which stays loaded while the context lasts."""
         adapter = self._current
         assert adapter is not None, "no version is served yet"
         self._users[adapter].add(request_id)
@@ -114,24 +113,24 @@ class Adapters:
             self._remove_unused()
 
     def request_of(self, adapter: Adapter) -> "LoRARequest":
-        """As vLLM wants it said; there is nothing at its path, for the adapter is in memory."""
+        """Returns the adapter as vLLM's request type; its path does not exist, because the adapter is in memory."""
         from vllm.lora.request import LoRARequest
 
         name = f"{adapter.version}.{adapter.number}"
         return LoRARequest(lora_name=name, lora_int_id=adapter.number, lora_path=f"memory/{name}")
 
     def moves(self, request_id: str) -> bool:
-        """Whether a request that ended early is to go on, under a newer adapter; said once."""
+        """Returns True once if an aborted request is to continue with a newer adapter."""
         moves = request_id in self._moving
         self._moving.discard(request_id)
         return moves
 
     async def swap(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Loads and proves a version's adapter, which all requests from then on run under.
+        """Loads and verifies a version's adapter, which all new requests then use.
 
         Raises:
-          WeightLoadError: the engine did not take it, and serves what it served before.
-          EngineDeadError: the engine is gone.
+          WeightLoadError: the engine rejected the adapter and still serves the previous one.
+          EngineDeadError: the engine is dead.
         """
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
@@ -147,7 +146,7 @@ class Adapters:
         except VllmDeadError as e:
             raise EngineDeadError(f"the engine died while version {manifest.version} was loaded") from e
         except BaseException as e:
-            self._start(self._unload(number))  # part of it may be there
+            self._start(self._unload(number))  # it may be partly loaded
             if isinstance(e, SnapshotError):
                 raise WeightLoadError(str(e)) from e
             if not isinstance(e, Exception):
@@ -159,7 +158,7 @@ class Adapters:
         return SwapTimings(check_s=checked - start, pause_s=loaded - checked, load_s=loaded - checked)
 
     async def _end_oldest(self) -> None:
-        """Leaves as many adapters as may stay; requests of the others go on under the newest."""
+        """Unloads the oldest adapters beyond the limit; their requests continue with the newest."""
         for adapter in sorted(self._users, key=lambda a: a.number)[: -self._limit]:
             while users := self._users.get(adapter):
                 self._moving |= users
@@ -184,7 +183,7 @@ class Adapters:
     async def _unload(self, number: int) -> None:
         try:
             await self._llm.remove_lora(number)
-        except Exception as e:  # whoever waits for the engine hears of its end
+        except Exception as e:  # requests and later calls report a dead engine
             logging.warning("adapter %d stays in the engine: %s", number, e)
 
     def _start(self, removal: Coroutine[Any, Any, None]) -> None:
@@ -196,7 +195,7 @@ class Adapters:
         await self._llm.collective_rpc(method, args=arguments)
 
     def for_run(self, config: Config) -> "Adapters":
-        """The same engine's, for another run; what the one before left goes with its first version."""
+        """Returns the engine's adapters for another run; those of the previous run end at its first version."""
         next_ = Adapters(self._llm, config, expected=self._expected, base=self._base, folder=self._folder)
         next_._num_loaded, next_._is_base_proved = self._num_loaded, self._is_base_proved
         next_._users = {adapter: set() for adapter in self._users}

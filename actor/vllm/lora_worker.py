@@ -1,8 +1,7 @@
-"""In vLLM's worker: an adapter taken out of a verified snapshot in memory, and the proof that it is what is served.
+"""Adapter loading in vLLM's worker: from a verified snapshot in memory, with verification of the served tensors.
 
-vLLM keeps the adapters of a layer in stacks, one place for each, out of which its kernels read; a matrix of several
-(q, k, v; gate, up) has a stack for each. With tensor parallelism a worker holds the part of B, or of A, that belongs to
-its part of the matrix.
+vLLM keeps the adapters of a layer in stacks with one slot per adapter, which its kernels read. A fused matrix (q, k, v;
+gate, up) has one stack per part. With tensor parallelism a worker holds the slice of B or A for its part of the matrix.
 """
 
 import pathlib
@@ -22,16 +21,16 @@ from bridge.param_names import A, B, base_names
 def load_adapter(
     model_runner: Any, number: int, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
 ) -> None:
-    """Puts an adapter into the engine under a number, and proves it.
+    """Loads an adapter under a number, and verifies it.
 
     Raises:
-      RuntimeError: it is not served as it is in the snapshot.
-      ValueError: vLLM does not take it.
+      RuntimeError: the served tensors differ from the snapshot.
+      ValueError: vLLM rejects the adapter.
     """
     manager = model_runner.lora_manager._adapter_manager
     helper = PEFTHelper.from_dict(dict(settings))
     helper.validate_legal(manager.lora_config)
-    # Copies: vLLM multiplies B with the scale in place, and the snapshot is mapped to be read.
+    # Copies, because vLLM multiplies B by the scale in place, and the snapshot is mapped read-only.
     adapter = LoRAModel.from_lora_tensors(
         lora_model_id=number,
         tensors={name: tensor.clone() for name, tensor in tensors.items()},
@@ -49,10 +48,10 @@ def load_adapter(
 
 @torch.no_grad()
 def verify_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor], *, scale: float) -> None:
-    """Compares all that the kernels read of an adapter with the snapshot, zeros where it has nothing.
+    """Compares all that the kernels read of an adapter with the snapshot; positions without a tensor must be zero.
 
     Raises:
-      RuntimeError: a tensor is not served as it is in the snapshot, or by no layer.
+      RuntimeError: a tensor is served wrongly, or by no layer.
     """
     place = manager.lora_index_to_id.index(number)
     wanted, proved = base_names(tensors), set[str]()
@@ -76,16 +75,16 @@ def verify_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor
 
 
 def verify_base(model: torch.nn.Module, folder: pathlib.Path, table: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Compares the base that vLLM has read from a folder with the folder's own tensors.
+    """Compares the base weights that vLLM read from a folder with the folder's tensors.
 
     Raises:
-      RuntimeError: it serves something else.
+      RuntimeError: the engine serves other weights.
     """
     verify_served(model, _Folder(folder, table), seed=0)
 
 
 def _local(layer: Any, number: int, which: str, tensor: torch.Tensor) -> torch.Tensor:
-    """What this worker holds: of B [out, rank] the rows of its outputs, of A [rank, in] the columns of its inputs."""
+    """Returns this worker's slice: rows of B [out, rank] for its outputs, columns of A [rank, in] for its inputs."""
     if which == B:
         return local_part(layer, number, tensor)
     start, count = local_columns(layer, tensor.shape[1])
@@ -93,7 +92,7 @@ def _local(layer: Any, number: int, which: str, tensor: torch.Tensor) -> torch.T
 
 
 class _Folder(Mapping[str, torch.Tensor]):
-    """A model folder's tensors in the served dtype, read one at a time."""
+    """Tensors of a model folder in the served dtype, read on access."""
 
     def __init__(self, folder: pathlib.Path, table: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""A snapshot between the check and the pause: mapped, and staged beside generation by one thread."""
+"""Prefetched snapshot: mapped, and staged by one thread concurrently with generation."""
 
 import ctypes
 import logging
@@ -23,23 +23,23 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 
 class PreparedSnapshot:
-    """A mapped snapshot; while it is one, its file can't be written."""
+    """Mapped snapshot; its file cannot be overwritten while the mapping exists."""
 
     def __init__(self, path: str, manifest: WeightManifest) -> None:
-        """Maps it.
+        """Maps the snapshot.
 
         Raises:
-          SnapshotError: it is not at `path`.
+          SnapshotError: the snapshot is not at `path`.
         """
         self.manifest = manifest
         self.tensors = mapped(path, manifest)
-        """The whole snapshot, by name; empty once it was dropped."""
+        """All tensors by name; empty after `drop`."""
         self._staged: Staged | None = None
         self._retired: list[object] = []
         self._staging, self._stopped = threading.Lock(), threading.Event()
 
     def stage(self, model: torch.nn.Module) -> None:
-        """Makes ready what can be, unless `serve` or `drop` comes first; the model goes on generating."""
+        """Stages what it can while the model generates, unless `serve` or `drop` comes first."""
         start, start_cpu = time.perf_counter(), time.thread_time()
         with self._staging:
             if self._stopped.is_set():
@@ -51,7 +51,7 @@ class PreparedSnapshot:
                 return
             except NotStageableError as e:
                 logger.info("version %s is loaded in the pause: %s", self.manifest.version, e)
-            except Exception:  # vLLM's own code, for a model that it was not tried with
+            except Exception:  # errors in vLLM's code for untested models
                 version = self.manifest.version
                 logger.warning("version %s could not be staged and is loaded in the pause", version, exc_info=True)
             else:
@@ -59,10 +59,7 @@ class PreparedSnapshot:
                 logger.info("version %s staged s=%.3f cpu_s=%.3f", self.manifest.version, wall_s, cpu_s)
 
     def serve(self) -> frozenset[str]:
-        """Puts what was staged in place of what is served; returns the names of the tensors that it did not hold.
-
-        Of a snapshot that is not ready yet nothing is taken.
-        """
+        """Swaps the staged tensors in; returns the names of tensors that were not staged, all if unfinished."""
         self._stop()
         if self._staged is None:
             return frozenset(self.tensors)
@@ -70,7 +67,7 @@ class PreparedSnapshot:
         return self._staged.left
 
     def drop(self) -> None:
-        """Lets go of the file and of what served before, in another thread: it is gigabytes."""
+        """Releases the file and the retired tensors (gigabytes) in another thread."""
         threading.Thread(target=self._drop, name="drop", daemon=True).start()
 
     def _drop(self) -> None:
@@ -81,25 +78,24 @@ class PreparedSnapshot:
 
     def _stop(self) -> None:
         self._stopped.set()
-        with self._staging:  # soon
+        with self._staging:  # staging stops soon
             pass
 
 
 class SnapshotPrefetcher:
-    """What is prepared and not loaded yet: one thread puts it here, another takes it."""
+    """Holder of the prepared, not yet loaded snapshot: one thread prepares it, another takes it."""
 
     def __init__(self) -> None:
-        """Nothing is."""
         self._lock = threading.Lock()
         self._prepared: PreparedSnapshot | None = None
         self._late: float = 0
-        """Requests up to this number come too late: nobody would take what they ask for, or let go of its file."""
+        """Requests up to this number are too late: their snapshot would never be taken, and its file never released."""
 
     def prepare(self, request: int, path: str, manifest: WeightManifest) -> PreparedSnapshot | None:
-        """Maps a snapshot in place of the one here; None if the request comes too late.
+        """Maps a snapshot, which replaces the held one; returns None if the request is too late.
 
         Raises:
-          SnapshotError: it is not at `path`.
+          SnapshotError: the snapshot is not at `path`.
         """
         with self._lock:
             if request <= self._late:
@@ -109,7 +105,7 @@ class SnapshotPrefetcher:
             return self._prepared
 
     def take(self, last_request: int, manifest: WeightManifest) -> PreparedSnapshot | None:
-        """The snapshot, for the caller to drop, if it is here; requests up to the last come too late from here on."""
+        """Returns the held snapshot if it matches; the caller drops it. Requests up to the last become too late."""
         with self._lock:
             self._late = last_request
             if self._prepared is None or self._prepared.manifest != manifest:
@@ -119,12 +115,12 @@ class SnapshotPrefetcher:
             return prepared
 
     def drop(self) -> None:
-        """Lets go of what is here, and of its file."""
+        """Releases the held snapshot and its file."""
         with self._lock:
             self._drop()
 
     def close(self) -> None:
-        """The same; all requests come too late from here on."""
+        """Releases the held snapshot; all later requests are too late."""
         with self._lock:
             self._late = math.inf
             self._drop()
@@ -136,15 +132,15 @@ class SnapshotPrefetcher:
 
 
 def use_one_idle_core() -> None:
-    """Lets this thread compute on one core at a time, whichever of the engine's is the least busy.
+    """Restricts this thread to one OpenMP thread on the engine's cores.
 
-    A thread begins on the core of the one that started it, which here is one that generates, and with as many
-    helpers. What OpenMP has been told is the thread's own; torch's `set_num_threads` would tell others too.
+    A thread starts on the core of its creator, here a generating thread, and with as many helpers. OpenMP's setting is
+    per thread, whereas torch's `set_num_threads` would affect other threads.
     """
     tasks = [int(task.name) for task in pathlib.Path("/proc/self/task").iterdir()]
     if pinned := {core for cores in map(_cores, tasks) if len(cores) == 1 for core in cores}:
         os.sched_setaffinity(0, pinned)
-    torch.get_num_threads()  # or torch tells OpenMP its own number later
+    torch.get_num_threads()  # otherwise torch passes its own number to OpenMP later
     for library in set(_OPENMP.findall(pathlib.Path("/proc/self/maps").read_text())):
         ctypes.CDLL(library).omp_set_num_threads(1)
 
@@ -152,23 +148,23 @@ def use_one_idle_core() -> None:
 def _cores(task: int) -> set[int]:
     try:
         return os.sched_getaffinity(task)
-    except ProcessLookupError:  # it has ended
+    except ProcessLookupError:  # it has exited
         return set()
 
 
 def mapped(path: str, manifest: WeightManifest) -> dict[str, torch.Tensor]:
-    """Views of a snapshot's tensors, by name; nothing is copied.
+    """Returns views of a snapshot's tensors by name, without copies.
 
     Raises:
-      SnapshotError: it is not at `path`.
+      SnapshotError: the snapshot is not at `path`.
     """
     return {name: _as_torch(array) for name, array in map_tensors(path, manifest).items()}
 
 
 def _as_torch(array: np.ndarray) -> torch.Tensor:
-    """A view; it is never written."""
+    """Returns a view; it is never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        if array.dtype.name == "bfloat16":  # ml_dtypes' type, which torch does not take
+        if array.dtype.name == "bfloat16":  # ml_dtypes' type, which torch rejects
             return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
         return torch.from_numpy(array)

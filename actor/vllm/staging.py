@@ -1,15 +1,14 @@
-"""A snapshot made ready beside generation, so that the pause only puts it in the old one's place.
+"""Staging: prepares a snapshot concurrently with generation, so that the pause only swaps it in.
 
-On a CPU nearly all of a load is vLLM's work on its own memory: joining what it fuses (q, k, v; gate, up), packing each
-matrix for oneDNN, and the fresh pages of both. None of it needs the served tensors. So vLLM's own loading code runs on
-a **twin** of the model: modules of the same classes and attributes, whose parameters are new ones. In the pause the
-twin's packed kernels replace the served ones, and what is not packed (embeddings, norms, biases) is copied into the
-served parameters, whose addresses stay.
+On a CPU most of a load is vLLM's work on its own memory: joining fused matrices (q, k, v; gate, up), packing each
+matrix for oneDNN, and page faults of both. None of it needs the served tensors. So vLLM's loading code runs on a
+**twin** of the model: modules of the same classes and attributes with new parameters. In the pause the twin's packed
+kernels replace the served ones. Unpacked tensors (embeddings, norms, biases) are copied into the served parameters,
+whose addresses stay.
 
-Only that is staged of which it is known what loading changes: plain linear layers, embeddings, heads, and modules with
-parameters but without a quantization method. A MoE's experts are left for the pause. A model with anything else in it,
-one on an accelerator (no second copy fits there), and one for which there is too little memory is loaded in the pause
-as a whole.
+Only layers with known loading effects are staged: plain linear layers, embeddings, heads, and modules with parameters
+but without a quantization method. A MoE's experts load in the pause. The whole model loads in the pause if it has any
+other layer, is on an accelerator (no memory for a second copy), or if memory is short.
 """
 
 import dataclasses
@@ -31,36 +30,36 @@ from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from actor.vllm.verify_weights import expert_prefixes, has_experts
 
 _KERNEL = "cpu_linear"
-"""The attribute under which vLLM keeps a layer's kernel, with the packed matrix inside."""
+"""Attribute in which vLLM keeps a layer's kernel with its packed matrix."""
 _PLAIN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 _SPARE = 1.25
-"""Memory that must be free, over what the staged tensors take."""
+"""Factor of free memory required over the size of the staged tensors."""
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
 
 class NotStageableError(Exception):
-    """The whole model must be loaded in the pause; says why."""
+    """The whole model must be loaded in the pause, for the given reason."""
 
 
 class StagingStoppedError(Exception):
-    """Nobody wants it any more."""
+    """Staging was stopped, because the snapshot is no longer needed."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Staged:
-    """What serves a snapshot once `serve` has put it in place."""
+    """Staged snapshot that `serve` swaps in."""
 
     pairs: list[tuple[Any, Any]]
     """Served modules and their twins."""
     left: frozenset[str]
-    """Names of the snapshot's tensors that are not in it."""
+    """Names of the snapshot's tensors that are not staged."""
 
     @torch.no_grad()
     def serve(self) -> list[Any]:
-        """Puts the twins' kernels and values into the served modules; returns the kernels that served before.
+        """Swaps the twins' kernels and values into the served modules; returns the retired kernels.
 
-        Freeing those gives gigabytes back to the kernel: drop them when generation goes on.
+        Freeing the retired kernels returns gigabytes to the kernel: drop them after generation has resumed.
         """
         retired = []
         for layer, twin in self.pairs:
@@ -73,11 +72,11 @@ class Staged:
 
 
 def stage(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], stopped: threading.Event) -> Staged:
-    """Loads a snapshot into a twin of the model, by vLLM's own code; the model is only read.
+    """Loads a snapshot into a twin of the model with vLLM's own code; reads the model only.
 
     Raises:
-      NotStageableError: load it in the pause.
-      StoppedError: `stopped` was set.
+      NotStageableError: the snapshot must be loaded in the pause.
+      StagingStoppedError: `stopped` was set.
     """
     check_stageable(model)
     left = frozenset(name for name in tensors if name.startswith(expert_prefixes(model)))
@@ -94,11 +93,7 @@ def stage(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], stopped: 
 
 
 def check_stageable(model: torch.nn.Module) -> None:
-    """Looks whether it is known what loading changes in each of the model's modules.
-
-    Raises:
-      NotStageableError: it is not, of one of them.
-    """
+    """Raises NotStageableError if the effect of loading is unknown for one of the model's modules."""
     if any(p.device.type != "cpu" for p in model.parameters()):
         raise NotStageableError("the model is not in this machine's memory")
     for name, layer in model.named_modules():
@@ -114,11 +109,7 @@ def check_stageable(model: torch.nn.Module) -> None:
 
 
 def check_memory(num_bytes: int) -> None:
-    """Looks whether so much memory is free.
-
-    Raises:
-      NotStageableError: it is not.
-    """
+    """Raises NotStageableError if less than `_SPARE` times this much memory is free."""
     available = min(_memory_left())
     if available < _SPARE * num_bytes:
         raise NotStageableError(
@@ -127,7 +118,7 @@ def check_memory(num_bytes: int) -> None:
 
 
 class _ShadowModel:
-    """Modules like the served ones, with parameters of their own; one twin a module, one new parameter a parameter."""
+    """Twins of the served modules with new parameters; shared modules and parameters stay shared."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Any]] = []
@@ -135,7 +126,7 @@ class _ShadowModel:
         self._tensors: dict[int, torch.Tensor] = {}
 
     def of(self, layer: Any) -> Any:
-        """The twin of a module and all below it."""
+        """Returns the twin of a module and its children."""
         if id(layer) in self._modules:
             return self._modules[id(layer)]
         twin = layer.__class__.__new__(layer.__class__)
@@ -148,9 +139,9 @@ class _ShadowModel:
         twin.__dict__["_buffers"] = {
             name: b if b is None or name in transient else b.clone() for name, b in layer._buffers.items()
         }
-        plain = get_layerwise_info(layer).restore_metadata[0]  # as they are before vLLM packs them
+        plain = get_layerwise_info(layer).restore_metadata[0]  # parameters as they are before vLLM packs them
         if has_experts(layer):
-            twin.__dict__["_parameters"] = dict(plain)  # on no device
+            twin.__dict__["_parameters"] = dict(plain)  # on the meta device
             return twin
         twin.__dict__["_parameters"] = {
             name: self._parameter(name, layer._parameters.get(name), plain.get(name), twin)
@@ -160,7 +151,7 @@ class _ShadowModel:
         return twin
 
     def _parameter(self, name: str, served: Any, plain: Any, shadow: Any) -> Any:
-        """A new parameter for a served one, in the form in which vLLM loads it; layers that share one share the new."""
+        """Returns a new parameter in the form that vLLM loads; layers that share a parameter share the new one."""
         raw = served if plain is None else plain
         if raw is None:
             return None
@@ -168,19 +159,19 @@ class _ShadowModel:
             return self._tensors[id(served)]
         new: Any = restore_layer_refs(materialize_meta_tensor(raw), shadow)
         if hasattr(new, "weight_loader"):
-            # A reload leaves its wrapper there, which loads nothing once that reload is over.
+            # A reload leaves its wrapper here, which loads nothing after that reload.
             new.weight_loader = _get_original_loader(new)
         if served is not None:
             self._tensors[id(served)] = new
             is_matrix = name == "weight" and type(vars(shadow).get("quant_method")) in _PLAIN_METHODS
             if not is_matrix and served.shape == new.shape:
-                new.data.copy_(served.data)  # it stays as it is where a snapshot has none
+                new.data.copy_(served.data)  # keeps its value if the snapshot has none
         return new
 
     def forget_loaders(self) -> None:
-        """Takes from the new parameters what vLLM loads them by, which holds the twin that holds the parameter.
+        """Clears the new parameters' loaders, which refer to the twin that holds the parameter.
 
-        An engine collects such circles hardly ever: each snapshot would leave its embedding and its packed head behind.
+        Garbage collection of such cycles is rare in an engine: each snapshot would leak its embedding and packed head.
         """
         for _, twin in self.pairs:
             for new in twin._parameters.values():
@@ -188,13 +179,13 @@ class _ShadowModel:
                     vars(new).clear()
 
     def pack(self, stopped: threading.Event) -> None:
-        """Packs the loaded matrices, as vLLM does after it has loaded a layer.
+        """Packs the loaded matrices as vLLM does after loading a layer.
 
         Raises:
-          NotStageableError: packing has changed more of a layer than its kernel and its parameters.
-          StoppedError: `stopped` was set.
+          NotStageableError: packing changed more of a layer than its kernel and parameters.
+          StagingStoppedError: `stopped` was set.
         """
-        self._tensors.clear()  # so that what is packed is freed
+        self._tensors.clear()  # frees each matrix once it is packed
         kernels: dict[int, Any] = {}
         for layer, twin in self.pairs:
             method = vars(twin).get("quant_method")
@@ -204,7 +195,7 @@ class _ShadowModel:
                 raise StagingStoppedError
             before = vars(twin) | twin._buffers
             weight = id(twin.weight) if type(method) is UnquantizedEmbeddingMethod else None
-            if weight in kernels:  # a tied head: one packed matrix is enough
+            if weight in kernels:  # a tied head shares one packed matrix
                 setattr(twin, _KERNEL, kernels[weight])
                 continue
             method.process_weights_after_loading(twin)
@@ -219,14 +210,14 @@ class _ShadowModel:
 
 
 def _check_alike(layer: Any, shadow: Any) -> None:
-    """Looks whether the new parameters have the served ones' shapes and types, so that they can be copied into them."""
+    """Raises NotStageableError unless shapes and dtypes match, so that values can be copied."""
     for served, new in _distinct([(layer, shadow)]):
         if served.shape != new.shape or served.dtype != new.dtype:
             raise NotStageableError(f"a {type(layer).__name__} serves other parameters than it loads")
 
 
 def _distinct(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Served parameters and buffers with their new ones, each once, but for empty ones."""
+    """Yields each served parameter or buffer once with its new one, except empty ones."""
     seen: set[int] = set()
     for layer, twin in pairs:
         transient = layer._non_persistent_buffers_set
@@ -248,7 +239,7 @@ def _until(stopped: threading.Event, tensors: Iterable[tuple[str, torch.Tensor]]
 
 
 def _memory_left() -> list[int]:
-    """Bytes of memory that this machine still has, and this process's group, where it is bounded."""
+    """Returns the free memory of the machine, and of this process's cgroup if it has a limit, in bytes."""
     fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
     left = [1024 * int(fields["MemAvailable"].split()[0])]
     group = pathlib.Path("/sys/fs/cgroup")
@@ -256,6 +247,6 @@ def _memory_left() -> list[int]:
         limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
         left.append(int(limit) - int(used) + int(cached))
-    except (OSError, ValueError, KeyError):  # another kind of group, or "max": no bound
+    except (OSError, ValueError, KeyError):  # another cgroup version, or "max": no limit
         pass
     return left

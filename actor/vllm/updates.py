@@ -1,6 +1,6 @@
-"""In-flight updates of all weights, as the front end makes them: checked and staged past vLLM's steps, then a pause.
+"""In-flight updates of all weights, front-end side: check and stage while generating, then pause and load.
 
-What the engine's processes do of it is `actor.vllm.worker`.
+`actor.vllm.worker` has the worker side.
 """
 
 import asyncio
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _STAGE_S = 120.0
-"""How long a version may take to be checked and staged."""
+"""Timeout for checking and staging a version, in seconds."""
 
 
 class WeightUpdates:
-    """One engine's, for one run; one at a time."""
+    """Weight updates of one engine in one run; one update at a time."""
 
     def __init__(self, llm: "AsyncLLM", config: Config, *, expected: TensorTable, counter: StatLogger) -> None:
-        """Nothing is asked of the engine yet.
+        """Stores the parts; does not contact the engine.
 
         Args:
-          llm: started with `actor.vllm.engine_setup`.
-          config: the run's.
-          expected: the tensors that every snapshot must match.
-          counter: the engine's.
+          llm: engine started with `actor.vllm.engine_setup`.
+          config: run configuration.
+          expected: tensors that every snapshot must match.
+          counter: stat logger of the engine.
         """
         self._llm, self._expected, self._counter = llm, expected, counter
         self._num_workers = config.actor.tensor_parallel_size
         self._recomputes = config.publish.kv_cache == "recompute"
         self._resumes = config.publish.at_publish == "abort_and_resume"
         self._control: WorkerChannel | None = None
-        """Its processes, asked past its steps; from the first update on."""
+        """Channel to the workers that does not wait for engine steps; set at the first update."""
         self.is_open = asyncio.Event()
-        """Cleared while requests were ended for an update: none may start before the new weights are there."""
+        """Cleared while requests are aborted for an update: no request starts before the new weights are loaded."""
         self.is_open.set()
         self.failure: EngineDeadError | None = None
-        """What an update failed of; nothing may be sampled then."""
+        """Failure of an update; nothing may be sampled after it."""
 
     async def swap(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks and stages while generating, then pauses, loads, proves, resumes.
+        """Checks and stages while generating, then pauses, loads, verifies and resumes.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.
-          EngineDeadError: the engine failed half-way and must be restarted.
+          EngineDeadError: the update failed midway; the engine must be restarted.
         """
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
@@ -67,12 +67,12 @@ class WeightUpdates:
             raise EngineDeadError(f"the engine died before a weight update: {e}") from e
         except SnapshotError as e:
             raise WeightLoadError(str(e)) from e
-        except Exception as e:  # vLLM passes a worker's error on as a plain Exception
+        except Exception as e:  # vLLM raises a worker's error as a plain Exception
             raise WeightLoadError(f"version {manifest.version} was refused: {e}") from e
         paused = time.perf_counter()
         try:
             load_s = await self._load(path, manifest, last_request=control.last_request)
-        except BaseException as e:  # whatever it was, the served weights are not known any more
+        except BaseException as e:  # after any failure the served weights are unknown
             self.failure = EngineDeadError(f"version {manifest.version} failed while loading: {e}")
             if not isinstance(e, Exception):
                 raise
@@ -82,7 +82,7 @@ class WeightUpdates:
         return SwapTimings(check_s=paused - start, pause_s=time.perf_counter() - paused, load_s=load_s)
 
     async def _connected(self) -> WorkerChannel:
-        """The way past vLLM's steps, made at the first update."""
+        """Returns the worker channel; connects at the first update."""
         if self._control is not None:
             return self._control
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -100,26 +100,30 @@ class WeightUpdates:
         return control
 
     async def _prepare(self, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest) -> None:
-        """Has the snapshot checked and staged by all of the engine's processes; in vain if that takes too long."""
+        """Checks and stages the snapshot in all workers; on timeout it is loaded in the pause instead.
+
+        Raises:
+          SnapshotError: a worker rejected the snapshot.
+        """
         try:
             said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=_STAGE_S)
-        except TimeoutError:  # then it is loaded in the pause
+        except TimeoutError:  # loaded in the pause
             logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
             return
         if refusals := [refusal for refusal in said if refusal]:
-            await self._llm.collective_rpc("drop_snapshot")  # others of its processes may hold the file
+            await self._llm.collective_rpc("drop_snapshot")  # other workers may hold the file
             raise SnapshotError(f"version {manifest.version} was refused: {refusals[0]}")
 
     async def _load(self, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
-        """Pauses, loads, proves, resumes; returns the seconds that loading took.
+        """Pauses, loads, verifies and resumes; returns the load time in seconds.
 
-        With abort_and_resume all requests end here, what is queued in the engine too: vLLM sends what they have after
-        all of their tokens, `VllmEngine.sample` keeps it and starts them again once the new weights serve. No request
-        is left, so the prompt cache can be dropped: one that was on its way to the engine starts with an empty one.
+        With abort_and_resume all requests are aborted here, including queued ones. VLLM first delivers all their
+        tokens; `VllmEngine.sample` keeps them and restarts the requests on the new weights. No request remains, so the
+        prompt cache can be dropped.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
+        # `AsyncLLM.pause_generation` would add 20 ms of sleep, only to let late outputs arrive first.
         if self._resumes:
             self.is_open.clear()
             await self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
@@ -138,6 +142,6 @@ class WeightUpdates:
         return load_s
 
     def close(self) -> None:
-        """Ends what is being prepared; the engine itself goes on."""
+        """Stops staging and closes the worker channel; the engine keeps running."""
         if self._control is not None:
             self._control.close()

@@ -1,16 +1,14 @@
-"""Verifies served weights against the snapshot's digests, also sharded and MoE.
+"""Verification of served weights against the snapshot, including tensor parallel and MoE layers.
 
-Told from what vLLM's layers say of themselves (rank, size, heads), not by its loading code: that is what is proved.
+It relies on attributes of vLLM's layers (rank, size, heads), not on vLLM's loading code, which is what it verifies.
 
-A matrix is [out, in]. Column-parallel layers hold some of its rows, row-parallel ones some of its columns, vocabulary
-layers a range of rows. Keys and values have fewer heads than queries: where there are fewer than processes, several
-hold the same head.
+A matrix is [out, in]. Column-parallel layers hold some of its rows, row-parallel layers some of its columns, vocabulary
+layers a range of rows. With fewer key-value heads than processes, several processes hold the same head.
 
-A matrix is asked through the very kernel that serves it (on a CPU the parameter itself is gone, repacked): its product
-with unit vectors must be the snapshot's columns, bit for bit, since all that is added to them is zero. Embeddings,
-norms and biases are compared directly. The columns and rows differ from update to update; the first and the last are
-always among them. With tensor parallelism each process proves its own part (`actor.vllm.verify_weights`), before
-anything of the others is added to it.
+A matrix is tested through the kernel that serves it, because on a CPU the parameter itself is repacked. Its product
+with unit vectors must equal the snapshot's columns bit for bit, since all other summands are zero. Embeddings, norms
+and biases are compared directly. Tested rows and columns change per update and include the first and the last. With
+tensor parallelism each process verifies its own part, before the reduction over processes.
 """
 
 import logging
@@ -24,7 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 
 def local_part(layer: Any, number: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The rows that this process holds of part `number` of a layer (q, k, v; gate, up): of a matrix, or of a bias."""
+    """Returns the rows of a matrix or bias that this process holds of part `number` of a layer (q, k, v; gate, up)."""
     if isinstance(layer, VocabParallelEmbedding):
         held = layer.shard_indices
         return tensor[held.org_vocab_start_index : held.org_vocab_end_index]
@@ -35,7 +33,7 @@ def local_part(layer: Any, number: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_columns(layer: Any, num_columns: int) -> tuple[int, int]:
-    """The first of a matrix's columns that this process holds, and how many there are."""
+    """Returns the first column of a matrix that this process holds, and the number of columns."""
     if not isinstance(layer, RowParallelLinear):
         return 0, num_columns
     held = _range(num_columns, layer.tp_rank, layer.tp_size)
@@ -43,7 +41,7 @@ def local_columns(layer: Any, num_columns: int) -> tuple[int, int]:
 
 
 def expert_rows(layer: Any, num_rows: int) -> slice:
-    """Which of an expert's hidden units this process holds."""
+    """Returns the range of an expert's hidden units that this process holds."""
     return _range(num_rows, layer.moe_config.tp_rank, layer.moe_config.tp_size)
 
 
@@ -57,7 +55,7 @@ def _range(size: int, rank: int, among: int) -> slice:
 _PROBED_COLUMNS = 4
 _PROBED_ROWS = 64
 _PLAIN_EXPERTS = ("CPU", "TRITON", "BATCHED_TRITON")
-"""vLLM's backends that hold experts as they are loaded (a CPU packs them only after that)."""
+"""vLLM backends that hold experts unpacked (the CPU backend packs them after verification)."""
 
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -67,12 +65,12 @@ def verify_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *
     """Compares what this process's part of the model computes with the snapshot.
 
     Raises:
-      RuntimeError: a tensor is not served as it is in the snapshot, or is served by no layer.
+      RuntimeError: a tensor is served wrongly, or by no layer.
     """
     proof = _Verification(model, tensors, seed)
     for full_name, layer in model.named_modules():
-        module: Any = layer  # what it has depends on its class
-        name = full_name.removesuffix(".base_layer")  # beside which it keeps adapters
+        module: Any = layer  # attributes depend on its class
+        name = full_name.removesuffix(".base_layer")  # adapters wrap the base layer
         if isinstance(module, LinearBase | ParallelLMHead):
             proof.matrix(name, module)
         elif isinstance(module, VocabParallelEmbedding):
@@ -86,12 +84,12 @@ def verify_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *
 
 
 def has_experts(module: torch.nn.Module) -> bool:
-    """Whether a layer holds a MoE's experts."""
+    """Returns True if a layer holds a MoE's experts."""
     return hasattr(module, "w13_weight") and hasattr(module, "w2_weight")
 
 
 def expert_prefixes(model: torch.nn.Module) -> tuple[str, ...]:
-    """What the names of the experts' tensors begin with, in a snapshot."""
+    """Returns the name prefixes of the experts' tensors in a snapshot."""
     return tuple(_expert_prefix(name) + "." for name, layer in model.named_modules() if has_experts(layer))
 
 
@@ -100,7 +98,7 @@ def _expert_prefix(module_name: str) -> str:
 
 
 class _Verification:
-    """The tensors proved so far."""
+    """Verification pass that records the verified tensors."""
 
     def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], seed: int) -> None:
         self._model, self._tensors, self._seed = model, tensors, seed
@@ -108,7 +106,7 @@ class _Verification:
         self.proved: set[str] = set()
 
     def matrix(self, name: str, layer: Any) -> None:
-        """[out, in], of parts that one layer holds one below the other; its bias too."""
+        """Verifies a matrix [out, in], possibly of parts fused along the rows, and its bias."""
         weights = self._parts(name, "weight")
         start, num_inputs = local_columns(layer, weights[0].shape[1])
         columns = self._spread(num_inputs, _PROBED_COLUMNS)
@@ -124,21 +122,21 @@ class _Verification:
             self._compare(f"{name}.bias", layer.bias, torch.cat(biases))
 
     def embedding(self, name: str, layer: Any) -> None:
-        """[vocabulary, D], some rows."""
+        """Verifies some rows of an embedding [vocabulary, D]."""
         (weight,) = self._parts(name, "weight")
         local = local_part(layer, 0, weight)
         rows = self._spread(local.shape[0], _PROBED_ROWS)
         self._compare(name, layer.weight[rows], local[rows])
 
     def scale(self, name: str, layer: Any) -> None:
-        """A norm's scale, whole in every process."""
+        """Verifies a norm's scale, which every process holds in full."""
         (weight,) = self._parts(name, "weight")
         self._compare(name, layer.weight, weight)
 
     def experts(self, name: str, layer: Any) -> None:
-        """Rows of a layer's experts; vLLM holds gate and up as one [experts, 2 F, D], down as [experts, D, F].
+        """Verifies rows of a layer's experts; vLLM holds gate and up as [experts, 2 F, D], down as [experts, D, F].
 
-        Some GPU kernels shuffle them. Then they are proved by the learner's probe only.
+        Some GPU kernels shuffle experts. Only the learner's probe verifies those.
         """
         prefix = _expert_prefix(name)
         gate_up, down = layer.w13_weight, layer.w2_weight
@@ -175,6 +173,6 @@ class _Verification:
             raise RuntimeError(f"{name} is not served as it is in the snapshot (shape {tuple(got.shape)})")
 
     def _spread(self, size: int, number: int) -> torch.Tensor:
-        """Some distinct indices below `size`, the first and the last among them."""
+        """Returns some distinct indices below `size`, including the first and the last."""
         some = np.random.default_rng(self._seed).integers(0, size, number)
         return torch.from_numpy(np.unique(np.concatenate([[0, size - 1], some])))

@@ -1,10 +1,10 @@
-"""A way from the front end to the engine's processes that does not wait for a step.
+"""Channel from the front end to the engine's workers that does not wait for a step.
 
-vLLM hands a call to its workers between two steps, which take seconds where long prompts are under way: what needs no
-standstill must not go that way. So each worker has one thread that reads requests from a Unix socket (in a folder of
-this user's alone, gone as soon as all have connected; no port is opened) and answers each when it is done.
+vLLM passes calls to its workers between two steps, which take seconds with long prompts. Work that needs no pause must
+not wait for them. So one thread per worker reads requests from a Unix socket and answers each when done. The socket is
+in a folder private to this user, removed once all workers are connected; no port is opened.
 
-    request: number, lengths (>QII), path, manifest        answer: number, length (>QI), why it was refused; empty: done
+    request: number, lengths (>QII), path, manifest        answer: number, length (>QI), rejection reason; empty: done
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from collections.abc import Callable
 _REQUEST, _ANSWER = struct.Struct(">QII"), struct.Struct(">QI")
 _CONNECT_S = 60.0
 Handler = Callable[[int, str, bytes], None]
-"""What a worker does of a request: its number, the snapshot's path, its `WeightManifest`, encoded."""
+"""Worker's request handler: request number, snapshot path, encoded `WeightManifest`."""
 
 
 class WorkerChannelLostError(RuntimeError):
-    """A worker has ended, or does not listen any more."""
+    """A worker has exited or closed its connection."""
 
 
 class WorkerChannel:
-    """The front end's side; its calls block."""
+    """Front-end side; its calls block."""
 
     def __init__(self) -> None:
         """Listens at `address`."""
@@ -39,14 +39,14 @@ class WorkerChannel:
         self._listening.listen()
         self._workers: list[_WorkerConnection] = []
         self.last_request = 0
-        """The number of the last one, from 1; those whose answers were not waited for may still be on their way."""
+        """Number of the last request, from 1. Answers to earlier requests that timed out may still arrive."""
         self._asking = threading.Lock()
 
     def connect(self, num_workers: int) -> None:
-        """Waits until all workers are there.
+        """Waits until all workers are connected.
 
         Raises:
-          WorkerChannelLostError: they did not come.
+          WorkerChannelLostError: workers did not connect within _CONNECT_S.
         """
         self._listening.settimeout(_CONNECT_S)
         try:
@@ -60,17 +60,17 @@ class WorkerChannel:
             self._stop_listening()
 
     def ask(self, path: str, manifest: bytes, *, timeout_s: float) -> list[str]:
-        """What each worker answers.
+        """Sends a request to all workers and returns their answers.
 
         Args:
-          path: of the snapshot.
-          manifest: its `WeightManifest`, encoded.
-          timeout_s: for all of them together; with 0 only what is there already is an answer in time.
+          path: path of the snapshot.
+          manifest: encoded `WeightManifest`.
+          timeout_s: limit for all workers together, in seconds; 0 accepts only answers that have arrived.
 
         Raises:
-          TimeoutError: one has not read the request or not answered in time; what it still says is not taken for
-            another answer, and what it has not read yet it reads first.
-          WorkerChannelLostError: one has ended.
+          TimeoutError: a worker did not read the request or answer in time. Its late answer is never taken for another,
+            and it reads an unsent request first.
+          WorkerChannelLostError: a worker has exited.
         """
         where = path.encode()
         deadline = time.monotonic() + timeout_s
@@ -87,12 +87,12 @@ class WorkerChannel:
                 raise WorkerChannelLostError(f"a worker is gone: {e}") from e
 
     def close(self) -> None:
-        """Ends the workers' threads, and whoever waits for an answer."""
+        """Stops the workers' threads and wakes pending callers."""
         self._stop_listening()
         for worker in self._workers:
             with contextlib.suppress(OSError):
                 worker.connection.shutdown(socket.SHUT_RDWR)
-        with self._asking:  # whoever asks has been woken
+        with self._asking:  # pending callers have been woken
             for worker in self._workers:
                 worker.connection.close()
 
@@ -102,7 +102,7 @@ class WorkerChannel:
 
 
 class _WorkerConnection:
-    """The connection to a worker; a message that a deadline has cut, either way, goes on where it ended."""
+    """Connection to a worker; a message that a timeout interrupted, in either direction, continues later."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -110,10 +110,10 @@ class _WorkerConnection:
         self._unread = bytearray()
 
     def send(self, message: bytes, deadline: float) -> None:
-        """Sends a message, after the rest of the one before; if that takes too long, nothing of this one is ever sent.
+        """Sends a message after the rest of the previous one; if the rest times out, this message is never sent.
 
         Raises:
-          TimeoutError, BlockingIOError: it is not sent yet.
+          TimeoutError, BlockingIOError: the message is not fully sent.
         """
         self._finish(deadline)
         self._unsent = memoryview(message)
@@ -125,10 +125,10 @@ class _WorkerConnection:
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
     def answer(self, number: int, deadline: float) -> str:
-        """The answer to a request; those to earlier ones are passed over.
+        """Returns the answer to a request; skips answers to earlier ones.
 
         Raises:
-          TimeoutError, BlockingIOError: it is not there yet.
+          TimeoutError, BlockingIOError: the answer has not arrived.
         """
         while True:
             _fill(self._unread, _ANSWER.size, self.connection, deadline)
@@ -142,12 +142,12 @@ class _WorkerConnection:
 
 
 def listen(address: str, handle: Handler) -> socket.socket:
-    """A worker's side: a thread of its own passes each request on, until the front end or the socket is closed.
+    """Starts the worker's thread, which passes each request to `handle` until either side closes; returns the socket.
 
-    What `handle` raises is the answer. Returns the socket.
+    An exception of `handle` is the answer.
 
     Raises:
-      OSError: nobody listens at `address`.
+      OSError: the front end does not listen at `address`.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
@@ -175,7 +175,7 @@ def _read(connection: socket.socket, length: int) -> bytes:
 
 
 def _fill(found: bytearray, length: int, connection: socket.socket, deadline: float | None = None) -> None:
-    """Reads on until so many bytes were found; what was is kept where it takes too long."""
+    """Reads until `found` has `length` bytes; on timeout keeps what it read."""
     while len(found) < length:
         _limit(connection, deadline)
         some = connection.recv(min(length - len(found), 2**20))
@@ -185,5 +185,5 @@ def _fill(found: bytearray, length: int, connection: socket.socket, deadline: fl
 
 
 def _limit(connection: socket.socket, deadline: float | None) -> None:
-    """Bounds the next call; past the deadline it takes what is there and does not wait."""
+    """Sets the timeout of the next call; after the deadline the call does not block."""
     connection.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -1,1 +1,1 @@
-"""From an announced snapshot to weights in service."""
+"""Weight delivery: from an announced snapshot to served weights."""

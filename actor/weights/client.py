@@ -1,10 +1,10 @@
-"""An actor's side of in-flight weight updates (PipelineRL, section 4): prefetch and verify, then swap.
+"""Weight client: an actor's side of in-flight updates (PipelineRL, section 4): prefetch and verify, then swap.
 
-A version is fetched and verified while the engine generates, so that it stands still for the load alone.
+A version is fetched and verified while the engine generates, so that only the load pauses it.
 
-Whatever is wrong with a snapshot, it is refused before any tensor is touched and the version before it
-is served on. A refused snapshot is tried again, less and less often: the copy may have been at fault,
-and by rounds the learner publishes nothing newer until this actor has served.
+A faulty snapshot is rejected before any tensor changes, and the previous version is still served. A rejected snapshot
+is retried with growing pauses: the copy may be at fault, and in round mode the learner publishes nothing newer until
+this actor has served.
 """
 
 import pathlib
@@ -22,14 +22,14 @@ from bridge.weight_types import WeightManifest
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 _TELL_S = 60.0
-"""Between two log lines of one failure that goes on."""
+"""Minimum seconds between two log lines of a persistent failure."""
 _HOPELESS_AFTER = 12
 _STUCK_AFTER = 3
-"""Refusals of one version after which it is taken to be broken for good."""
+"""Rejections of one version after which it counts as permanently broken."""
 
 
 class WeightClient:
-    """Keeps an engine on the announced version."""
+    """Client that keeps an engine on the announced version."""
 
     def __init__(
         self,
@@ -39,50 +39,45 @@ class WeightClient:
         timeline: Timeline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over `source`, which `close` closes."""
+        """Takes ownership of `source`, which `close` closes."""
         self._source, self._engine = source, engine
         self._timeline, self._clock = timeline, clock
         self._held: WeightManifest | None = None
-        """What was fetched last, whole and verified."""
+        """Last fetched version, complete and verified."""
         self._file: pathlib.Path | None = None
-        """Holds that."""
+        """File that holds `_held`."""
         self._refused: Version | None = None
         self._num_refusals = 0
         self._retry_at = 0.0
         self._last_refusal: Exception | None = None
         self._is_unreachable = False
-        """Whether the last fetch found none of the version's sources for as long as a download goes on trying."""
+        """True if the last fetch could reach none of the version's sources within its timeout."""
         self._starts_over = False
-        """The announced version is fetched though it is the one served."""
+        """True if the announced version is fetched even if it is already served."""
         self.is_swapping = False
-        """Whether the engine is being given a version now: it may stand still."""
+        """True while the engine loads a version; generation may pause."""
         self.num_refused = 0
-        """Snapshots refused so far, each attempt counted."""
+        """Cumulative rejected snapshots; each attempt counts."""
         self.timings: dict[str, float] = {}
-        """Of the last update, in seconds: prefetch_s (copy and hash), verify_s (check against the model),
-        pause_s (generation stood still), load_s (the part of it that loaded and proved)."""
+        """Timings of the last update, in seconds: prefetch_s (copy and hash), verify_s (check against the model),
+        pause_s (generation paused), load_s (part of pause_s that loaded and verified)."""
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the announced version was refused again and again, or is out of reach: who needs it must wait."""
+        """True if the announced version was rejected repeatedly or is unreachable, so that its tickets must wait."""
         return self._num_refusals >= _STUCK_AFTER or self._is_unreachable
 
     def raise_if_refused_too_long(self) -> None:
-        """For an actor that has no use any more.
-
-        Raises:
-          WeightLoadError: the announced version was refused for minutes, and why.
-        """
+        """Raises WeightLoadError if the announced version was rejected for minutes."""
         if self._num_refusals >= _HOPELESS_AFTER:
             raise WeightLoadError(
                 f"version {self._refused} was refused {self._num_refusals} times: {self._last_refusal}"
             )
 
     async def prefetch(self) -> WeightManifest | None:
-        """Copies and verifies the announced version if it is newer than the one served; None if not.
+        """Copies and verifies the announced version if it is newer than the served one; returns None if not.
 
-        Newer also means: of a higher incarnation, whatever its step. Never anything else. It is copied once, however
-        often this is called before the swap.
+        A higher incarnation is newer, whatever its step. Repeated calls before the swap copy once.
         """
         is_waiting = self._num_refusals > 0 and self._clock() < self._retry_at
         if is_waiting and self._refused is None:
@@ -107,9 +102,9 @@ class WeightClient:
             self._file = await self._source.fetch(manifest)
         except SupersededError:
             return None  # the next call takes the newer one
-        except UnreachableError as e:  # nothing against the version: the next call goes on where this one stopped
+        except UnreachableError as e:  # not the version's fault: the next call resumes the download
             self._is_unreachable = True
-            # Tried again every few seconds, for as long as the learner is gone.
+            # Retried every few seconds while the learner is unreachable.
             text = "snapshot out of reach version=%s served=%s reason=%s"
             logging.log_every_n_seconds(logging.WARNING, text, _TELL_S, manifest.version, served, e)
             return None
@@ -124,10 +119,11 @@ class WeightClient:
         return manifest
 
     async def swap(self, manifest: WeightManifest) -> bool:
-        """Puts a prefetched version into service; False if the engine refused it and serves the old one.
+        """Puts a prefetched version into service; returns False if the engine rejected it and serves the old one.
 
         Raises:
-          EngineDeadError: the engine failed half-way.
+          ValueError: `manifest` is not what `prefetch` returned.
+          EngineDeadError: the update failed midway.
         """
         if self._file is None or manifest != self._held:
             raise ValueError(f"swap takes what prefetch returned ({self._held}), got {manifest}")
@@ -162,18 +158,18 @@ class WeightClient:
         return True
 
     def start_over(self) -> None:
-        """Trusts neither what is served nor the local copy: the next update fetches all of the announced version."""
+        """Discards trust in the served weights and the local copy: the next update refetches the announced version."""
         self._held, self._starts_over = None, True
         self._source.forget()
 
     def close(self) -> None:
-        """Lets go of the local file."""
+        """Releases the local file."""
         self._source.close()
 
     def _refuse(self, version: Version | None, reason: Exception) -> None:
         if version != self._refused:
             self._refused, self._num_refusals = version, 0
-        self._held = None  # the copy may have been at fault
+        self._held = None  # the copy may be at fault
         wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(self._num_refusals, 30))
         self._num_refusals += 1
         self._last_refusal = reason

