@@ -1,1 +1,1 @@
-"""Rewards: each response is judged the moment it ends, by all verifiers that its task names."""
+"""Rewards: each response is scored as soon as it finishes, by all verifiers of its task."""

@@ -1,4 +1,4 @@
-"""The adaptive timeout of a test case (RollPacker, section 4.3), and the correct runs that it is made of."""
+"""Adaptive timeout per test case (RollPacker, section 4.3), and its anchors from correct runs."""
 
 import asyncio
 import collections
@@ -14,26 +14,26 @@ from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import MAX_CASE_S, MAX_CASES
 
 MAX_KNOWN_CASES = 2**17
-"""Test cases whose anchors an actor keeps in memory, of all tasks; a few megabytes."""
+"""Maximum test cases, over all tasks, whose anchors an actor keeps in memory (a few megabytes)."""
 TASKS_AT_ONCE = 256
-"""Tasks that the store is asked about, or told of, in one call."""
+"""Maximum tasks per store call."""
 _ROUNDING = 0.01
-"""By what part a run must be longer than the longest known before the store is told."""
+"""Relative increase over the longest known run above which a run is reported to the store."""
 _ROUNDING_S = 0.001
-"""And by how much: the store has milliseconds."""
+"""Absolute increase required in addition, in seconds; the store's resolution is 1 ms."""
 
 
 def timeout_s(anchor_s: float | None, *, factor: float, min_s: float, max_s: float) -> float:
-    """T = min(max(T_min, lambda T_anchor), T_max) (RollPacker, section 4.3), in seconds; T_max without an anchor.
+    """Returns T = min(max(T_min, lambda T_anchor), T_max) (RollPacker, section 4.3), in seconds.
 
     Args:
-      anchor_s: the longest correct run of the test case so far; None if there was none.
+      anchor_s: longest correct run of the test case; None if there is none, which gives T_max.
       factor: lambda.
       min_s: T_min.
       max_s: T_max.
 
     Raises:
-      ValueError: lambda is below 1, which would refuse the anchor itself, or not 0 < T_min <= T_max.
+      ValueError: lambda < 1, which would reject the anchor itself, or not 0 < T_min <= T_max.
     """
     if not (1 <= factor < math.inf and 0 < min_s <= max_s < math.inf):
         raise ValueError(
@@ -45,50 +45,44 @@ def timeout_s(anchor_s: float | None, *, factor: float, min_s: float, max_s: flo
 
 
 def task_key(task: Task) -> str:
-    """What a task's anchors are kept by: 32 hex digits of what makes its test cases what they are.
+    """Returns the key of a task's anchors: 32 hex digits that identify its test cases.
 
-    The same in every process and every run: a BLAKE3 hash of the names of its verifiers, its answer and its metadata.
-    What the verifiers' scores count, and their order, changes no test case.
+    It is a BLAKE3 hash of verifier names, answer and metadata, equal in all processes and runs. Weights and order of
+    the verifiers do not affect test cases.
     """
     named = msgspec.msgpack.encode([sorted(part.name for part in task.rewards), task.answer, task.metadata])
     return blake3.blake3(named).hexdigest(length=16)
 
 
 class AdaptiveTimeouts:
-    """T_anchor of the tasks that an actor serves: what all actors know, as far as this one has heard.
+    """T_anchor of an actor's tasks, shared with all actors through the store.
 
-    One event loop's. The store is asked and told beside it, one call at a time; nobody waits for it but `close`. A
-    store that is away delays nothing: timeouts are made of what is known, and what was to be written is written later.
+    Use it in one event loop. Store calls run concurrently, one at a time, and only `close` waits for them. An
+    unreachable store delays nothing: timeouts use known anchors, and unwritten anchors are written later.
     """
 
     def __init__(
         self, store: ActorStore, *, factor: float, min_s: float, max_s: float, max_known_cases: int = MAX_KNOWN_CASES
     ) -> None:
-        """Knows nothing yet; `factor`, `min_s` and `max_s` are those of `timeout_s`.
-
-        Raises:
-          ValueError: as `timeout_s`.
-        """
+        """`factor`, `min_s` and `max_s`: see `timeout_s`, whose ValueError it raises."""
         timeout_s(None, factor=factor, min_s=min_s, max_s=max_s)
         self._store, self._factor, self._min_s, self._max_s = store, factor, min_s, max_s
         self._max_known_cases = max_known_cases
         self._known: collections.OrderedDict[str, tuple[float, ...]] = collections.OrderedDict()
-        """By task, what was used last at the end."""
+        """Anchors per task, least recently used first."""
         self._num_known_cases = 0
         self._asked: dict[str, None] = {}
-        """Tasks that the store is to be asked about, in order."""
+        """Tasks to query in the store, in FIFO order."""
         self._raises: dict[str, tuple[float, ...]] = {}
-        """What the store is to be told."""
+        """Anchors to write to the store."""
         self._calls: asyncio.Task[None] | None = None
-        """Asks and tells, as long as there is something."""
+        """Task of the store calls, while there is work."""
 
     def begin(self, key: str) -> None:
-        """A group of this task begins: the store is asked what other actors found, for the runs that come.
-
-        Only of a task whose verifier times test cases: then a run without such pays nothing.
+        """Queries other actors' anchors for a task whose group begins. Call it only for tasks with timed test cases.
 
         Raises:
-          Exception: what the store refused an earlier call with, if it was more than being away.
+          Exception: failure of an earlier store call, other than a timeout.
         """
         self._asked[key] = None
         while len(self._asked) > self._max_known_cases:
@@ -96,7 +90,7 @@ class AdaptiveTimeouts:
         self._call_on()
 
     def timeouts_s(self, key: str) -> tuple[float, ...]:
-        """Seconds by test case of a task, as far as an anchor is known; all others have T_max."""
+        """Returns the timeouts in seconds of the task's test cases with known anchors; all later ones have T_max."""
         if key in self._known:
             self._known.move_to_end(key)
         return tuple(
@@ -105,11 +99,11 @@ class AdaptiveTimeouts:
         )
 
     def passed(self, key: str, case_s: Sequence[float]) -> None:
-        """A correct response's run took so long, in seconds by test case: those of no other may raise an anchor.
+        """Records the seconds per test case of a correct response. Only correct responses may raise an anchor.
 
         Raises:
-          ValueError: a time that is none.
-          Exception: as `begin`.
+          ValueError: a time is negative or not finite.
+          Exception: see `begin`.
         """
         if any(not 0 <= s < math.inf for s in case_s):
             raise ValueError(f"task {key}: the times of test cases are finite and >= 0, got {list(case_s)[:20]}")
@@ -121,17 +115,17 @@ class AdaptiveTimeouts:
         self._call_on()
 
     async def close(self) -> None:
-        """Returns when the store has been told everything.
+        """Waits until all anchors are written to the store.
 
         Raises:
-          TimeoutError: it could not be reached; how many tasks it was not told of is in the log.
-          Exception: as `begin`.
+          TimeoutError: the store was unreachable; the log has the number of unwritten tasks.
+          Exception: see `begin`.
         """
         self._asked.clear()
         try:
             self._call_on()
             while self._calls is not None:
-                await asyncio.shield(self._calls)  # given up by our caller, it goes on: what it has is written
+                await asyncio.shield(self._calls)  # continues if the caller is cancelled, so that anchors are written
                 self._calls = None
                 self._call_on()
         except Exception as e:
@@ -139,7 +133,7 @@ class AdaptiveTimeouts:
             raise
 
     def _call_on(self) -> None:
-        """Has the store asked and told; what an earlier call failed with is raised, unless the store was only away."""
+        """Starts the store calls; raises the failure of an earlier call unless it was a timeout."""
         if self._calls is not None:
             if not self._calls.done():
                 return
@@ -175,7 +169,7 @@ class AdaptiveTimeouts:
     async def _ask(self) -> None:
         keys = list(self._asked)[:TASKS_AT_ONCE]
         for key in keys:
-            del self._asked[key]  # now: a group that begins while the store answers asks again
+            del self._asked[key]  # delete before the call: a group that begins meanwhile queries again
         try:
             found = await asyncio.to_thread(self._store.anchors, keys)
         except BaseException:
@@ -194,13 +188,13 @@ class AdaptiveTimeouts:
 
 
 def _raises(known: Sequence[float], run: Sequence[float]) -> bool:
-    """Whether a run is longer than what is known by more than noise, in some test case."""
+    """Returns True if a run exceeds the known times by more than noise in some test case."""
     return len(run) > len(known) or any(
         s > (1 + _ROUNDING) * anchor_s + _ROUNDING_S for s, anchor_s in zip(run, known, strict=False)
     )
 
 
 def _maximum(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
-    """By test case; the longer one's last cases stay as they are."""
+    """Returns the maximum per test case; the longer tuple's extra cases are kept."""
     longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
     return (*(max(pair) for pair in zip(longer, shorter, strict=False)), *longer[len(shorter) :])

@@ -1,4 +1,4 @@
-"""Verifiers by name, the user's own, gold responses."""
+"""Verifiers by name, custom verifiers, reference responses."""
 
 import importlib
 import json
@@ -15,22 +15,22 @@ from configs.sections import RewardsConfig
 
 
 def gold_response(name: str, task: Task, settings: RewardsConfig) -> str:
-    """A text that verifier `name` should find to be right; empty if the row has none.
+    """Returns a text that verifier `name` should score as right; empty if the row has none.
 
     Args:
-      name: a verifier's; one that isn't ours is given the answer as the row has it.
-      task: that it is the answer to.
-      settings: say where programs are looked for.
+      name: name of the verifier; a custom one receives the row's answer unchanged.
+      task: task of the row.
+      settings: reward settings, which say where programs are searched.
 
     Raises:
-      ValueError: the row's test cases are none.
+      ValueError: the row's test cases are invalid.
     """
     if name == "code":
         tests = code_tests.read(json.loads(task.metadata))
         in_block = (tests.code_in or settings.code_in) == "block"
         return fenced(tests.solution, tests.language) if tests.solution and in_block else tests.solution
     if name == "math" and task.answer:
-        # In LaTeX's own marks it is found already; a box would hide them.
+        # Answers in LaTeX delimiters are found as they are; a box would hide the delimiters.
         is_marked = re.search(r"(?<!\\)(?:\$|\\[(\[])|\\boxed", task.answer)  # \$18.90 is money
         return f"The answer is {task.answer}" if is_marked else f"\\boxed{{{task.answer}}}"
     return task.answer
@@ -43,23 +43,22 @@ MODULES = {
     "math": "actor.rewards.verifiers.math:score",
     "reasoning_gym": "actor.rewards.verifiers.reasoning_gym:score",
 }
-"""Each is a function that takes a response, its task and the context, and returns a number or a `Score`."""
+"""Functions that take a response, its task and the context, and return a number or a `Score`."""
 
 
 PREPARED = ("code",)
-"""Their modules have a function `prepare` besides, which takes `RewardsConfig`: what takes time before the first
-response."""
+"""Verifiers whose module has `prepare(RewardsConfig)` for slow preparation before the first response."""
 OWN_VERIFIER = custom_functions.Signature(
     takes=("response_text", "task"), constants=("finish", "num_tokens", "thinking", "message"), returns="float"
 )
-"""A custom verifier: `response_text` is the response's answer; of the constants it takes those that it names."""
+"""Signature of a custom verifier: `response_text` is the response's answer; constants are passed if it names them."""
 
 
 def load(name: str) -> Verifier:
-    """The verifier of a name, or a user's own, named `module:function`.
+    """Returns a verifier by name, or a custom one by `module:function`.
 
     Raises:
-      ValueError: no such verifier; or (in one line) why the user's own can't be used.
+      ValueError: the verifier is unknown or unusable; the message is one line.
     """
     if custom_functions.is_custom(name):
         return _own(custom_functions.load("prompts.verifier", name, OWN_VERIFIER))
@@ -70,7 +69,7 @@ def load(name: str) -> Verifier:
 
 
 def prepare(name: str, settings: RewardsConfig) -> None:
-    """Makes what a verifier needs besides its module; raises what the verifier does."""
+    """Runs a verifier's `prepare`, if it has one, and raises its errors."""
     if name in PREPARED:
         importlib.import_module(MODULES[name].partition(":")[0]).prepare(settings)
 

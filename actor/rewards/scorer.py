@@ -1,4 +1,4 @@
-"""The reward of a response: asked for the moment it ends, while its siblings still generate (RollPacker 4.3)."""
+"""Reward scoring of each response as soon as it finishes, while its siblings still generate (RollPacker 4.3)."""
 
 import asyncio
 import contextlib
@@ -16,26 +16,26 @@ from configs import custom_functions
 from configs.sections.prompts import Truncated
 
 MAX_OWN_RUNS = 2**14
-"""Tasks of which it is remembered that their own answer was run."""
+"""Maximum tasks for which the reference run is remembered."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """What a response earns by its verifiers."""
+    """Reward and verifier scores of a response."""
 
     reward: float
-    """The sum of their weighted scores."""
+    """Weighted sum of the scores."""
     scores: tuple[RewardScore, ...]
-    """In the task's order; none of a response that none was asked about."""
+    """Scores in the task's order; empty if no verifier was run."""
 
 
 NO_REWARD = RewardResult(reward=0.0, scores=())
-"""The result of a response that the token limit cut off, with prompts.truncated_responses=zero (PipelineRL section 5),
-and of an episode that only its environment rewards."""
+"""Result of a truncated response with prompts.truncated_responses=zero (PipelineRL section 5), and of an episode that
+only its environment rewards."""
 
 
 class RewardScorer:
-    """Asks verifiers, and tells a wrong answer from a broken verifier."""
+    """Scorer that runs verifiers and tells a wrong answer from a broken verifier."""
 
     def __init__(
         self,
@@ -45,30 +45,30 @@ class RewardScorer:
         judge: Judge | None = None,
         anchors: AdaptiveTimeouts | None = None,
     ) -> None:
-        """Nothing is asked yet.
+        """Connects the parts; runs no verifier.
 
         Args:
-          pool: judges by all verifiers but the judge; closed with this.
+          pool: runs all verifiers except the judge; closed with the scorer.
           truncated: `prompts.truncated_responses`.
-          judge: the verifier `judge`, which is no worker's; closed with this.
-          anchors: of the adaptive timeouts, closed with this; without, each test case has `rewards.max_timeout_s`.
+          judge: the verifier `judge`, which runs in this process; closed with the scorer.
+          anchors: adaptive timeouts, closed with the scorer; None: each test case has `rewards.max_timeout_s`.
         """
         self._pool, self._judge, self._anchors = pool, judge, anchors
         self.judge_counts = JudgeCounts() if judge is None else judge.counts
         self._truncated: Truncated = truncated
         self._own_runs: dict[str, asyncio.Task[None]] = {}
-        """Of tasks' own answers, by the key of their anchors."""
+        """Runs of tasks' reference answers, by anchor key."""
 
     @property
     def num_failures(self) -> int:
-        """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
+        """Failures and hangs of verifiers, including those that a retry followed successfully."""
         return self._pool.num_failures + self.judge_counts.num_retries + self.judge_counts.num_failures
 
     def begin(self, task: Task) -> None:
-        """A group of this task begins; its first response is to be judged soon.
+        """Prepares for a task whose group begins.
 
-        Its own program, if the row has one, is the first right run of its test cases that anybody can know of: it is
-        run meanwhile, unless a run is known. Without, answers that never end have T_max until a sibling was right.
+        The row's reference program is run if no run is known: it is the earliest correct run of the test cases. Without
+        an anchor, programs that never end take T_max until a sibling is right.
         """
         timed = [part.name for part in task.rewards if part.name in TIMES_CASES]
         if self._anchors is None or not timed:
@@ -84,10 +84,10 @@ class RewardScorer:
                 del self._own_runs[next(iter(self._own_runs))]
 
     async def score(self, response: Response, task: Task) -> RewardResult:
-        """What a response earns; its verifiers are asked side by side.
+        """Returns the reward of a response; its verifiers run concurrently.
 
         Raises:
-          VerifierError: one of them could not judge it, which is no fault of the response.
+          VerifierError: a verifier could not score it; the response is not at fault.
         """
         if not task.rewards or (response.finish == "length" and self._truncated == "zero"):
             return NO_REWARD
@@ -104,7 +104,7 @@ class RewardScorer:
         return RewardResult(reward=reward, scores=tuple(scores))
 
     async def close(self) -> None:
-        """Ends what judges."""
+        """Stops the verifiers."""
         for run in self._own_runs.values():
             run.cancel()
         await asyncio.gather(*self._own_runs.values(), return_exceptions=True)
@@ -112,7 +112,8 @@ class RewardScorer:
             await self._judge.close()
         await self._pool.close()
         if self._anchors is not None:
-            with contextlib.suppress(TimeoutError):  # what could not be written is in the log; others will find it anew
+            # unwritten anchors are logged; other actors will measure them again
+            with contextlib.suppress(TimeoutError):
                 await self._anchors.close()
 
     async def _score(self, part: RewardPart, response: Response, task: Task) -> RewardScore:
@@ -125,15 +126,15 @@ class RewardScorer:
     async def _pooled(self, name: str, response: Response, task: Task) -> Score:
         anchors = self._anchors if name in TIMES_CASES else None
         key = task_key(task) if anchors is not None else ""
-        # What is known while a worker judges: siblings may be right meanwhile.
+        # Re-read while a worker scores: siblings may be right meanwhile.
         timeouts_s = (lambda: anchors.timeouts_s(key)) if anchors is not None else tuple
         try:
             score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
         except HangError as e:
-            if custom_functions.is_custom(name):  # it may ask a service, which says nothing about the text
+            if custom_functions.is_custom(name):  # it may call a service, so a hang says nothing about the text
                 raise
             await self._check_it_works(name, task, e)
-            try:  # it may have stood still for a while, and work again
+            try:  # it may have stalled only for a while
                 score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
             except HangError:
                 logging.warning(
@@ -150,17 +151,17 @@ class RewardScorer:
             score = await self._pool.score(
                 name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), task
             )
-        except VerifierError as e:  # what it is asked of responses will say the same, and is counted
+        except VerifierError as e:  # scoring responses will fail in the same way and is counted
             logging.warning("a task's own answer can't be judged verifier=%s problem=%r", name, str(e))
             return
         if score.verdict == "ok":
             self._anchors.passed(task_key(task), score.case_s)
 
     async def _check_it_works(self, name: str, task: Task, hang: HangError) -> None:
-        """Has a verifier that hung judge the task's own answer: if it hangs on that, too, the response is not to blame.
+        """Scores the task's reference answer: if that hangs as well, the response is not at fault.
 
         Raises:
-          VerifierError: it did not judge it.
+          VerifierError: the verifier did not score it.
         """
         own = Response(
             text=gold_response(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""

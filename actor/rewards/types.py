@@ -1,4 +1,4 @@
-"""What a verifier is told, and what it answers."""
+"""Input and output types of verifiers."""
 
 import decimal
 import math
@@ -14,20 +14,20 @@ from configs.sections import RewardsConfig
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response in its parts, as verifiers get it; of an episode its last turn."""
+    """Response in its parts, as verifiers receive it; of an episode its last turn."""
 
     text: str
-    """Everything that the policy wrote, special tokens as text, without the token that ended it."""
+    """Sampled text, with special tokens and without the stop token."""
     finish: Finish
     num_tokens: int
-    """Sampled tokens; of an episode those of all its turns."""
+    """Sampled tokens, over all turns of an episode."""
     begun_by_prompt: str | None = None
-    """The part of the assistant's message that the prompt holds, such as `<think>`; `text` continues it. None: not
-    known; a closing mark without an opening one then says that the prompt opened the thinking."""
+    """Prefilled part of the assistant's message, such as `<think>`; `text` continues it. None means unknown: a closing
+    mark without an opening one then implies that the prompt opened the thinking."""
     parts: thinking.Parts | None = None
-    """Thinking and answer, without special tokens. None: they are split by the marks that are known of any model."""
+    """Thinking and answer, without special tokens. None: split by the generally known marks."""
     num_thinking_tokens: int = 0
-    """Tokens that are not of an answer; of an episode those of all its turns. 0 for a response that does not think."""
+    """Tokens outside answers, over all turns of an episode; 0 for a response without thinking."""
 
     def __post_init__(self) -> None:
         if self.parts is None:
@@ -36,7 +36,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> str:
-        """Text outside the thinking: what verifiers of answers read. Empty where the thinking is unfinished."""
+        """Text outside the thinking, which answer verifiers read; empty if the thinking is unfinished."""
         assert self.parts is not None
         return self.parts.answer
 
@@ -48,40 +48,40 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_thinking_finished(self) -> bool:
-        """False where the response ends within its thinking, and so has no answer."""
+        """False if the response ends within its thinking and so has no answer."""
         assert self.parts is not None
         return self.parts.is_finished
 
     @property
     def message(self) -> str:
-        """The assistant's whole message: what the prompt began of it, and what the policy wrote."""
+        """Whole assistant message: prefilled part and sampled text."""
         assert self.parts is not None
         begun = self.parts.implied if self.begun_by_prompt is None else self.begun_by_prompt
         return begun + self.text
 
 
 class NoNumberError(ValueError):
-    """A verifier returned something that is no number, whatever the response was."""
+    """Invalid verifier result that no response could turn into a number."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier gives a response."""
+    """Verifier result for a response."""
 
     value: float
     verdict: Verdict
     case_s: tuple[float, ...] = ()
-    """Seconds that each test case used (`Outcome.seconds`), of an answer that passed all; in the task's order."""
+    """Seconds used per test case (`Outcome.seconds`) if all passed, in the task's order."""
     answer: str | None = None
-    """The answer that was read (`answer_key`), empty where the response states none; None: it reads none."""
+    """Extracted answer (`answer_key`), empty if the response states none; None if the verifier extracts none."""
 
     @classmethod
     def of(cls, value: object, *, answer: str | None = None) -> "Score":
-        """The score of a plain number: wrong if it is not above 0.
+        """Returns the score of a plain number: wrong unless it is above 0.
 
-        A NumPy scalar, or an array or tensor of no dimensions, counts as its value.
+        A NumPy scalar, or a zero-dimensional array or tensor, counts as its value.
 
         Raises:
-          ValueError: it is not finite (NoNumberError: or no number, or one that no float holds).
+          ValueError: the value is not finite (NoNumberError: not a number, or out of a float's range).
         """
         if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
             value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
@@ -97,7 +97,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_key(text: str) -> str:
-    """An answer as it travels: white space counts once, and a long one ends in a hash, so that no two become alike."""
+    """Returns an answer's compact form: normalized white space; a long answer is cut and ends in its hash."""
     text = " ".join(text.split())
     if len(text) <= MAX_ANSWER_CHARS:
         return text
@@ -106,12 +106,12 @@ def answer_key(text: str) -> str:
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for more than one response."""
+    """Context shared by several responses."""
 
     settings: RewardsConfig = RewardsConfig()
     case_timeouts_s: Sequence[float] = ()
-    """Timeouts by test case of the task, in seconds; the others have `settings.max_timeout_s`. A worker hands over
-    `worker.LiveTimeouts`: read it again while a case runs."""
+    """Timeouts per test case of the task, in seconds; others have `settings.max_timeout_s`. In a worker this is
+    `verifier_worker.LiveTimeouts`: re-read it while a case runs."""
 
 
 Verifier = Callable[[Response, Task, Context], Score]

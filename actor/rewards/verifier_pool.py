@@ -1,7 +1,7 @@
-"""Verifier workers: off the event loop, with a deadline, killed and started again when they hang.
+"""Verifier workers: outside the event loop, with timeouts, killed and restarted when they hang.
 
-What goes wrong here is the infrastructure's fault, unless somebody shows otherwise: it is tried again, then reported as
-a `VerifierError`. It never becomes a reward.
+Failures count as infrastructure failures unless a caller shows otherwise: they are retried, then raised as
+`VerifierError`, and never become a reward.
 """
 
 import asyncio
@@ -26,42 +26,42 @@ from configs.schema import Config
 from configs.sections import RewardsConfig
 
 LOAD_TIMEOUT_S = 120.0
-"""For starting a worker and importing a verifier's library; the deadline proper begins after that."""
+"""Timeout for starting a worker and importing a verifier, in seconds; scoring timeouts start afterwards."""
 MAX_HANGS = 3
-"""A verifier that hangs on a text is asked about it so many times; failures of another kind have `retries`."""
+"""Maximum hangs of a verifier on one text; other failures have `retries`."""
 TIMES_CASES = ("code",)
-"""Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
+"""Verifiers that run test cases under their own timeouts, at most `rewards.max_answer_s`."""
 BEFORE_CASES_S, MAX_ANSWERS = 120.0, 10
-"""Deadline of those: seconds until a sandbox is there and the program compiled, then so many times
-`rewards.max_answer_s`, which counts the time that a program uses and not how long that takes on a busy machine."""
+"""Timeout of test-case verifiers: BEFORE_CASES_S seconds for sandbox and compilation, plus MAX_ANSWERS times
+`rewards.max_answer_s`, which counts CPU time and not the wall time on a busy machine."""
 TRIAL_S = 60.0
-"""Deadline of the one call of a user's own verifier before a run starts."""
+"""Timeout for the trial call of a custom verifier before a run, in seconds."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
-"""Before the next attempt, doubled each time: what a machine lacks for a moment is there again."""
+"""First and longest pause before a retry, in seconds; doubled each time, so that a short resource shortage passes."""
 _BUGS = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
-"""Exceptions that a function raises whatever it is asked."""
+"""Exceptions that a buggy function raises on any input."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", verifier_worker.__name__)
 
 
 class VerifierError(RuntimeError):
-    """A response could not be judged."""
+    """A response could not be scored."""
 
 
 class HangError(VerifierError):
-    """A verifier hung on a response, each time that it was asked (`MAX_HANGS`)."""
+    """A verifier hung on a response `MAX_HANGS` times."""
 
 
 class RaisedError(VerifierError):
-    """A verifier raised of what it was asked, each time: a worker or a sandbox that broke is another matter."""
+    """A verifier raised an exception on each attempt, while worker and sandbox worked."""
 
 
 class NotANumberError(RaisedError):
-    """A user's own verifier returned something that no response makes a number."""
+    """A custom verifier returned a value that no response could turn into a number."""
 
 
 class VerifierPool:
-    """A number of worker processes, each with one response at a time."""
+    """Pool of worker processes that score one response each at a time."""
 
     def __init__(
         self,
@@ -76,21 +76,21 @@ class VerifierPool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Workers are started when they are first needed.
+        """Workers start when first needed.
 
         Args:
-          num_workers: processes, and responses judged at once.
-          timeout_s: for one response, but for the time that its own code may take.
-          retries: of what failed.
-          settings: what verifiers are told.
-          command: of a worker.
-          own: the user's own verifiers that may be asked for: a ticket's name alone makes nothing be imported.
-          cores: that the workers run on; none: as this process.
-          sleep: between attempts; it holds no worker meanwhile.
-          draw: how long, between half of what it may be and all.
+          num_workers: worker processes, and so concurrent responses.
+          timeout_s: timeout per response, in seconds, in addition to the time that its program may use.
+          retries: retries after a failure.
+          settings: settings passed to verifiers.
+          command: command of a worker.
+          own: custom verifiers that may be imported: a ticket's name alone imports nothing.
+          cores: cores of the workers; empty means those of this process.
+          sleep: sleep between attempts; no worker is held meanwhile.
+          draw: draws the pause between half and all of its maximum.
 
         Raises:
-          ValueError: this machine has no such core.
+          ValueError: this machine lacks one of the cores.
         """
         check_cores(cores)
         self._sleep, self._draw = sleep, draw
@@ -102,7 +102,7 @@ class VerifierPool:
         for w in self._workers:
             self._idle.put_nowait(w)
         self.num_failures = 0
-        """Attempts that failed, whether or not a later one succeeded."""
+        """Failed attempts, including those that a retry followed successfully."""
 
     @classmethod
     def of_config(
@@ -113,7 +113,7 @@ class VerifierPool:
         own: Collection[str] | None = None,
         cores: Collection[int] = (),
     ) -> "VerifierPool":
-        """Returns a run's pool; None: `actor.verifier_workers` processes, and the config's own verifiers."""
+        """Returns a run's pool; None means `actor.verifier_workers` processes and the config's custom verifiers."""
         return cls(
             num_workers=config.actor.verifier_workers if num_workers is None else num_workers,
             timeout_s=config.actor.verifier_timeout_s,
@@ -131,18 +131,18 @@ class VerifierPool:
         *,
         case_timeouts_s: Callable[[], tuple[float, ...]] = tuple,
     ) -> Score:
-        """What a verifier gives a response.
+        """Returns a verifier's score of a response.
 
         Args:
-          name: the verifier's.
-          response: to judge.
-          task: that it answers.
-          case_timeouts_s: gives what `Context` has, asked when a worker is free and again while it judges: a deadline
-            follows what siblings took.
+          name: name of the verifier.
+          response: response to score.
+          task: task of the response.
+          case_timeouts_s: returns `Context.case_timeouts_s`; called when a worker is free and again while it scores, so
+            that timeouts follow the siblings' runs.
 
         Raises:
-          HangError: it hung on it `MAX_HANGS` times.
-          VerifierError: it failed more often than `retries`, or gave no finite number.
+          HangError: the verifier hung `MAX_HANGS` times.
+          VerifierError: it failed more than `retries` times, or returned no finite number.
         """
         self._check_allowed(name)
         num_hangs = num_failures = 0
@@ -170,22 +170,22 @@ class VerifierPool:
             raise VerifierError(f"verifier {name} is code of somebody's own that this actor may not import")
 
     async def load(self, name: str) -> None:
-        """Lets a worker load a verifier, as the first response to judge will.
+        """Loads a verifier in a worker.
 
         Raises:
-          VerifierError: says why it can't be.
+          VerifierError: loading failed.
         """
         self._check_allowed(name)
         async with self._worker() as one:
             await self._load(one, name)
 
     async def try_own(self, name: str, task: Task, response: Response) -> None:
-        """Calls a user's own verifier once.
+        """Calls a custom verifier once.
 
         Raises:
-          NotANumberError: it returned what no response makes a number.
-          RaisedError: it raised, or returned a number that is not finite.
-          VerifierError: it ended its process, or gave no answer.
+          NotANumberError: it returned a value that no response could turn into a number.
+          RaisedError: it raised, or returned a non-finite number.
+          VerifierError: its process exited or did not answer.
         """
         self._check_allowed(name)
         question = ScoreRequest(verifier=name, task=task, response=response, context=Context(settings=self.settings))
@@ -194,7 +194,7 @@ class VerifierPool:
             await self._ask(one, question, TRIAL_S)
 
     async def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers."""
         await asyncio.gather(*(w.kill() for w in self._workers))
 
     @contextlib.asynccontextmanager
@@ -212,7 +212,7 @@ class VerifierPool:
             own_s = BEFORE_CASES_S + MAX_ANSWERS * self.settings.max_answer_s if is_timed else 0.0
             score = await self._ask(one, question, self._timeout_s + own_s)
         except asyncio.CancelledError:
-            await one.kill()  # its next answer would be to a question nobody asks any more
+            await one.kill()  # otherwise its next answer would belong to the cancelled question
             raise
         if score is None or not math.isfinite(score.value):
             raise VerifierError(f"the score is {score}")
@@ -223,7 +223,7 @@ class VerifierPool:
             return
         try:
             await self._ask(one, ScoreRequest(verifier=name, context=Context(settings=self.settings)), LOAD_TIMEOUT_S)
-        except HangError as e:  # no text was asked about
+        except HangError as e:  # no response was involved
             raise VerifierError(f"loading it: {e}") from e
         one.loaded.add(name)
 
@@ -234,7 +234,7 @@ class VerifierPool:
         except TimeoutError as e:
             is_stopped = one.is_stopped
             await one.kill()
-            if is_stopped:  # by a signal: no answer can do that to the process that judges it
+            if is_stopped:  # suspended by a signal, which no response can do to its verifier
                 raise VerifierError(f"the worker was stopped and gave no answer within {timeout_s} s") from e
             raise HangError(f"no answer after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError, struct.error, msgspec.MsgspecError, ValueError) as e:
@@ -248,29 +248,25 @@ class VerifierPool:
 
 
 def check_cores(cores: Collection[int]) -> None:
-    """Whether this machine has the cores that verifiers are to run on.
-
-    Raises:
-      ValueError: it hasn't.
-    """
+    """Raises ValueError if this machine lacks one of the cores."""
     num_cores = os.cpu_count() or 1
     if missing := sorted(set(cores) - set(range(num_cores))):
         raise ValueError(f"rewards.cpu_cores names {missing}, this machine has cores 0 to {num_cores - 1}")
 
 
 def check_own(names: Collection[str], task: Task | None = None) -> list[str]:
-    """Loads a user's own verifiers in a worker and calls each once, before anything starts.
+    """Loads custom verifiers in a worker at startup and calls each once.
 
     Args:
-      names: the verifiers.
-      task: a task of the run, whose own answer they are asked about; None: one that was made up. Of that a verifier may
-        raise that needs what rows have.
+      names: names of the verifiers.
+      task: task of the run whose reference answer is scored; None for a made-up task, on which a verifier that needs
+        row data may raise.
 
     Returns:
-      One line for each that raised something that may be the made-up task's fault.
+      One line per verifier whose exception may be due to the made-up task.
 
     Raises:
-      ValueError: says why one can't be used.
+      ValueError: a verifier cannot be used.
     """
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""A verifier's worker, seen from the actor: started, asked, killed with all that it started."""
+"""Actor-side handle of a verifier worker: start, requests, kill with all descendants."""
 
 import asyncio
 import contextlib
@@ -19,40 +19,40 @@ from bridge.credentials import without_secrets
 from configs import custom_functions
 
 END_S = 1.0
-"""A worker that closed its output ends within this, or it is killed; one that ended is read for as long."""
+"""Wait for the exit of a worker that closed its output, and for output of one that exited, in seconds."""
 KILL_S = 10.0
-"""A killed process that is not gone by then hangs in the kernel, and is left to it."""
+"""Wait for a killed process, in seconds; one that still exists hangs in the kernel and is abandoned."""
 FOLLOW_S = 0.2
-"""Between two questions for the timeouts of the test cases that are judged."""
+"""Interval at which test case timeouts are re-read, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Running:
-    """One process and its channel, a socket: a pipe that a process of the verifier's holds open would never end."""
+    """Process and its channel. A socket, because a descendant that holds a pipe open would prevent its end of file."""
 
     process: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     exited: asyncio.Future[int]
-    """Its exit code; by then all that is left of its session's process group is killed."""
+    """Exit code; set after the rest of its process group is killed."""
 
 
 class WorkerProcess:
-    """One process; started by its first question, and again after each kill."""
+    """Worker process; started by its first request, and again after each kill."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._running: _Running | None = None
         self.loaded: set[str] = set()
         self.timeouts_s: Callable[[], tuple[float, ...]] | None = None
-        """Timeouts of the test cases that are judged, as they are known now; None: it judges none."""
+        """Returns the current timeouts of the test cases being scored; None if there are none."""
 
     async def ask(self, question: ScoreRequest) -> ScoreReply:
-        """Returns its answer; while it judges, `timeouts_s` is followed.
+        """Returns the worker's reply; forwards changes of `timeouts_s` meanwhile.
 
         Raises:
-          OSError, asyncio.IncompleteReadError: it ended.
-          struct.error, msgspec.MsgspecError, ValueError: it wrote something else.
+          OSError, asyncio.IncompleteReadError: the worker exited. struct.error, msgspec.MsgspecError, ValueError: it
+          wrote an invalid message.
         """
         if self._running is None or self._running.exited.done():
             await self.kill()
@@ -71,7 +71,7 @@ class WorkerProcess:
                 if self.timeouts_s and not answer.done() and (now := self.timeouts_s()) != sent:
                     sent = now
                     running.writer.write(verifier_worker.frame(Timeouts(case_timeouts_s=now)))
-            if not answer.done():  # what it wrote before it ended
+            if not answer.done():  # output written before the exit
                 await asyncio.wait([answer], timeout=END_S)
             if not answer.done():
                 raise ConnectionResetError("it ended")
@@ -82,7 +82,7 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Returns True if a signal stopped it, or a debugger (Linux; False elsewhere)."""
+        """True if a signal or a debugger suspended the worker (Linux; False elsewhere)."""
         if self._running is None:
             return False
         try:
@@ -92,7 +92,7 @@ class WorkerProcess:
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     async def ended(self) -> str:
-        """Returns how the process ended, if it has or is about to, for a message."""
+        """Returns a description of the exit, if the process has exited or is about to."""
         if self._running is None:
             return ""
         await asyncio.wait([self._running.exited], timeout=END_S)
@@ -102,12 +102,12 @@ class WorkerProcess:
         return f" by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f" with exit code {code}"
 
     def close_input(self) -> None:
-        """Ends its input, after which it ends in order."""
+        """Closes the worker's input, after which it exits gracefully."""
         if self._running is not None:
             self._running.writer.close()
 
     async def kill(self) -> None:
-        """Kills it with all processes of its session's group."""
+        """Kills the worker with its process group."""
         running, self._running = self._running, None
         self.loaded.clear()
         if running is None:
@@ -125,9 +125,9 @@ class WorkerProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 start_new_session=True,
-                # One thread each: the cores are the engine's.
+                # One thread each: the cores belong to the engine.
                 env={
-                    **without_secrets(os.environ),  # a verifier may be anybody's code
+                    **without_secrets(os.environ),  # a verifier may be third-party code
                     "PYTHONPATH": custom_functions.python_path(),
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",
@@ -139,7 +139,7 @@ class WorkerProcess:
 
 
 def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
-    """The exit code, when it ends; its process group is killed then, before its id may be another's."""
+    """Returns a future of the exit code; its process group is killed first, before the id can be reused."""
     loop = asyncio.get_running_loop()
     exited: asyncio.Future[int] = loop.create_future()
     end = os.pidfd_open(process.pid)

@@ -1,7 +1,7 @@
-"""A process that judges responses: `python -m actor.rewards.verifier_worker`, spoken to over its pipes.
+"""Process that scores responses: `python -m actor.rewards.verifier_worker`, on standard input and output.
 
-A message is four bytes of length (big-endian) and msgpack. There is one answer to each question, in order; while one is
-judged, other timeouts of its test cases may come. It ends with its input, or with its parent.
+A message is four bytes of length (big-endian) and msgpack. Replies follow the order of requests. While a request is
+scored, updated timeouts of its test cases may arrive. The process exits at the end of its input, or with its parent.
 """
 
 import os
@@ -26,14 +26,14 @@ from configs import custom_functions
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
-"""Of address space; beyond it the verifier fails instead of the machine."""
+"""Address space limit, in bytes; above it the verifier fails instead of the machine."""
 _CORES = "--cores="
 RUNS_PROGRAMS = ("code",)
-"""What these raise is the sandbox's, or the row's."""
+"""Verifiers whose exceptions come from the sandbox or the row, not from the response."""
 
 
 class ScoreRequest(msgspec.Struct, tag=True):
-    """One response to judge; without one, the verifier is only loaded."""
+    """Request to score a response; without a response it only loads the verifier."""
 
     verifier: str
     task: Task | None = None
@@ -42,13 +42,13 @@ class ScoreRequest(msgspec.Struct, tag=True):
 
 
 class Timeouts(msgspec.Struct, tag=True):
-    """Timeouts of the test cases of the question before, from now on."""
+    """Updated timeouts of the previous request's test cases."""
 
     case_timeouts_s: tuple[float, ...]
 
 
 class LiveTimeouts(Sequence[float]):
-    """Timeouts by test case of one question, replaced while it is judged."""
+    """Timeouts per test case of one request, replaced while it is scored."""
 
     def __init__(self, known: Sequence[float]) -> None:
         self.known = tuple(known)
@@ -61,28 +61,28 @@ class LiveTimeouts(Sequence[float]):
 
 
 class ScoreReply(msgspec.Struct):
-    """A score, or what went wrong."""
+    """Score or error."""
 
     score: Score | None = None
     error: str = ""
     is_no_number: bool = False
-    """The verifier returned something that no response makes a number."""
+    """True if the verifier returned a value that no response could turn into a number."""
     is_machines: bool = False
-    """The error is of this machine or its sandboxes, and says nothing about the row."""
+    """True if the machine or its sandboxes caused the error, which then says nothing about the row."""
 
 
 def frame(message: ScoreRequest | Timeouts | ScoreReply) -> bytes:
-    """A message as it is sent; raises ValueError if it is too large."""
+    """Returns a message with its length prefix. Raises ValueError if it is too large."""
     return processes.frame(msgspec.msgpack.encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame_length(head: bytes) -> int:
-    """How many bytes follow these four; raises ValueError if too many."""
+    """Returns the message length from its four-byte prefix. Raises ValueError if it is too large."""
     return processes.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)
 
 
 def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers questions until the input ends; a thread reads them, so that timeouts reach the one that is judged."""
+    """Answers requests until the input ends; a reader thread passes timeouts to the request being scored."""
     questions: queue.SimpleQueue[ScoreRequest | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(source, questions), name="questions", daemon=True).start()
     while (question := questions.get()) is not None:
@@ -106,16 +106,16 @@ def _read(source: BinaryIO, questions: "queue.SimpleQueue[ScoreRequest | None]")
 
 
 def main(load: Callable[[str], Verifier] = registry.load) -> None:
-    """Serves on standard input and output; `--cores=0,2` binds it to these."""
+    """Serves on standard input and output; `--cores=0,2` binds the process to these cores."""
     for argument in sys.argv[1:]:
         if argument.startswith(_CORES):
             os.sched_setaffinity(0, map(int, argument.removeprefix(_CORES).split(",")))
     processes.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
-    # The hard limit stays open: a sandbox can't have more than who starts it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the actor handles Ctrl-C
+    # The hard limit stays open: a sandbox's limit cannot exceed its parent's.
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, hard))
-    # What a verifier prints must not end up between the answers, nor a question in what it reads.
+    # Keep a verifier's prints out of the replies, and requests out of its standard input.
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -131,17 +131,17 @@ def _answer(load: Callable[[str], Verifier], question: ScoreRequest) -> ScoreRep
             registry.prepare(question.verifier, question.context.settings)
             return ScoreReply()
         return ScoreReply(score=_scored(score, question.verifier, question.response, question.task, question.context))
-    except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
+    except Exception as e:  # a verifier may raise anything; the pool decides about it
         is_machines = isinstance(e, OSError | MemoryError | SandboxError | SandboxUnavailableError)
         is_no_number = isinstance(e, NoNumberError)
         return ScoreReply(error=f"{type(e).__name__}: {e}", is_machines=is_machines, is_no_number=is_no_number)
 
 
 def _scored(score: Verifier, name: str, response: Response, task: Task, context: Context) -> Score:
-    """The score of a response: wrong where it makes its verifier raise that judges the task's own answer.
+    """Returns the score of a response: wrong if the verifier raises on it but not on the reference answer.
 
-    Raises what the verifier does where that can be no fault of the text: what the system refused, whatever a sandbox or
-    a user's own verifier says, or if the own answer makes it raise, too.
+    Other exceptions are passed on, because the response may not be at fault: any OSError, any exception of a sandbox or
+    a custom verifier, and an exception on the reference answer as well.
     """
     try:
         return score(response, task, context)
