@@ -124,7 +124,7 @@ def main() -> int:
                 # Waiting for a learner can take hours, so the actor reports that it is starting.
                 joined = _join(lambda: liveness.report(Activity.STARTING))
             except FinishedRunError as e:
-                logging.info("actor ends, there is nothing to serve: %s", e)
+                logging.info("actor exits, nothing to serve reason=%s", e)
                 return 0
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
@@ -150,10 +150,10 @@ def main() -> int:
             engine = _start_engine(joined, limits_file, liveness, timeline)
             asyncio.run(_serve(joined, engine, timeline, limits_file, liveness, judge))
         except ResizeRequest as e:
-            logging.info("actor ends to be resized: %s", e)
+            logging.info("actor exits for a resize reason=%s", e)
             return cli.RESIZE
         except RunFinished as e:
-            logging.info("actor ends, its run is finished: %s", e)
+            logging.info("actor exits, run is finished reason=%s", e)
         except StoreLostError as e:
             print(f"error: {cli.first_line(e)}; start again when it can be reached", file=sys.stderr)
             return cli.BUSY
@@ -169,16 +169,18 @@ def _join(waits: Callable[[], None]) -> JoinedRun:
     """Joins the run that the command line names; raises ValueError or TimeoutError if the run cannot be served."""
     if flags.FLAGS.config is not None:
         raise ValueError(
-            "an actor takes its config from the run: give --run_dir, or --store and --run, and no --config"
+            "--config: an actor reads its config from the run; give --run_dir, or --store and --run, instead"
         )
     if (_STORE.value is None) == (flags.FLAGS.run_dir is None):
-        raise ValueError("give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME of one elsewhere")
+        raise ValueError(
+            "give either --run_dir=FOLDER for a run on this machine, or --store=URL --run=NAME for a run elsewhere"
+        )
     if _STORE.value is None:
         for name, value in (("run", _RUN.value), ("work_dir", _WORK_DIR.value), ("allow_module", _ALLOW_MODULE.value)):
             if value:
-                raise ValueError(f"--{name} goes with --store")
+                raise ValueError(f"--{name} requires --store")
         if cli.given_overrides():
-            raise ValueError("--config.* goes with --store here; a run folder's config is fixed")
+            raise ValueError("--config.* requires --store here; a run folder's config cannot change")
         return join_folder(
             flags.FLAGS.run_dir,
             _NAME.value,
@@ -187,7 +189,7 @@ def _join(waits: Callable[[], None]) -> JoinedRun:
             on_wait=waits,
         )
     if _RUN.value is None:
-        raise ValueError("--store needs --run=NAME, the run's --config.run.name")
+        raise ValueError("--store requires --run=NAME (the run's --config.run.name)")
     return join_store(
         _STORE.value,
         _RUN.value,
@@ -212,7 +214,7 @@ def _bound_to_cores(config: Config) -> Config:
         try:
             bind_to_cores(core_ids(cores))
         except OSError as e:
-            raise ValueError(f"this process can't run on the cores {cores} (actor.cpu_cores): {e.strerror}") from e
+            raise ValueError(f"actor.cpu_cores={cores}: this process cannot run on these cores: {e.strerror}") from e
     return config
 
 
@@ -244,7 +246,7 @@ def release_tickets_of(store: ActorStore, dead: str) -> None:
     """Releases the tickets leased to a dead actor, so that others need not wait for its leases to expire."""
     if held := sorted(store.leased(dead)):
         store.release(dead, held)
-        logging.info("tickets of a dead actor offered again actor=%s tickets=%d", dead, len(held))
+        logging.info("tickets of a dead actor released actor=%s tickets=%d", dead, len(held))
 
 
 async def _serve(
@@ -350,7 +352,7 @@ def _with_limits(config: Config, file: EngineSizeFile) -> Config:
     try:
         limits = file.read()
     except ValueError as e:
-        logging.error("limits ignored, the config's are used: %s", e)
+        logging.error("limits file ignored, using the config's limits error=%s", e)
         return config
     own = dataclasses.replace(config.actor, cpu_cores="", **dataclasses.asdict(limits))
     cores = config.actor.cpu_cores and spread_cores(config.actor.cpu_cores, own.tensor_parallel_size)

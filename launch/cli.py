@@ -115,7 +115,7 @@ def parse(
         foreign = [name for name in _SHARED_FLAGS if name not in shared and flags.FLAGS[name].present]
         foreign += ["config.*"] if _overrides and "config" not in shared else []
         if foreign:
-            raise ValueError(f"this command takes no --{foreign[0]}; --help shows what it takes")
+            raise ValueError(f"this command has no --{foreign[0]}; --help lists its flags")
     except (ValueError, flags.Error) as e:
         _end(e)
     return rest[:1]
@@ -154,7 +154,7 @@ def run_dirs(*, most: int | None = None) -> list[str]:
     if not found:
         raise ValueError("give --run_dir=FOLDER of a run")
     if most is not None and len(found) > most:
-        raise ValueError(f"one --run_dir is wanted here, got {len(found)}: {', '.join(found)}")
+        raise ValueError(f"--run_dir: expected one folder, got {len(found)}: {', '.join(found)}")
     return found
 
 
@@ -165,7 +165,7 @@ def given_run_dir() -> str | None:
       ValueError: the flag is repeated.
     """
     if flags.FLAGS[_RUN_DIR.name].present > 1:
-        raise ValueError(f"one --run_dir is wanted here, got {_RUN_DIR.value}")
+        raise ValueError(f"--run_dir: expected one folder, got {_RUN_DIR.value}")
     return _RUN_DIR.value
 
 

@@ -153,10 +153,10 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
         with contextlib.closing(run):
             train(run)
     except Stopped:
-        logging.info("stopped step=%d; start again to go on from step %d", run.step, run.checkpoints.latest or 0)
+        logging.info("stopped step=%d resume_step=%d", run.step, run.checkpoints.latest or 0)
         return cli.STOPPED
     except SupersededLearnerError as e:
-        print(f"error: {cli.first_line(e)}; this one's checkpoints stay in its folder", file=sys.stderr)
+        print(f"error: {cli.first_line(e)}; this learner's checkpoints stay in its folder", file=sys.stderr)
         return cli.SUPERSEDED
     except NotFiniteError as e:
         return _failed(e, "the run's folder and its last checkpoint are kept")

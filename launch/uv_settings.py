@@ -100,7 +100,7 @@ def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> tu
         elif name in _VARIABLES:
             variables |= dict.fromkeys(_VARIABLES[name], value)
         elif name not in _IGNORED:
-            raise ValueError(f"uv has no setting like pip's {name}")
+            raise ValueError(f"uv has no counterpart of pip's setting {name}")
     return variables, arguments
 
 

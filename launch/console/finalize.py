@@ -179,7 +179,7 @@ def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
     """
     try:
         if (size := num_bytes(prepared.folder)) > _LONG_BYTES:
-            print(f"joining {size / 1e6:.0f} MB of events into the trace and the report", flush=True)
+            print(f"merging {size / 1e6:.0f} MB of events into the trace and the report", flush=True)
         finish(prepared, ending)
     except (OSError, ValueError) as e:
         print(f"error: the run's summary was not written: {cli.first_line(e)}", file=sys.stderr)

@@ -49,7 +49,7 @@ def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> 
     except (ConnectionError, TimeoutError) as e:
         raise TimeoutError(f"no Ray cluster at {address}: start one with `ray start --head`; {first_line(e)}") from e
     except (ray.exceptions.AuthenticationError, ray.exceptions.RaySystemError, RuntimeError) as e:
-        raise ValueError(f"the Ray cluster at {address} does not let us in: {first_line(e)}") from e
+        raise ValueError(f"the Ray cluster at {address} rejected the connection: {first_line(e)}") from e
     try:
         yield
     finally:
@@ -60,9 +60,9 @@ def check_guarded(environ: Mapping[str, str], *, allow_open: bool) -> None:
     """Raises ValueError for a cluster without tokens, in which any client can run code, unless it is allowed."""
     if not allow_open and environ.get(_MODE, "").lower() != "token":
         raise ValueError(
-            f"a Ray cluster without tokens runs anybody's code: set {_MODE}=token, here and where `ray start` is "
-            "called on each node (`ray get-auth-token --generate` makes the token), or give --allow_open_cluster on a "
-            "network that nobody else reaches"
+            f"the Ray cluster has no token authentication, so any client can run code on it: set {_MODE}=token, "
+            "here and for `ray start` on each node (`ray get-auth-token --generate` makes the token), or give "
+            "--allow_open_cluster on a trusted network"
         )
 
 

@@ -70,8 +70,8 @@ def check_hosts(kind: DeviceKind, count: int) -> None:
     num_hosts, _ = get_tpu_worker_resources(topology=kind.topology, accelerator_type=kind.accelerator)
     if num_hosts != count:
         raise ValueError(
-            f"a {kind.accelerator} slice of {kind.topology} has {num_hosts} hosts: set "
-            f"learner.num_processes={num_hosts}, one each"
+            f"learner.num_processes: a {kind.accelerator} slice of {kind.topology} has {num_hosts} hosts; set "
+            f"learner.num_processes={num_hosts}, one per host"
         )
 
 
@@ -204,7 +204,7 @@ class RayBackend:
             )
             answered(self._placement_group.group.ready(), wait_s=max(0.0, end_s - time.monotonic()), is_over=is_over)
         except ray.exceptions.RayError as e:
-            raise OSError(f"the cluster gave the learner no place: {custom_functions.first_line(e)}") from e
+            raise OSError(f"the cluster could not place the learner: {custom_functions.first_line(e)}") from e
         except TimeoutError:
             raise TimeoutError(
                 f"the cluster has no place for the learner, {count} x ({self._learner_asked}), within "
@@ -299,8 +299,8 @@ class RayBackend:
                     continue
                 if not is_seen:
                     raise OSError(
-                        f"node {host} ({address}) does not see {self._folder}: give --config.run.dir a folder that "
-                        "the driver and all of the learner's nodes share"
+                        f"node {host} ({address}) cannot read {self._folder}: set --config.run.dir to a folder "
+                        "shared by the driver and all learner nodes"
                     )
                 said.append(f"{one.role} is on {host} ({address})")
         finally:

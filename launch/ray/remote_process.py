@@ -235,7 +235,7 @@ class RemoteProcess:
         except ray.exceptions.RayActorError as e:
             self._lose(e)
         except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"the node of {self.name} does not answer for {END_S:.0f} s") from None
+            raise TimeoutError(f"the node of {self.name} did not answer within {END_S:.0f} s") from None
 
     def _leave(self) -> None:
         if self._node_agent is not None:
@@ -276,7 +276,7 @@ def answered(
     end_s = clock() + wait_s
     while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - clock())))[0]:
         if is_over():
-            raise InterruptedError("told to end while it waited for a place")
+            raise InterruptedError("asked to stop while waiting for a node")
         if clock() >= end_s:
             raise TimeoutError(f"no answer within {wait_s:.0f} s")
     return ray.get(answer)

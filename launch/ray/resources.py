@@ -71,8 +71,8 @@ def of_learner(config: Config, kind: DeviceKind) -> ResourceRequest:
             num_chips *= int(side)
         if num_chips != num_devices:
             raise ValueError(
-                f"a {kind.topology} slice has {num_chips} chips, the mesh is of {num_devices}: change --learner_on or "
-                "mesh.*"
+                f"the mesh has {num_devices} devices, a {kind.topology} slice {num_chips} chips; change "
+                "--learner_on or mesh.*"
             )
     each = num_devices // num_processes
     if kind.device == "cpu":
@@ -99,9 +99,9 @@ def of_actor(config: Config, kind: DeviceKind) -> ResourceRequest:
 def check_spread(config: Config) -> None:
     """Raises ValueError if the store or the weights are not reachable from other machines."""
     if not is_remote_store(config):
-        raise ValueError("on a cluster the store is a database: set store.url=postgresql://...")
+        raise ValueError("store.url: must be a database on a cluster; set store.url=postgresql://...")
     if not config.publish.leaves_the_machine:
         raise ValueError(
-            "on a cluster weights go to other machines: set publish.serve=https (with publish.listen and "
-            "publish.advertise), or publish.bucket"
+            "publish.serve: weights must be served to other machines on a cluster; set publish.serve=https (with "
+            "publish.listen and publish.advertise), or publish.bucket"
         )

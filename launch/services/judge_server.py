@@ -182,7 +182,9 @@ class JudgeService:
             except OSError as e:
                 process.kill()
                 process.wait()
-                raise ValueError(f"the judge can't run on the cores {self._config.cpu_cores}: {e.strerror}") from e
+                raise ValueError(
+                    f"judge.cpu_cores={self._config.cpu_cores}: the judge cannot run on these cores: {e.strerror}"
+                ) from e
         return process
 
     def _wait_until_ready(self, beats: Callable[[], None]) -> None:
@@ -220,7 +222,7 @@ class JudgeService:
                 self._failure = f"the judge died {num_in_a_row} times in a row (code {code}): {said}; see {self._log}"
                 logging.error("%s", self._failure)
                 return
-            logging.error("judge died code=%s said=%r; starting it again", code, said)
+            logging.error("judge died, restarting code=%s error=%r", code, said)
             self._end()  # also kills an engine left by a server that was killed
             if self._is_closing.wait(_BACKOFF_S * (num_in_a_row - 1)):
                 return
@@ -229,7 +231,7 @@ class JudgeService:
             try:
                 self._process = self._start()
             except (ValueError, OSError) as e:  # the next check retries, because memory may become free
-                logging.error("judge not started: %s", e)
+                logging.error("judge not started error=%s", e)
 
     def _health(self) -> SidecarHealth:
         return SidecarHealth(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
@@ -238,16 +240,14 @@ class JudgeService:
         if health.is_due(time.monotonic()):
             answers = self._answers()
             if reason := health.looked(answers=answers, now_s=time.monotonic()):
-                logging.error("judge %s; it is killed", reason)
+                logging.error("judge killed reason=%s", reason)
                 self._kill()
 
     def _end_if_stopped(self) -> None:
         """Kills the server if one of its processes was suspended for too long, because its clients would hang."""
         below = {self._process.pid} | process_tree.descendants(self._process.pid)
         for pid in self._stopped.look(below & process_tree.stopped_below(os.getpid())):
-            logging.error(
-                "judge's process %d was stopped for too long (supervision.heartbeat_timeout_s); it is killed", pid
-            )
+            logging.error("judge process suspended for too long (supervision.heartbeat_timeout_s), killed pid=%d", pid)
             self._kill()
 
     def _end(self) -> None:
@@ -264,7 +264,7 @@ class JudgeService:
             process_tree.end_group(self._process.pid, deadline_s=_KILLED_S)
             self._process.wait(_KILLED_S)
         except (OSError, subprocess.TimeoutExpired) as e:
-            logging.error("judge killed error=%r", str(e))
+            logging.error("judge not killed error=%r", str(e))
 
 
 def arguments(config: JudgeConfig, port: int) -> list[str]:

@@ -87,8 +87,8 @@ def _allow_files(num_connections: int) -> None:
     wanted = num_connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and wanted > hard:
         raise ValueError(
-            f"publish.max_connections={num_connections} needs {wanted} open files, ulimit -n allows {hard}: raise it, "
-            "or set a lower publish.max_connections"
+            f"publish.max_connections={num_connections} needs {wanted} open files, the limit (ulimit -n) is "
+            f"{hard}; raise the limit, or lower publish.max_connections"
         )
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -103,7 +103,7 @@ class SnapshotService:
     def _end_if_stopped(self) -> None:
         """Kills a suspended server, because its readers would wait, and in round mode the run with them."""
         for pid in self._stopped.look({self._server.pid} & stopped_below(os.getpid())):
-            logging.error("snapshot server was stopped for too long (supervision.heartbeat_timeout_s) and is killed")
+            logging.error("snapshot server suspended for too long (supervision.heartbeat_timeout_s), killed")
             kill_below(pid, os.getpid())
 
     def _watch(self) -> None:
@@ -118,7 +118,7 @@ class SnapshotService:
                 self._failure = f"the snapshot server died {num_restarts} times in a row (code {code}); see {self._log}"
                 logging.error("%s", self._failure)
                 return
-            logging.error("snapshot server died code=%s; starting it again", code)
+            logging.error("snapshot server died, restarting code=%s", code)
             if self._is_closing.wait(_BACKOFF_S * (num_restarts - 1)):
                 return
             started_s = time.monotonic()
@@ -126,4 +126,4 @@ class SnapshotService:
                 self._server.close()
                 self._server = self._start(self._listen)
             except (ValueError, OSError) as e:  # the next check retries, because the port or memory may become free
-                logging.error("snapshot server not started: %s", e)
+                logging.error("snapshot server not started error=%s", e)

@@ -83,7 +83,7 @@ def _send(feed: TrackerFeed) -> int:
     try:
         feed.follow(lambda: True)
     except TrackerRefusedError as e:
-        print(f"error: {e}; start it again when it can be reached", file=sys.stderr)
+        print(f"error: {e}; start again when the tracker is reachable", file=sys.stderr)
         return cli.BUSY
     except UnsureError as e:
         print(f"error: {e}; they are not sent again", file=sys.stderr)

@@ -54,7 +54,7 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
             try:
                 store.heartbeat(heartbeat(name, None, None))
             except Exception as e:  # the serving actor uses the same store and raises the error as well
-                logging.error("no heartbeat while the engine starts: %s", e)
+                logging.error("heartbeat failed during engine start error=%s", e)
                 return
             has_ended.wait(ActorLimits.heartbeat_s)
 
@@ -70,8 +70,8 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
 def say_refused(file: EngineSizeFile, reason: str) -> None:
     """Reports on stderr that the requested limits were rejected, with the reason."""
     print(
-        f"error: the engine did not start with the limits of {file.path}: {reason}; the file is "
-        f"{file.refused_path.name} now and the config's limits are used",
+        f"error: the engine did not start with the limits of {file.path}: {reason}; the file was renamed to "
+        f"{file.refused_path.name} and the config's limits are used",
         file=sys.stderr,
         flush=True,
     )
@@ -132,7 +132,7 @@ async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], 
 
 def end_now(why: str) -> None:
     """Exits the process with 0 although threads still wait for the store; the engine's processes die with it."""
-    print(f"actor ends at once; {why}", file=sys.stderr, flush=True)
+    print(f"actor exits immediately: {why}", file=sys.stderr, flush=True)
     os._exit(0)
 
 

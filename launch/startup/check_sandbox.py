@@ -39,9 +39,7 @@ def _check_hidden(config: Config, view: HostView) -> None:
         paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
     for field, path in paths.items():
         if path and (folder := bwrap.folder_shown(view, os.path.expanduser(path))):
-            raise ValueError(
-                f"{field}={path} is in {folder}, which programs in the sandbox can read: move it out of there"
-            )
+            raise ValueError(f"{field}={path} is in {folder}, which sandboxed programs can read; move it elsewhere")
 
 
 def _crowded(config: Config) -> list[str]:

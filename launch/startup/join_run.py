@@ -52,8 +52,8 @@ def check_trust(url: str, token: Token | None) -> None:
     check_no_password(url)
     if token is None and sqlite_path(url) is None and not libpq_target_of(url).is_here:
         raise ValueError(
-            f"a run of another machine needs its token, by which its weights are known: set {TOKEN_FILE} to a file "
-            "with it"
+            f"{TOKEN_FILE}: a run on another machine needs its token to authenticate the weights; set "
+            f"{TOKEN_FILE} to a file with the token"
         )
 
 
@@ -65,7 +65,10 @@ def allowing(config: Config) -> list[str]:
 def check_no_password(url: str) -> None:
     """Raises ValueError if a store URL on the command line holds a password, or is not a store URL."""
     if sqlite_path(url) is None and (secret_in(url) or not {"password", "sslpassword"}.isdisjoint(parse(url))):
-        raise ValueError("--store holds a password, and every user of this machine sees it; use PGPASSFILE, PGPASSWORD")
+        raise ValueError(
+            "--store must not contain a password, which every user of this machine could see; use PGPASSFILE or "
+            "PGPASSWORD"
+        )
 
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -261,13 +264,13 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
         return
     if not announcement.all_sources:
         raise ValueError(
-            "the run's weights are in its learner's memory alone: start the learner with publish.serve=https or "
+            "the run's weights are only in its learner's memory; start the learner with publish.serve=https or "
             "publish.bucket, or this actor on its machine with --run_dir"
         )
     try:
         fetcher.check(announcement)
     except SnapshotError as e:
-        raise ValueError(f"what the run announces can't be served here: {e}") from e
+        raise ValueError(f"the announced weights cannot be served here: {e}") from e
 
 
 def check_names(*, run: str, name: str) -> None:
@@ -280,14 +283,14 @@ def check_names(*, run: str, name: str) -> None:
 def check_id(id_: str, run: str) -> None:
     """Raises ValueError if the run id from the store is not a plain name, and so could point outside its folders."""
     if not _NAME.fullmatch(id_):
-        raise ValueError(f"the store gives run {run} the id {id_!r}, which no learner makes: is it the right store?")
+        raise ValueError(f"the store returned the invalid id {id_!r} for run {run}; check --store")
 
 
 def check_given(given: Mapping[str, str]) -> None:
     """Raises ValueError if an override is outside --config.actor.*, and so would change the run."""
     for path in given:
         if not path.startswith("actor."):
-            raise ValueError(f"--config.{path} is the run's, not this actor's: only --config.actor.* may be given here")
+            raise ValueError(f"--config.{path} belongs to the run; an actor accepts only --config.actor.*")
 
 
 def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collection[str]) -> Config:
@@ -299,12 +302,12 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
     try:
         raw = json.loads(card.config)
         if not isinstance(raw, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("expected a JSON object")
         config = overrides.from_dict(raw)
     except RecursionError:
-        raise ValueError(f"the config of run {card.name} can't be read here: it is nested too deeply") from None
+        raise ValueError(f"config of run {card.name}: cannot be read, nested too deeply") from None
     except (ValueError, TypeError) as e:
-        raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
+        raise ValueError(f"config of run {card.name}: cannot be read: {e}") from e
     # A folder on the learner's machine does not exist here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
     own = {name: "verifier" for name in config.custom_verifiers} | dict.fromkeys(
@@ -313,8 +316,8 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
     for name, field in own.items():
         if name not in allowed_modules:
             raise ValueError(
-                f"run {card.name} has prompts.{field}={name}, code that is not Sluice's: look at it, and give "
-                f"--allow_module={name} if this machine may import it"
+                f"prompts.{field}={name} of run {card.name} is custom code; review it, and give "
+                f"--allow_module={name} to let this machine import it"
             )
     return overrides.apply(config, given)
 
@@ -333,7 +336,7 @@ def register_actor(store: ActorStore, name: str, *, location: str) -> None:
             if beat_s not in (None, e.beat_s):
                 raise  # the owner sent another heartbeat
             if beat_s is None:
-                logging.info("%s; waiting %.0f s at most whether it still lives", e, NAME_LEASE_S)
+                logging.info("%s; waiting up to %.0f s for its heartbeats to stop", e, NAME_LEASE_S)
             beat_s = e.beat_s
         time.sleep(_CARD_POLL_S)
 
@@ -352,7 +355,7 @@ def _wait_for_run(
                 raise
             if isinstance(e, FinishedRunError) and not has_said:
                 how_long = f"{left_s:.0f} s" if math.isfinite(left_s) else "as long as it takes"
-                logging.info("%s; waiting %s for a learner that goes on with it, or a new run", e, how_long)
+                logging.info("%s; waiting %s for a learner to resume it, or for a new run", e, how_long)
                 has_said = True
         if not is_waiting:
             report_phase("waiting for a learner that leads the run")
@@ -370,7 +373,9 @@ def _wait_for_card(
             report_phase("waiting for the learner to say what the run is")
             is_waiting = True
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"the learner of run {run} has not said what the run is: is it running?")
+            raise TimeoutError(
+                f"timed out waiting for the run descriptor of run {run}; check that its learner is running"
+            )
         on_wait()
         time.sleep(_CARD_POLL_S)
     return card

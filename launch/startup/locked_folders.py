@@ -41,7 +41,7 @@ class ActorWorkFolder:
         end_s = time.monotonic() + _PATIENCE_S
         while (fd := _locked(path, path / _LOCK, fcntl.LOCK_EX)) is None:
             if time.monotonic() > end_s:
-                raise ValueError(f"a live actor {name} has {path}; give another --name, or --work_dir")
+                raise ValueError(f"{path} is used by a live actor {name}; set another --name or --work_dir")
             time.sleep(_PATIENCE_S / 20)
         self._fd: int | None = fd
         self.is_done = False

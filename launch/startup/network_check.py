@@ -24,8 +24,8 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
     host, port = split_address(of_process(publish.listen, 0))
     if publish.bucket and not publish.bucket.startswith("file://") and token is None:
         raise ValueError(
-            f"publish.bucket={publish.bucket} needs a token, by which actors tell your weights from others': "
-            f"set {TOKEN_FILE} to a file with one (openssl rand -hex 32), here and for the actors"
+            f"publish.bucket={publish.bucket} needs a token to authenticate the weights: set {TOKEN_FILE} to a "
+            "file with one (openssl rand -hex 32), here and for the actors"
         )
     if publish.serve == "none":
         if publish.advertise:
@@ -40,14 +40,14 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
         _check_advertised(publish.advertise, publish.serve)
     elif host in _EVERYWHERE:
         raise ValueError(
-            f"publish.listen={publish.listen} is every address of this machine; say by publish.advertise which one "
-            f"actors use, as in --config.publish.advertise={publish.serve}://learner.example:{port or 8443}"
+            f"publish.listen={publish.listen} listens on every address; set the address for actors, as in "
+            f"--config.publish.advertise={publish.serve}://learner.example:{port or 8443}"
         )
     if publish.serve == "http":
         if not is_loopback(host):
             raise ValueError(
-                f"publish.serve=http would show weights and token to everyone between, at {publish.listen}: take "
-                "publish.serve=https, or publish.listen=127.0.0.1:0 for actors of this machine alone"
+                f"publish.serve=http at {publish.listen} would expose weights and token to the network; set "
+                "publish.serve=https, or publish.listen=127.0.0.1:0 for actors on this machine only"
             )
         return []
     if token is None:
@@ -94,4 +94,4 @@ def _check_advertised(url: str, serve: str) -> None:
     if parts.scheme != serve or not parts.hostname:
         raise ValueError(f"publish.advertise must be a {serve}:// URL with publish.serve={serve}, got {url!r}")
     if serve == "http" and not is_loopback(parts.hostname):
-        raise ValueError(f"publish.advertise={url} is not this machine's own: take publish.serve=https")
+        raise ValueError(f"publish.advertise={url} is not a loopback address; set publish.serve=https")

@@ -332,14 +332,16 @@ def missing_weights(folder: pathlib.Path) -> str:
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"{index} is no index of safetensors files: {e!r}") from e
+        raise ValueError(f"{index} is not an index of safetensors files: {e!r}") from e
     gone = [f for f in files if not (folder / f).is_file()]
     return f"{', '.join(gone)} of its index" if gone else ""
 
 
 def _check_is_folder(folder: pathlib.Path, field: str) -> None:
     if not folder.is_dir():
-        raise ValueError(f"no model folder {str(folder)!r} ({field}); python -m launch.tools.get_model gets one")
+        raise ValueError(
+            f"{field}: no model folder {str(folder)!r}; download one with python -m launch.tools.get_model"
+        )
 
 
 def _refusal(config: Config) -> type[Exception]:
@@ -351,7 +353,7 @@ def _refusal(config: Config) -> type[Exception]:
 def _check_writable(config: Config, folder: pathlib.Path, field: str) -> None:
     existing = _existing(folder)
     if not existing.is_dir():
-        raise ValueError(f"{folder} can't be made: {existing} is no folder; choose another {field}")
+        raise ValueError(f"{folder} cannot be created: {existing} is not a folder; set another {field}")
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(_PROBE_BYTES))

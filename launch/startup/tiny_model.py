@@ -32,10 +32,10 @@ def cache_folder() -> pathlib.Path:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     except RuntimeError as e:  # no home folder
-        raise ValueError(f"there is no cache folder ({e}); set SLUICE_CACHE to a folder") from e
+        raise ValueError(f"no cache folder ({e}); set SLUICE_CACHE to a folder") from e
     except OSError as e:
         raise ValueError(
-            f"the cache folder can't be written ({e.filename}: {e.strerror}); set SLUICE_CACHE to one that can"
+            f"the cache folder is not writable ({e.filename}: {e.strerror}); set SLUICE_CACHE to a writable folder"
         ) from e
     return folder
 

@@ -112,9 +112,11 @@ class Corpus:
 
 def _examples(prompts: PromptsConfig, seed: int, *, thinks: bool) -> Iterator[Example]:
     if thinks and not _is_of_sums(prompts):
-        raise ValueError("the tiny model that thinks is warmed up on sums of prompts.task alone; give model.path")
+        raise ValueError("model.path: the tiny thinking model supports only prompts.task; set model.path")
     if prompts.mixture:
-        raise ValueError("the tiny model is warmed up on one source, and prompts.mixture has several; give model.path")
+        raise ValueError(
+            "model.path: the tiny model supports one prompt source, but prompts.mixture has several; set model.path"
+        )
     if prompts.path:
         return _of_rows(prompts, seed)
     return _of_episodes(prompts, seed) if prompts.environment else _of_sums(prompts, seed, thinks=thinks)
@@ -144,7 +146,9 @@ def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iter
             thought = _partial_sums(raw.question) + "</think>" if thinks else ""
             yield _answered(raw.question, thought + str(int(raw.task.answer)))
         except ValueError as e:
-            raise ValueError(f"the tiny model needs a task with whole-number answers, got {raw.task.answer!r}") from e
+            raise ValueError(
+                f"the tiny model requires a task with whole-number answers, got {raw.task.answer!r}"
+            ) from e
 
 
 def _of_rows(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
@@ -155,7 +159,7 @@ def _of_rows(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
         if (answer := code_tests.read(json.loads(gold.task.metadata)).solution if is_code else gold.task.answer)
     ]
     if all(is_held_out(question, prompts.held_out_one_in) for question, _ in known):
-        raise ValueError(f"{prompts.path} has no rows with answers to warm the tiny model up on")
+        raise ValueError(f"{prompts.path} has no rows with answers, which the tiny model's warm-up needs")
     order = np.random.default_rng(seed)
     while True:
         for index in order.permutation(len(known)):
@@ -166,8 +170,8 @@ def _of_episodes(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
     example = EXAMPLES.get(prompts.environment)
     if example is None or prompts.environment_rows:
         raise ValueError(
-            f"the tiny model can't be warmed up for prompts.environment={prompts.environment}: examples of episodes "
-            f"are there for the own rows of {', '.join(EXAMPLES)}; give model.path"
+            f"model.path: the tiny model cannot be warmed up for prompts.environment={prompts.environment}; "
+            f"example episodes exist for {', '.join(EXAMPLES)} with their own rows; set model.path"
         )
     row = rows(prompts.environment, seed=seed, args=prompts.environment_args)
     drawn = random.Random(seed)

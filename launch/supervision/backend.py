@@ -75,8 +75,8 @@ class LocalBackend:
         each = self._config.mesh.num_devices // count
         if devices and len(devices) != each * count:
             raise ValueError(
-                f"mesh.devices has {len(devices)} devices, the mesh {each * count}: {each} for each of "
-                f"learner.num_processes={count}"
+                f"mesh.devices: expected {each * count} devices ({each} for each of "
+                f"learner.num_processes={count}), got {len(devices)}"
             )
         members = [
             self._learner_process(

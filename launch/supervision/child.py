@@ -208,7 +208,7 @@ class Child:
             try:
                 self._process.wait(END_S)
             except subprocess.TimeoutExpired:
-                raise TimeoutError(f"{self.name} (pid {self.pid}) was killed and does not end") from None
+                raise TimeoutError(f"{self.name} (pid {self.pid}) did not exit after SIGKILL") from None
         if self._mark:
             kill_leftovers(lambda mark: mark == self._mark, deadline_s=END_S)
 

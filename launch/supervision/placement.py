@@ -134,9 +134,9 @@ def _split(
         is_all = len(found) == len(gpus) and config.learner.num_processes == 1
         return learner or (() if is_all else found), [()]
     raise ValueError(
-        f"actor.num_engines={num_engines} engines of {least} devices each (actor.tensor_parallel_size) want "
-        f"{num_engines * least} beside the learner's {len(found)}, this machine shows {len(gpus)}; take fewer engines, "
-        "or say who shares what with actor.devices and mesh.devices"
+        f"actor.num_engines={num_engines}: engines of {least} devices (actor.tensor_parallel_size) need "
+        f"{num_engines * least} devices in addition to the learner's {len(found)}, this machine has {len(gpus)}; "
+        "use fewer engines, or assign shared devices with actor.devices and mesh.devices"
     )
 
 
@@ -151,15 +151,14 @@ def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
     named = {d for group in config.actor.device_groups for d in group}
     if other := sorted(d for d in named if d.isdigit() != gpus[0].isdigit()):
         raise ValueError(
-            f"actor.devices names {', '.join(other)}, this machine's devices are {', '.join(gpus)} here: which of them "
-            "are left for the learner can't be told; give mesh.devices too"
+            f"actor.devices names {', '.join(other)}, but this machine's devices are {', '.join(gpus)}, so the "
+            "learner's devices are unknown; set mesh.devices as well"
         )
     left = [d for d in gpus if d not in named]
     if len(left) < num_wanted:
         raise ValueError(
             f"actor.devices={config.actor.devices!r} leaves the learner {len(left)} of this machine's {len(gpus)} "
-            f"devices, its mesh wants {num_wanted}; name fewer there, or say with mesh.devices which ones it takes or "
-            "shares"
+            f"devices, its mesh needs {num_wanted}; name fewer devices, or set mesh.devices"
         )
     return tuple(left[:num_wanted])
 

@@ -145,7 +145,7 @@ def _end_all(find: Callable[[], list[int]], is_it: Callable[[int], bool], deadli
         left = _kill(found, is_it, wait_s=end_s - time.monotonic())
         if time.monotonic() > end_s:
             pid = (left or found)[0]
-            raise TimeoutError(f"process {pid} ({_title(pid)}) was killed and does not end")
+            raise TimeoutError(f"process {pid} ({_title(pid)}) did not exit after SIGKILL")
 
 
 def _pids() -> Iterator[int]:

@@ -28,9 +28,7 @@ def main() -> int:
         if name == smollm2.NAME and _REVISION.value:
             raise ValueError(f"--revision has no effect on {name}; leave it out")
         if pathlib.Path(name).expanduser().is_dir():
-            raise ValueError(
-                f"{name} is a folder of this machine: a run takes it as it is, by --config.model.path={name}"
-            )
+            raise ValueError(f"{name} is a folder on this machine; use it directly with --config.model.path={name}")
         if name != smollm2.NAME and not is_hub_name(name):
             raise ValueError(f"no model {name!r}: give {smollm2.NAME}, or a name of the Hub such as Qwen/Qwen3-1.7B")
         out = pathlib.Path(_OUT.value if _OUT.value is not None else f"models/{name.rpartition('/')[2]}").expanduser()

@@ -63,14 +63,14 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = open(place.with_name(f".{place.name}.lock"), "w")  # noqa: SIM115
     except OSError as e:
-        raise ValueError(f"nothing can be written in {place.parent}: {e.strerror}; give another --out") from e
+        raise ValueError(f"{place.parent} is not writable: {e.strerror}; give another --out") from e
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (place / RECORD).is_file() and identity.items() <= json.loads((place / RECORD).read_text()).items():
             check_trainable(place)
             return False
         if place.is_dir() and any(place.iterdir()):
-            raise ValueError(f"{place} is not empty, and holds something else; remove it, or give another --out")
+            raise ValueError(f"{place} is not empty and contains something else; remove it, or give another --out")
         print(f"{out}: from {', '.join(value for value in identity.values() if value)}", flush=True)
         # An interrupted download of the same model continues in this folder.
         part = place.with_name(f".{place.name}.{hashlib.sha256(record).hexdigest()[:12]}.part")
@@ -134,8 +134,8 @@ def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:
         except (HfHubHTTPError, OSError, ValueError, RuntimeError) as e:
             said = " ".join(str(e).split())[:300]
             raise ValueError(
-                f"{name} can't be had from the Hugging Face Hub ({type(e).__name__}: {said}); without a network take "
-                f"{smollm2.NAME}, or give a folder of this machine as model.path"
+                f"{name} cannot be downloaded from the Hugging Face Hub ({type(e).__name__}: {said}); without a "
+                f"network use {smollm2.NAME}, or set model.path to a folder on this machine"
             ) from e
         _architecture(folder)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's download metadata

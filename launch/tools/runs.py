@@ -31,11 +31,11 @@ def main() -> int:
         if _STORE.value is None:
             raise ValueError("give --store=URL")
         if _DROP.value is not None and _UNFENCE.value is not None:
-            raise ValueError("--drop and --unfence are two commands")
+            raise ValueError("--drop and --unfence cannot be combined")
         if (_UNFENCE.value is None) != (_RUN.value is None):
             raise ValueError("--unfence=ACTOR and --run=RUN go together")
         if _DROP.value is None and (_FORCE.value or _BUCKET.value):
-            raise ValueError("--force and --bucket go with --drop")
+            raise ValueError("--force and --bucket require --drop")
         check_no_password(_STORE.value)
         with open_runs(_STORE.value) as runs:
             print(_act(runs))

@@ -185,7 +185,7 @@ def test_run_whose_actors_join_late_and_leave_is_trained_to_its_end(machines, mo
     wait_until(lambda: learner.poll() is not None or bool(second.poll()), "the run's end", deadline_s=START_S)
     assert learner.poll() == 0, machines.log("learner")[-3000:] + machines.log("far-2")[-3000:]
     assert second.wait(60) == 0, machines.log("far-2")[-3000:]  # it hears of the end itself
-    assert "actor ends, its run is finished" in machines.log("far-2")
+    assert "actor exits, run is finished" in machines.log("far-2")
 
     rows = machines.steps()
     trained = [group for row in rows for group in row["groups"]]
@@ -227,10 +227,10 @@ def join(place: Place, *arguments: str, token: str = TOKEN) -> tuple[int, list[s
     ("card", "announced", "arguments", "said"),
     [
         ({"sluice": "9.9.9"}, {}, [], "error: run trial wants Sluice 9.9.9, here is"),
-        ({}, {"token": OTHER}, [], "error: what the run announces can't be served here: "),
-        ({}, {"tokenizer_hash": "another"}, [], "error: what the run announces can't be served here: "),
-        ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name is the run's, not this actor's"),
-        ({"config": None}, {}, [], "error: run trial has prompts.verifier=theirs:score, code that is not Sluice's"),
+        ({}, {"token": OTHER}, [], "error: the announced weights cannot be served here: "),
+        ({}, {"tokenizer_hash": "another"}, [], "error: the announced weights cannot be served here: "),
+        ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name belongs to the run"),
+        ({"config": None}, {}, [], "error: prompts.verifier=theirs:score of run trial is custom code"),
     ],
     ids=["version", "token", "tokenizer", "override", "module"],
 )
@@ -252,17 +252,17 @@ def test_actor_that_is_started_for_a_finished_run_says_so_and_ends_in_order(plac
     place.store.finish(7)
     code, lines = join(place, f"--store={place.url}", "--run=trial", "--name=far-1")
     assert code == 0 and len(lines) == 1, lines
-    assert lines[0].endswith("actor ends, there is nothing to serve: run trial is finished, at step 7")
+    assert lines[0].endswith("actor exits, nothing to serve reason=run trial is finished, at step 7")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "error: give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME"),
-        (["--store={url}"], 2, "error: --store needs --run=NAME"),
-        (["--store={url}", "--run=trial", "--config=x"], 2, "error: an actor takes its config from the run"),
-        (["--store={url}", "--run=trial"], 4, "error: the learner of run trial has not said what the run is"),
-        (["--run_dir=/x", "--allow_module=a:b"], 2, "error: --allow_module goes with --store"),
+        ([], 2, "error: give either --run_dir=FOLDER for a run on this machine, or --store=URL --run=NAME"),
+        (["--store={url}"], 2, "error: --store requires --run=NAME"),
+        (["--store={url}", "--run=trial", "--config=x"], 2, "error: --config: an actor reads its config from the run"),
+        (["--store={url}", "--run=trial"], 4, "error: timed out waiting for the run descriptor of run trial"),
+        (["--run_dir=/x", "--allow_module=a:b"], 2, "error: --allow_module requires --store"),
         (["--store=mysql://x", "--run=trial"], 2, "error: a store's URL is sqlite:///FILE or postgresql://"),
     ],
 )

@@ -54,7 +54,7 @@ CASES = {
     "preset is empty": (["--config="], "no config file ''"),
     "run folder below a file": (
         [TINY, "--config.run.dir={place}/file/a/b"],
-        "{place}/file is no folder; choose another",
+        "{place}/file is not a folder; set another",
     ),
     "run folder is a file": ([TINY, "--config.run.dir={place}/file"], "{place}/file is a file; choose another"),
     "run folder nobody can make": ([TINY, "--config.run.dir=/proc/sluice/run"], "nothing can be written in /proc: "),
@@ -66,17 +66,17 @@ CASES = {
     ),
     "run folder is a file, continued": (["--run_dir={place}/file"], "is no run folder"),
     "run folder with a list": (["--run_dir={place}/list"], "config.json: wanted a JSON object, got list"),
-    "run folder whose model is gone": (["--run_dir={place}/orphaned"], "no model folder '{place}/gone' (model.path)"),
-    "snapshots below a file": ([TINY, "--config.publish.snapshot_dir={place}/file/s"], "{place}/file is no folder"),
+    "run folder whose model is gone": (["--run_dir={place}/orphaned"], "model.path: no model folder '{place}/gone'"),
+    "snapshots below a file": ([TINY, "--config.publish.snapshot_dir={place}/file/s"], "{place}/file is not a folder"),
     "snapshots nobody can make": ([TINY, "--config.publish.snapshot_dir=/proc/s"], "nothing can be written in /proc"),
     "prompts are a folder": (
         [TINY, "--config.prompts.path={place}", "--config.prompts.verifier=exact"],
         "no prompts file",
     ),
-    "model is a file": ([TINY, "--config.model.path={place}/file"], "no model folder '{place}/file' (model.path)"),
+    "model is a file": ([TINY, "--config.model.path={place}/file"], "model.path: no model folder '{place}/file'"),
     "reference is nowhere": (
         [TINY, "--config.loss.kl_coef=0.1", "--config.loss.reference_path={place}/gone"],
-        "no model folder '{place}/gone' (loss.reference_path)",
+        "loss.reference_path: no model folder '{place}/gone'",
     ),
 }
 

@@ -67,7 +67,7 @@ FULL = OSError(28, "No space left on device", "metrics.jsonl")
         (dict(train=StoreBusyError("store stayed locked")), 4, "store stayed locked; start again"),
         (dict(train=SnapshotBusyError("still being copied")), 4, "still being copied; start again"),
         (dict(train=StoreLostError("away for 600 s")), 4, "away for 600 s; start again"),
-        (dict(train=SupersededLearnerError("another learner leads")), 5, "another learner leads; this one's"),
+        (dict(train=SupersededLearnerError("another learner leads")), 5, "another learner leads; this learner's"),
     ],
 )
 def test_learner_that_can_not_go_on_says_so_in_one_line(end, capsys, raised, code, said):

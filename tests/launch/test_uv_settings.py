@@ -78,6 +78,6 @@ def test_setting_without_a_counterpart_leaves_the_installation_to_pip():
     program = [sys.executable, "-I", str(REPO / "launch" / "uv_settings.py")]
     done = subprocess.run(program, input="global.require-hashes='true'\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: uv has no setting like pip's require-hashes\n"
+    assert done.stderr == "error: uv has no counterpart of pip's setting require-hashes\n"
     done = subprocess.run(program, input=":env:.config-file='/x'\nglobal.cert='/a b'\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "SSL_CERT_FILE=/a b")

@@ -127,7 +127,7 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     if math.prod(axes.values()) != chips:
         sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
         raise ValueError(
-            f"the mesh {sizes} is {math.prod(axes.values())} chips, {topology} has {chips}; set --config.mesh.*"
+            f"the mesh {sizes} has {math.prod(axes.values())} chips, {topology} has {chips}; set --config.mesh.*"
         )
     # The folder in a recipe's model.path need not exist here.
     model = model or (case.model if case and ("model.path" not in given or not config.model.path) else None)
@@ -175,7 +175,7 @@ def compile_job(job: CompileJob, python: pathlib.Path, *, dump: str | None = Non
             check=False,
         )
         if done.returncode or not file.is_file():
-            raise RuntimeError(f"compiling for {job.topology} broke (exit code {done.returncode}; see above)")
+            raise RuntimeError(f"compiling for {job.topology} failed (exit code {done.returncode}; see above)")
         answer = json.loads(file.read_text())
     error = answer.get("error")
     if error and error["kind"] == "input":
@@ -203,7 +203,7 @@ def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
 
 def _check_flags() -> None:
     if flags.FLAGS.run_dir is not None:
-        raise ValueError("--run_dir has no use here; give --config")
+        raise ValueError("--run_dir has no effect; give --config")
     if _OUT.value is not None:
         check_out_file(_OUT.value)
 
@@ -211,7 +211,7 @@ def _check_flags() -> None:
 def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
     if name is not None:
         if name not in MODEL_SIZES:
-            raise ValueError(f"unknown model {name!r}; wanted one of {', '.join(MODEL_SIZES)}")
+            raise ValueError(f"unknown model {name!r}; expected one of {', '.join(MODEL_SIZES)}")
         return MODEL_SIZES[name]
     if not config.model.path:
         raise ValueError("give --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")

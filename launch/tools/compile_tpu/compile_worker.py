@@ -73,7 +73,7 @@ def tpu_python() -> pathlib.Path:
     if stamp.is_file() and stamp.read_text().strip() == key:
         return python
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
-        raise ValueError(f"{folder} (SLUICE_TPU_VENV) has files but is no virtual environment; name another folder")
+        raise ValueError(f"{folder} (SLUICE_TPU_VENV) has files but is not a virtual environment; set another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the first process creates it while others wait
@@ -184,7 +184,7 @@ def topology_mesh(topology: str, config: Config) -> Mesh:
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as e:  # libtpu's own errors have no common type
-        raise ValueError(f"libtpu doesn't know the topology {topology!r}: {str(e).splitlines()[0]}") from e
+        raise ValueError(f"libtpu does not support the topology {topology!r}: {str(e).splitlines()[0]}") from e
     sizes = config.mesh.axes
     shape = tuple(sizes[axis] for axis in AXES)
     if math.prod(shape) == len(devices):

@@ -104,10 +104,10 @@ def tpu_slice(kind: str, *, num_chips: int, topology: str = "") -> Hosts:
     if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{num_axes - 1}}}", name):
         raise ValueError(f"--topology of {kind} has {num_axes} sides, as in {tpu.topologies[16]}, got {name!r}")
     if math.prod(map(int, name.split("x"))) != num_chips:
-        raise ValueError(f"--topology={name} is not of the mesh's {num_chips} chips (mesh.*)")
+        raise ValueError(f"--topology={name} does not have the mesh's {num_chips} chips (mesh.*)")
     chips = num_chips if num_chips in tpu.hosts else 4
     if num_chips % chips:
-        raise ValueError(f"{num_chips} chips of {kind} are no whole hosts of {chips}")
+        raise ValueError(f"{num_chips} chips of {kind} do not fill hosts of {chips}; change mesh.*")
     cpus, memory = tpu.hosts[chips]
     count = num_chips // chips
     google = tpu.google_name.format(chips=num_chips, cores=2 * num_chips)
@@ -131,7 +131,7 @@ def gpu_hosts(kind: str, *, num_gpus: int, is_gke: bool) -> Hosts:
     gpu = _GPUS[kind]
     count = max(1, num_gpus // gpu.per_host)
     if num_gpus != count * min(num_gpus, gpu.per_host):
-        raise ValueError(f"{num_gpus} GPUs are no whole {kind} hosts of {gpu.per_host}; change mesh.*")
+        raise ValueError(f"{num_gpus} GPUs do not fill {kind} hosts of {gpu.per_host}; change mesh.*")
     each = num_gpus // count
     return Hosts(
         count=count,
@@ -240,17 +240,16 @@ class DeploySettings:
             if value not in choices:
                 raise ValueError(f"--{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.topology and self.learner not in TPUS:
-            raise ValueError(f"--topology is of a TPU slice, got --learner={self.learner}")
+            raise ValueError(f"--topology requires a TPU learner, got --learner={self.learner}")
         if not 0 <= self.num_actors <= kubernetes_names.MAX_INT32 or not 0 <= self.num_params < math.inf:
             raise ValueError(
-                "--num_actors and --num_params must be numbers that are not negative, got "
-                f"{self.num_actors} and {self.num_params}"
+                f"--num_actors and --num_params must not be negative, got {self.num_actors} and {self.num_params}"
             )
         if not 30 <= self.grace_s <= kubernetes_names.MAX_INT32:
             raise ValueError(f"--grace_s must be at least 30, the time of a step and a save, got {self.grace_s}")
         if not 0 < self.port < 65536 or self.port in (COORDINATOR_PORT, TPU_PORT):
             raise ValueError(
-                f"--port must be from 1 to 65535, {COORDINATOR_PORT} and {TPU_PORT} left out, got {self.port}"
+                f"--port must be from 1 to 65535, except {COORDINATOR_PORT} and {TPU_PORT}, got {self.port}"
             )
         if not self.actor_user or not self.actor_user.isprintable():
             raise ValueError(f"--actor_user must be a login of the store, got {self.actor_user!r}")
@@ -283,14 +282,14 @@ class DeploySettings:
 
     def _check_slurm(self) -> None:
         if not _SLURM_TIME.fullmatch(self.time):
-            raise ValueError(f"--time must be sbatch's, as in 24:00:00 or 2-12:00:00, got {self.time!r}")
+            raise ValueError(f"--time must be an sbatch time limit, as in 24:00:00 or 2-12:00:00, got {self.time!r}")
         for flag, options in {"learner_option": self.learner_options, "actor_option": self.actor_options}.items():
             for option in options:
                 if not option or option.startswith("-") or not option.isprintable():
                     raise ValueError(f"--{flag} is one option of sbatch without its dashes, as in --{flag}=partition=a")
         if self.learner in TPUS:
             raise ValueError(
-                f"--target=slurm has learners on GPUs, got --learner={self.learner}; see --target=kubernetes"
+                f"--target=slurm supports only GPU learners, got --learner={self.learner}; use --target=kubernetes"
             )
         for flag, value in {"python": self.python, "keys": self.keys}.items():
             if (not value.startswith("/") or not value.isprintable()) and not (flag == "keys" and self.one_node):
@@ -320,25 +319,25 @@ def check_meeting_places(config: Config) -> None:
     url = config.store.url
     if not url.startswith(("postgresql://", "postgres://")):
         raise ValueError(
-            f"actors on other machines meet the learner in PostgreSQL, got store.url={url or '(a file)'}: give "
+            f"store.url: actors on other machines need PostgreSQL, got store.url={url or '(a file)'}; set "
             "--config.store.url='postgresql://learner@HOST/sluice?sslmode=verify-full', or --one_node"
         )
     if not parse(url).get("user"):
         raise ValueError("store.url names no user; give the learner's, as in postgresql://learner@HOST/sluice?...")
     way = libpq_target_of(url)
     if way.is_here:
-        raise ValueError(f"store.url={url} is this machine's own: every pod and node would look for it on itself")
+        raise ValueError(f"store.url={url} is local to this machine; use a host name that every pod and node can reach")
     check_encrypted(way)
     if config.publish.serve == "http" or (config.publish.serve == "none" and not config.publish.bucket):
         raise ValueError(
-            f"weights must get to other machines, got publish.serve={config.publish.serve}: give "
+            f"publish.serve: weights must reach other machines, got publish.serve={config.publish.serve}; set "
             "--config.publish.serve=https, or --config.publish.bucket=s3://... or gs://..., or --one_node"
         )
     for field, bucket in (("publish.bucket", config.publish.bucket), ("store.bucket", config.store.bucket)):
         if bucket.startswith("file://"):
-            raise ValueError(f"{field}={bucket} is a folder, which other machines don't have; take s3:// or gs://")
+            raise ValueError(f"{field}={bucket} is a folder, which other machines cannot reach; use s3:// or gs://")
     if config.publish.advertise:
         raise ValueError(
-            f"publish.advertise={config.publish.advertise} is one address; here each host of the learner has its own, "
-            "and is told so: leave it out"
+            f"publish.advertise={config.publish.advertise} must be empty here, because each learner host gets its "
+            "own address"
         )

@@ -141,7 +141,7 @@ def _listening(config: Config, settings: DeploySettings) -> Config:
     listen = config.publish.listen
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or (int(port) and int(port) != settings.port):
-        raise ValueError(f"publish.listen={listen} has another port than --port={settings.port}")
+        raise ValueError(f"publish.listen={listen} has a different port than --port={settings.port}")
     everywhere = "0.0.0.0" if host.strip("[]") in ("127.0.0.1", "localhost", "::1") else host
     return dataclasses.replace(
         config, publish=dataclasses.replace(config.publish, listen=f"{everywhere}:{settings.port}")
@@ -161,7 +161,7 @@ def store_of_actors(config: Config, user: str) -> str:
             "them out; pods and jobs get each role's password by PGPASSWORD or PGPASSFILE"
         )
     if user in users_of(url):
-        raise ValueError(f"--actor_user={user} is the learner's login in store.url: give the actors one of their own")
+        raise ValueError(f"--actor_user={user} is the learner's login in store.url; give the actors another login")
     return with_user(url, user)
 
 
@@ -180,8 +180,8 @@ def _actor(config: Config, settings: DeploySettings) -> Hosts:
     num_gpus = _gpus_of_an_engine(config)
     if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.actors)):
         raise ValueError(
-            f"an engine runs on one host, and {settings.actors} hosts have {most} GPUs, got {num_gpus} "
-            "(actor.tensor_parallel_size, with actor.elastic actor.max_tensor_parallel_size)"
+            f"an engine must fit on one host: {settings.actors} hosts have {most} GPUs, got {num_gpus} "
+            "(actor.tensor_parallel_size, or actor.max_tensor_parallel_size with actor.elastic)"
         )
     return deploy_settings.gpu_hosts(settings.actors, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
 
@@ -192,8 +192,8 @@ def _node(config: Config, settings: DeploySettings) -> Hosts:
     num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)
     if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.learner)):
         raise ValueError(
-            f"one {settings.learner} node has {most} GPUs, the learner's mesh and {config.actor.num_engines} engines "
-            f"want {num_gpus} (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
+            f"one {settings.learner} node has {most} GPUs, the learner's mesh and {config.actor.num_engines} "
+            f"engines need {num_gpus} (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
         )
     return deploy_settings.gpu_hosts(settings.learner, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
 
@@ -210,8 +210,8 @@ def _num_params(config: Config, settings: DeploySettings) -> float:
     files = list(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(
-            f"model.path={folder} is not here, so its size is not known, by which memory is asked for: give "
-            "--num_params, as in --num_params=7.6e9"
+            f"model.path={folder} is not on this machine, so its size is unknown; set --num_params, as in "
+            "--num_params=7.6e9"
         )
     raw = json.loads((folder / "config.json").read_text())
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"

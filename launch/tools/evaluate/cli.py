@@ -145,15 +145,15 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
     )
     if given_model is None:
         if preset is not None:
-            raise ValueError("--run_dir has its config; leave --config out")
+            raise ValueError("--config has no effect with --run_dir; leave it out")
         base = prepare_run.open_prepared(run_dir).config
         step, model = export.model_of(RunFolder(pathlib.Path(run_dir)), _STEP.value)
         return model, step, settings.resolve_config(base, asked, cli.given_overrides(), model)
     if _STEP.value is not None:
-        raise ValueError("--step goes with --run_dir")
+        raise ValueError("--step requires --run_dir")
     model = pathlib.Path(given_model).expanduser().resolve()
     if preset is None and not asked.prompts:
-        raise ValueError("give --prompts, or --config=NAME, whose evaluation sets are asked")
+        raise ValueError("give --prompts, or --config=NAME to use its evaluation sets")
     base = settings.default_base(model) if preset is None else overrides.load_preset(preset)
     return model, None, settings.resolve_config(base, asked, cli.given_overrides(), model)
 

@@ -67,7 +67,7 @@ def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
     sets = all_sets(config, own, held_out)
     for one in sets:
         if not one.problems:
-            raise ValueError(f"evaluation set {one.name} has no problem")
+            raise ValueError(f"evaluation set {one.name} has no problems")
         how = one.config
         print(
             f"{one.name}: {len(one.problems)} problems, {how.k} samples each, temperature {how.temperature:g}, at most "
@@ -76,7 +76,9 @@ def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
         )
         if one.bad:
             first = one.bad[0]
-            print(f"warning: {len(one.bad)} rows of {one.name} set aside; row {first.row}: {first.reason}", flush=True)
+            print(
+                f"warning: {len(one.bad)} rows of {one.name} quarantined; row {first.row}: {first.reason}", flush=True
+            )
     return EvalProblems(sets, tokenizer)
 
 
@@ -199,7 +201,7 @@ class Runner:
                 return await self._attempt(ticket)
             except* (VerifierError, EpisodeError) as e:
                 error = e.exceptions[0]
-                logging.error("problem not judged ticket=%s attempt=%d reason=%s", ticket.id, attempt, error)
+                logging.error("problem not scored ticket=%s attempt=%d reason=%s", ticket.id, attempt, error)
             if isinstance(error, EpisodeError) and error.is_final:
                 break
         return None

@@ -35,7 +35,7 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
     """
     there = steps_of(run)
     if not there:
-        raise ValueError(f"{run.path} has no checkpoint yet; checkpoint.every_n_steps says when there is one")
+        raise ValueError(f"{run.path} has no checkpoint yet; checkpoint.every_n_steps sets when they are saved")
     if step is not None and step not in there:
         raise ValueError(f"{run.path} has no checkpoint of step {step}; there are {', '.join(map(str, there))}")
     step = there[-1] if step is None else step

@@ -53,8 +53,8 @@ def prompt_set(text: str) -> tuple[str, EvaluationSet]:
     name, source = (match[1], match[2]) if match else ("", text)
     if not source:
         raise ValueError(
-            "--prompts wants a file, hf:DATA_SET, task:FAMILY, environment:NAME or heldout, with NAME= before it if a "
-            f"name is to be given, got {text!r}"
+            "--prompts: expected a file, hf:DATASET, task:FAMILY, environment:NAME or heldout, optionally after "
+            f"NAME=, got {text!r}"
         )
     kind, _, what = source.partition(":")
     if source == HELD_OUT:
@@ -111,7 +111,10 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     response_tokens = asked.max_tokens or base.sampling.max_response_tokens
     longest = max([response_tokens, *(one.max_tokens for one in sets.values() if not asked.max_tokens)])
     if longest >= window:
-        raise ValueError(f"responses of {longest} tokens leave no room for a prompt: {model} takes {window} tokens")
+        raise ValueError(
+            f"max_tokens: responses of {longest} tokens leave no space for a prompt; the context of {model} is "
+            f"{window} tokens"
+        )
     room = base.model.max_tokens - base.sampling.max_response_tokens
     raw = dataclasses.asdict(base)
     raw["model"] |= {"path": str(model), "max_tokens": max(base.model.max_tokens, min(window, longest + room))}
@@ -177,7 +180,7 @@ def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, Eva
         if name == HELD_OUT:
             one = evaluation.sets.get(HELD_OUT, one)
         if name in named:
-            raise ValueError(f"two --prompts are named {name!r}; give one of them another, as in --prompts=NAME={text}")
+            raise ValueError(f"two --prompts are named {name!r}; rename one, as in --prompts=NAME={text}")
         named[name] = one
     return named
 
@@ -219,9 +222,9 @@ def _read(model: pathlib.Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
-        raise ValueError(f"{model} is no Hugging Face folder: config.json can't be read ({e.strerror})") from e
+        raise ValueError(f"{model} is not a Hugging Face folder: cannot read config.json ({e.strerror})") from e
     except ValueError as e:
         raise ValueError(f"{file} is not JSON: {e}") from e
     if not isinstance(found, dict):
-        raise ValueError(f"{file} is no JSON object")
+        raise ValueError(f"{file} is not a JSON object")
     return found

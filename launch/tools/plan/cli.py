@@ -65,7 +65,7 @@ def main() -> int:
     """Simulates or searches."""
     with cli.usage_errors():
         if _PROFILE.value is None:
-            raise ValueError("give --profile=FILE.json; launch/README.md shows what it holds")
+            raise ValueError("give --profile=FILE.json; launch/README.md describes its fields")
         given = [name for name in _ONLY_WITH_SEARCH if flags.FLAGS[name].present]
         if given and not _SEARCH.value:
             raise ValueError(f"--{given[0]} needs --search")
@@ -153,7 +153,7 @@ def _numbers(name: str, texts: list[str], kind: type) -> tuple:
     try:
         return tuple(kind(text) for text in texts)
     except ValueError as e:
-        raise ValueError(f"--{name} wants a list as in 1,2,4, got {','.join(texts)!r}") from e
+        raise ValueError(f"--{name}: expected a list such as 1,2,4, got {','.join(texts)!r}") from e
 
 
 def _write(data: object) -> None:

@@ -240,9 +240,9 @@ def load(path: str | os.PathLike[str]) -> Profile:
     try:
         raw = json.loads(pathlib.Path(path).read_text())
     except FileNotFoundError as e:
-        raise ValueError(f"there is no profile {str(path)!r}; launch/README.md shows what one holds") from e
+        raise ValueError(f"no profile {str(path)!r}; launch/README.md describes its fields") from e
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} is no JSON: {e}") from e
+        raise ValueError(f"{path} is not JSON: {e}") from e
     try:
         return from_dict(raw)
     except ValueError as e:

@@ -59,8 +59,8 @@ class Grid:
         policy = config.admission.policy
         if profile.num_learner_chips == 0:
             raise ValueError(
-                "--search splits chips between engines and learner; this profile's learner has none of its own "
-                "(num_learner_chips=0)"
+                "--search splits chips between engines and learner, but this profile's learner has no chips of "
+                "its own (num_learner_chips=0)"
             )
         if self.async_ratios and policy != "window":
             raise ValueError(f"--search_alpha needs a config with admission.policy=window, got {policy}")
@@ -84,7 +84,7 @@ class Grid:
         most = (self.num_chips - 1) // profile.chips_per_engine
         if most < 1:
             raise ValueError(
-                f"--chips={self.num_chips} is no budget: one engine takes {profile.chips_per_engine}, the learner 1"
+                f"--chips={self.num_chips} is too few: one engine needs {profile.chips_per_engine}, the learner 1"
             )
         for n in self.engines:
             if not 1 <= n <= most:

@@ -175,7 +175,7 @@ def seconds_of_a_group(
     give_up_s = time.monotonic() + _DEADLINE_S
     while num_read < total:
         if time.monotonic() > give_up_s:
-            raise ValueError(f"no group came through the store for {_DEADLINE_S:.0f} s, after {num_read} of {total}")
+            raise ValueError(f"the store returned no group for {_DEADLINE_S:.0f} s, after {num_read} of {total}")
         mark = store.mark()
         if num_issued < min(total, num_read + _WINDOW // 2):
             batch = tickets.make(min(total, num_read + _WINDOW) - num_issued, num_samples)
@@ -257,7 +257,7 @@ def put_store(store: StoreConfig, out: pathlib.Path) -> dict[str, Any]:
     try:
         profile = json.loads(out.read_text()) if out.exists() else {}
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"--out={out} is there and is no profile: {e}") from e
+        raise ValueError(f"--out={out} exists and is not a profile: {e}") from e
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as folder:
         part = store_profile(store, pathlib.Path(folder))
     write_out_file(out, json.dumps({**profile, "store": part}, indent=2) + "\n")

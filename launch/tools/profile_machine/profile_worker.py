@@ -242,7 +242,7 @@ class EngineSide:
         async def update() -> None:
             manifest = await self._weights.prefetch()
             if manifest is None or not await self._weights.swap(manifest):
-                raise RuntimeError("the published weights were refused; see the log")
+                raise RuntimeError("the published weights were rejected; see the log")
 
         self._runner.run(update())
         took = self._weights.timings

@@ -76,7 +76,7 @@ def read_results(file: pathlib.Path) -> Results:
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Results)
     except msgspec.MsgspecError as e:
-        raise ValueError(f"{file} is no results' file of launch.tools.evaluate: {e}") from e
+        raise ValueError(f"{file} is not a results file of launch.tools.evaluate: {e}") from e
     if found.format > FORMAT:
         raise ValueError(f"{file} has results of format {found.format}, this Sluice reads up to {FORMAT}")
     return found
@@ -200,7 +200,7 @@ def read_run(folder: pathlib.Path) -> RunData:
     """Reads a run folder; raises ValueError if the folder is no run folder."""
     run = RunFolder(folder)
     if not run.config_file.is_file():
-        raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")
+        raise ValueError(f"{folder} is not a run folder (it has no {run.config_file.name})")
     config = _object(run.config_file)
     rows, num_unreadable = _rows(run.metrics)
     read = RunData(
@@ -225,7 +225,7 @@ def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
     resolved = [f.resolve() for f in folders]
     for folder, where in zip(folders, resolved, strict=True):
         if resolved.count(where) > 1:
-            raise ValueError(f"{folder} is named twice")
+            raise ValueError(f"{folder} is given twice")
     runs = [read_run(folder) for folder in folders]
     labels = [r.label for r in runs]
     if len(set(labels)) < len(labels):

@@ -121,7 +121,9 @@ def make_server(
     try:
         return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as e:
-        raise ValueError(f"127.0.0.1:{port} can't be served ({e.strerror}); give another --port, or 0 for any") from e
+        raise ValueError(
+            f"cannot listen at 127.0.0.1:{port} ({e.strerror}); give another --port, or 0 for a free port"
+        ) from e
 
 
 def serve(folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()) -> int:

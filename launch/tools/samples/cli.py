@@ -93,7 +93,7 @@ def read_kept(folder: pathlib.Path) -> Samples:
     """Returns the samples of a run folder; raises ValueError if the folder is no run folder, or has no samples."""
     run = RunFolder(folder)
     if not run.config_file.is_file():
-        raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")
+        raise ValueError(f"{folder} is not a run folder (it has no {run.config_file.name})")
     samples = read_samples(folder)
     if not samples.groups:
         raise ValueError(
@@ -107,7 +107,7 @@ def _query() -> Query:
     try:
         grep = re.compile(_GREP.value) if _GREP.value is not None else None
     except re.error as e:
-        raise ValueError(f"--grep={_GREP.value!r} is no regular expression: {e}") from e
+        raise ValueError(f"--grep={_GREP.value!r} is not a regular expression: {e}") from e
     return Query(
         sort=_SORT.value,
         reverse=_REVERSE.value,

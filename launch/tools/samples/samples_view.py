@@ -366,7 +366,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if last < first:
-        raise ValueError(f"--step is a step or a range of them, as 40 or 40-60, got {text!r}")
+        raise ValueError(f"--step must be a step or a range, as in 40 or 40-60, got {text!r}")
     return first, last
 
 

@@ -38,7 +38,7 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
     if days < 1:
         raise ValueError(f"--days must be 1 or more, got {days}")
     if not hosts:
-        raise ValueError("--host: name what clients dial (a name or an address), once or more often")
+        raise ValueError("give --host=HOST, a name or address that clients dial; it may be repeated")
     there = [name for name in (CA, CERTIFICATE, KEY, TOKEN) if (folder / name).exists()]
     if there and not force:
         raise ValueError(f"{folder} has {', '.join(there)} already; --force replaces them, or name another folder")
@@ -107,7 +107,9 @@ def _identity(host: str) -> str:
         pass
     labels = bare.rstrip(".").removeprefix("*.").split(".")
     if not all(label and label.replace("-", "").isalnum() and label.isascii() for label in labels):
-        raise ValueError(f"--host={host} is no name or address (learner.example, 10.0.0.5); leave scheme and port out")
+        raise ValueError(
+            f"--host={host} is not a name or address (learner.example, 10.0.0.5); leave out scheme and port"
+        )
     if all(label.isdigit() for label in labels):
-        raise ValueError(f"--host={host} is no address of four numbers")
+        raise ValueError(f"--host={host} is not a valid IPv4 address")
     return bare.lower()

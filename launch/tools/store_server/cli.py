@@ -52,7 +52,7 @@ def main() -> int:
                 print(f"{place.describe()}\n\nserving at {place.host}:{place.port} (Ctrl-C ends it)", flush=True)
                 while (code := cluster.wait(_LOOK_S)) is None:
                     pass
-                print(f"error: PostgreSQL ended by itself ({code}); see {cluster.log}", file=sys.stderr)
+                print(f"error: PostgreSQL exited ({code}); see {cluster.log}", file=sys.stderr)
                 return 1
         except _StopError:
             return 0
@@ -84,7 +84,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ValueError(f"--listen={text} reads HOST:PORT, as in 127.0.0.1:5432")
+        raise ValueError(f"--listen={text}: expected HOST:PORT, as in 127.0.0.1:5432")
     return host, int(port)
 
 

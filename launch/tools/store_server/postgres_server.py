@@ -110,8 +110,8 @@ class RunsAs:
             )
             if entered.returncode:
                 raise ValueError(
-                    f"PostgreSQL does not run as root but as {self.name}, who can't enter {folder}; choose another "
-                    "folder, or start it as a user"
+                    f"PostgreSQL does not run as root but as {self.name}, which cannot enter {folder}; choose "
+                    "another folder, or start it as a user"
                 )
 
     def run(self, command: Sequence[str | pathlib.Path]) -> None:
@@ -133,7 +133,9 @@ def _name_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError as e:
-        raise ValueError(f"the folder belongs to user {uid}, whom this machine does not know; give it to one") from e
+        raise ValueError(
+            f"the folder belongs to user {uid}, which does not exist on this machine; change its owner"
+        ) from e
 
 
 SUPERUSER = "postgres"
@@ -202,7 +204,7 @@ class PostgresServer:
           ValueError: the folder contains something else, or `initdb` failed.
         """
         if self.folder.exists() and any(self.folder.iterdir()):
-            raise ValueError(f"{self.folder} is not empty and holds no PostgreSQL data; name a new folder")
+            raise ValueError(f"{self.folder} is not empty and contains no PostgreSQL data; use a new folder")
         # Atomic: a killed initdb leaves no data folder.
         part = self.folder.with_name(f"{self.folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -326,7 +328,7 @@ def free_port(host: str) -> int:
                 problem = e
                 continue
             return port
-    raise ValueError(f"no port is free at {host}: {problem}")
+    raise ValueError(f"no free port at {host}: {problem}")
 
 
 def _quoted(value: str) -> str:

@@ -57,11 +57,11 @@ class TrialLocation:
             raise ValueError("--cert and --key go together")
         for file in (self.certificate, self.key):
             if file is not None and not os.access(file, os.R_OK):
-                raise ValueError(f"{file} can't be read; --cert and --key name PEM files")
+                raise ValueError(f"{file} cannot be read; --cert and --key must be PEM files")
         if not self.has_tls and not is_loopback(self.host):
             raise ValueError(
-                f"--listen={self.host} is reached by other machines, and nothing would be encrypted: give --cert and "
-                "--key (python -m launch.tools.make_certificates makes some for a trial), or listen at 127.0.0.1"
+                f"--listen={self.host} is reachable from other machines without encryption; give --cert and --key "
+                "(for a trial from python -m launch.tools.make_certificates), or listen at 127.0.0.1"
             )
 
     @property
@@ -104,7 +104,7 @@ def serving(place: TrialLocation) -> Iterator[PostgresServer]:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not try_flock(lock, fcntl.LOCK_EX):
-            raise ValueError(f"a server runs in {folder} already")
+            raise ValueError(f"{folder} is used by a running server")
         cluster = PostgresServer(folder / "data", host=place.host, port=place.port, tls=place.has_tls)
         if cluster.is_new:
             cluster.create()

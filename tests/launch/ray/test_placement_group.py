@@ -14,7 +14,7 @@ SLICE = parse("tpu:v5p:4x4x4", flag="learner_on")
 @pytest.mark.parametrize(
     ("kind", "count", "said"),
     [
-        ("tpu:v5p:4x4x4", 4, "a v5p slice of 4x4x4 has 16 hosts: set learner.num_processes=16, one each"),
+        ("tpu:v5p:4x4x4", 4, "a v5p slice of 4x4x4 has 16 hosts; set learner.num_processes=16, one per host"),
         ("tpu:v9:4x4x4", 16, "Invalid accelerator_type"),
     ],
 )

@@ -54,7 +54,7 @@ def test_learner_asks_each_node_for_its_part_of_the_mesh(kind, given, asked):
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
-        ("tpu:v5p:4x4x4", {"fsdp": 32, "num_processes": 8}, "has 64 chips, the mesh is of 32"),
+        ("tpu:v5p:4x4x4", {"fsdp": 32, "num_processes": 8}, "the mesh has 32 devices, a 4x4x4 slice 64 chips"),
     ],
 )
 def test_mesh_that_does_not_fit_is_refused(kind, given, said):

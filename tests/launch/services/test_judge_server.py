@@ -94,7 +94,7 @@ def test_judge_that_does_not_end_is_said_and_not_waited_for_for_ever(tmp_path, m
         patched.setattr(process_tree.os, "killpg", lambda *_: None)
         patched.setattr(process_tree.signal, "pidfd_send_signal", lambda *_: None)
         service._kill()
-        assert f"process {service.pid} " in caplog.text and "does not end" in caplog.text
+        assert f"process {service.pid} " in caplog.text and "did not exit after SIGKILL" in caplog.text
     assert not is_alive(given(tmp_path)["pid"])
 
 
@@ -128,7 +128,7 @@ def test_judge_that_does_not_start_is_refused_and_leaves_nothing(tmp_path, what,
 
 
 def test_judge_on_cores_that_are_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="can't run on the cores 4000"):
+    with pytest.raises(ValueError, match="the judge cannot run on these cores"):
         start(tmp_path, "serve", cpu_cores="4000")
 
 

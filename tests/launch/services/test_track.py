@@ -38,7 +38,7 @@ def run(tmp_path) -> pathlib.Path:
 @pytest.mark.parametrize("arguments", [["--run_dir=/a", "--run_dir=/b"], ["--run_dir=/a,/b"]])
 def test_two_runs_are_refused_as_what_they_are(arguments, capsys):
     assert call(track.main, "--tracker=wandb", *arguments) == 2
-    assert capsys.readouterr().err == "error: one --run_dir is wanted here, got 2: /a, /b\n"
+    assert capsys.readouterr().err == "error: --run_dir: expected one folder, got 2: /a, /b\n"
 
 
 def test_tracker_that_fails_at_its_end_is_one_line_and_no_rows_are_called_sent(run, capsys, monkeypatch):

@@ -22,7 +22,7 @@ def test_cache_folder_that_can_not_be_made_names_the_way_out(tmp_path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.delenv("SLUICE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", where.replace("FILE", str(tmp_path / "file")))
-    with pytest.raises(ValueError, match="the cache folder can't be written .*; set SLUICE_CACHE to one that can"):
+    with pytest.raises(ValueError, match="the cache folder is not writable .*; set SLUICE_CACHE to a writable folder"):
         cache_folder()
 
 

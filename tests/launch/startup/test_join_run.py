@@ -125,7 +125,7 @@ def test_all_that_an_actor_needs_comes_from_the_store(place):
 
 
 def test_run_that_has_no_card_in_time_is_waited_for_no_longer(place):
-    with pytest.raises(TimeoutError, match="the learner of run trial has not said what the run is"), place.join():
+    with pytest.raises(TimeoutError, match="timed out waiting for the run descriptor of run trial"), place.join():
         pass
 
 
@@ -149,11 +149,11 @@ def test_store_that_is_not_there_is_not_made(place, tmp_path):
     [
         ({"sluice": "9.9.9"}, "wants Sluice 9.9.9, here is"),
         ({"vllm": "9.9.9"}, "wants vLLM 9.9.9, here is"),
-        ({"config": "{"}, "the config of run trial can't be read here"),
-        ({"config": "[" * 100_000}, "the config of run trial can't be read here: it is nested too deeply"),
-        ({"config": '{"a":' * 3_000 + "1" + "}" * 3_000}, "the config of run trial can't be read here"),
-        ({"config": "[]"}, "the config of run trial can't be read here: it is no JSON object"),
-        ({"config": '{"preset": "x", "run": 1}'}, "the config of run trial can't be read here"),
+        ({"config": "{"}, "config of run trial: cannot be read"),
+        ({"config": "[" * 100_000}, "config of run trial: cannot be read, nested too deeply"),
+        ({"config": '{"a":' * 3_000 + "1" + "}" * 3_000}, "config of run trial: cannot be read"),
+        ({"config": "[]"}, "config of run trial: cannot be read: expected a JSON object"),
+        ({"config": '{"preset": "x", "run": 1}'}, "config of run trial: cannot be read"),
         ({"config": '{"preset": "x", "engine": {"of": "a later build"}}'}, "config has no field"),
     ],
 )
@@ -165,7 +165,7 @@ def test_run_of_another_build_is_refused(place, card, said):
 
 def test_override_that_is_not_the_actors_is_refused(place):
     place.put_run_card()
-    said = "--config.sampling.temperature is the run's, not this actor's"
+    said = "--config.sampling.temperature belongs to the run"
     with pytest.raises(ValueError, match=said), place.join(given={"sampling.temperature": "0.5"}):
         pass
 
@@ -187,7 +187,7 @@ def test_module_that_the_runs_config_names_is_imported_only_where_it_is_allowed(
         ({"token": None}, "signed"),
         ({"tokenizer_hash": "another"}, "tokenizer"),
         ({"run": "another"}, "run"),
-        ({"sources": ()}, "in its learner's memory alone"),
+        ({"sources": ()}, "only in its learner's memory"),
     ],
 )
 def test_weights_that_could_never_be_served_here_are_refused_before_an_engine_starts(place, announced, said):
@@ -227,14 +227,14 @@ def test_sources_that_another_added_are_refused(place):
 def test_id_that_the_store_gives_a_run_and_that_leads_elsewhere_is_refused(place, monkeypatch, id_):
     place.put_run_card()
     monkeypatch.setattr(join_run, "find_run", lambda *_, **__: id_)
-    with pytest.raises(ValueError, match="the store gives run trial the id") as caught, place.join(work_dir=None):
+    with pytest.raises(ValueError, match="the store returned the invalid id") as caught, place.join(work_dir=None):
         pass
     assert len(str(caught.value).splitlines()) == 1 and not (place.root / "cache").exists()
 
 
 def test_id_of_a_card_that_leads_elsewhere_is_refused(place):
     place.put_run_card(run="../../home")
-    with pytest.raises(ValueError, match="the store gives run trial the id"), place.join():
+    with pytest.raises(ValueError, match="the store returned the invalid id"), place.join():
         pass
 
 
@@ -266,7 +266,7 @@ def test_name_of_a_live_actor_elsewhere_is_refused_and_a_dead_ones_is_taken_when
 @pytest.mark.heavy
 def test_second_actor_of_a_name_on_this_machine_is_refused(place):
     place.put_run_card()
-    with place.join(), pytest.raises(ValueError, match="a live actor far-1 has .*give another --name"), place.join():
+    with place.join(), pytest.raises(ValueError, match="used by a live actor far-1; set another --name"), place.join():
         pass
 
 

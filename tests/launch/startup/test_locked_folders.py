@@ -106,6 +106,6 @@ def test_folder_without_a_lock_is_nobodys_to_remove(tmp_path):
 @pytest.mark.heavy
 def test_live_actors_name_is_refused(tmp_path):
     live = hold(tmp_path, "a", "m")
-    with pytest.raises(ValueError, match="a live actor a has .*give another --name"):
+    with pytest.raises(ValueError, match="used by a live actor a; set another --name"):
         ActorWorkFolder(tmp_path / "actors" / "a", "a", is_ours=True)
     live.communicate()

@@ -46,18 +46,18 @@ def test_remote_store_whose_weights_nobody_elsewhere_can_fetch_is_warned_of():
 @pytest.mark.parametrize(
     ("publish", "leave_out", "said"),
     [
-        (dict(serve="http", listen="10.0.0.5:8080"), (), "would show weights and token to everyone between"),
-        (dict(serve="http", listen="0.0.0.0:8080"), (), "is every address of this machine"),
+        (dict(serve="http", listen="10.0.0.5:8080"), (), "would expose weights and token to the network"),
+        (dict(serve="http", listen="0.0.0.0:8080"), (), "listens on every address"),
         (dict(serve="https", listen="0.0.0.0:8443"), (), "publish.advertise=https://learner.example:8443"),
         (dict(serve="https"), ("SLUICE_TOKEN_FILE",), "needs a token: set SLUICE_TOKEN_FILE"),
         (dict(serve="https"), ("SLUICE_TLS_CERT", "SLUICE_TLS_KEY"), "set SLUICE_TLS_CERT and SLUICE_TLS_KEY"),
         (dict(serve="https", advertise="http://learner:1"), (), "must be a https:// URL"),
         (dict(serve="https", advertise="learner:8443"), (), "must be a https:// URL"),
-        (dict(serve="http", advertise="http://learner:1"), (), "is not this machine's own"),
+        (dict(serve="http", advertise="http://learner:1"), (), "is not a loopback address"),
         (dict(serve="https", listen="8443"), (), "must be HOST:PORT"),
         (dict(serve="https", listen="a:99999"), (), "must be HOST:PORT"),
         (dict(advertise="https://learner:1"), (), "no effect with publish.serve=none"),
-        (dict(bucket="s3://weights"), ("SLUICE_TOKEN_FILE",), "needs a token, by which actors tell"),
+        (dict(bucket="s3://weights"), ("SLUICE_TOKEN_FILE",), "needs a token to authenticate the weights"),
     ],
 )
 def test_what_is_open_to_all_or_reached_by_nobody_is_refused(environ, publish, leave_out, said):

@@ -105,7 +105,7 @@ def test_check_missing_folder(tmp_path):
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda f: edit(f / "config.json", vocab_size=64), "does not match its model: it has token id 97"),
         (lambda f: edit(f / "config.json", max_position_embeddings=32), "max_tokens (64) is more than the model's"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "is no index of safetensors files"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "is not an index of safetensors files"),
     ],
 )
 def test_check_unusable_model_folder_is_refused_in_one_line(folder, harm, said):

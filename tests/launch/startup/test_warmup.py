@@ -64,7 +64,7 @@ def test_corpus_of_a_file_without_answers_is_refused(tmp_path, tokenizer):
     for made in rows:
         del made["metadata"]["solution"]
     prompts = dataclasses.replace(code_prompts(tmp_path), path=jsonl(tmp_path, rows, "none.jsonl"))
-    with pytest.raises(ValueError, match=r"none.jsonl has no rows with answers to warm the tiny model up on"):
+    with pytest.raises(ValueError, match=r"none.jsonl has no rows with answers"):
         corpus_of(prompts, tokenizer)
 
 
@@ -101,13 +101,13 @@ def test_corpus_of_episodes_has_turns_with_their_ends_and_observations_that_trai
 
 
 def test_corpus_of_an_environment_without_examples_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="prompts.environment=textarena.*give model.path"):
+    with pytest.raises(ValueError, match="prompts.environment=textarena.*set model.path"):
         corpus_of(PromptsConfig(environment="textarena"), tokenizer)
 
 
 def test_corpus_of_a_mixture_is_refused(tokenizer):
     mixture = {name: PromptSource(task="chain_sum", verifier="exact") for name in ("one", "other")}
-    with pytest.raises(ValueError, match="prompts.mixture has several; give model.path"):
+    with pytest.raises(ValueError, match="prompts.mixture has several; set model.path"):
         corpus_of(PromptsConfig(mixture=mixture), tokenizer)
 
 

@@ -64,19 +64,19 @@ def test_place_gives_learner_and_engines_devices_of_their_own(num_gpus, given, l
 
 def test_place_too_few_devices_are_refused_in_one_line():
     with pytest.raises(
-        ValueError, match="num_engines=3 engines of 2 devices each .* want 6 beside the learner's 2"
+        ValueError, match="num_engines=3: engines of 2 devices .* need 6 devices in addition to the learner's 2"
     ) as e:
         placed(4, mesh=MeshConfig(fsdp=2), num_engines=3, tensor_parallel_size=2)
-    assert "this machine shows 4" in str(e.value) and "\n" not in str(e.value)
+    assert "this machine has 4" in str(e.value) and "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize(
     ("num_gpus", "mesh", "devices", "said"),
     [
-        (2, MeshConfig(), "0;1", "leaves the learner 0 of this machine's 2 devices, its mesh wants 1"),
-        (4, MeshConfig(fsdp=2), "1;2,3", "leaves the learner 1 of this machine's 4 devices, its mesh wants 2"),
-        (1, MeshConfig(fsdp=2), "0;0", "leaves the learner 0 of this machine's 1 devices, its mesh wants 2"),
-        (4, MeshConfig(), "GPU-a1;GPU-b2", "names GPU-a1, GPU-b2, this machine's devices are 0, 1, 2, 3 here"),
+        (2, MeshConfig(), "0;1", "leaves the learner 0 of this machine's 2 devices, its mesh needs 1"),
+        (4, MeshConfig(fsdp=2), "1;2,3", "leaves the learner 1 of this machine's 4 devices, its mesh needs 2"),
+        (1, MeshConfig(fsdp=2), "0;0", "leaves the learner 0 of this machine's 1 devices, its mesh needs 2"),
+        (4, MeshConfig(), "GPU-a1;GPU-b2", "names GPU-a1, GPU-b2, but this machine's devices are 0, 1, 2, 3"),
     ],
 )
 def test_place_engines_that_leave_the_learner_too_few_are_refused_in_one_line(num_gpus, mesh, devices, said):

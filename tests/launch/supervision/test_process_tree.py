@@ -148,7 +148,7 @@ def test_end_group_of_what_does_not_end_says_which(waiting, monkeypatch):
     process = waiting()
     monkeypatch.setattr(process_tree.os, "killpg", lambda *_: None)
     monkeypatch.setattr(process_tree.signal, "pidfd_send_signal", lambda *_: None)
-    with pytest.raises(TimeoutError, match=rf"process {process.pid} \(python.*\) was killed and does not end"):
+    with pytest.raises(TimeoutError, match=rf"process {process.pid} \(python.*\) did not exit after SIGKILL"):
         process_tree.end_group(process.pid, deadline_s=0.0)
 
 

@@ -90,7 +90,7 @@ def test_command_lists_the_run_of_a_file_and_drops_none(tmp_path):
         ([], "give --store=URL"),
         (["--store=postgresql://u:secret@h/d"], "PGPASSFILE"),
         (["--store=sqlite:////x", "--unfence=a"], "--unfence=ACTOR and --run=RUN go together"),
-        (["--store=sqlite:////x", "--force"], "--force and --bucket go with --drop"),
+        (["--store=sqlite:////x", "--force"], "--force and --bucket require --drop"),
     ],
 )
 def test_command_that_is_given_too_little_says_what_to_give(arguments, said):

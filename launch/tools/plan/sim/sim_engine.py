@@ -124,7 +124,7 @@ class SimEngine:
         if id in self._requests:
             raise ValueError(f"request {id} is in the engine already")
         if response_tokens < 1 or prompt_tokens < 0:
-            raise ValueError(f"request {id} wants at least 1 response token, got {response_tokens}")
+            raise ValueError(f"request {id} requires at least 1 response token, got {response_tokens}")
         capacity = self.profile.kv_capacity_tokens
         if capacity and prompt_tokens + response_tokens > capacity:
             raise ValueError(
@@ -257,7 +257,7 @@ class SimEngine:
 
     def _move(self, now_s: float) -> None:
         if now_s < self.now_s:
-            raise ValueError(f"time runs forward: {now_s} is before {self.now_s}")
+            raise ValueError(f"time must not decrease: {now_s} is before {self.now_s}")
         self._move_to(now_s)
 
     def _move_to(self, now_s: float) -> None:

@@ -24,11 +24,11 @@ def simulate(
       ValueError: no step counts, or the run cannot continue (for example, a response fits no engine).
     """
     if num_updates < 1 or warmup_updates < 0:
-        raise ValueError(f"want at least 1 update after >= 0 of warm-up, got {num_updates} and {warmup_updates}")
+        raise ValueError(f"expected at least 1 update after >= 0 of warm-up, got {num_updates} and {warmup_updates}")
     if profile.num_learner_chips == 0 and config.publish.when == "every":
         raise ValueError(
-            "num_learner_chips=0 (the learner trains on the engines' chips) needs publish.when=round_end: in a window "
-            "no rollout ends whose chips it could take"
+            "num_learner_chips=0 (the learner trains on the engines' chips) requires publish.when=round_end; in "
+            "window mode no rollout ends and frees its chips"
         )
     calendar, recorder = EventQueue(), SimRecorder()
     last = warmup_updates + num_updates
@@ -96,7 +96,7 @@ def _outcome(
     (start_s, before), (end_s, after) = start, end
     seconds = end_s - start_s
     if seconds <= 0:
-        raise ValueError("the steps that count took no time: the profile has no costs")
+        raise ValueError("the measured steps took no time: the profile has no costs")
     engine_s = seconds * profile.num_engines
     return SimResult(
         seconds=seconds,

@@ -280,7 +280,7 @@ def test_environment_has_jax_for_tpus_and_no_engine():
 def test_environment_folder_with_other_files_is_refused(monkeypatch, tmp_path):
     (tmp_path / "letters.txt").write_text("mine")
     monkeypatch.setenv("SLUICE_TPU_VENV", str(tmp_path))
-    with pytest.raises(ValueError, match="no virtual environment"):
+    with pytest.raises(ValueError, match="not a virtual environment"):
         compile_worker.tpu_python()
     assert [p.name for p in tmp_path.iterdir()] == ["letters.txt"]
 

@@ -24,9 +24,9 @@ CLUSTER: dict[str, Any] = {**KUBERNETES, "learner": "v5p", "actors": "h100"}
         (CLUSTER | {"storage_claim": ""}, "give --storage_claim=NAME, a PersistentVolumeClaim"),
         (CLUSTER | {"mount": "runs"}, "--mount must be a folder's absolute path"),
         (CLUSTER | {"grace_s": 1.0}, "--grace_s must be at least 30"),
-        (CLUSTER | {"learner": "h100", "topology": "2x2"}, "--topology is of a TPU slice"),
+        (CLUSTER | {"learner": "h100", "topology": "2x2"}, "--topology requires a TPU learner"),
         (CLUSTER | {"one_node": True, "learner": "h100"}, "--one_node has one kind of GPU"),
-        (SLURM | {"learner": "v5p", "actors": "h100"}, "--target=slurm has learners on GPUs, got --learner=v5p"),
+        (SLURM | {"learner": "v5p", "actors": "h100"}, "--target=slurm supports only GPU learners, got --learner=v5p"),
         (SLURM | {"learner": "h100", "actors": "h100", "python": ""}, "give --python=/PATH"),
         (SLURM | {"learner": "h100", "actors": "h100", "keys": "keys"}, "give --keys=/PATH"),
         (
@@ -43,15 +43,15 @@ def test_settings_that_are_missing_or_wrong_are_refused_by_their_flag(given, say
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"store__url": ""}, r"meet the learner in PostgreSQL, got store.url=\(a file\): give --config.store.url"),
+        ({"store__url": ""}, r"need PostgreSQL, got store.url=\(a file\); set --config.store.url"),
         ({"store__url": "postgresql://learner@db.example/sluice"}, "add .sslmode=verify-full"),
         ({"store__url": "postgresql://db.example/sluice?sslmode=verify-full"}, "store.url names no user"),
-        ({"store__url": "postgresql://learner@127.0.0.1/sluice"}, "is this machine's own"),
-        ({"publish__serve": "none"}, "weights must get to other machines, got publish.serve=none"),
+        ({"store__url": "postgresql://learner@127.0.0.1/sluice"}, "is local to this machine"),
+        ({"publish__serve": "none"}, "weights must reach other machines, got publish.serve=none"),
         ({"publish__serve": "http"}, "got publish.serve=http"),
         ({"publish__bucket": "file:///weights"}, "publish.bucket=file:///weights is a folder"),
-        ({"publish__advertise": "https://a.example"}, "publish.advertise=https://a.example is one address"),
-        ({"publish__listen": "0.0.0.0:9000"}, "has another port than --port=8443"),
+        ({"publish__advertise": "https://a.example"}, "publish.advertise=https://a.example must be empty"),
+        ({"publish__listen": "0.0.0.0:9000"}, "has a different port than --port=8443"),
         ({"run__dir": "runs/it"}, "run.dir must be below /sluice"),
         ({"model__path": "/models/a"}, "model.path must be below /sluice, where the claim is, got '/models/a'"),
         ({"prompts__path": "/sluice/../etc/a"}, "prompts.path must be below /sluice"),
@@ -60,7 +60,7 @@ def test_settings_that_are_missing_or_wrong_are_refused_by_their_flag(given, say
         ({"prompts__path": "", "prompts__mixture__a__path": "/etc/a.jsonl"}, "prompts.mixture.a.path must be below"),
         ({"run__name": "Run_7"}, "--config.run.name=run-7"),
         ({"run__name": "a" * 41}, "40 at most"),
-        ({"actor__tensor_parallel_size": 16}, "an engine runs on one host, and h100 hosts have 8 GPUs, got 16"),
+        ({"actor__tensor_parallel_size": 16}, "an engine must fit on one host: h100 hosts have 8 GPUs, got 16"),
         ({"actor__tensor_parallel_size": 3}, None),
         ({"mesh__fsdp": 32, "packing__rows": 32}, None),
         ({"mesh__fsdp": 48, "packing__rows": 48}, "the mesh has 48 chips, v5p slices have"),
@@ -77,12 +77,12 @@ def test_config_that_cannot_work_on_a_cluster_is_refused_by_its_field(fields, sa
 
 def test_engines_that_do_not_fit_one_node_are_refused():
     wanted = config(mesh__fsdp=4, packing__rows=4, actor__num_engines=5)
-    with pytest.raises(ValueError, match="one h100 node has 8 GPUs, the learner's mesh and 5 engines want 9"):
+    with pytest.raises(ValueError, match="one h100 node has 8 GPUs, the learner's mesh and 5 engines need 9"):
         deploy(wanted, settings(KUBERNETES, learner="h100", one_node=True))
 
 
 def test_model_that_is_elsewhere_is_asked_for_its_size_and_one_here_is_measured(tmp_path):
-    with pytest.raises(ValueError, match="give --num_params"):
+    with pytest.raises(ValueError, match="set --num_params"):
         deploy(config(), settings(CLUSTER, num_params=0.0))
     folder = tmp_path / "model"
     folder.mkdir()

@@ -37,8 +37,8 @@ def test_tpu_slice_of_another_topology_is_taken_where_the_chips_are_as_many():
     [
         ("v5e", 12, "", "the mesh has 12 chips, v5e slices have 1, 4, 8"),
         ("v5p", 64, "8x8", "--topology of v5p has 3 sides, as in 2x2x4"),
-        ("v5p", 64, "4x4x8", "--topology=4x4x8 is not of the mesh's 64 chips"),
-        ("v5p", 6, "1x2x3", "6 chips of v5p are no whole hosts of 4"),
+        ("v5p", 64, "4x4x8", "--topology=4x4x8 does not have the mesh's 64 chips"),
+        ("v5p", 6, "1x2x3", "6 chips of v5p do not fill hosts of 4"),
         ("v6e", 16, "4x04", "--topology of v6e has 2 sides"),
     ],
 )
@@ -62,5 +62,5 @@ def test_gpu_hosts_whole_ones(num_gpus, hosts):
 
 @pytest.mark.parametrize("num_gpus", [9, 12, 20])
 def test_gpu_hosts_that_are_not_whole_refused(num_gpus):
-    with pytest.raises(ValueError, match=f"{num_gpus} GPUs are no whole h100 hosts of 8"):
+    with pytest.raises(ValueError, match=f"{num_gpus} GPUs do not fill h100 hosts of 8"):
         deploy_settings.gpu_hosts("h100", num_gpus=num_gpus, is_gke=True)

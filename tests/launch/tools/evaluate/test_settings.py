@@ -46,7 +46,7 @@ def test_prompt_set_is_named_after_its_source_unless_it_has_a_name(text, name, f
 
 def test_prompt_set_that_says_nothing_is_refused():
     for text in ("", "a="):
-        with pytest.raises(ValueError, match="wants a file"):
+        with pytest.raises(ValueError, match="--prompts: expected a file"):
             prompt_set(text)
 
 
@@ -147,7 +147,7 @@ def test_settle_of_a_run_with_adapters_serves_the_folder_without_any(model):
 
 def test_settle_response_that_leaves_no_room_is_refused(model):
     assert settled(model, "a.jsonl", max_tokens=2000).model.max_tokens == 2048
-    with pytest.raises(ValueError, match="leave no room for a prompt"):
+    with pytest.raises(ValueError, match="leave no space for a prompt"):
         settled(model, "a.jsonl", max_tokens=2048)
 
 
@@ -157,10 +157,10 @@ def test_settle_two_sets_of_one_name_are_refused(model):
 
 
 def test_folder_that_is_none_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="is no Hugging Face folder: config.json can't be read"):
+    with pytest.raises(ValueError, match="is not a Hugging Face folder: cannot read config.json"):
         context_length(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         vocab_size(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 7, "max_position_embeddings": 9}}))
     assert (vocab_size(tmp_path), context_length(tmp_path)) == (7, 9)

@@ -70,7 +70,7 @@ def test_command_line_searches_prints_and_plots(tmp_path):
 
 REFUSED = [
     (["--config=cgp"], None, "give --profile=FILE.json"),
-    (["--config=cgp", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
+    (["--config=cgp", "--profile=/nowhere.json"], None, "no profile '/nowhere.json'"),
     ([], {}, "give --config"),
     (["--config=cgp", "--chips=8"], {}, "--chips needs --search"),
     (["--config=cgp", "--plot=a.png"], {}, "--plot needs --search"),
@@ -83,8 +83,8 @@ REFUSED = [
     (["--config=cgp"], {"learner": {}}, "seconds_per_token"),
     (["--config=cgp", "--config.rounds.groups=3"], {}, "rounds has groups_per_round"),
     (["--config=cgp", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
-    (["--config=pipelinerl", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
-    (["--config=pipelinerl", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
+    (["--config=pipelinerl", "--search", "--search_alpha=x"], {}, "--search_alpha: expected a list"),
+    (["--config=pipelinerl", "--search", "--chips=1"], {}, "--chips=1 is too few"),
 ]
 
 

@@ -45,5 +45,5 @@ def test_store_is_put_into_the_file_and_the_rest_is_left(tmp_path):
     profile = json.loads(out.read_text())
     assert profile["num_engines"] == 3 and 0 < StoreProfile(**profile["store"]).group_s < 5
     out.write_text("no profile")
-    with pytest.raises(ValueError, match="is there and is no profile"):
+    with pytest.raises(ValueError, match="exists and is not a profile"):
         profile_store.put_store(StoreConfig(), out)

@@ -107,14 +107,14 @@ def test_runs_side_by_side_have_a_colour_each_and_what_differs_is_told(run, tmp_
 def test_runs_of_one_name_are_told_apart_by_their_folders_and_one_named_twice_is_refused(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     assert [r.label for r in read_runs([run, copy])] == ["run", "copy"]
-    with pytest.raises(ValueError, match="named twice"):
+    with pytest.raises(ValueError, match="given twice"):
         read_runs([run, run])
 
 
 def test_report_of_a_run_that_has_only_begun_is_made(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         read_run(folder)
     (folder / "config.json").write_text("{}")
     (folder / "metrics.jsonl").write_text('{"kind": "step", "torn')

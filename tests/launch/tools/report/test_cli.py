@@ -19,13 +19,13 @@ pytestmark = pytest.mark.heavy
 
 REFUSED = {
     "no-run-dir": ((), "give --run_dir=FOLDER of a run"),
-    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is no run folder (it has no config.json)"),
-    "twice": (("--run_dir=RUN", "--run_dir=RUN"), "is named twice"),
+    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is not a run folder (it has no config.json)"),
+    "twice": (("--run_dir=RUN", "--run_dir=RUN"), "is given twice"),
     "out-and-serve": (("--run_dir=RUN", "--serve", "--out=x"), "--serve writes no file"),
     "out": (("--run_dir=RUN", "--out=/proc/none/r.html"), "/proc/none"),
     "port": (("--run_dir=RUN", "--serve", "--port=70000"), "--port"),
     "no-results": (("--results=/nowhere/r.json",), "/nowhere/r.json: No such file"),
-    "other-results": (("--results=RUN/config.json",), "config.json is no results' file of launch.tools.evaluate"),
+    "other-results": (("--results=RUN/config.json",), "config.json is not a results file of launch.tools.evaluate"),
     "results-served": (("--results=RUN/config.json", "--serve"), "--serve follows a run: give --run_dir=FOLDER"),
     "unknown": (("--run_dir=RUN", "--fast"), "Unknown command line flag 'fast'"),
 }

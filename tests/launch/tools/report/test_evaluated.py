@@ -83,7 +83,7 @@ def test_results_of_other_models_are_shown_beside_a_run_or_without_one_and_none_
 def test_results_that_are_none_are_refused_by_name(tmp_path):
     for text in ("{", "[]", '{"format": 1, "model": "m"}', json.dumps(found() | {"sets": [{"set": 3}]})):
         (tmp_path / "r.json").write_text(text)
-        with pytest.raises(ValueError, match=r"r\.json is no results' file of launch\.tools\.evaluate: "):
+        with pytest.raises(ValueError, match=r"r\.json is not a results file of launch\.tools\.evaluate: "):
             read_results(tmp_path / "r.json")
     (tmp_path / "r.json").write_text(json.dumps(found() | {"format": 2}))
     with pytest.raises(ValueError, match="has results of format 2, this Sluice reads up to 1"):

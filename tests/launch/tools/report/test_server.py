@@ -108,13 +108,13 @@ def test_run_that_vanished_is_said_and_the_server_lives(run, port):
     ask(port)
     (run / "config.json").unlink()
     (run / "summary.json").unlink()
-    assert ask(port) == (500, f"{run} is no run folder (it has no config.json)")
+    assert ask(port) == (500, f"{run} is not a run folder (it has no config.json)")
     assert ask(port, "/version")[0] == 200
 
 
 @pytest.mark.heavy
 def test_taken_port_and_no_run_folder_are_refused(run, port, tmp_path):
-    with pytest.raises(ValueError, match=f"127.0.0.1:{port} can't be served"):
+    with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1:{port}"):
         make_server([run], port=port)
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         make_server([tmp_path / "nothing"], port=0)

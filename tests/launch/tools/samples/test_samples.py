@@ -15,10 +15,10 @@ pytestmark = pytest.mark.heavy
 
 REFUSED = {
     "no-run-dir": ((), "give --run_dir=FOLDER of a run"),
-    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is no run folder (it has no config.json)"),
-    "two": (("--run_dir=a,b",), "one --run_dir is wanted here, got 2: a, b"),
-    "grep": (("--run_dir=RUN", "--grep=("), "--grep='(' is no regular expression"),
-    "step": (("--run_dir=RUN", "--step=9-3"), "--step is a step or a range of them"),
+    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is not a run folder (it has no config.json)"),
+    "two": (("--run_dir=a,b",), "--run_dir: expected one folder, got 2: a, b"),
+    "grep": (("--run_dir=RUN", "--grep=("), "--grep='(' is not a regular expression"),
+    "step": (("--run_dir=RUN", "--step=9-3"), "--step must be a step or a range"),
     "sort": (("--run_dir=RUN", "--sort=size"), "should be one of <step|reward|lag|length>"),
     "limit": (("--run_dir=RUN", "--limit=0"), "0 is not a positive integer"),
 }

@@ -176,12 +176,12 @@ def test_trial_store_lets_in_its_two_roles_by_password_over_tls_only(folder, tls
             store.connect("learner", **root, user="postgres")
         log = (folder / "store" / "data" / "server.log").read_text()
         assert pathlib.Path(store.passfile("learner")).read_text().strip().rpartition(":")[2] not in log
-        assert refused(*flags) == f"error: a server runs in {folder}/store already"
+        assert refused(*flags) == f"error: {folder}/store is used by a running server"
 
 
 def test_store_server_off_loopback_without_certificates_is_refused(folder):
     said = refused(f"--dir={folder}/store", "--listen=0.0.0.0:5432")
-    assert said.startswith("error: --listen=0.0.0.0 is reached by other machines, and nothing would be encrypted")
+    assert said.startswith("error: --listen=0.0.0.0 is reachable from other machines without encryption")
     assert not (folder / "store").exists()
 
 
@@ -189,10 +189,13 @@ def test_store_server_off_loopback_without_certificates_is_refused(folder):
     ("flags", "why"),
     [
         ((), "error: give --dir=FOLDER"),
-        (("--listen=5432",), "error: --listen=5432 reads HOST:PORT, as in 127.0.0.1:5432"),
-        (("--listen=127.0.0.1:0",), "error: --listen=127.0.0.1:0 reads HOST:PORT, as in 127.0.0.1:5432"),
+        (("--listen=5432",), "error: --listen=5432: expected HOST:PORT, as in 127.0.0.1:5432"),
+        (("--listen=127.0.0.1:0",), "error: --listen=127.0.0.1:0: expected HOST:PORT, as in 127.0.0.1:5432"),
         (("--cert=/nowhere.pem",), "error: --cert and --key go together"),
-        (("--cert=/nowhere.pem", "--key=/n.key"), "error: /nowhere.pem can't be read; --cert and --key name PEM files"),
+        (
+            ("--cert=/nowhere.pem", "--key=/n.key"),
+            "error: /nowhere.pem cannot be read; --cert and --key must be PEM files",
+        ),
     ],
 )
 def test_store_server_with_flags_that_cannot_be_is_one_line(folder, flags, why):

@@ -128,9 +128,9 @@ def test_requests_handed_over_keep_their_tokens_and_go_where_there_are_fewest():
 
 
 def test_shared_chips_need_rounds_and_nothing_to_split():
-    with pytest.raises(ValueError, match="num_learner_chips=0 .*needs publish.when=round_end"):
+    with pytest.raises(ValueError, match="num_learner_chips=0 .*requires publish.when=round_end"):
         simulate(by_window(), shared(), num_updates=4)
-    with pytest.raises(ValueError, match="learner has none of its own"):
+    with pytest.raises(ValueError, match="learner has no chips of its own"):
         search(by_rounds(), shared(), Grid(num_chips=4), max_lag=None, num_updates=4)
     with pytest.raises(ValueError, match="num_learner_chips must be >= 0"):
         profile_of(num_learner_chips=-1)
