@@ -1,7 +1,7 @@
-"""A check that a chat template leaves out nothing of a conversation, by words that must come back.
+"""Check that a chat template renders every part of a conversation.
 
-A conversation of the same shape, each text of which is a word of its own, is rendered by the same template. A template
-may well drop the thinking of earlier turns, which is no field or text by itself.
+Each text of the conversation is replaced by a unique marker word, and each marker must appear in the rendered prompt.
+Templates may drop the reasoning of earlier turns, so reasoning fields are only checked by name.
 """
 
 import copy
@@ -14,12 +14,13 @@ from bridge.text import template_files
 from bridge.text.chat_template import ChatTemplate, JsonObject
 
 _CHECKED_BY_WORDS = ("role", "content", "tool_calls", "prefix")
-"""Fields that are looked at by themselves, and Mistral's mark of a message that is continued. Every other one must
-count: a template that ignores it renders the same without it."""
+"""Fields that the marker words check, and `prefix`, which marks a message to continue (Mistral). Any other field must
+change the rendered text: a template that ignores it renders the same without it."""
 MAY_BE_DROPPED = ("reasoning_content", "reasoning", "thinking", "tool_plan")
-"""Fields that templates drop from earlier turns on purpose: it is enough that the template knows them."""
+"""Reasoning fields, which templates drop from earlier turns on purpose. The template only has to mention their
+names."""
 NOTHING = ("", [], {})
-"""Values of fields that say nothing."""
+"""Field values that count as absent."""
 
 
 def check_complete(
@@ -30,13 +31,13 @@ def check_complete(
     arguments: JsonObject | None = None,
     continues: bool = False,
 ) -> None:
-    """Raises ValueError if the template leaves out a message, a field of one, a tool call or a tool.
+    """Raises ValueError if the template leaves out a message, a message field, a tool call or a tool.
 
     Args:
-      chat: the model's template.
+      chat: the model's chat template.
       messages: the conversation.
-      tools: schemas of its tools.
-      arguments: variables of the template, of this row.
+      tools: JSON schemas of the tools.
+      arguments: template variables of this row.
       continues: True if the assistant continues the last message.
     """
     shape = {
@@ -50,7 +51,7 @@ def check_complete(
 
 
 class _Key:
-    """A template by its identity: it holds mappings, which have no hash."""
+    """Cache key that compares templates by identity, because their mappings are not hashable."""
 
     def __init__(self, chat: ChatTemplate) -> None:
         self.chat = chat
@@ -64,7 +65,7 @@ class _Key:
 
 @functools.lru_cache(4096)
 def _missing(key: _Key, shape: str) -> str:
-    """The first thing that does not come back; empty where all does."""
+    """Returns a description of the first missing part, or "" if the prompt is complete."""
     chat, given = key.chat, json.loads(shape)
     messages: list[JsonObject] = given["messages"]
     tools: list[JsonObject] = given["tools"]
@@ -82,13 +83,13 @@ def _missing(key: _Key, shape: str) -> str:
     def same(changed: list[JsonObject]) -> bool:
         try:
             return text(changed) == whole
-        except ValueError:  # the template misses what is gone
+        except ValueError:  # the template requires the removed field
             return False
 
     try:
         whole = text(messages)
     except ValueError:
-        return ""  # it takes no such words in place of these texts; of what it does with others nothing is known
+        return ""  # The template rejects the marker words, so this check cannot tell anything about the real texts.
     for i, tool in enumerate(tools):
         if _word("tool", i) not in whole:
             return f"the row's tools ({tool.get('type', 'function')} {i + 1}); remove them, or take another template"
@@ -111,21 +112,18 @@ def _missing(key: _Key, shape: str) -> str:
 
 
 def _without(messages: list[JsonObject], i: int, name: str, *, call: int | None = None) -> list[JsonObject]:
-    """The messages without a field of message i, or of one of its tool calls."""
     changed = copy.deepcopy(messages)
     del (changed[i] if call is None else changed[i]["tool_calls"][call])[name]
     return changed
 
 
 def _content_words(shape: JsonObject) -> list[str]:
-    """The words that stand for the text, or the texts, of a message."""
     content = shape.get("content")
     texts = [p.get("text", "") for p in content] if isinstance(content, list) else [content or ""]
     return [text for text in texts if text.strip()]
 
 
 def _words_of(call: JsonObject) -> list[str]:
-    """The words that stand for a call's function, and for the names and values of its arguments."""
     function = call.get("function", call)
     given = function.get("arguments") or {}
     arguments = json.loads(given) if isinstance(given, str) else given
@@ -133,11 +131,12 @@ def _words_of(call: JsonObject) -> list[str]:
 
 
 def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """The messages with words in place of their texts; ids are as long as they were, which a template may check."""
+    """Returns the messages with marker words for texts. Ids keep their length, because templates may check it."""
     ids: dict[str, str] = {}
 
     def id_of(given: str, function: str = "", word: str = "") -> str:
-        named = given.replace(function, word) if function and function in given else ""  # an id may name the function
+        # an id may contain the function's name
+        named = given.replace(function, word) if function and function in given else ""
         return ids.setdefault(given, named or f"Sq{len(ids)}x".ljust(len(given), "q"))
 
     shapes: list[JsonObject] = []

@@ -1,4 +1,4 @@
-"""Conversations in rows: lists of messages, or such lists as JSON text, checked and in one form."""
+"""Conversations in rows: message lists, or JSON text of them, validated and brought into one form."""
 
 import ast
 import json
@@ -9,34 +9,34 @@ from typing import Any, cast
 from bridge.text.chat_template import JsonObject
 
 MEDIA_PREFIXES = ("image", "video", "audio", "pixel")
-"""Columns of rows, and fields of messages, whose names begin so hold what no model here sees."""
+"""Name prefixes of columns and message fields that hold media, which models here cannot read."""
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _OTHER_PARTS = frozenset({"thinking", "reasoning"})
-"""Parts that a template may know; they have no field `text`."""
+"""Content part types without a `text` field that a template may support."""
 _ROLE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _NAMES_A_ROLE = re.compile(r"""["'](role|from)\\*["']\s*:""")
 _IS_ARRAY = re.compile(r"\s*(?:np\.|numpy\.)?array\(\s*(?=\[)")
 _BETWEEN = re.compile(r"\}\s*\n\s*\{")
-"""Two objects of an array as numpy prints them."""
+"""Boundary between two objects in numpy's printed form of an array."""
 _LISTS = ("messages", "conversations", "conversation")
 _MAX_ENCODINGS = 4
-"""A text that is JSON of a text of JSON, and so on, is read as deep as this."""
+"""Maximum depth of nested JSON encoding (JSON text of JSON text) that is decoded."""
 
 
 class NotAPromptError(ValueError):
-    """Reason for which a prompt can't be asked."""
+    """Reason why a prompt cannot be used."""
 
 
 def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tuple[str, tuple[JsonObject, ...]]:
-    """Returns (the question, the messages if the prompt is a conversation).
+    """Returns (question, messages); messages is empty if the prompt is plain text.
 
     Args:
-      prompt: text, a message, a list of messages, or one of the latter as JSON text.
-      field: the row's, for errors.
-      ignored: fields of messages that are left out (`prompts.ignored_fields`).
+      prompt: text, a message, a list of messages, or JSON text of a message or list.
+      field: name of the row's field, for errors.
+      ignored: message fields to drop (`prompts.ignored_fields`).
 
     Raises:
-      NotAPromptError: it is none of them, has no text, or has what no model here sees.
+      NotAPromptError: the prompt has another type, has no text, or contains media.
     """
     if isinstance(prompt, str):
         _check_unicode(prompt, field)
@@ -64,7 +64,7 @@ def read_tools(tools: Any, field: str) -> tuple[JsonObject, ...]:
     """Returns the JSON schemas of a row's tools.
 
     Raises:
-      NotAPromptError: they are no list of objects, nor JSON of one.
+      NotAPromptError: the value is not a list of objects, nor JSON text of one.
     """
     found = _list_of_objects(tools)
     if found is None:
@@ -74,7 +74,7 @@ def read_tools(tools: Any, field: str) -> tuple[JsonObject, ...]:
 
 
 def is_media(name: str, value: Any) -> bool:
-    """Returns True for a column or a field that holds media, or where they lie; a number of them is none."""
+    """Returns True if a column or field holds media or their paths. A number, such as an image count, is not media."""
     return name.startswith(MEDIA_PREFIXES) and bool(value) and not isinstance(value, int | float)
 
 
@@ -87,7 +87,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def _from_json(text: str, field: str) -> list[Any] | None:
-    """The messages in a text that is JSON of them, also of a text of JSON; None for any other text."""
+    """Returns the messages in JSON text, which may be encoded several times; None for other text."""
     if not (text.lstrip()[:1] in ("[", "{", '"') or _IS_ARRAY.match(text)) or not _NAMES_A_ROLE.search(text):
         return None
     found: Any = text
@@ -100,12 +100,12 @@ def _from_json(text: str, field: str) -> list[Any] | None:
             if _as_messages(_literal(found), field) is not None:
                 said = f"{field!r} is a conversation as Python or numpy prints it; write it as JSON"
                 raise NotAPromptError(said) from None
-            return None  # a question about JSON, or a program
+            return None  # plain text that looks like JSON, such as a question about JSON or a program
     return _as_messages(found, field)
 
 
 def _as_messages(value: Any, field: str) -> list[Any] | None:
-    """A list of messages, or of one, also within an object; None for anything else."""
+    """Returns `value` as a list of messages, or None if it is not one."""
     found: Any = _within_object(value, field)
     found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not found or not all(isinstance(m, dict) for m in found):
@@ -118,10 +118,10 @@ def _as_messages(value: Any, field: str) -> list[Any] | None:
 
 
 def _within_object(value: Any, field: str) -> Any:
-    """The list of an object {messages: [...]}; any other value as it is.
+    """Returns the message list of an object {messages: [...]}, or any other value unchanged.
 
     Raises:
-      NotAPromptError: the object has something beside its messages.
+      NotAPromptError: the object has other non-empty fields.
     """
     name = next((n for n in _LISTS if isinstance(value, dict) and isinstance(value.get(n), list)), "")
     if not name or _as_messages(value[name], field) is None:
@@ -132,12 +132,12 @@ def _within_object(value: Any, field: str) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """The value that Python, or an array of numpy, prints as the text."""
+    """Returns the value that Python or numpy prints as the text, or None."""
     text = text.strip()
     if array := _IS_ARRAY.match(text):
         text = text[array.end() :].removesuffix(")").rstrip()
         text = text.removesuffix("dtype=object").rstrip().removesuffix(",")
-    text = _BETWEEN.sub("}, {", text)  # a string has no end of a line when printed
+    text = _BETWEEN.sub("}, {", text)  # printed strings contain no raw newline, so this matches only between objects
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -172,11 +172,7 @@ def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
 
 
 def _part(given: Any, field: str) -> JsonObject:
-    """A part of a content, which is text, or something that a template may know.
-
-    Raises:
-      NotAPromptError: it is an image, a sound, or no part.
-    """
+    """Returns a content part, or raises NotAPromptError unless it is text or reasoning."""
     if isinstance(given, str):
         return {"type": "text", "text": given}
     part = {k: v for k, v in cast(JsonObject, given).items() if v is not None} if isinstance(given, dict) else {}
@@ -206,7 +202,6 @@ def _calls(given: Any, field: str, ignored: Collection[str]) -> list[JsonObject]
 
 
 def _list_of_objects(given: Any) -> list[JsonObject] | None:
-    """A list of objects, also where it, or an object of it, is JSON text."""
     found: Any = given
     try:
         found = json.loads(given) if isinstance(given, str) else given
@@ -222,7 +217,7 @@ def _check_unicode(text: str, field: str) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Returns False for half a surrogate pair, which JSON can spell and neither a hash nor a tokenizer can take."""
+    """Returns False if the text has an unpaired surrogate, which JSON allows but hashes and tokenizers reject."""
     try:
         text.encode()
     except UnicodeEncodeError:

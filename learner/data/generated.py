@@ -1,8 +1,7 @@
-"""Sources made by index: reasoning-gym tasks and environments.
+"""Generated prompt sources: reasoning-gym tasks and environments, with problem i a function of (seed, i).
 
-`configs/tasks/NAME.py` has `rows(seed, args)`, which returns row i as a function of i; a user's own function is
-alike. A row is an object or a mapping with a `question` (or `messages`), and, as there are, `role`, `answer`,
-`metadata` and `rewards`.
+`configs/tasks/NAME.py`, or a custom function, provides `rows(seed, args)`, which returns row i as a function of i. A
+row is an object or mapping with `question` or `messages`, and optional `role`, `answer`, `metadata` and `rewards`.
 """
 
 import dataclasses
@@ -20,24 +19,24 @@ from learner.data.problem import BadRow, Problem, RawProblem, task_of
 from learner.data.source_context import OpenedSource, SourceContext, where
 
 NUM_PROCEDURAL = 2**31 - 1
-"""Indices a procedural task has; each is another problem (some of the same text)."""
+"""Number of indices per generated source. Different indices can give the same text."""
 
 
 _BLOCKS = {"acre": 500, "gsm_symbolic": 10_000, "list_functions": 10_000, "word_ladder": 10_000}
-"""Families that draw something for all problems of a data set when it is made, which takes memory and time: they come
-as one data set after the other, of so many problems and a seed of its own each."""
+"""Problems per data set block. These families precompute data for a whole data set, which takes memory and time, so
+their problems come from consecutive blocks with a separate seed each."""
 
 
 class ReasoningGymSource:
-    """A procedural task: problem i is a function of (seed, i)."""
+    """Reasoning-gym task: problem i is a function of (seed, i)."""
 
     def __init__(self, source: PromptSource, *, seed: int, where: str = "prompts") -> None:
-        """Makes the library's (first) data set; `where` is the source's field of the config.
+        """Creates the first data set block; `where` is the source's config field, for errors.
 
         Raises:
-          ValueError: no such task family, or the task refuses its arguments.
+          ValueError: the task family does not exist or rejects its arguments.
         """
-        # Here, since it imports sympy and matplotlib, which a run with prompts of another source does not need.
+        # Imported here because it loads sympy and matplotlib, which runs with other sources do not need.
         import reasoning_gym
 
         self._block = _BLOCKS.get(source.task, NUM_PROCEDURAL)
@@ -59,10 +58,11 @@ class ReasoningGymSource:
         return NUM_PROCEDURAL
 
     def __getitem__(self, index: int) -> RawProblem:
-        """Problem `index`.
+        """Returns problem `index`.
 
         Raises:
-          ValueError: the pattern is not found in the question, or the family names no answer and is judged by one.
+          ValueError: the question does not match the pattern, or verifier `math` or `exact` needs an answer and there
+            is none.
         """
         number, place = divmod(index, self._block)
         entry = self._dataset(number)[place]
@@ -94,13 +94,13 @@ _FIELDS = ("question", "messages", "role", "answer", "metadata", "rewards")
 
 
 class EnvironmentSource:
-    """Row i of an environment is a function of (seed, i)."""
+    """Generated rows of an environment: row i is a function of (seed, i)."""
 
     def __init__(self, form: RowFormat, *, seed: int, where: str = "prompts") -> None:
-        """Finds what makes the rows; `where` is the source's field of the config.
+        """Loads the function that generates the rows.
 
         Raises:
-          ValueError: nothing makes rows for this environment, or it refuses its arguments.
+          ValueError: no function generates rows for this environment, or it rejects its arguments.
         """
         source = form.source
         self._form = dataclasses.replace(form, rewards_field="rewards", metadata_field="metadata")
@@ -114,11 +114,7 @@ class EnvironmentSource:
         return NUM_PROCEDURAL
 
     def __getitem__(self, index: int) -> RawProblem:
-        """Row `index`.
-
-        Raises:
-          ValueError: it can't be made, or is none.
-        """
+        """Returns row `index` as a problem, or raises ValueError if it cannot be generated or is invalid."""
         try:
             return problem_of(0, _as_row(self._row(index), self._form.source), self._form)
         except NotARowError as e:
@@ -133,12 +129,11 @@ def _maker(source: PromptSource, where: str) -> Callable[[int, Mapping[str, Any]
         return importlib.import_module(module).rows
     except ModuleNotFoundError as e:
         if e.name is None or not f"{module}.".startswith(f"{e.name}."):
-            raise  # one of its own imports
+            raise  # an import inside the module failed
     raise ValueError(f"it makes no rows; give {where}.environment_rows=module:function, or a {where}.path of rows")
 
 
 def _as_row(made: Any, source: PromptSource) -> dict[str, Any]:
-    """The fields of a file's row."""
     found = {n: made.get(n) if isinstance(made, Mapping) else getattr(made, n, None) for n in _FIELDS}
     prompt = found["question"]
     if found["messages"]:
@@ -146,7 +141,7 @@ def _as_row(made: Any, source: PromptSource) -> dict[str, Any]:
     elif found["role"] not in (None, "user"):
         prompt = [{"role": found["role"], "content": found["question"]}]
     metadata = None if found["metadata"] is None else dict(found["metadata"])
-    answer = None if found["answer"] == "" else found["answer"]  # 0 is one
+    answer = None if found["answer"] == "" else found["answer"]  # 0 is a valid answer
     row = {source.prompt_field: prompt, source.answer_field: answer}
     return row | {"metadata": metadata, "rewards": found["rewards"]}
 
@@ -154,14 +149,13 @@ def _as_row(made: Any, source: PromptSource) -> dict[str, Any]:
 _EVAL_SEED = 1_000_003
 _MAX_DRAWS = 200_000
 MAX_BAD_IN_A_ROW = 2_000
-"""Rows set aside with no good one between them; then what makes them is broken."""
+"""Consecutive quarantined rows after which the generator is considered broken."""
 
 
 class GeneratedProblems:
-    """What is made by index; None where that is held out, a `BadRow` where it is none or does not fit."""
+    """Training problems of a generated source, by index."""
 
     def __init__(self, made: ReasoningGymSource | EnvironmentSource, name: str, setting: SourceContext) -> None:
-        """Nothing is made yet."""
         self._made, self._name, self._setting = made, name, setting
         self._path = _source_text(where(name), setting.config.prompts.sources[name])
 
@@ -169,7 +163,7 @@ class GeneratedProblems:
         return NUM_PROCEDURAL
 
     def __getitem__(self, index: int) -> Problem | BadRow | None:
-        """Problem `index`."""
+        """Returns problem `index`, a `BadRow` if it is invalid or does not fit, or None if it is held out."""
         index, max_tokens = int(index), self._setting.max_tokens
         raw = _make_row(self._made, index, self._path)
         if isinstance(raw, BadRow):
@@ -186,10 +180,10 @@ class GeneratedProblems:
 
 
 def open_generated(name: str, setting: SourceContext, *, num_held_out: int) -> OpenedSource:
-    """A source that is made by index.
+    """Opens a generated source.
 
     Raises:
-      ValueError: it can't be made, or has too few held-out problems.
+      ValueError: the generator fails, no question can be trained on, or there are too few held-out problems.
     """
     source = setting.config.prompts.sources[name]
     held_out, bad = draw_held_out(
@@ -217,18 +211,18 @@ def open_generated(name: str, setting: SourceContext, *, num_held_out: int) -> O
 def draw_held_out(
     source: PromptSource, setting: SourceContext, num_problems: int, *, name: str, field: str, bound: str
 ) -> tuple[list[Problem], list[BadRow]]:
-    """Held-out problems of what is made by index, distinct and the same whatever the run's seed; and the bad rows.
+    """Returns (distinct held-out problems, bad rows); the problems do not depend on the run's seed.
 
     Args:
-      source: what makes them.
-      setting: the run's.
-      num_problems: so many.
-      name: the source's.
-      field: of the config that describes the source.
-      bound: the field that says how many.
+      source: the generated source.
+      setting: context of the run's sources.
+      num_problems: number of problems to draw.
+      name: name of the source.
+      field: config field of the source, for errors.
+      bound: config field that sets `num_problems`, for errors.
 
     Raises:
-      ValueError: there are too few, or a prompt is too long.
+      ValueError: there are too few problems, or a prompt is too long.
     """
     if num_problems == 0:
         return [], []
@@ -265,11 +259,7 @@ def draw_held_out(
 
 
 def check_bad_in_a_row(num_bad: int, last: BadRow) -> None:
-    """Refuses what makes nothing but bad rows.
-
-    Raises:
-      ValueError: so many were set aside one after the other.
-    """
+    """Raises ValueError if `num_bad` consecutive rows reach `MAX_BAD_IN_A_ROW`."""
     if num_bad >= MAX_BAD_IN_A_ROW:
         raise ValueError(f"{last.path}: {num_bad} rows in a row were set aside; the last, {last.row}: {last.reason}")
 
@@ -279,14 +269,14 @@ def _make_row(made: ReasoningGymSource | EnvironmentSource, index: int, path: st
         return made[index]
     except ValueError as e:
         return BadRow(index, str(e), path)
-    except Exception as e:  # a library's code, or the user's, makes rows
+    except Exception as e:  # library or custom code generates the rows and may raise anything
         return BadRow(index, f"{type(e).__name__}: {e}", path)
 
 
 def _tokenize(raw: RawProblem, index: int, name: str, setting: SourceContext, path: str) -> Problem | BadRow:
     try:
         return setting.tokenize(raw, name)
-    except ValueError as e:  # the chat template wants other roles, or another order of them
+    except ValueError as e:  # the chat template rejects the roles or their order
         return BadRow(index, str(e), path)
 
 
@@ -304,8 +294,8 @@ def _source_text(field: str, source: PromptSource) -> str:
 
 
 def _train_seed(seed: int) -> int:
-    """Apart from the warm-up's and the evaluation's seeds, and from other runs'.
+    """Returns a training seed that differs from the evaluation seed and is far from other runs' seeds.
 
-    The library makes problem i from seed + i, so neighbouring seeds would give the same problems, shifted by one.
+    The library makes problem i from seed + i, so neighboring seeds would give the same problems, shifted by one.
     """
     return 10_000_000 * (1 + seed)

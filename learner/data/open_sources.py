@@ -1,6 +1,6 @@
-"""Opens a run's prompt sources: what each trains on and holds out.
+"""Opening of prompt sources: the training and held-out problems of each.
 
-No grain and no jax in here: `launch.startup.preflight` looks at the prompts before anything starts.
+Imports neither grain nor jax, because `launch.startup.preflight` checks prompts before anything starts.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from learner.data.tokenizer import Tokenizer
 
 
 def open_eval_rows(source: PromptSource, form: RowFormat) -> Rows | None:
-    """The rows that the source names for evaluation; None if those are chosen by their hash.
+    """Returns the rows of the source's evaluation file or split, or None if a hash selects held-out rows.
 
     Raises:
       ValueError: as `open_rows`.
@@ -34,7 +34,7 @@ def open_eval_rows(source: PromptSource, form: RowFormat) -> Rows | None:
 
 
 def questions(rows: Rows, form: RowFormat) -> set[str]:
-    """The questions, stripped, of all well-formed rows."""
+    """Returns the stripped questions of all well-formed rows."""
     found: set[str] = set()
     first = 1
     for batch in rows.batches():
@@ -47,12 +47,12 @@ def questions(rows: Rows, form: RowFormat) -> set[str]:
 
 
 class FileProblems:
-    """Rows of a file by their place among those kept; each is parsed and tokenized when it is asked for."""
+    """Kept rows of a file, by position among them; each access parses and tokenizes its row."""
 
     def __init__(
         self, rows: Rows, kept: Int64[np.ndarray, " N"], name: str, source: PromptSource, setting: SourceContext
     ) -> None:
-        """`kept` are indices into `rows`, which are those of source `name`."""
+        """Stores the rows; `kept` are indices into `rows`, the rows of source `name`."""
         self._rows, self._kept, self._name, self._setting = rows, kept, name, setting
         self._form = setting.form(source)
 
@@ -60,11 +60,7 @@ class FileProblems:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Problem:
-        """Problem `index`.
-
-        Raises:
-          ValueError: its row is not what it was.
-        """
+        """Returns problem `index`, or raises ValueError if its row changed since the scan."""
         place = int(self._kept[index])
         row = self._rows[place]
         raw = parse_row(place + 1, row, self._form) if isinstance(row, dict) else row
@@ -81,17 +77,17 @@ def open_file(
     num_held_out: int,
     gold_failures: Mapping[int, str],
 ) -> OpenedSource:
-    """A source of rows: what is trained on, held out, and set aside; logs how many.
+    """Opens a source of rows, scans it and logs the counts.
 
     Args:
-      name: the source's.
-      setting: the run's.
-      eval_rows: what is held out; chosen by hash if None.
-      num_held_out: so many are evaluated.
-      gold_failures: reasons by row number, of rows whose own answer does not pass.
+      name: name of the source.
+      setting: context of the run's sources.
+      eval_rows: held-out rows; None selects them by hash.
+      num_held_out: maximum number of held-out problems.
+      gold_failures: reasons by row number for rows whose reference answer fails validation.
 
     Raises:
-      ValueError: the file is unusable, or leaves nothing to train on or to evaluate.
+      ValueError: the file is unusable, or leaves no problem to train on or to evaluate.
     """
     source = setting.config.prompts.sources[name]
     form = setting.form(source)
@@ -156,20 +152,20 @@ def _log_counts(name: str, source: PromptSource, found: FilterResult, *, num_hel
 def open_sources(
     config: Config, tokenizer: Tokenizer, *, gold_failures: SetAside | None = None, evaluated: Collection[str] = ()
 ) -> list[OpenedSource]:
-    """All sources of the config, in the order of their names; logs how many rows of each are kept.
+    """Opens all sources in config order, and logs how many rows of each are kept.
 
-    `evaluation.num_problems` are held out of them in proportion to their weights; what one source evaluates no other
-    trains on, nor what an evaluation set asks.
+    `evaluation.num_problems` held-out problems are drawn in proportion to the source weights. No source trains on a
+    problem that an evaluation file, an evaluation set or another source holds out.
 
     Args:
-      config: the run's.
-      tokenizer: the model's.
-      gold_failures: rows whose own answer does not pass.
+      config: the run's config.
+      tokenizer: the model's tokenizer.
+      gold_failures: rows whose reference answer fails validation.
       evaluated: questions of evaluation sets (`learner.evaluation.eval_sets.questions_of`).
 
     Raises:
-      ValueError: a source is unusable, or leaves nothing to train on or to evaluate; or `prompts.num_epochs` is too few
-        for the run.
+      ValueError: a source is unusable or leaves no problem to train on or to evaluate, or `prompts.num_epochs` is too
+        low.
     """
     sources = config.prompts.sources
     setting = SourceContext(config, tokenizer)
@@ -204,11 +200,7 @@ def open_sources(
 
 
 def check_epochs(config: Config, opened: Sequence[OpenedSource]) -> None:
-    """Refuses a run whose updates ask the rows of a file more often than `prompts.num_epochs`.
-
-    Raises:
-      ValueError: says how many updates would fit.
-    """
+    """Raises ValueError if the run needs the rows of a file more than `prompts.num_epochs` times."""
     bound, per_update = config.prompts.num_epochs, config.rounds.groups_per_update
     all_weights = sum(o.source.weight for o in opened)
     for source in opened if bound else ():

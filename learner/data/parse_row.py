@@ -1,4 +1,4 @@
-"""A row of a file to a problem, or the reason why it is none."""
+"""Row parser: validates a row of a file and converts it to a problem."""
 
 import dataclasses
 import decimal
@@ -16,7 +16,7 @@ from learner.data.conversations import MEDIA_PREFIXES, NotAPromptError, is_media
 from learner.data.problem import Answer, RawProblem, task_of
 
 _NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
-"""Verifiers that find what they need in the row's metadata, or in the response alone."""
+"""Verifiers that read only the row's metadata or the response."""
 
 
 _NOT_READ = {
@@ -26,16 +26,16 @@ _NOT_READ = {
     "chat_template_kwargs": "prompts.template_arguments_field=chat_template_kwargs",
     "documents": "prompts.template_arguments_field, a column with an object that has the documents in it",
 }
-"""Columns that chat templates know, also under other names, and the fields of the config that would have them read."""
+"""Columns that chat templates use under various names, and the config fields that make them read."""
 
 
 class NotARowError(ValueError):
-    """What a row lacks; its text is the reason that the quarantine names."""
+    """Reason why a row is invalid, as the quarantine file records it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowFormat:
-    """How the rows of a source are read."""
+    """Format of a source's rows."""
 
     source: PromptSource
     rewards_field: str
@@ -43,13 +43,14 @@ class RowFormat:
     tools_field: str = ""
     template_arguments_field: str = ""
     ignored_fields: frozenset[str] = frozenset()
-    """Fields of messages and rows that prompts leave out on purpose."""
+    """Message and row fields that prompts leave out on purpose."""
     verifiers: frozenset[str]
-    """Those that a row may name: ours, and the user's own that the config names. A file can't have code imported."""
+    """Verifiers that rows may name: built-in ones and custom ones in the config. A file cannot make code be
+    imported."""
 
     @classmethod
     def of(cls, prompts: PromptsConfig, source: PromptSource) -> "RowFormat":
-        """That of one of the config's sources."""
+        """Returns the format of one of the config's sources."""
         return cls(
             source=source,
             rewards_field=prompts.rewards_field,
@@ -64,14 +65,14 @@ class RowFormat:
 
     @property
     def columns(self) -> list[str]:
-        """The fields that are looked at; `image*` are all that begin so, without those named as `!images`."""
+        """Columns to read. `image*` matches all columns with the prefix, and `!images` excludes a column."""
         others = (self.tools_field, self.template_arguments_field, *_NOT_READ, *(f"{p}*" for p in MEDIA_PREFIXES))
         named = dict.fromkeys((*self._own, *(f for f in others if f not in self.ignored_fields)))
         return [*(f for f in named if f), *(f"!{f}" for f in sorted(self.ignored_fields) if f not in self._own)]
 
     @property
     def read_fields(self) -> frozenset[str]:
-        """The fields that have a meaning."""
+        """Fields that the parser uses."""
         return frozenset((*self._own, self.tools_field, self.template_arguments_field))
 
     @property
@@ -80,10 +81,10 @@ class RowFormat:
 
 
 def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:
-    """The problem of row `number`, or why it is none.
+    """Returns the problem of row `number`, or the reason why it is invalid.
 
-    A prompt is text, or a conversation (a list of {role, content}, also as JSON text); an answer is text or a number.
-    What verifiers need besides is in the row's metadata, and a row's own verifiers in its rewards.
+    A prompt is text or a conversation (a list of {role, content}, also as JSON text). An answer is text or a number.
+    The metadata holds other verifier inputs, and the rewards column holds per-row verifiers.
     """
     try:
         return problem_of(number, row, form)
@@ -92,14 +93,10 @@ def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem |
 
 
 def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
-    """The same.
-
-    Raises:
-      NotARowError: it is none.
-    """
+    """Returns the problem of row `number`, as `parse_row`, or raises NotARowError if it is invalid."""
     source = form.source
     parts = _parts(row, form)
-    needs_answer = not (parts.keys() <= _NEED_NO_ANSWER)  # an episode that no verifier judges needs none
+    needs_answer = not (parts.keys() <= _NEED_NO_ANSWER)  # episodes without verifiers need none
     wanted = (source.prompt_field, *((source.answer_field,) if needs_answer else ()))
     missing = [f for f in wanted if _is_missing(row.get(f))]
     if missing:
@@ -117,7 +114,7 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
         except ValueError as e:
             raise NotARowError(str(e)) from e
     question, messages, tools = _prompt(row, form)
-    if "judge" in parts:  # it is told what was asked
+    if "judge" in parts:  # the judge prompt contains the question
         metadata = {"question": question, **(metadata or {})}
     task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
     arguments = _object(row, form.template_arguments_field)
@@ -125,7 +122,7 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
 
 
 def _is_missing(value: Any) -> bool:
-    """Returns True for null and for NaN, which a table has where a number is missing."""
+    """Returns True for null, and for NaN, which tables use for missing numbers."""
     return value is None or (isinstance(value, float | decimal.Decimal) and math.isnan(value))
 
 
@@ -143,7 +140,7 @@ def _answer(answer: Any, field: str, is_needed: bool) -> Answer:
 
 
 def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject, ...], tuple[JsonObject, ...]]:
-    """(the question, the conversation if it is one, its tools)."""
+    """Returns (question, messages if it is a conversation, tools)."""
     field, ignored = form.source.prompt_field, form.ignored_fields
     left_out = [n for n in map(str, row) if n not in ignored and n not in form.read_fields]
     if media := [n for n in left_out if is_media(n, row[n])]:
@@ -167,7 +164,7 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
 
 
 def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
-    """Weights by verifier: the row's own, or the source's."""
+    """Returns weights by verifier, from the row or else the source."""
     given = row.get(form.rewards_field) if form.rewards_field else None
     if given is None:
         return form.source.parts
@@ -194,12 +191,12 @@ def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
 def _counts(weight: float) -> bool:
     try:
         return math.isfinite(weight) and weight != 0
-    except OverflowError:  # a whole number beyond float64
+    except OverflowError:  # an integer beyond float64
         return False
 
 
 def _object(row: dict[str, Any], field: str) -> dict[str, Any]:
-    """The object in a row's field, also where a column of text holds it as JSON; empty where there is none."""
+    """Returns the object in a row's field, decoded if it is JSON text; empty if the field is absent."""
     given = row.get(field) if field else None
     if given is None:
         return {}

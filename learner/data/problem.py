@@ -1,7 +1,7 @@
-"""Problems: a question, its prompt tokens and how its answer is judged. No jax and no grain here.
+"""Problems: question, prompt tokens and reward task. Imports neither jax nor grain.
 
-Which are held out for evaluation is decided by a hash of the question's text, so a held-out question can enter training
-from no index, epoch, seed or source.
+A hash of the question's text selects held-out problems, so a held-out question never trains under any index, epoch,
+seed or source.
 """
 
 import dataclasses
@@ -22,55 +22,55 @@ Answer = str | int | float | decimal.Decimal
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One prompt and its judge."""
+    """Tokenized prompt and its reward task."""
 
     question: str
     prompt_tokens: Int32[np.ndarray, " P"]
     task: Task
     source: str = ""
-    """Name of its source in `prompts.mixture`; empty where there is one source."""
+    """Name of the source in `prompts.mixture`; empty for a single source."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RawProblem:
-    """A problem before tokenization."""
+    """Problem before tokenization."""
 
     question: str
     messages: tuple[JsonObject, ...]
-    """Set when the row holds a conversation; else the question is the prompt."""
+    """Conversation of the row; empty if `question` is the prompt."""
     task: Task
     row: int = 0
-    """The row of the file it came from, counted from 1; 0 for a procedural problem."""
+    """Row number in the file, from 1; 0 for a generated problem."""
     environment: str = ""
-    """Name of the environment that it is an episode of."""
+    """Environment whose episode this is; empty for a single response."""
     tools: tuple[JsonObject, ...] = ()
-    """Schemas of what may be called, for the chat template."""
+    """JSON schemas of the tools, for the chat template."""
     template_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    """Variables of the chat template, over those of `prompts.template_arguments`."""
+    """Chat template variables, which override `prompts.template_arguments`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
-    """A row that was set aside, and why."""
+    """Quarantined row and the reason."""
 
     row: int
-    """Counted from 1; of rows made by index, the index."""
+    """Row number, from 1; the index for generated rows."""
     reason: str
     path: str = ""
-    """Its file or data set, or what makes it."""
+    """File, data set or generator of the row."""
     is_too_long: bool = False
-    """Well-formed, but longer than a prompt may be, or empty."""
+    """True if the row is well-formed but its prompt is too long or empty."""
 
     @classmethod
     def of_size(cls, row: int, size: int, *, max_tokens: int, path: str) -> "BadRow":
-        """One whose prompt has `size` tokens."""
+        """Returns a row whose prompt has `size` tokens."""
         return cls(row, f"prompt has {size} tokens, want 1 to {max_tokens}", path, is_too_long=True)
 
 
 def answer_text(answer: Answer) -> str:
-    """Returns an answer as it is compared: a number in plain digits, whatever type a file has for it.
+    """Returns an answer in the form used for comparison: numbers as plain digits whatever their type, text unchanged.
 
-    42.0, Decimal("42.00") and 42 are "42", 1e16 is "10000000000000000", 1e-7 is "0.0000001"; text stays as it is.
+    42.0, Decimal("42.00") and 42 are "42", 1e16 is "10000000000000000", 1e-7 is "0.0000001".
     """
     if isinstance(answer, str | int):
         return str(answer)
@@ -88,14 +88,14 @@ def task_of(
     metadata: Mapping[str, Any] | None = None,
     environment: str = "",
 ) -> Task:
-    """What a response is judged by.
+    """Returns the task that scores a response.
 
     Args:
-      answer: text or a finite number; empty where only an environment rewards.
-      parts: weights by verifier.
-      answer_in: where verifier=math looks for a response's answer.
-      metadata: the row's, or a procedural problem's entry; for verifiers and the environment.
-      environment: name of the one that a response is an episode of.
+      answer: text or a finite number; empty if only an environment rewards.
+      parts: reward weight by verifier.
+      answer_in: part of the response in which verifier `math` looks for the answer.
+      metadata: metadata of the row or entry of a generated problem, for verifiers and the environment.
+      environment: environment whose episode the response is.
     """
     known = dict(metadata or {})
     if "math" in parts:
@@ -109,6 +109,6 @@ def task_of(
 
 
 def is_held_out(question: str, one_in: int) -> bool:
-    """Whether a question belongs to evaluation, by its text alone."""
+    """Returns True if the hash of a question's text assigns it to evaluation."""
     digest = hashlib.sha256(question.strip().encode()).digest()
     return int.from_bytes(digest[:8], "little") % one_in == 0

@@ -1,4 +1,4 @@
-"""Endless training problems as grain datasets, with resumable state."""
+"""Endless training problems as grain data sets, with resumable state."""
 
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,10 +20,10 @@ _NO_PREFETCH = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class PromptStream:
-    """An endless iterator of training problems whose place can be saved and restored.
+    """Endless iterator of training problems with a state that can be saved and restored.
 
-    Each source is a grain dataset: rows are shuffled by the run's seed, anew each epoch, and every row comes before any
-    comes again. What a restart gives is the same as long as the rewards are (`observe`).
+    Each source is a grain data set. The run's seed shuffles its rows in each epoch, and every row comes once per epoch.
+    A restored stream gives the same problems as long as the rewards are the same (`observe`).
 
     Not thread-safe (grain iterators are not).
     """
@@ -39,10 +39,10 @@ class PromptStream:
         """Starts at the first problem.
 
         Args:
-          config: the run's.
+          config: the run's config.
           opened: its sources.
-          quarantine: told of the bad rows among those that are made by index.
-          digests: hashes of rows that a resume must find as they were, by the field that names them.
+          quarantine: called with each bad row of generated sources.
+          digests: row hashes by field name, which must match on resume.
         """
         self._digests = dict(digests or {})
         self._opened = {o.name: o for o in opened}
@@ -58,11 +58,11 @@ class PromptStream:
         return next(self._iterators[name])
 
     def observe(self, source: str, reward: float) -> None:
-        """Takes in the mean reward of a group whose problem was of `source`."""
+        """Records the mean reward of a group whose problem is from `source`."""
         self._curriculum.observe(source, reward)
 
     def metrics(self) -> dict[str, float]:
-        """Epochs, rows set aside, and of a mixture each source's share and mean reward (`metric_names.py`)."""
+        """Returns epochs, bad-row counts and the shares and rewards of a mixture (`metric_names.py`)."""
         epochs = {n: self._num_drawn[n] / len(o.problems) for n, o in self._opened.items() if not o.is_endless}
         row = {"prompts/epoch": max(epochs.values())} if epochs else {}
         if any(o.is_endless for o in self._opened.values()):
@@ -79,7 +79,7 @@ class PromptStream:
         return row
 
     def get_state(self) -> dict[str, Any]:
-        """Where the stream stands; JSON."""
+        """Returns the stream's position as JSON values."""
         return {
             "sources": {
                 name: {
@@ -96,10 +96,10 @@ class PromptStream:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where `get_state` was called. A source that is new since begins at its first problem.
+        """Restores a state of `get_state`; a new source starts at its first problem.
 
         Raises:
-          ValueError: a source holds other rows than it did.
+          ValueError: the rows of a source or an evaluation set differ from the saved ones.
         """
         for name, digest in self._digests.items():
             if state["digests"].get(name, digest) != digest:
@@ -125,7 +125,7 @@ class PromptStream:
         self._curriculum.set_state(state["curriculum"])
 
     def _rows(self, name: str) -> dict[str, Any]:
-        """Returns the number of rows a source trains on, and a hash of their content and its evaluation's; JSON."""
+        """Returns the number of training rows of a source, and a content hash of its training and evaluation rows."""
         opened = self._opened[name]
         return {"num": len(opened.problems), "digest": "-".join(one.digest for one in opened.looked_at)}
 
@@ -138,13 +138,13 @@ def _dataset(opened: OpenedSource, seed: int, sieve: "_ProblemFilter") -> grain.
     source = grain.MapDataset.source(opened.problems)
     if opened.is_endless:
         return source.to_iter_dataset(_NO_PREFETCH).filter(sieve.is_problem)
-    # Sources of one mixture are shuffled apart; a single one, which has no name, by the run's seed itself.
+    # Each source of a mixture has its own shuffle. A single source has no name and uses the run's seed itself.
     seed = (seed + zlib.crc32(opened.name.encode())) % 2**32
     return source.seed(seed).shuffle().repeat().to_iter_dataset(_NO_PREFETCH)
 
 
 class _ProblemFilter:
-    """Lets problems through, and counts the rows that are set aside."""
+    """Filter that passes problems and counts bad rows."""
 
     def __init__(self, quarantine: Callable[[BadRow], None] | None) -> None:
         self._quarantine = quarantine
@@ -153,11 +153,7 @@ class _ProblemFilter:
         self.num_too_long = 0
 
     def is_problem(self, row: Problem | BadRow | None) -> bool:
-        """Whether it is one.
-
-        Raises:
-          ValueError: there were too many bad rows one after the other.
-        """
+        """Returns True for a problem; raises ValueError after too many consecutive bad rows."""
         if not isinstance(row, BadRow):
             self._num_in_a_row = 0
             return row is not None
@@ -186,18 +182,18 @@ def load_prompts(
     evaluated: Collection[str] = (),
     digests: Mapping[str, str] | None = None,
 ) -> tuple[PromptStream, list[Problem], list[BadRow]]:
-    """The training stream, the held-out problems, and the rows that were set aside.
+    """Returns (training stream, held-out problems, quarantined rows).
 
     Args:
-      config: the run's.
-      tokenizer: the model's.
-      gold_failures: rows whose own answer does not pass.
-      quarantine: told of the bad rows that turn up later, among those made by index.
-      evaluated: questions of evaluation sets, which nothing trains on.
-      digests: hashes of the evaluation sets' rows by name, kept with the stream's place.
+      config: the run's config.
+      tokenizer: the model's tokenizer.
+      gold_failures: rows whose reference answer fails validation.
+      quarantine: called with each bad row of generated sources during training.
+      evaluated: questions of evaluation sets, which are excluded from training.
+      digests: row hashes of the evaluation sets by name, saved with the stream's position.
 
     Raises:
-      ValueError: a source is unusable, or too few held-out problems exist.
+      ValueError: a source is unusable, or there are too few held-out problems.
     """
     opened = open_sources(config, tokenizer, gold_failures=gold_failures, evaluated=evaluated)
     held_out = [problem for source in opened for problem in source.held_out]

@@ -1,10 +1,8 @@
-"""Rows of .jsonl, .parquet, .arrayrecord, Hugging Face data sets, by index.
+"""Row readers by index: .jsonl, .parquet and .arrayrecord files, and Hugging Face data sets.
 
-What is kept of a file of lines is where each begins, 8 bytes a row; of a parquet file the columns that are looked at,
-as Arrow holds them, and beyond a bound on disk.
-
-The reader is the one that `grain.sources.ArrayRecordDataSource` wraps; it is taken without grain, which loads jax, as
-a run's prompts are looked at before anything starts.
+A .jsonl file keeps only line offsets in memory, 8 bytes per row. A parquet file keeps the needed columns as Arrow data,
+in memory up to `MAX_TABLE_BYTES` and else on disk. ArrayRecord files use the reader behind
+`grain.sources.ArrayRecordDataSource`, without grain, which loads jax: prompts are checked before anything starts.
 """
 
 import dataclasses
@@ -29,35 +27,32 @@ Row = dict[str, Any]
 
 
 BATCH_ROWS = 4096
-"""Rows that are looked at together."""
+"""Rows per batch of a scan."""
 MAX_TABLE_BYTES = 2**30
-"""Columns of a parquet file that are kept in memory; larger ones are unpacked to a file without a name, and mapped."""
+"""Maximum in-memory size of a parquet file's columns; larger ones are unpacked to an unnamed temporary file and
+mapped."""
 _SCAN_BYTES = 2**26
 
 
 class Rows(Protocol):
-    """What a problem is parsed from."""
+    """Rows of a source, by index."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Row | str | None:
-        """Row `index`, counted from 0; or why it can't be read; None for a blank line."""
+        """Returns row `index` from 0, the reason why it is unreadable, or None for a blank line."""
         ...
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
-        """All of them in order, some at a time."""
+        """Yields all rows as batches, in order of index."""
         ...
 
 
 class JsonLines:
-    """The lines of a .jsonl file, mapped into memory."""
+    """Lines of a .jsonl file, mapped into memory."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Finds where the lines begin.
-
-        Raises:
-          OSError: the file can't be read.
-        """
+        """Finds the line offsets; raises OSError if the file is unreadable."""
         with open(path, "rb") as file:
             is_empty = not file.seek(0, 2)
             self._map = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -73,16 +68,16 @@ class JsonLines:
         return decode_json(line)
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
-        """All of them in order, some at a time."""
+        """Yields all rows as batches."""
         for start in range(0, len(self), BATCH_ROWS):
             yield [self[i] for i in range(start, min(start + BATCH_ROWS, len(self)))]
 
 
 class ArrowRows:
-    """The rows of an Arrow table."""
+    """Rows of an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        """`table` may be mapped from a file."""
+        """Stores the table, which may be mapped from a file."""
         self._table = _with_short_floats(table)
 
     def __len__(self) -> int:
@@ -92,16 +87,16 @@ class ArrowRows:
         return _as_given(self._table.slice(index, 1).to_pylist()[0])
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
-        """All of them in order, some at a time."""
+        """Yields all rows as batches."""
         for batch in self._table.to_batches(max_chunksize=BATCH_ROWS):
             yield [_as_given(row) for row in batch.to_pylist()]
 
 
 def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
-    """A .parquet file's rows, of those columns that it has; or all columns, if the first one, the prompt's, is missing.
+    """Returns the rows of a .parquet file with the columns of `wanted_columns`.
 
     Raises:
-      ValueError: it is no parquet file.
+      ValueError: the file is not a readable parquet file.
     """
     try:
         file = pyarrow.parquet.ParquetFile(path)
@@ -114,9 +109,9 @@ def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
 
 
 def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Returns those of `columns` that exist; all columns if the first is missing, so that an error can list them.
+    """Returns the existing ones of `columns`; all columns if the first is missing, so that an error can list them.
 
-    `image*` in `columns` stands for all that begin so, and `!images` for one that is not wanted.
+    `image*` in `columns` matches all columns with the prefix, and `!images` excludes a column.
     """
     if columns[0] not in there:
         return list(there)
@@ -125,7 +120,7 @@ def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
 
 
 def _with_short_floats(table: pyarrow.Table) -> pyarrow.Table:
-    """Returns a table whose columns of 16 and 32 bit floats are float64 of the same shortest digits: 0.1 stays 0.1."""
+    """Returns a table with float16 and float32 columns as float64 of the same shortest digits: 0.1 stays 0.1."""
     for index, field in enumerate(table.schema):
         if pyarrow.types.is_float16(field.type) or pyarrow.types.is_float32(field.type):
             digits = table.column(index).cast(pyarrow.float32()).cast(pyarrow.string())
@@ -134,7 +129,7 @@ def _with_short_floats(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def decode_json(line: bytes) -> Row | str:
-    """A row, or why it is none."""
+    """Returns a row, or the reason why the line is invalid."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as e:
@@ -143,7 +138,7 @@ def decode_json(line: bytes) -> Row | str:
 
 
 def _as_given(row: Row) -> Row:
-    """A row without the nulls that Arrow puts where one object of a list lacks a field that another has."""
+    """Returns a row without the nulls that Arrow adds for fields that only other objects of a list have."""
     return {name: _without_nulls(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
@@ -154,7 +149,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _line_starts(data: mmap.mmap | bytes) -> np.ndarray:
-    """Where each line begins, and where the last one ends; int64."""
+    """Returns the int64 offset of each line, and the end of the last line."""
     found = [np.zeros(1, np.int64)]
     for start in range(0, len(data), _SCAN_BYTES):
         chunk = np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8)
@@ -164,33 +159,29 @@ def _line_starts(data: mmap.mmap | bytes) -> np.ndarray:
 
 
 def _num_bytes(file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> int:
-    """What the columns take unpacked."""
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     columns = [g.column(i) for g in groups for i in range(g.num_columns)]
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
 
 
 def _unpacked(file: pyarrow.parquet.ParquetFile, names: list[str]) -> pyarrow.Table:
-    """The columns mapped from a file that goes with this process; a row group at a time is in memory."""
+    """Returns the columns mapped from a temporary file that this process owns; unpacks them batch by batch."""
     with tempfile.TemporaryFile() as target:
         schema = pyarrow.schema([file.schema_arrow.field(n) for n in names])
         with pyarrow.ipc.new_file(target, schema) as writer:
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
                 writer.write_batch(batch)
         target.flush()
-        mapped = pyarrow.memory_map(f"/proc/self/fd/{target.fileno()}")  # stays when the file has no name any more
+        # the mapping survives the unnamed file's descriptor
+        mapped = pyarrow.memory_map(f"/proc/self/fd/{target.fileno()}")
         return pyarrow.ipc.open_file(mapped).read_all()
 
 
 class ArrayRecordRows:
-    """The records of one file, or of all that a pattern finds, in the order of their names."""
+    """Records of all files that match a pattern, in order of file names."""
 
     def __init__(self, pattern: str) -> None:
-        """Reads the files' indices.
-
-        Raises:
-          ValueError: no such file, or it is no ArrayRecord file.
-        """
+        """Reads the file indices; raises ValueError if no file matches or one is not an ArrayRecord file."""
         paths = sorted(glob.glob(pattern))
         if not paths:
             raise ValueError(f"no prompts file {pattern!r}")
@@ -207,28 +198,28 @@ class ArrayRecordRows:
         return decode_json(self._source[index])
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
-        """All of them in order, some at a time."""
+        """Yields all rows as batches."""
         for start in range(0, len(self), BATCH_ROWS):
             indices = range(start, min(start + BATCH_ROWS, len(self)))
             yield [decode_json(record) for record in self._source.__getitems__(indices)]
 
 
 def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRows:
-    """A split's rows, mapped from the library's own cache.
+    """Returns the rows of a Hugging Face data set split, mapped from the library's cache.
 
     Raises:
-      ValueError: the library is not installed, there is no such data set or split, or the Hub can't be reached.
+      ValueError: `datasets` is not installed, the data set or split does not exist, or the Hub is unreachable.
     """
     name = source.path.removeprefix(HUGGING_FACE)
     try:
-        import datasets  # only where one is used: it is an extra, and loads pandas
+        import datasets  # imported on use: it is an optional extra and loads pandas
     except ImportError as e:
         raise ValueError(
             f"{source.path} needs the library `datasets`: {install_command('huggingface')}, or give a file ({e})"
         ) from e
     try:
         found = datasets.load_dataset(name, source.subset or None, split=split, revision=source.revision or None)
-    except Exception as e:  # the library's own, the Hub's and every file format's errors have no base class
+    except Exception as e:  # errors of the library, the Hub and file formats share no base class
         said = " ".join(str(e).split())
         raise ValueError(f"{source.path} (subset {source.subset!r}, split {split!r}) can't be loaded: {said}") from e
     if not isinstance(found, datasets.Dataset):
@@ -238,10 +229,10 @@ def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRo
 
 
 def open_rows(source: PromptSource, columns: Sequence[str], *, path: str = "", split: str = "") -> Rows:
-    """The rows of a source's file or data set; of its evaluation's with another `path` or `split`.
+    """Opens the file or data set of a source; `path` or `split` selects its evaluation rows instead.
 
     Raises:
-      ValueError: there is none, or it has another format.
+      ValueError: the file or data set does not exist or has an unsupported format.
     """
     path = path or source.path
     if path.startswith(HUGGING_FACE):

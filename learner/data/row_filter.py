@@ -1,6 +1,6 @@
-"""One validation pass over a source: valid, too long, held out; the quarantine file; gold answers.
+"""Validation pass over a source's rows, quarantine file, and reference-answer failures.
 
-No grain and no jax in here: `launch.startup.preflight` looks at the prompts before anything starts.
+Imports neither grain nor jax, because `launch.startup.preflight` checks prompts before anything starts.
 """
 
 import dataclasses
@@ -25,28 +25,28 @@ from learner.data.tokenizer import Tokenizer, render
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FilterResult:
-    """A source's rows, by index from 0, after the look at them."""
+    """Result of the scan of a source; rows by index from 0."""
 
     path: str
     train: Int64[np.ndarray, " N"]
     held_out: Int64[np.ndarray, " M"]
     bad: tuple[BadRow, ...]
-    """Malformed, too long, or set aside by who judged their answers."""
+    """Rows that are malformed, too long, or whose reference answer failed."""
     num_rows: int
     num_too_long: int
     num_left_out: int
-    """To be neither trained on nor evaluated: in another file's evaluation set."""
+    """Rows excluded from training because an evaluation has their question."""
     digest: str
-    """Hash over question, answer, verifiers and metadata of every row that is kept, in their order."""
+    """Hash of question, answer, verifiers and metadata of all kept rows, in order."""
     num_contradicting: int
     """Questions that several rows ask with different answers."""
     prompt_tokens: tuple[int, ...]
-    """Median, 90th and 99th percentile and maximum over the measured prompts; empty where none was measured."""
+    """Median, 90th and 99th percentile and maximum tokens of the measured prompts; empty if none was measured."""
     max_tokens: int
-    """Tokens of the longest prompt that is kept."""
+    """Maximum tokens of a prompt."""
 
     def check_num_bad(self, max_share: float) -> None:
-        """Raises ValueError if more than `max_share` of the rows are set aside: why, and which field to raise."""
+        """Raises ValueError, with reasons and the field to raise, if more than `max_share` of the rows are bad."""
         num_bad = len(self.bad)
         if num_bad <= max_share * self.num_rows:
             return
@@ -69,27 +69,27 @@ class FilterResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowFilter:
-    """Looks at rows."""
+    """Scanner that sorts rows into training, held-out and bad."""
 
     path: str
-    """For people."""
+    """Human-readable name of the rows' source."""
     form: RowFormat
     tokenizer: Tokenizer
     prompts: PromptsConfig
     max_tokens: int
-    """Of a prompt."""
+    """Maximum tokens of a prompt."""
     side: Callable[[RawProblem], str]
-    """Where a row belongs: `train`, `held_out`, `neither`."""
+    """Returns the use of a row: `train`, `held_out` or `neither`."""
     measured: Collection[str] = ("train", "held_out")
-    """The sides whose lengths matter."""
+    """Sides whose prompts are rendered and measured."""
     gold_failures: Mapping[int, str] = dataclasses.field(default_factory=dict[int, str])
-    """Reasons by row number, of rows whose own answer is wrong."""
+    """Reasons by row number for rows whose reference answer is wrong."""
 
     def scan(self, rows: Rows) -> FilterResult:
         """Parses, renders and measures all rows.
 
         Raises:
-          ValueError: not one is well-formed, or none that is measured fits.
+          ValueError: no row is well-formed, or no prompt of a measured side fits.
         """
         found = _FilterCounts()
         for batch in rows.batches():
@@ -138,7 +138,7 @@ class RowFilter:
                 found.bad.append(BadRow.of_size(number, size, max_tokens=self.max_tokens, path=self.path))
 
     def _prompt_of(self, number: int, row: Row | str) -> BadRow | tuple[RawProblem, str, str]:
-        """(the row's problem, the side that it belongs to, its prompt's text), or why it is set aside."""
+        """Returns (problem, side, prompt text), or a `BadRow`."""
         raw = row if isinstance(row, str) else parse_row(number, row, self.form)
         if isinstance(raw, str):
             return BadRow(number, raw, self.path)
@@ -149,11 +149,11 @@ class RowFilter:
             return raw, side, ""
         try:
             return raw, side, render(raw, self.tokenizer, self.prompts)
-        except ValueError as e:  # the chat template wants other roles, or another order of them
+        except ValueError as e:  # the chat template rejects the roles or their order
             return BadRow(number, str(e), self.path)
 
     def _sizes(self, kept: Sequence[tuple[int, RawProblem, str, str]]) -> list[int | None]:
-        """Tokens of each prompt; None where its length does not matter."""
+        """Returns the tokens of each prompt, or None if its side is not measured."""
         sizes = iter(self.tokenizer.num_tokens([text for *_, side, text in kept if side in self.measured]))
         return [next(sizes) if side in self.measured else None for *_, side, _ in kept]
 
@@ -163,7 +163,7 @@ def _quantiles(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class _FilterCounts:
-    """What was seen so far."""
+    """Counts and indices that a scan accumulates."""
 
     def __init__(self) -> None:
         self.sides: dict[str, list[int]] = {"train": [], "held_out": [], "neither": []}
@@ -177,7 +177,7 @@ class _FilterCounts:
         self.next_row = 1
 
     def keep(self, index: int, raw: RawProblem, side: str) -> None:
-        """Takes a row in as one of its side."""
+        """Records a kept row under its side."""
         self.sides[side].append(index)
         self.digest.update(
             repr(
@@ -195,26 +195,26 @@ class _FilterCounts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoldRow:
-    """A row of a file, and how its answer is judged."""
+    """Row of a file and the task that scores its reference answer."""
 
     source: str
-    """Name of its source; empty where there is one."""
+    """Name of the source; empty for a single source."""
     row: int
-    """Counted from 1."""
+    """Row number, from 1."""
     question: str
     task: Task
-    """Its answer is the one that a right response gives; verifier code has a program in the metadata instead."""
+    """Task with the reference answer; for verifier `code`, the metadata holds a reference program instead."""
 
 
 def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
-    """The well-formed rows of all files and data sets, one source after the other.
+    """Yields the well-formed rows of all files and data sets, source by source, to check their reference answers.
 
-    What is found to be wrong goes to `learner.data.prompt_stream.load_prompts(set_aside=...)`. Evaluation files are not
-    looked at: nothing is trained on them.
+    Failures go to `learner.data.prompt_stream.load_prompts(gold_failures=...)`. Evaluation files and environments are
+    skipped.
 
     Args:
-      prompts: the run's.
-      limit: so many rows of each source at most, spread over it; 0: all.
+      prompts: the run's prompt config.
+      limit: maximum rows per source, evenly spread; 0 means all.
 
     Raises:
       ValueError: a file is unusable.
@@ -235,19 +235,18 @@ def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
 
 
 SetAside = Mapping[str, Mapping[int, str]]
-"""By source, reasons by row number: rows whose own answer does not pass (`learner.data.row_filter`)."""
+"""Reasons by source and row number for rows whose reference answer fails validation."""
 
 
 class Quarantine:
-    """The run's file of set-aside rows, one JSON object a row; each is written once, also over restarts."""
+    """File of the run's quarantined rows, one JSON object per row; restarts never duplicate a row."""
 
     def __init__(self, file: pathlib.Path) -> None:
-        """Reads which rows are there."""
         self._file = file
         self._there = {(line["source"], line["row"]) for line in _lines(file)}
 
     def add(self, *bad: BadRow) -> None:
-        """Appends those that are not there yet."""
+        """Appends the rows that the file does not list yet."""
         new = [row for row in bad if (row.path, row.row) not in self._there]
         if not new:
             return
@@ -259,7 +258,7 @@ class Quarantine:
 
 
 def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
-    """All but a line that a kill tore."""
+    """Returns the file's records, without a line that a killed process left incomplete."""
     found: list[dict[str, Any]] = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         try:
@@ -270,16 +269,16 @@ def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def write_gold_failures(file: pathlib.Path, gold_failures: SetAside) -> None:
-    """Keeps what `read_gold_failures` gives, for every start of the run."""
+    """Writes the failures for `read_gold_failures`, which every start of the run calls."""
     text = json.dumps({source: {str(row): why for row, why in rows.items()} for source, rows in gold_failures.items()})
     replace_file(file, text.encode())
 
 
 def read_gold_failures(file: pathlib.Path) -> SetAside:
-    """Reasons by source and row; none where nobody looked.
+    """Returns reasons by source and row; empty if reference answers were not validated.
 
     Raises:
-      ValueError: the file is none of ours.
+      ValueError: the file is not valid.
     """
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Tokenizer and prompt rendering (chat template, system prompt, BOS)."""
+"""Tokenizer and prompt rendering: chat template, system prompt and BOS."""
 
 import dataclasses
 import json
@@ -29,49 +29,49 @@ from learner.data.problem import Problem, RawProblem
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids, as the Hugging Face folder says."""
+    """Text tokenizer of a Hugging Face folder."""
 
     folder: pathlib.Path
     backend: tokenizers.Tokenizer
     chat: ChatTemplate
     stop_token_ids: tuple[int, ...]
-    """End-of-sequence tokens of generation_config.json, config.json and tokenizer_config.json together, and the token
-    with which the chat template ends a turn."""
+    """Union of the end-of-sequence tokens of generation_config.json, config.json and tokenizer_config.json, and the
+    token that ends a turn in the chat template."""
     fingerprint: str
-    """Hash of tokenizer.json: what the learner and an actor must agree on."""
+    """Hash of tokenizer.json, which must match between learner and actors."""
     beginning: str = ""
-    """Text of the tokens that the tokenizer itself puts before a text, such as BOS."""
+    """Text of the tokens that the tokenizer prepends, such as BOS."""
     control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
     """Texts that are control tokens."""
     beyond: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    """Added tokens whose ids the model has no embedding for, by their texts: no prompt may have them."""
+    """Added tokens by text whose ids have no embedding in the model; prompts must not contain them."""
     notes: tuple[str, ...] = ()
     """Disagreements between the folder's files, one line each."""
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
-        """Token ids of a text, with nothing added."""
+        """Returns the token ids of a text, with nothing prepended."""
         return np.asarray(text_tokens.encode(self.backend, text), np.int32)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """Returns the text of token ids without special tokens."""
         return self.backend.decode(list(map(int, tokens)), skip_special_tokens=True)
 
     def decode_all(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens too: what the model saw and wrote."""
+        """Returns the text of token ids with special tokens, as the model reads and writes it."""
         return self.backend.decode(list(map(int, tokens)), skip_special_tokens=False)
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has; on all cores, in a fraction of the time of as many `encode`."""
+        """Returns the number of tokens per text; a parallel batch, much faster than repeated `encode`."""
         return [len(ids) for ids in text_tokens.encode_batch(self.backend, texts)]
 
     @property
     def chat_template(self) -> str:
-        """Its Jinja text; empty when the folder has none, or several of which none is the default."""
+        """Jinja source; empty if the folder has no template, or several without a default."""
         return self.chat.source
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """The texts of bos_token, eos_token, pad_token and unk_token, where the folder names them."""
+        """Texts of the bos_token, eos_token, pad_token and unk_token that the folder defines."""
         return self.chat.special_tokens
 
     def render_chat(
@@ -83,13 +83,12 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Messages in the model's chat format, with the generation prompt up to where the assistant begins to speak.
+        """Returns messages in the model's chat format; arguments as `bridge.text.chat_template.ChatTemplate.render`.
 
-        Control tokens that a message spells are text: `text_tokens.BREAK` stands in them, as `encode` reads it.
-        The arguments are those of `bridge.text.chat_template.ChatTemplate.render`.
+        Control tokens inside a message are text: `text_tokens.BREAK` splits them so that `encode` reads them as text.
 
         Raises:
-          ValueError: the folder has no chat template, or the template refuses the messages.
+          ValueError: the folder has no chat template, or the template rejects the messages.
         """
         return self.chat.render(
             self.control.as_text(messages),
@@ -105,17 +104,17 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Reads a model folder's tokenizer and checks it against the model.
 
-    Added tokens beyond the model's vocabulary are kept: the model can't sample them, and a prompt that has one is
-    refused by itself (`Tokenizer.beyond`).
+    Added tokens beyond the model's vocabulary are allowed. The model cannot sample them, and `render` rejects prompts
+    that contain one (`Tokenizer.beyond`).
 
     Args:
       folder: a Hugging Face folder.
-      vocab_size: the model's.
-      template: the run's settings for the chat template.
+      vocab_size: vocabulary size of the model.
+      template: the run's chat template settings.
 
     Raises:
-      ValueError: tokenizer.json is missing or unreadable, its vocabulary has ids that the model has no embedding for,
-        or no end of a sequence is named.
+      ValueError: tokenizer.json is missing or unreadable, a base token or a stop token has no embedding in the model,
+        or no file names an end-of-sequence token.
     """
     folder = pathlib.Path(folder)
     backend = text_tokens.read_tokenizer(folder)
@@ -163,11 +162,7 @@ def load_tokenizer(
 
 
 def _named_ends(folder: pathlib.Path, chat: ChatTemplate, backend: tokenizers.Tokenizer) -> dict[str, set[int]]:
-    """End-of-sequence ids by the file that names them.
-
-    Raises:
-      ValueError: the eos_token of the tokenizer is none of its tokens.
-    """
+    """Returns end-of-sequence ids by file, or raises ValueError if eos_token is not in the vocabulary."""
     named: dict[str, set[int]] = {}
     for source in ("generation_config.json", "config.json"):
         ids = read_json(folder / source).get("eos_token_id")
@@ -191,7 +186,7 @@ def _disagreements(
     named: Mapping[str, set[int]],
     beginning: str,
 ) -> list[str]:
-    """A line for each thing on which the folder's files disagree."""
+    """Returns one warning per disagreement between the folder's files."""
     notes: list[str] = []
     of_model = {i for file, ids in named.items() if file != "tokenizer_config.json" for i in ids}
     of_tokenizer = named.get("tokenizer_config.json", set())
@@ -211,7 +206,7 @@ def _disagreements(
     if chat.source and beginning:
         try:
             begun = chat.render([{"role": "user", "content": "x"}]).startswith(beginning)
-        except ValueError:  # other messages are wanted; nothing is known
+        except ValueError:  # the template rejects this probe, so nothing can be checked
             begun = True
         if not begun:
             notes.append(
@@ -222,15 +217,14 @@ def _disagreements(
 
 
 def render(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
-    """Returns the prompt's text, as `Tokenizer.encode` reads it.
+    """Returns the prompt's text, for `Tokenizer.encode`.
 
-    A conversation that ends with the assistant's words is continued: the text ends with them. An episode's text ends
-    where the generation prompt would begin: the environment may have to say something first, and what leads up to the
-    policy's turn is added where episodes are played.
+    A conversation that ends with an assistant message is continued, so the text ends with that message. The text of an
+    episode ends before the generation prompt, because the environment may add messages first.
 
     Raises:
-      ValueError: there is no chat template, it refuses the messages or leaves out a part of them, or the prompt has a
-        token that the model has no embedding for.
+      ValueError: a chat template is required and missing, it rejects the messages or leaves out a part, or the prompt
+        has a token without an embedding in the model.
     """
     messages = _messages(raw, tokenizer, config)
     text = _chat(raw, messages, tokenizer) if messages else _plain(raw, tokenizer, config)
@@ -243,13 +237,10 @@ def render(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
 
 
 def tokenize(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig, *, source: str = "") -> Problem:
-    """Renders and tokenizes a prompt; `source` is its source's name.
-
-    Raises:
-      ValueError: as `render`.
-    """
+    """Renders and tokenizes a prompt of source `source`; raises ValueError as `render`."""
     task = raw.task
-    if raw.environment and (messages := _messages(raw, tokenizer, config)):  # what goes on with them must know them
+    # the environment continues the conversation
+    if raw.environment and (messages := _messages(raw, tokenizer, config)):
         asked = asks_of(messages, tools=raw.tools, arguments=raw.template_arguments)
         task = dataclasses.replace(task, metadata=json.dumps(json.loads(task.metadata) | asked))
     return Problem(raw.question, tokenizer.encode(render(raw, tokenizer, config)), task, source)
@@ -268,11 +259,7 @@ def _chat(raw: RawProblem, messages: tuple[JsonObject, ...], tokenizer: Tokenize
 
 
 def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
-    """The texts one behind the other, behind the tokens that the tokenizer itself puts before a text.
-
-    Raises:
-      ValueError: the row has what only a chat template can show.
-    """
+    """Returns the texts after the tokenizer prefix; raises ValueError if the row needs a chat template."""
     fields = {name for m in raw.messages for name, value in m.items() if value not in NOTHING}
     has_only = sorted(fields - {"role", "content", "name", "prefix", *MAY_BE_DROPPED})
     has_only += ["tools"] * bool(raw.tools) + ["template arguments"] * bool(raw.template_arguments)
@@ -285,7 +272,7 @@ def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
 
 
 def _messages(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> tuple[JsonObject, ...]:
-    """The prompt's, where a chat template is applied; else none."""
+    """Returns the prompt's messages if a chat template is applied, else ()."""
     if config.chat_template == "off" or (config.chat_template == "auto" and not tokenizer.chat.exists):
         return ()
     messages = raw.messages or ({"role": "user", "content": raw.question},)
@@ -295,5 +282,5 @@ def _messages(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> t
 
 
 def max_prompt_tokens(config: Config, *, response_tokens: int = 0) -> int:
-    """Tokens that the response leaves for a prompt; `response_tokens` 0: sampling.max_response_tokens."""
+    """Returns the tokens left for a prompt; `response_tokens` 0 means sampling.max_response_tokens."""
     return config.model.max_tokens - (response_tokens or config.sampling.max_response_tokens)
