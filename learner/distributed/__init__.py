@@ -1,1 +1,1 @@
-"""The learner's processes, one a host: who they are, and how they agree."""
+"""Learner processes, one per host: identity, communication and sharding."""

@@ -1,11 +1,10 @@
-"""A batch from the leader's memory onto the devices of all processes, each of which gets what its own rows need.
+"""Device broadcast of a batch from the leader's memory; each process receives only the shards of its rows.
 
-Its shapes are fixed, so it goes the way of a gradient, over the devices' own links, in a program that is compiled once:
-one device of the leader holds the batch and all others zeros, and each is handed its shard of the sum. Summed are the
-bits, as whole numbers: so a NaN keeps its payload, and -0.0 + 0.0 its sign. Nothing here waits for a device: the
-program runs while the host goes on to the step, and frees what it needed: on each device up to twice the whole batch.
-
-(JAX's `broadcast_one_to_all` adds floats, hands all to everyone, and waits for the devices.)
+Shapes are fixed, so the broadcast is a program that is compiled once and runs over device links. One leader device
+holds the batch, all others hold zeros, and each device receives its shard of the sum. The sum is over the bits as
+integers, so NaN payloads and -0.0 are preserved. The host never waits for a device: the program runs while the host
+prepares the step. It temporarily needs up to twice the whole batch per device. (JAX's `broadcast_one_to_all` adds
+floats, gives every process the whole batch, and waits for the devices.)
 """
 
 import functools
@@ -21,22 +20,22 @@ from learner.distributed.sharding import shardings
 
 
 class BatchBroadcast:
-    """Spreads trees of one kind over one mesh. All processes call it, in the order in which they call the steps."""
+    """Broadcast of trees of one structure over one mesh. All processes call it in the same order relative to steps."""
 
     def __init__(self, shapes: Any, mesh: Mesh, *, leader: int = 0) -> None:
-        """Compiles nothing yet.
+        """Builds the programs; the first call compiles them.
 
         Args:
-          shapes: of the whole arrays, each with its sharding over the mesh (`placement.placed`).
-          mesh: of devices of all processes; of each as many as there are, in any order.
-          leader: the process that has the arrays.
+          shapes: shapes of the global arrays, with shardings over the mesh (`placement.placed`).
+          mesh: devices of all processes, the same number of each, in any order.
+          leader: index of the process that has the arrays.
         """
         self._shapes = shapes
         first = next(device for device in mesh.devices.flat if device.process_index == leader)
         self._source = first if leader == jax.process_index() else None
         self._axes = mesh.axis_names
         self._apart = NamedSharding(mesh, PartitionSpec(self._axes))
-        """Of what is summed: a whole array for each device."""
+        """Sharding of the summands: one whole array per device."""
         self._zeros = jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros((mesh.size, *x.shape), _bits(x.dtype)), shapes),
             out_shardings=self._apart,
@@ -51,13 +50,13 @@ class BatchBroadcast:
         )
 
     def __call__(self, tree: Any) -> Any:
-        """The leader's arrays, spread.
+        """Returns the leader's arrays, sharded over the mesh.
 
         Args:
-          tree: the leader's, on the host; what other processes pass is not read.
+          tree: the leader's host arrays; ignored in other processes.
 
         Raises:
-          ValueError: an array has another shape or dtype than all have agreed on.
+          ValueError: an array differs from the agreed shape or dtype.
         """
         summed = self._zeros()
         if self._source is not None:
@@ -65,7 +64,7 @@ class BatchBroadcast:
         return self._sum(summed)
 
     def _with(self, zeros: Array, x: np.ndarray, shape: jax.ShapeDtypeStruct) -> Array:
-        """The zeros, in one device's place the array."""
+        """Returns the zeros with the array in the slot of the leader's device."""
         if x.shape != shape.shape or x.dtype != shape.dtype:
             raise ValueError(f"an array to spread is {x.dtype}{x.shape}, wanted {shape.dtype}{shape.shape}")
         bits = np.ascontiguousarray(x).reshape(1, *x.shape).view(_bits(x.dtype))
@@ -76,7 +75,7 @@ class BatchBroadcast:
         return jax.make_array_from_single_device_arrays(zeros.shape, self._apart, parts)
 
     def _own_shard(self, x: Array, shape: jax.ShapeDtypeStruct) -> Array:
-        """On one device: of the sum over all, its shard."""
+        """Returns this device's shard of the sum over all devices."""
         assert isinstance(shape.sharding, NamedSharding)
         total, left = x[0], set(self._axes)
         for dim, axes in enumerate(shape.sharding.spec):
@@ -91,5 +90,5 @@ class BatchBroadcast:
 
 @functools.cache
 def _bits(dtype: Any) -> np.dtype:
-    """Whole numbers as wide."""
+    """Returns the unsigned integer dtype of the same width."""
     return np.dtype(f"u{np.dtype(dtype).itemsize}")

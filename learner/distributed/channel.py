@@ -1,14 +1,14 @@
-"""Broadcast, gather and agree between learner processes, over JAX's coordination service.
+"""Broadcast, gather and barrier between learner processes, over JAX's coordination service.
 
-Process 0 leads: it alone reads the store and decides. What it decides goes to the others over a channel, in order; data
-as large as a batch never does: a packed one is spread over the devices (`learner.distributed.broadcast`) once all have
-heard that it comes. Channels know nothing of devices, so nobody waits in a collective for a decision.
+Process 0 leads: it alone reads the store and decides. Its decisions reach the others over an ordered channel. Packed
+batches are too large for a channel and use `learner.distributed.broadcast`, once every process has received the
+announcement. Channels do not use devices, so no process waits in a collective for a decision.
 
-The one place that reaches for the service's client, which JAX uses itself but does not export. A message is a key that
-is deleted by the last one who read it, so the leader's memory holds what is on its way alone.
+This is the only module that uses the service's client, which JAX does not export. A message is a key, and its last
+reader deletes it, so the leader's memory holds only messages in transit.
 
-A read that does not end within its wait begins anew, whatever part of the message had come. So a message that is not
-small lies there in pieces before its key says how many, and each piece has the whole of the time that silence has.
+A read that times out restarts from the first byte. Large messages are therefore stored in pieces before their key, and
+each piece has its own full timeout.
 """
 
 import threading
@@ -21,117 +21,113 @@ from jax._src import distributed
 from bridge.files import first_line
 
 MAX_MESSAGE_BYTES = 1 << 26
-"""Of one message. Most are commands, of a few hundred bytes; a snapshot's hashes and a checkpoint's are a few MiB."""
+"""Maximum size of a message. Most are commands of a few hundred bytes; hashes of a snapshot or checkpoint are a few
+MiB."""
 
 
 class ProcessLostError(TimeoutError):
-    """Another process of the learner ended, hangs, or can't be reached: all end, and start again from a checkpoint."""
+    """Another learner process exited, hangs or is unreachable: all exit and restart from a checkpoint."""
 
 
 class Channel(Protocol):
-    """Messages in order, apart from those of other channels; one thread at a time uses it in a process.
+    """Ordered messages, independent of other channels; one thread per process uses it at a time.
 
     All processes make the same calls in the same order.
     """
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """The leader's message, at every process.
+        """Returns the leader's message in every process.
 
         Args:
-          message: the leader's; None elsewhere.
-          timeout_s: how long the others wait for it, and then for each MiB of it. The leader waits for nobody.
+          message: the leader's message; None in other processes.
+          timeout_s: limit for the message, and for each MiB of a large one. The leader does not wait.
 
         Raises:
-          ProcessLostError: it did not come in time.
-          ValueError: it is larger than MAX_MESSAGE_BYTES.
+          ProcessLostError: the message did not arrive in time.
+          ValueError: the message is larger than MAX_MESSAGE_BYTES.
         """
         ...
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
-        """Every process's message by index at the leader, once all are there; nothing elsewhere, at once.
+        """Returns all processes' messages by index at the leader; returns [] immediately elsewhere.
 
         Args:
-          message: this process's.
-          timeout_s: how long the leader waits for the last one, and then for each MiB of it.
+          message: this process's message.
+          timeout_s: limit for the last message, and for each MiB of a large one.
 
         Raises:
-          ProcessLostError: one did not come in time; says whose.
-          ValueError: it is larger than MAX_MESSAGE_BYTES.
+          ProcessLostError: a message did not arrive in time; names the process.
+          ValueError: the message is larger than MAX_MESSAGE_BYTES.
         """
         ...
 
 
 class Processes(Protocol):
-    """The learner's processes as one of them sees them."""
+    """Learner processes, as seen from one of them."""
 
     @property
     def index(self) -> int:
-        """This process's, from 0."""
+        """Index of this process, from 0."""
         ...
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         ...
 
     @property
     def is_leader(self) -> bool:
-        """Whether this one decides."""
+        """True if this process leads."""
         ...
 
     def channel(self, name: str) -> Channel:
-        """The channel of that name; made once a name in every process."""
+        """Returns the channel of that name; each process creates it once per name."""
         ...
 
     def request_stop(self) -> None:
-        """Tells the leader that this process was asked to end; returns at once. More than once is fine."""
+        """Notifies the leader that this process received a stop request; does not block, and may be repeated."""
         ...
 
     @property
     def stop_requested(self) -> bool:
-        """Whether any process was asked to end; for the leader, which then tells all."""
+        """True if any process received a stop request; read by the leader, which then notifies all."""
         ...
 
 
 class SingleProcess:
-    """A learner of one process: it leads, and is told what it says."""
+    """Learner of a single process, which leads itself."""
 
     index, count, is_leader = 0, 1, True
 
     def __init__(self) -> None:
-        """Not asked to stop."""
         self.stop_requested = False
 
     def channel(self, name: str) -> "SingleChannel":
-        """All alike."""
+        """Returns a channel; the name has no effect."""
         del name
         return SingleChannel()
 
     def request_stop(self) -> None:
-        """Remembered."""
+        """Records the stop request."""
         self.stop_requested = True
 
 
 class SingleChannel:
-    """From one process to itself."""
+    """Channel of a process to itself."""
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """The message."""
+        """Returns the message."""
         del timeout_s
         return check_size(_own(message))
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
-        """The message alone."""
+        """Returns the message as the only item."""
         del timeout_s
         return [check_size(message)]
 
 
 def check_size(message: bytes) -> bytes:
-    """The message.
-
-    Raises:
-      ValueError: it is too large for a channel.
-    """
+    """Returns the message, or raises ValueError if it is too large for a channel."""
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message between hosts has {len(message)} bytes, at most {MAX_MESSAGE_BYTES} may go")
     return message
@@ -145,27 +141,23 @@ def _own(message: bytes | None) -> bytes:
 
 _PREFIX = "sluice"
 _SLICE_S = 1.0
-"""A wait is made of pieces of this length, so that a process that is asked to end is never deaf for longer."""
+"""Maximum length of one blocking wait, so that a process reacts to a stop request within that time."""
 _SMALL_BYTES = 1 << 16
-"""Of a message that its key holds itself: also on a busy machine it is read within a slice."""
+"""Maximum size of a message that its key holds directly; a busy machine still reads it within a slice."""
 _PIECE_BYTES = 1 << 20
 _PIECE_S = 600.0
-"""At most, of one piece."""
+"""Maximum timeout of one piece, in seconds."""
 _WHOLE, _IN_PIECES = b"w", b"p"
-"""How the value of a message's key begins: then comes the message, or the number of pieces."""
+"""First byte of a value: the message follows, or the number of its pieces."""
 _TIMED_OUT = "DEADLINE_EXCEEDED"
 _NOT_FOUND = "NOT_FOUND"
 
 
 class JaxProcesses:
-    """All processes of `jax.distributed`; it is initialised already."""
+    """All processes of `jax.distributed`, which is initialized."""
 
     def __init__(self) -> None:
-        """Knows who it is.
-
-        Raises:
-          RuntimeError: `jax.distributed` is not initialised.
-        """
+        """Reads the identity; raises RuntimeError if `jax.distributed` is not initialized."""
         client = distributed.global_state.client
         if client is None:
             raise RuntimeError("jax.distributed is not initialised; see learner.distributed.initialize")
@@ -174,11 +166,11 @@ class JaxProcesses:
         self.is_leader = self.index == 0
 
     def channel(self, name: str) -> "ServiceChannel":
-        """The channel of that name; a second one of the same name would mix their messages."""
+        """Returns a new channel; a second one of the same name would mix their messages."""
         return ServiceChannel(self._client, name, index=self.index, count=self.count)
 
     def request_stop(self) -> None:
-        """Leaves a note at the leader; one that is gone needs none."""
+        """Sets the stop key at the leader; raises ProcessLostError if the leader is unreachable."""
         try:
             self._client.key_value_set(f"{_PREFIX}/stop", str(self.index), allow_overwrite=True)
         except jax.errors.JaxRuntimeError as e:
@@ -186,7 +178,7 @@ class JaxProcesses:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether there is such a note."""
+        """True if the stop key is set."""
         try:
             self._client.key_value_try_get(f"{_PREFIX}/stop")
         except jax.errors.JaxRuntimeError as e:
@@ -197,16 +189,15 @@ class JaxProcesses:
 
 
 class ServiceChannel:
-    """See `Channel`."""
+    """Channel over the coordination service; see `Channel`."""
 
     def __init__(self, client: Any, name: str, *, index: int, count: int) -> None:
-        """Nothing was said yet."""
         self._client, self._index, self._count = client, index, count
         self._prefix = f"{_PREFIX}/channel/{name}"
         self._num_broadcasts = self._num_gathers = 0
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """See `Channel`; the last of the others to read it deletes it."""
+        """Implements `Channel.broadcast`; the last reader deletes the message."""
         key, self._num_broadcasts = f"{self._prefix}/to/{self._num_broadcasts}", self._num_broadcasts + 1
         if self._index == 0:
             if message is None:
@@ -222,7 +213,7 @@ class ServiceChannel:
         return got
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
-        """See `Channel`; the leader deletes what it has read."""
+        """Implements `Channel.gather`; the leader deletes the messages after reading."""
         key, self._num_gathers = f"{self._prefix}/from/{self._num_gathers}", self._num_gathers + 1
         if self._index != 0:
             self._set(f"{key}/{self._index}", message)
@@ -249,7 +240,7 @@ class ServiceChannel:
             raise ProcessLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
 
     def _get(self, key: str, whose: str, timeout_s: float, *, wait_s: float | None = None) -> bytes:
-        """The message, once it is there; `timeout_s` is how long a piece may take, and what it waits if not told."""
+        """Waits for a message: `wait_s` (default `timeout_s`) for its key, `timeout_s` for each piece."""
         end_s = time.monotonic() + (timeout_s if wait_s is None else wait_s)
         value = None
         while value is None:
@@ -268,7 +259,7 @@ class ServiceChannel:
         return piece
 
     def _read(self, key: str, whose: str, wait_s: float) -> bytes | None:
-        """What the key holds; None if it was not here in time."""
+        """Returns the value of the key, or None on timeout."""
         try:
             return self._client.blocking_key_value_get_bytes(key, round(max(0.001, wait_s) * 1000))
         except jax.errors.JaxRuntimeError as e:
@@ -281,34 +272,35 @@ _OVER = "over"
 
 
 class BarrierBrokenError(RuntimeError):
-    """Hosts came to different places: one of them failed on the way, and says why elsewhere."""
+    """Processes reached different barriers: one of them failed and reports the cause elsewhere."""
 
 
 class Barrier:
-    """A barrier of several places, which all come to in the same order; over for good once they don't.
+    """Sequence of named barriers that all processes reach in the same order; broken permanently once they do not.
 
-    A host that fails skips a place, and comes to the next one, or ends the meeting: the others, who wait where it never
-    comes to, hear of it then, not when their time is up. Used by one thread at a time in a process; `end` by any.
+    A process that fails skips a barrier and reaches the next one, or calls `end`. Processes that wait at the skipped
+    barrier then fail immediately instead of timing out. `wait` is for one thread per process; any thread may call
+    `end`.
     """
 
     def __init__(self, hosts: Processes, channel: Channel, *, timeout_s: float) -> None:
-        """Nobody came yet.
+        """Creates a barrier; all processes do so at the same point.
 
         Args:
-          hosts: the learner's processes; each makes its own, at the same time.
-          channel: of the meetings alone, one after the other.
-          timeout_s: how long a host waits for the others.
+          hosts: the learner's processes.
+          channel: channel used only by this barrier.
+          timeout_s: how long a process waits for the others.
         """
         self._is_leader, self._channel, self._timeout_s = hosts.is_leader, channel, timeout_s
         self._lock = threading.Lock()
         self._is_over = False
 
     def wait(self, place: str) -> None:
-        """Returns when all hosts are at that place.
+        """Returns when all processes are at that place.
 
         Raises:
-          BarrierBrokenError: a host is elsewhere, or was before.
-          ProcessLostError: a host did not come.
+          BarrierBrokenError: a process is, or was, at another place.
+          ProcessLostError: a process did not arrive in time.
         """
         with self._lock:
             if not self._is_over:
@@ -317,10 +309,10 @@ class Barrier:
                 raise BarrierBrokenError("another of the learner's processes failed")
 
     def end(self) -> None:
-        """Nobody waits any more: all hosts call it once one has failed, whatever their other threads still do.
+        """Breaks the barrier permanently; all processes call it after a failure, whatever their other threads do.
 
         Raises:
-          ProcessLostError: a host did not come.
+          ProcessLostError: a process did not arrive in time.
         """
         with self._lock:
             if not self._is_over:

@@ -1,4 +1,4 @@
-"""Which process this is; joins jax.distributed."""
+"""Learner process identity, and connection to jax.distributed."""
 
 import dataclasses
 
@@ -9,24 +9,21 @@ from jax._src import clusters
 from learner.distributed.channel import JaxProcesses, Processes, ProcessLostError, SingleProcess
 
 DETECTED = ("gcetpu", "gketpu", "slurm", "ompi")
-"""JAX's names of what says it by itself: Cloud TPU (GCE and GKE), Slurm, Open MPI. Ray and others pass flags."""
+"""JAX's names of the cluster types that are detected: Cloud TPU (GCE and GKE), Slurm, Open MPI. Others, such as Ray,
+need the flags."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Identity:
-    """One of the learner's processes; one a host, with all of the host's devices that it is shown."""
+    """Identity of a learner process; one process per host, with all visible devices of the host."""
 
     index: int
     count: int
     coordinator: str
-    """host:port of process 0, where it opens the coordination service; empty for one process alone."""
+    """host:port of process 0, which opens the coordination service there; empty for a single process."""
 
     def __post_init__(self) -> None:
-        """Refuses what can't be.
-
-        Raises:
-          ValueError: it names the flag.
-        """
+        """Raises ValueError, with the flag's name, if a field is invalid."""
         if self.count < 1:
             raise ValueError(f"--num_processes must be >= 1, got {self.count}")
         if not 0 <= self.index < self.count:
@@ -43,16 +40,16 @@ ALONE = Identity(index=0, count=1, coordinator="")
 def identify(
     *, coordinator: str | None, num_processes: int | None, process_id: int | None, init_timeout_s: int
 ) -> Identity:
-    """From the flags; from the environment if none is given.
+    """Returns the identity from the flags, or from the environment if no flag is given.
 
     Args:
       coordinator: --coordinator.
-      num_processes: --num_processes; 1 alone says that there is one process, whatever the environment says.
+      num_processes: --num_processes; 1 forces a single process, whatever the environment says.
       process_id: --process_id.
-      init_timeout_s: how long process 0's name may take to be known, on a TPU.
+      init_timeout_s: timeout for resolving process 0's address on a TPU.
 
     Raises:
-      ValueError: some of the flags are given and others missing, or the environment is incomplete.
+      ValueError: only some of the flags are given, or the environment is incomplete.
     """
     if num_processes == 1 and not process_id:
         return ALONE
@@ -67,7 +64,7 @@ def identify(
 
 
 def _detected(init_timeout_s: int) -> Identity:
-    """What JAX itself would find; the process alone where nothing started several."""
+    """Returns the identity that JAX detects, or `ALONE` outside a known cluster."""
     found = [c for c in clusters.ClusterEnv._cluster_types if c.name in DETECTED and c.is_env_present()]
     if not found:
         return ALONE
@@ -86,35 +83,35 @@ def _detected(init_timeout_s: int) -> Identity:
 
 
 _LEAVE_S = 10
-"""How long a process that ends waits for the others to end too."""
+"""Seconds that a process that exits waits for the others."""
 
 
 def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> Processes:
-    """All processes of the learner, once each has come.
+    """Connects to all learner processes, and returns once each has connected.
 
-    From here on a process that ends without a word, is stopped, or can't be reached for `silence_s` ends all others:
-    JAX aborts them (SIGABRT), wherever they wait, collectives too.
+    Afterwards JAX aborts every process (SIGABRT), even inside a collective, if one exits unexpectedly, is suspended or
+    is unreachable for `peer_timeout_s`.
 
     Args:
-      identity: this one's.
-      init_timeout_s: how long the first one waits for the last one.
-      peer_timeout_s: after that long without a sign of life a process is taken to be dead.
+      identity: identity of this process.
+      init_timeout_s: how long the first process waits for the last one.
+      peer_timeout_s: time without a heartbeat after which a process counts as dead.
 
     Raises:
-      ProcessLostError: not all came in time.
+      ProcessLostError: not all processes connected in time.
     """
     if identity.count == 1:
         return SingleProcess()
-    # Of JAX's implementations for CPU the one that needs no other process manager; devices of other kinds ignore it.
+    # Gloo is the CPU implementation that needs no process manager; other devices ignore this setting.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM for itself; the learner has its own agreement (`Hosts.request_stop`).
+    # The service would intercept SIGTERM; the learner has its own protocol (`Processes.request_stop`).
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             identity.coordinator,
             identity.count,
             identity.index,
-            local_device_ids=[],  # all that this process is shown
+            local_device_ids=[],  # all visible devices
             cluster_detection_method="deactivate",
             initialization_timeout=init_timeout_s,
             heartbeat_timeout_seconds=peer_timeout_s,
@@ -137,7 +134,7 @@ def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> 
 
 
 def disconnect(hosts: Processes) -> None:
-    """Leaves together with the others; waits a few seconds for those that do not come. The last thing done with JAX."""
+    """Disconnects, waiting a few seconds for the other processes. The last use of JAX in a process."""
     if hosts.count == 1:
         return
     try:

@@ -1,9 +1,9 @@
-"""The device mesh, the table of partition rules, shardings of trees.
+"""Device mesh, table of partition rules, and shardings of trees.
 
-Axes, slowest links first: `data` holds whole copies of the parameters, `fsdp` splits parameters and the rows of a
-batch, `expert` also splits the experts of a MoE layer, `sequence` splits the tokens of a row (context
-parallelism), `tensor` splits heads, MLP width and vocabulary. The rows of a batch are split over data, fsdp and
-expert together; a parameter's `FSDP` dim over every axis that would otherwise hold copies of it, but for data.
+Mesh axes, slowest links first. `data` holds whole copies of the parameters. `fsdp` splits parameters and the rows of a
+batch. `expert` also splits the experts of a MoE layer. `sequence` splits the tokens of a row (context parallelism).
+`tensor` splits heads, MLP width and vocabulary. The rows of a batch are split over data, fsdp and expert together. The
+`FSDP` dim of a parameter is split over every axis except data that would otherwise hold copies of it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _TPU = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """For `jax.jit(..., compiler_options=...)` and `Lowered.compile`; None where there is nothing to set."""
+    """Returns options for `jax.jit(..., compiler_options=...)` and `Lowered.compile`, or None if there are none."""
     return dict(_TPU) if mesh.devices.flat[0].platform == "tpu" else None
 
 
 AXES = ("data", "fsdp", "expert", "sequence", "tensor")
 BATCH_AXES = ("data", "fsdp", "expert")
-"""What splits the rows of a batch."""
+"""Axes that split the rows of a batch."""
 FSDP = ("fsdp", "expert", "sequence")
-"""What splits a parameter that these axes would else hold copies of."""
+"""Axes that split a parameter of which they would otherwise hold copies."""
 EXPERT_FSDP = ("fsdp", "sequence")
-"""The same where `expert` splits the experts."""
+"""Counterpart of `FSDP` for parameters whose experts `expert` splits."""
 
 
 Axes = str | tuple[str, ...] | None
@@ -81,7 +81,7 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "layers/experts_up/kernel": (None, "expert", ("tensor", *EXPERT_FSDP), None),
     "layers/experts_down/kernel": (None, "expert", EXPERT_FSDP, "tensor"),
 }
-"""Parameter path -> mesh axes of each dim."""
+"""Mesh axes of each dim, by parameter path."""
 
 
 def make_mesh(
@@ -93,10 +93,10 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh of all devices, ordered after the machine's own links, or of those that `devices` names, as they are.
+    """Returns a mesh of all devices, in the order of the hardware topology, or of `devices` in the given order.
 
     Raises:
-      ValueError: an axis is not positive, or the product isn't the number of devices.
+      ValueError: an axis is below 1, or the product is not the number of devices.
     """
     found = jax.devices() if devices is None else devices
     sizes = dict(zip(AXES, (data, fsdp, expert, sequence, tensor), strict=True))
@@ -112,21 +112,21 @@ def make_mesh(
 
 
 def axes_size(mesh: Mesh, axes: Axes) -> int:
-    """Into how many parts the axes split a dim."""
+    """Returns the number of parts into which the axes split a dim."""
     names = (axes,) if isinstance(axes, str) else axes or ()
     return math.prod(mesh.shape[name] for name in names)
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """How one parameter is split.
+    """Returns the partition spec of a parameter.
 
     Args:
-      path: as in `RULES`; leading parts are ignored, so `mu/layers/q_proj/kernel` is the kernel's.
-      shape: its shape; a scalar is replicated whatever its path.
-      mesh: the mesh.
+      path: path as in `RULES`; leading parts are ignored, so `mu/layers/q_proj/kernel` has the kernel's rule.
+      shape: shape of the parameter; scalars are replicated.
+      mesh: the device mesh.
 
     Raises:
-      ValueError: no rule for the path, or another number of dims.
+      ValueError: no rule exists for the path, or the number of dims differs.
     """
     if not shape:
         return PartitionSpec()
@@ -141,11 +141,7 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
 
 
 def rule(path: str) -> tuple[Axes, ...]:
-    """The entry of `RULES` for a path, whatever comes before it.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """Returns the entry of `RULES` for a path, ignoring leading parts; raises ValueError if there is none."""
     parts = path.split("/")
     for i in range(len(parts)):
         if (found := RULES.get("/".join(parts[i:]))) is not None:
@@ -154,13 +150,14 @@ def rule(path: str) -> tuple[Axes, ...]:
 
 
 def param_shardings(params: Any, mesh: Mesh) -> Any:
-    """The sharding of every leaf: same tree as `params` (arrays or ShapeDtypeStruct).
+    """Returns the sharding of every leaf: same tree as `params` (arrays or ShapeDtypeStruct).
 
-    Optimizer states and statistics work too: a moment is split like its parameter; whatever is of no parameter (a
-    counter, a histogram) is replicated, and so are a factored moment's rows and columns, 1 / dim of its size.
+    Optimizer states and statistics are supported. A moment is split like its parameter. Leaves without a parameter
+    (counters, histograms) are replicated, and so are rows and columns of factored moments, which are 1 / dim of the
+    parameter's size.
 
     Raises:
-      ValueError: see `param_spec`.
+      ValueError: as `param_spec`.
     """
 
     def one(key_path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -173,17 +170,17 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
+    """Returns the sharding with a whole copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of `[rows, tokens]`: the rows over `BATCH_AXES`, a row's tokens over `sequence`."""
+    """Returns the sharding of `[rows, tokens]`: rows over `BATCH_AXES`, tokens over `sequence`."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, "sequence"))
 
 
 def _dividing(dim: int, wanted: Axes, mesh: Mesh) -> Axes:
-    """The longest prefix of the axes whose product divides the dim."""
+    """Returns the longest prefix of the axes whose product divides the dim."""
     if wanted is None or isinstance(wanted, str):
         return wanted if wanted is not None and dim % mesh.shape[wanted] == 0 else None
     for n in range(len(wanted), 0, -1):
@@ -193,60 +190,60 @@ def _dividing(dim: int, wanted: Axes, mesh: Mesh) -> Axes:
 
 
 def _is_factor(key_path: tuple[Any, ...], leaf: Any) -> bool:
-    """Whether a leaf is a row, a column or the unused whole of a factored second moment (optax's `FactoredState`)."""
+    """Returns True for a row, column or unused placeholder of a factored second moment (optax's `FactoredState`)."""
     names = {key.name for key in key_path if isinstance(key, jax.tree_util.GetAttrKey)}
     return bool(names & {"v_row", "v_col"}) or ("v" in names and leaf.shape == (1,))
 
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """An array's shape and dtype."""
+    """Returns the shape and dtype of an array."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
-    """A tree of shapes, each with its sharding."""
+    """Returns a tree of shapes with shardings."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
 def shardings(tree: Any) -> Any:
-    """Those of a tree of arrays, or of `placed` shapes."""
+    """Returns the shardings of a tree of arrays or `placed` shapes."""
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def put(x: "np.ndarray | OwnShards | Array", sharding: NamedSharding) -> Array:
-    """Spreads an array over the mesh, unless it is there already; every process has the same one, or its own parts."""
+    """Returns the host array, the same in all processes, or the `OwnShards` as a mesh array."""
     if isinstance(x, jax.Array):
         return x
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 class OwnShards:
-    """The parts of a global array that are this process's, on the host."""
+    """Host copies of the shards of a global array that are local to this process."""
 
     def __init__(self, x: Array) -> None:
-        """Waits for the array."""
+        """Copies the shards; waits for the array."""
         self.shape, self.dtype = x.shape, x.dtype
         self._parts = {_place(shard.index, x.shape): np.asarray(shard.data) for shard in x.addressable_shards}
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """The part at a place of the sharding that the array had."""
+        """Returns the shard at an index of the array's original sharding."""
         return self._parts[_place(index, self.shape)]
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Total size of the shards, in bytes."""
         return sum(part.nbytes for part in self._parts.values())
 
 
 def own_on_host(x: np.ndarray | OwnShards | Array) -> np.ndarray | OwnShards:
-    """An array in host memory; of one that is spread over processes, this one's parts. `put` takes it back."""
+    """Returns the array, or this process's shards if it spans processes, in host memory. `put` accepts the result."""
     if not isinstance(x, jax.Array):
         return x
     return np.asarray(x) if x.is_fully_addressable else OwnShards(x)
 
 
 def whole_on_host(x: Array) -> np.ndarray:
-    """An array in host memory; all processes together gather one that is spread over them."""
+    """Returns the whole array in host memory; a collective call if the array spans processes."""
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(x)
     assert isinstance(x.sharding, NamedSharding)
@@ -259,5 +256,5 @@ def _gather(mesh: Mesh) -> Any:
 
 
 def _place(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """A part's place as what can be compared: first and one past the last of each dim."""
+    """Returns the index as a hashable tuple of (start, stop) per dim."""
     return tuple(slice_.indices(size)[:2] for slice_, size in zip(index, shape, strict=True))

@@ -1,1 +1,1 @@
-"""Evaluation: problem sets, estimators with standard errors, and what is kept of each. No jax in here."""
+"""Evaluation: problem sets, estimators with standard errors, and results. Imports no jax."""

@@ -1,8 +1,8 @@
-"""What k samples a problem say of a model: avg@k, pass@k, maj@k, each with its standard error. Pure.
+"""Estimators over k samples per problem: avg@k, pass@k, maj@k, each with its standard error.
 
-Samples of one problem are alike, problems are drawn independently: errors are clustered by problem (Miller 2024,
-"Adding Error Bars to Evals", arXiv 2411.00640, section 2.2). With k samples of each problem that is the standard error
-of the mean of the problems' own estimates, which holds for each estimator here.
+Problems are independent and samples of one problem are not, so errors are clustered by problem (Miller 2024, "Adding
+Error Bars to Evals", arXiv 2411.00640, section 2.2). With k samples of each problem, that is the standard error of the
+mean of the per-problem estimates.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ from jaxtyping import Bool, Float64
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean over problems."""
+    """Mean over problems."""
 
     value: float
     stderr: float
-    """Of the mean, clustered by problem, in the mean's unit; NaN of fewer than two problems."""
+    """Standard error of the mean, clustered by problem, in the mean's unit; NaN for a single problem."""
 
 
 def over_problems(values: Float64[np.ndarray, " N"]) -> Estimate:
-    """The mean of one estimate a problem, and its standard error, s / sqrt(N) with s over N - 1.
+    """Returns the mean of one estimate per problem and its standard error, s / sqrt(N) with s over N - 1.
 
     Raises:
       ValueError: there is no problem.
@@ -35,17 +35,17 @@ def over_problems(values: Float64[np.ndarray, " N"]) -> Estimate:
 
 
 def avg_at_k(rewards: Float64[np.ndarray, "N k"]) -> Estimate:
-    """avg@k: the mean reward."""
+    """Returns avg@k, the mean reward."""
     return over_problems(rewards.mean(axis=1))
 
 
 def pass_at(num_samples: int, num_passed: int, j: int) -> float:
-    """Probability that of j samples at least one passes, without bias, from n samples of which c did.
+    """Returns the unbiased probability that at least one of j samples passes, from n samples of which c passed.
 
     1 - C(n - c, j) / C(n, j) (Chen et al. 2021, arXiv 2107.03374, equation 1), as a product.
 
     Raises:
-      ValueError: there are fewer samples than j, or than passed.
+      ValueError: j or the number of passed samples exceeds the number of samples.
     """
     if not 1 <= j <= num_samples or not 0 <= num_passed <= num_samples:
         raise ValueError(f"want 1 <= j <= n and 0 <= c <= n, got j={j} n={num_samples} c={num_passed}")
@@ -56,7 +56,7 @@ def pass_at(num_samples: int, num_passed: int, j: int) -> float:
 
 
 def pass_at_j(passed: Bool[np.ndarray, "N k"], j: int) -> Estimate:
-    """pass@j, j <= k; pass@1 is the fraction of samples that pass.
+    """Returns pass@j; pass@1 is the fraction of samples that pass.
 
     Raises:
       ValueError: j is above k.
@@ -66,14 +66,14 @@ def pass_at_j(passed: Bool[np.ndarray, "N k"], j: int) -> Estimate:
 
 
 def majority(answers: Sequence[str], passed: Sequence[bool]) -> float:
-    """Whether the answer that most of a problem's samples give passes (self-consistency, Wang et al. 2022).
+    """Returns 1 if the most frequent answer of a problem's samples passes, else 0 (self-consistency, Wang et al. 2022).
 
-    A sample that states no answer (empty) does not vote; where none does, it is 0. Of answers with as many votes each
-    counts alike: it is the chance that one drawn among them passes. Should a verifier find some samples of one answer
-    right and others not, as where responses end differently, the answer counts by the fraction.
+    Samples without an answer (empty) do not vote, and a problem without votes scores 0. A tie scores the mean over the
+    tied answers. If only some samples of an answer pass, for example because responses end differently, the answer
+    scores that fraction.
 
     Raises:
-      ValueError: there is not an answer for each sample.
+      ValueError: the number of answers is not the number of samples.
     """
     votes: dict[str, list[bool]] = {}
     for answer, has_passed in zip(answers, passed, strict=True):
@@ -85,11 +85,11 @@ def majority(answers: Sequence[str], passed: Sequence[bool]) -> float:
 
 
 def maj_at_k(answers: Sequence[Sequence[str]], passed: Bool[np.ndarray, "N k"]) -> Estimate:
-    """maj@k (`majority`)."""
+    """Returns maj@k, the mean of `majority`."""
     values = [majority(a, p.tolist()) for a, p in zip(answers, passed, strict=True)]
     return over_problems(np.array(values, np.float64))
 
 
 def sizes_of_pass(k: int) -> list[int]:
-    """The j that pass@j is told for: powers of two, and k."""
+    """Returns the j for which pass@j is reported: powers of two, and k."""
     return sorted({*(1 << i for i in range(k.bit_length()) if 1 << i <= k), k})

@@ -1,4 +1,4 @@
-"""The problems of evaluation sets: of their own sources, or the held-out ones of the run's. No jax in here."""
+"""Problems of evaluation sets, from the set's own source or the run's held-out problems. Imports no jax."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,32 +19,32 @@ from learner.data.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProblemSet:
-    """A set, looked at."""
+    """Evaluation set after opening."""
 
     name: str
     config: EvaluationSet
-    """With all that it leaves out filled in."""
+    """Config of the set with all defaults filled in."""
     problems: tuple[Problem, ...]
     bad: tuple[BadRow, ...] = ()
     looked_at: tuple[FilterResult, ...] = ()
-    """Counts of the look at all rows, as in `OpenedSource`."""
+    """Scan results, as in `OpenedSource`."""
 
     @property
     def digest(self) -> str:
-        """Hash of the rows; empty where they are made by index."""
+        """Hash of the rows; empty for generated rows."""
         return "-".join(one.digest for one in self.looked_at)
 
     @property
     def reads_answers(self) -> bool:
-        """Whether of each problem a verifier of ours says which answer a response gives."""
+        """True if every problem has a built-in verifier that reports which answer a response gives."""
         return all(any(part.name in READS_ANSWERS for part in p.task.rewards) for p in self.problems)
 
 
 def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]:
-    """The sets that have a source of their own, by name; logs how many rows of each are kept.
+    """Opens the sets that have their own source, by name, and logs how many rows of each are kept.
 
     Raises:
-      ValueError: a source is unusable, or has no problem that fits.
+      ValueError: a source is unusable, or none of its problems fits.
     """
     setting = SourceContext(config, tokenizer)
     sets = {name: how for name, how in config.evaluation_sets.items() if how.has_source}
@@ -52,12 +52,12 @@ def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]
 
 
 def questions_of(sets: Mapping[str, ProblemSet]) -> set[str]:
-    """Their questions, stripped: nothing trains on them."""
+    """Returns the stripped questions of the sets, which are excluded from training."""
     return {problem.question.strip() for one in sets.values() for problem in one.problems}
 
 
 def all_sets(config: Config, own: Mapping[str, ProblemSet], held_out: Sequence[Problem]) -> list[ProblemSet]:
-    """All sets of the config, in the order in which they are asked.
+    """Returns all sets in config order, which is their evaluation order.
 
     Raises:
       ValueError: a held-out prompt leaves no room for a set's responses.
@@ -69,7 +69,7 @@ def all_sets(config: Config, own: Mapping[str, ProblemSet], held_out: Sequence[P
 
 
 def bad_rows(sets: Iterable[ProblemSet]) -> list[BadRow]:
-    """The rows that were set aside."""
+    """Returns the quarantined rows of the sets."""
     return [row for one in sets for row in one.bad]
 
 

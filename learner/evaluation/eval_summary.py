@@ -1,4 +1,4 @@
-"""An evaluation's groups to metrics and JSON."""
+"""Conversion of an evaluation's groups to metrics and JSON."""
 
 import dataclasses
 import math
@@ -15,66 +15,66 @@ from learner.evaluation.eval_sets import ProblemSet
 from learner.objective.scores import is_episode, mean_scores
 
 _TOLERANCE = 1e-6
-"""Of a reward that is a sum of weighted scores."""
+"""Tolerance of a reward that is a sum of weighted scores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What an evaluation of one set says."""
+    """Results of an evaluation of one set."""
 
     k: int
-    """Samples a problem."""
+    """Samples per problem."""
     num_problems: int
-    """With their samples; the estimates are over these."""
+    """Problems with samples; the estimates are over these."""
     num_left_out: int
-    """Nobody could make a group for."""
+    """Problems without a group, because no actor could complete one."""
     estimates: Mapping[str, Estimate]
-    """avg@k, pass@1, pass@2, pass@4, ..., pass@k, and maj@k of two samples or more."""
+    """avg@k, pass@1, pass@2, pass@4, ..., pass@k, and maj@k if k is 2 or more."""
     notes: tuple[str, ...]
-    """What is not there, and why."""
+    """Estimates that are missing, and the reasons."""
     scores: Mapping[str, float]
-    """By verifier: the mean of its scores, before they are weighted."""
+    """Mean score by verifier, before weighting."""
     verdicts: Mapping[str, int]
-    """Of the verifiers, by kind; `unscored`: responses that none was asked about."""
+    """Number of verdicts by kind; `unscored` counts responses that no verifier scored."""
     num_truncated: int
-    """Responses that a limit of tokens or turns cut off."""
+    """Responses truncated by a token or turn limit."""
     mean_response_tokens: float
-    """That were sampled."""
+    """Mean number of sampled tokens per response."""
     mean_thinking_tokens: float
-    """Tokens of thinking among them."""
+    """Mean number of thinking tokens per response."""
     unfinished: float
-    """Fraction of the responses that end within their thinking."""
+    """Fraction of responses that end inside their thinking."""
     mean_turns: float | None
-    """Of episodes; None where there are none."""
+    """Mean number of turns per episode; None without episodes."""
     first_step: int
-    """Of the oldest weights behind any token."""
+    """Step of the oldest weights of any token."""
     last_step: int
-    """Of the newest."""
+    """Step of the newest weights of any token."""
 
     @property
     def reward(self) -> float:
-        """The mean reward."""
+        """Mean reward."""
         return self.estimates[f"avg@{self.k}"].value
 
     @property
     def truncated(self) -> float:
-        """Fraction of the responses that were cut off."""
+        """Fraction of responses that were truncated."""
         return self.num_truncated / (self.num_problems * self.k)
 
 
 def summarize(
     groups: Sequence[Group], *, num_problems: int, pass_reward: float, reads_answers: bool = False
 ) -> Summary:
-    """The numbers of an evaluation.
+    """Returns the results of an evaluation.
 
     Args:
-      groups: one a problem, each of k samples; at least one.
-      num_problems: that were asked; some may be left out.
-      pass_reward: a response with at least this reward passes.
-      reads_answers: the problems' verifiers are known to say which answer they read, should none of them be asked.
+      groups: one group of k samples per problem; at least one group.
+      num_problems: number of problems in the evaluation, including those without a group.
+      pass_reward: minimum reward of a response that passes.
+      reads_answers: True if the problems' verifiers report answers, which matters only if no response was scored.
 
     Raises:
-      ValueError: there is no group, or they are of different sizes.
+      ValueError: there is no group, or groups differ in size.
     """
     sizes = {len(g.rollouts) for g in groups}
     if len(sizes) != 1:
@@ -112,12 +112,12 @@ def summarize(
 
 
 def answer_of(rollout: Rollout) -> str | None:
-    """The answer that the first of its verifiers that reads answers read; None if none of them does, or was asked."""
+    """Returns the answer from the first verifier that reports one, or None."""
     return next((score.answer for score in rollout.scores if score.answer is not None), None)
 
 
 def _without_answers(rollouts: Sequence[Rollout], *, reads_answers: bool) -> str:
-    """Why responses can't vote; empty if they can. One that was cut off and not judged does not vote."""
+    """Returns the reason why responses cannot vote, or "". Responses that were not scored do not vote."""
     judged = [r for r in rollouts if r.scores]
     if not judged:
         return "" if reads_answers else "no response was judged by a verifier"
@@ -132,7 +132,7 @@ def _verdicts(rollouts: Sequence[Rollout]) -> dict[str, int]:
 
 
 def metrics_of(name: str, summary: Summary) -> dict[str, float]:
-    """The rows of a set that is not the held-out one, by the names of learner/metrics/metric_names.py."""
+    """Returns the metrics of a set other than the held-out one, named as in learner/metrics/metric_names.py."""
     return {
         **estimate_metrics(name, summary),
         f"eval/{name}/unscored_problems": summary.num_left_out,
@@ -148,7 +148,7 @@ def metrics_of(name: str, summary: Summary) -> dict[str, float]:
 
 
 def held_out_metrics(name: str, summary: Summary) -> dict[str, float]:
-    """Those of the held-out set, whose plain numbers have no name of a set in theirs."""
+    """Returns the metrics of the held-out set, whose plain metrics have no set name."""
     named = metrics_of(name, summary)
     plain = {f"eval/{key.removeprefix(f'eval/{name}/')}": value for key, value in named.items() if "@" not in key}
     return {
@@ -160,7 +160,7 @@ def held_out_metrics(name: str, summary: Summary) -> dict[str, float]:
 
 
 def estimate_metrics(name: str, summary: Summary) -> dict[str, float]:
-    """The estimates and their standard errors, as `eval/NAME/pass@4` and `eval/NAME/pass@4_stderr`."""
+    """Returns the estimates and standard errors, as `eval/NAME/pass@4` and `eval/NAME/pass@4_stderr`."""
     found: dict[str, float] = {}
     for what, estimate in summary.estimates.items():
         found |= {f"eval/{name}/{what}": estimate.value, f"eval/{name}/{what}_stderr": estimate.stderr}
@@ -168,11 +168,11 @@ def estimate_metrics(name: str, summary: Summary) -> dict[str, float]:
 
 
 FORMAT = 1
-"""Goes up when a field changes its meaning or goes away."""
+"""Format version; increases when a field changes meaning or is removed."""
 MAX_CHARS = 8_000
-"""Of a prompt or a response; a longer one is cut in its middle."""
+"""Maximum characters of a prompt or response; longer ones are shortened in the middle."""
 MAX_SHOWN_SAMPLES = 8
-"""Responses of a problem that are kept."""
+"""Maximum number of responses kept per problem."""
 
 
 Decode = Callable[[Sequence[int]], str]
@@ -180,7 +180,7 @@ Json = dict[str, Any]
 
 
 def result_of(summary: Summary) -> Json:
-    """A summary as JSON; NaN is null."""
+    """Returns a summary as JSON values, with NaN as null."""
     return {
         "k": summary.k,
         "problems": summary.num_problems,
@@ -202,7 +202,7 @@ def result_of(summary: Summary) -> Json:
 
 
 def asked_of(one: ProblemSet) -> Json:
-    """How a set was asked."""
+    """Returns the sampling settings of a set as JSON values."""
     how = one.config
     return {
         "set": one.name,
@@ -217,13 +217,13 @@ def asked_of(one: ProblemSet) -> Json:
 def samples_of(
     problems: Mapping[int, Problem], groups: Mapping[int, Group], decode: Decode, *, limit: int
 ) -> list[Json]:
-    """What is shown of some problems, by their number: the first, the last and what lies evenly between.
+    """Returns samples of up to `limit` problems by number, evenly spread from first to last, as JSON values.
 
     Args:
-      problems: by number.
-      groups: their groups, by the same number.
-      decode: from tokens to text.
-      limit: problems at most.
+      problems: problems by number.
+      groups: groups by problem number.
+      decode: converts tokens to text.
+      limit: maximum number of problems.
     """
     there = sorted(groups)
     chosen = there if len(there) <= limit else [there[i] for i in np.linspace(0, len(there) - 1, limit).astype(int)]

@@ -1,7 +1,7 @@
-"""Evaluations beside training: which sets are due, what of them is out, and their rows once they are back.
+"""Evaluations that run concurrently with training: due sets, requests in progress, and result rows.
 
-Each set is asked for itself, by the weights of the publish at which it fell due; one that falls due while it is out
-starts at a later publish. Only `settle` waits.
+Each set is evaluated separately, on the weights of the publish at which it became due. A set that becomes due while in
+progress starts at a later publish. Only `Evaluator.wait` blocks.
 """
 
 import dataclasses
@@ -23,25 +23,25 @@ from learner.heartbeat import live_actors
 from learner.metrics.metrics_writer import MetricsWriter
 
 Kept = Callable[[int, str, list[tuple[Group, Task]]], None]
-"""Takes a step, a set's name, and its groups with their tasks in the order of its problems."""
+"""Receives a step, a set's name, and its groups with their tasks in the order of the set's problems."""
 LOOK_S = 0.5
-"""How often it is looked for what came, while the learner waits for something else."""
+"""Minimum seconds between polls while the learner waits for something else."""
 
 
 def keep_none(step: int, name: str, groups: list[tuple[Group, Task]]) -> None:
-    """Keeps nothing of an evaluation."""
+    """Discards the groups of an evaluation."""
     del step, name, groups
 
 
 def row_kind(name: str) -> str:
-    """The kind of a set's rows in metrics.jsonl."""
+    """Returns the kind of a set's rows in metrics.jsonl."""
     return "eval" if name == HELD_OUT else f"eval/{name}"
 
 
 def is_due(how: EvaluationSet, *, step: int, last: int | None, num_updates: int) -> bool:
-    """Whether a set is to be evaluated at a publish after `step` updates, `last` being the step of the one before.
+    """Returns True if a set is due at a publish after `step` updates; `last` is the step of its last evaluation.
 
-    At the start, every n steps (at the first publish from there on), and at the end.
+    A set is due at the start, at the first publish at or after every multiple of n steps, and at the end.
     """
     if last is None or (step == num_updates and last != step):
         return True
@@ -51,16 +51,16 @@ def is_due(how: EvaluationSet, *, step: int, last: int | None, num_updates: int)
 
 @dataclasses.dataclass(kw_only=True)
 class _Asked:
-    """A set, and what of it is out."""
+    """Evaluation set and its requests in progress."""
 
     one: ProblemSet
     pinned: PinnedRequests
     last_step: int | None
-    """Of the last evaluation whose row is written or which is out; None before the first."""
+    """Step of the last evaluation that is written or in progress; None before the first."""
 
 
 class Evaluator:
-    """All sets of a run."""
+    """Evaluations of all sets of a run."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class Evaluator:
         kept: Kept = keep_none,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is out.
+        """Creates the evaluator; no evaluation is in progress.
 
         Args:
-          sets: in the order in which they are asked.
-          pinned: by their names, what sends their tickets.
-          num_updates: the run's; after the last one all are evaluated.
-          stop_token_ids: that end a response.
-          waits: a publish waits for what is out (`evaluation.at_publish`).
-          max_out: samples that may be out beside training now, all sets together; None for no bound.
-          accept: whether a group may be right.
-          metrics: where rows go; its rows say which evaluations are done.
-          kept: called with what an evaluation that is done was made of.
-          clock: in seconds.
+          sets: sets in evaluation order.
+          pinned: version-pinned requests by set name.
+          num_updates: updates of the run; all sets are evaluated after the last one.
+          stop_token_ids: tokens that end a response.
+          waits: True if a publish waits for evaluations in progress (`evaluation.at_publish`).
+          max_out: returns the maximum number of samples in progress over all sets; None means unlimited.
+          accept: returns True if a group is valid.
+          metrics: receives the rows; its existing rows say which evaluations are done.
+          kept: called with the groups of each completed evaluation.
+          clock: clock, in seconds.
         """
         self._asked = [
             _Asked(one=one, pinned=pinned[one.name], last_step=metrics.last_step(row_kind(one.name)))
@@ -104,15 +104,15 @@ class Evaluator:
 
     @property
     def in_progress(self) -> bool:
-        """Whether anything is."""
+        """True if any evaluation is in progress."""
         return any(a.pinned.version is not None for a in self._asked)
 
     def is_due(self, step: int) -> bool:
-        """Whether a set would start at a publish of `step` now."""
+        """Returns True if a set would start now at a publish of `step`."""
         return bool(self._due(step))
 
     def start(self, *, version: Version, round: int) -> None:
-        """Asks for the sets that are due and not out, by the weights handed over."""
+        """Starts the due sets that are not in progress, on the published weights."""
         for asked in self._due(version.step):
             asked.last_step = version.step
             how = asked.one.config
@@ -127,7 +127,7 @@ class Evaluator:
         self._send()
 
     def poll(self) -> None:
-        """Takes in what has come, writes the rows of what is complete, and sends more; does not wait."""
+        """Collects arrived groups, writes the rows of complete sets and sends more tickets; does not block."""
         self._looked_s = self._clock()
         for asked in self._out():
             if asked.pinned.poll(self._accept):
@@ -135,14 +135,14 @@ class Evaluator:
         self._send()
 
     def look(self) -> None:
-        """`collect`, for who asks often, and from within a wait for an evaluation."""
+        """Polls if `LOOK_S` has passed; safe to call often, and from within a wait for an evaluation."""
         if not self._is_settling and self.in_progress and self._clock() - self._looked_s >= LOOK_S:
             self.poll()
 
     def wait(self) -> None:
-        """Waits for all that is out, and writes their rows."""
+        """Blocks until all evaluations in progress are complete, and writes their rows."""
         for asked in self._out():
-            asked.pinned.send()  # nothing trains meanwhile: all places are theirs
+            asked.pinned.send()  # training is paused, so evaluations may use all slots
         for asked in self._out():
             self._settle(asked)
 
@@ -158,7 +158,7 @@ class Evaluator:
         ]
 
     def _send(self) -> None:
-        """Sends out what there is room for, a set after the other."""
+        """Sends tickets of one set after another, up to the limit."""
         waiting = [a for a in self._out() if a.pinned.num_unsent]
         if not waiting:
             return
@@ -228,18 +228,18 @@ def open_evaluations(
     on_wait: Callable[[], None],
     kept: Kept = keep_none,
 ) -> Evaluator:
-    """The evaluations of a run; what its metrics say was evaluated is not evaluated again.
+    """Returns the evaluator of a run; evaluations that the metrics already contain are not repeated.
 
     Args:
-      config: the run's.
-      sets: in the order in which they are asked.
-      store: where tickets go and groups come from.
-      stop_token_ids: that end a response.
-      metrics: the run's, back at its checkpoint.
-      accept: whether a group may be right.
-      fenced_actors: names of those whose groups are refused.
-      on_wait: called on every look that found nothing; may raise.
-      kept: called with what an evaluation that is done was made of.
+      config: the run's config.
+      sets: sets in evaluation order.
+      store: receives tickets and provides groups.
+      stop_token_ids: tokens that end a response.
+      metrics: the run's metrics, rewound to its checkpoint.
+      accept: returns True if a group is valid.
+      fenced_actors: returns names of actors whose groups are rejected.
+      on_wait: called on every poll that found nothing; may raise.
+      kept: called with the groups of each completed evaluation.
     """
     waits = config.evaluation.at_publish == "wait"
     pinned = {
@@ -268,9 +268,9 @@ def open_evaluations(
 
 
 def max_samples_out(config: Config, actors: Sequence[Heartbeat]) -> int | None:
-    """Samples that evaluations may have out: their share of the live actors' places; None where all is theirs.
+    """Returns the maximum number of evaluation samples in progress, or None if unlimited.
 
-    Before any actor has told of its engine, the places are those of the engines that the config starts.
+    The maximum is a share of the live actors' slots. Until an actor reports its engine, the config's engines count.
     """
     share = config.evaluation.max_engine_fraction
     if share == 1:

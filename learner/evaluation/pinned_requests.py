@@ -1,8 +1,8 @@
-"""Evaluations and probes: groups sampled by the weights now published.
+"""Version-pinned requests: evaluation and probe groups sampled from the published weights.
 
-A probe must be back before the next optimizer step (the learner's weights would change under it). An evaluation that is
-not back at the next publish ends on newer weights, and says by which; or the publish waits for it
-(`evaluation.at_publish`). Until then training goes on.
+A probe must complete before the next optimizer step, which changes the learner's weights. An evaluation may run past
+the next publish and then finish on newer weights, which its row records, unless the publish waits for it
+(`evaluation.at_publish`). Training continues meanwhile.
 """
 
 import collections
@@ -19,15 +19,15 @@ PROBE_PROBLEMS = 2
 PROBE_SAMPLES = 2
 PROBE_TOKENS = 64
 LOOK_S = 0.2
-"""How often it is looked for groups though the store told of none: the process may have been asked to stop."""
+"""Maximum seconds between polls without a store notification, so that a stop request is noticed."""
 _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
-"""Below every training ticket's, so that they are served first."""
+"""Orders below all training tickets, so that these tickets are served first."""
 
 MAX_SET_PROBLEMS = 10_000_000
-"""Of one set: its tickets' orders are apart from the next one's, and from training's."""
+"""Maximum problems per set, which keeps ticket orders of sets and of training disjoint."""
 
 Accept = Callable[[Group, Ticket], bool]
-"""Whether a group that came for a ticket may be taken."""
+"""Returns True if a group that arrived for a ticket is valid."""
 
 
 def _accept_all(group: Group, ticket: Ticket) -> bool:
@@ -36,7 +36,7 @@ def _accept_all(group: Group, ticket: Ticket) -> bool:
 
 
 class PinnedRequests:
-    """Tickets of one kind, out for one version at a time."""
+    """Tickets of one kind, in progress for one version at a time."""
 
     def __init__(
         self,
@@ -49,16 +49,17 @@ class PinnedRequests:
         name: str = "",
         place: int = 0,
     ) -> None:
-        """Nothing is out.
+        """Creates the requests; none is in progress.
 
         Args:
-          kind: eval or probe.
-          store: where tickets go and groups come from.
-          on_wait: called on every look that found nothing; may raise.
-          is_exact: all tokens must be by the very version asked about; otherwise newer ones of its incarnation do.
-          fenced_actors: names of those whose groups are refused, also ones taken before the fence.
-          name: of the set, where there are several of a kind: part of its tickets' ids.
-          place: of the set among them: those of a lower one are served first.
+          kind: `eval` or `probe`.
+          store: receives tickets and provides groups.
+          on_wait: called on every poll that found nothing; may raise.
+          is_exact: True if all tokens must be from the requested version; else newer steps of its incarnation are
+            accepted.
+          fenced_actors: returns names of actors whose groups are rejected, including groups read before the fence.
+          name: name of the set, as part of ticket ids; empty for a single set.
+          place: position of the set; lower positions are served first.
         """
         self._kind, self._name, self._place = kind, name, place
         self.is_exact = is_exact
@@ -71,7 +72,7 @@ class PinnedRequests:
         self._after_seq = 0
         self._num_breaks = store.num_breaks
         self.version: Version | None = None
-        """The weights asked about; None when nothing is out."""
+        """Version of the requested weights; None if no request is in progress."""
 
     def start(
         self,
@@ -82,10 +83,10 @@ class PinnedRequests:
         round: int,
         limit: int | None = None,
     ) -> None:
-        """Sends (problem, samples) pairs out; of more than `limit` samples the rest waits for `send`.
+        """Sends (problem, samples) pairs; `send` sends those beyond `limit` samples later.
 
         Raises:
-          RuntimeError: the ones before were not settled.
+          RuntimeError: the previous requests are still in progress.
         """
         if self.version is not None:
             raise RuntimeError(f"{self._kind} tickets of {self.version} are still out")
@@ -99,7 +100,7 @@ class PinnedRequests:
         self.send(limit)
 
     def send(self, limit: int | None = None) -> None:
-        """Sends out what waits, up to so many samples more; a ticket whose samples are more goes out alone."""
+        """Sends unsent tickets up to `limit` more samples; a larger ticket is sent if nothing else is pending."""
         sent: list[Ticket] = []
         num_samples = 0
         while self._unsent and (limit is None or num_samples + self._unsent[0].num_samples <= limit):
@@ -112,7 +113,7 @@ class PinnedRequests:
 
     @property
     def num_pending(self) -> int:
-        """Samples that were sent for and are not back."""
+        """Samples that are sent and not returned."""
         unsent = {t.id for t in self._unsent}
         return sum(t.num_samples for i, t in self._tickets.items() if i not in self._groups and i not in unsent)
 
@@ -122,9 +123,9 @@ class PinnedRequests:
         return len(self._unsent)
 
     def wait(self, accept: Accept = _accept_all) -> list[Group]:
-        """Waits until all are back and returns them in order; what `accept` refuses is asked for again.
+        """Sends the remaining tickets, waits for all groups and returns them in order.
 
-        What was not sent yet is. A ticket that nobody could make a group for is left out.
+        Groups that `accept` rejects are requested again. Tickets that no actor can complete are left out.
         """
         self.send()
         while True:
@@ -139,12 +140,13 @@ class PinnedRequests:
         return groups
 
     def poll(self, accept: Accept = _accept_all) -> bool:
-        """Takes in what is there, without waiting; whether all are back. `settle` says what `accept` is for."""
-        self._groups = {i: g for i, g in self._groups.items() if self._is_trusted(g)}  # the store offers the rest again
+        """Collects available groups without blocking; returns True if all are complete. `wait` describes `accept`."""
+        # Drop groups of newly fenced actors: the fence makes the store reissue their tickets.
+        self._groups = {i: g for i, g in self._groups.items() if self._is_trusted(g)}
         if self._num_breaks != (num_breaks := self._store.num_breaks):
             self._num_breaks = num_breaks
             unsent = {t.id for t in self._unsent}
-            # The store may have lost the last ones; those that it knows are left alone.
+            # The store may have lost the latest tickets. Sending a ticket that it still has does nothing.
             self._store.put_tickets([t for i, t in self._tickets.items() if i not in self._groups and i not in unsent])
         while stored := self._store.read_groups(after_seq=self._after_seq, limit=256, kind=self._kind):
             for s in stored:
@@ -183,10 +185,10 @@ class PinnedRequests:
 
 
 def probe_problems(held_out: list[Problem]) -> list[tuple[Problem, int]]:
-    """The (problem, samples) pairs of a probe: of an environment's problem the prompt alone, without its episode.
+    """Returns the (problem, samples) pairs of a probe; an environment's problem becomes its prompt alone.
 
-    A probe compares logprobs. The few tokens it may have are not enough for an episode, whose first observation alone
-    may be longer; then none would come back.
+    A probe compares logprobs of a few tokens. An episode's first observation may be longer than that, and the group
+    would never complete.
     """
     return [(_single_turn(p), PROBE_SAMPLES) for p in held_out[:PROBE_PROBLEMS]]
 
@@ -195,12 +197,12 @@ def _single_turn(problem: Problem) -> Problem:
     task = problem.task
     if not task.environment:
         return problem
-    rewards = task.rewards or (RewardPart("exact"),)  # a task has a judge; what it says of a probe is not read
+    rewards = task.rewards or (RewardPart("exact"),)  # a task needs a verifier; a probe ignores its score
     return dataclasses.replace(problem, task=dataclasses.replace(task, environment="", rewards=rewards))
 
 
 def problem_number(ticket_id: str) -> int:
-    """Which of its problems, in their order, a pinned ticket is of."""
+    """Returns the index of a version-pinned ticket's problem in its set."""
     return int(ticket_id.rpartition("-")[2])
 
 
@@ -214,10 +216,10 @@ def pinned_tickets(
     name: str = "",
     place: int = 0,
 ) -> list[Ticket]:
-    """Tickets to be sampled by the weights now published: evaluations and probes.
+    """Returns evaluation or probe tickets for the published weights.
 
-    `problems` are (problem, samples) pairs. Their orders are negative, so they are served first; `name` and `place` are
-    those of their set, where there are several.
+    `problems` are (problem, samples) pairs. Orders are negative, so these tickets are served first. `name` and `place`
+    are those of the set if there are several.
     """
     if kind not in ("eval", "probe"):
         raise ValueError(f"kind must be eval or probe, got {kind!r}")
