@@ -1,1 +1,1 @@
-"""Where a run's metrics are shown besides its own record: one file a tracker, and the feed that follows the record."""
+"""Metrics: the record metrics.jsonl, its trackers (one module each), and the feed that sends the record to them."""

@@ -1,16 +1,16 @@
-"""Model FLOPs of a step, and what a chip can do: the two sides of MFU. Pure, without jax.
+"""Model FLOPs of a step and peak FLOP/s of chips, the two sides of MFU. Imports no jax.
 
 Convention (Chowdhery et al., 2022, "PaLM", appendix B, with the differences named):
 
 - A matmul of n multiply-adds is 2 n FLOPs. Backward costs twice the forward, so a matmul parameter costs 6 FLOPs
-  a token. Norms, rotations, softmax and the optimizer are not counted; nor is a lookup in the embedding.
-- Of a mixture of experts only the experts that a token goes to are counted, and the router.
+  per token. Norms, rotations, softmax, the optimizer and embedding lookups are not counted.
+- A mixture of experts counts only the active experts of a token, and the router.
 - Attention is causal within a sequence: a token attends to half of its sequence on average, so a sequence of L
-  tokens costs 2 L^2 H hd FLOPs forward a layer (q k^T and p v, L^2 / 2 pairs each). PaLM and many tables count
-  all L^2 pairs: `causal=False`, which flatters long rows by up to a factor of two.
-- The head is counted where a token is scored, since only those logits enter the loss. Pass `num_tokens` as
-  `num_scored_tokens` to compare with pre-training, where every token is scored.
-- What rematerialisation computes a second time is no model FLOP. `launch.tools.compile_tpu` counts it (HFU).
+  tokens costs 2 L^2 H hd forward FLOPs per layer (q k^T and p v, L^2 / 2 pairs each). PaLM and many tables count
+  all L^2 pairs (`causal=False`), which inflates the FLOPs of long sequences by up to a factor of two.
+- The head is counted for scored tokens only, because only their logits enter the loss. To compare with
+  pre-training, which scores every token, pass `num_tokens` as `num_scored_tokens`.
+- Recomputation by rematerialization is not counted. `launch.tools.compile_tpu` counts it (HFU).
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from learner.model.architecture import Architecture
 
 
 def matmul_params(config: Architecture) -> int:
-    """Parameters that a token is multiplied with in the layers; active experts only, no embedding, no head."""
+    """Returns the layer parameters that multiply each token; active experts only, no embedding, no head."""
     c = config
     attention = 2 * c.hidden_size * c.head_dim * (c.num_heads + c.num_kv_heads)
     if c.num_experts:
@@ -33,7 +33,7 @@ def matmul_params(config: Architecture) -> int:
 def forward_flops(
     config: Architecture, *, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float
 ) -> float:
-    """Returns the FLOPs of a forward pass, which is also what scoring costs; the arguments are `model_flops`'."""
+    """Returns the FLOPs of a forward pass, which is the cost of scoring; arguments as `model_flops`."""
     return sum(_forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal=True))
 
 
@@ -46,19 +46,19 @@ def model_flops(
     causal: bool = True,
     num_adapter_params: int = 0,
 ) -> float:
-    """FLOPs that a training step can't do without: 3 x (2 N T + 2 D V T_scored + 2 L H hd sum_i n_i^2).
+    """Returns the FLOPs of a training step: 3 x (2 N T + 2 D V T_scored + 2 L H hd sum_i n_i^2).
 
-    With adapters of M parameters in all matrices are frozen, whose own gradients nobody makes: 2 x (2 N T + 2 D V
-    T_scored) + 3 x (2 M T + 2 L H hd sum_i n_i^2). (The first layer's input needs no gradient either; that is counted.)
+    With M adapter parameters the matrices are frozen and need no gradients: 2 x (2 N T + 2 D V T_scored) + 3 x (2 M T +
+    2 L H hd sum_i n_i^2). (The gradient of the first layer's input is counted although it is not needed.)
 
     Args:
       config: the model.
-      num_tokens: real tokens T, prompts too; padding is no work.
-      num_scored_tokens: tokens that enter the loss; the head is counted for these.
-      sum_squared_lengths: sum over the sequences of their squared length, prompt and response together.
-      causal: count the L^2 / 2 pairs that a causal mask leaves; False counts all, as PaLM does. A sliding
-        window makes fewer pairs than either, which is not taken off.
-      num_adapter_params: of low-rank adapters, where they alone are trained; 0: all parameters are.
+      num_tokens: T, prompt and response tokens without padding.
+      num_scored_tokens: tokens that enter the loss, for which the head is counted.
+      sum_squared_lengths: sum over sequences of squared length, prompt plus response.
+      causal: count the L^2 / 2 pairs of a causal mask; False counts all, as PaLM does. The smaller number of pairs of a
+        sliding window is not subtracted.
+      num_adapter_params: parameters of low-rank adapters if only they train; 0 if all parameters train.
     """
     layers, attention, head = _forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal)
     if not num_adapter_params:
@@ -67,7 +67,7 @@ def model_flops(
 
 
 def adapter_params(config: Architecture, lora: LoraConfig) -> int:
-    """Parameters of the adapters: rank x (in + out) of each matrix that has one; 0 where they are off."""
+    """Returns the number of adapter parameters: rank x (in + out) of each adapted matrix; 0 without adapters."""
     c = config
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     of_module = {
@@ -82,7 +82,7 @@ def adapter_params(config: Architecture, lora: LoraConfig) -> int:
 def _forward_parts(
     config: Architecture, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float, causal: bool
 ) -> tuple[float, float, float]:
-    """FLOPs of the projections and MLPs, of attention, and of the head."""
+    """Returns the FLOPs of (projections and MLPs, attention, head)."""
     pairs = sum_squared_lengths / 2 if causal else sum_squared_lengths
     return (
         2.0 * matmul_params(config) * num_tokens,
@@ -93,15 +93,14 @@ def _forward_parts(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuChip:
-    """What a TPU chip can do, and the shape of its slices."""
+    """Peak rate, usable memory and topology of a TPU chip."""
 
     flops_per_s: float
-    """Dense bf16."""
+    """Dense bf16 FLOP/s."""
     hbm_bytes: int
-    """What a program may use: the published capacity less what the runtime keeps, as XLA's out-of-memory
-    message states it."""
+    """Memory for programs, in bytes: capacity minus the runtime's share, from XLA's out-of-memory message."""
     torus_dims: int
-    """Dims of the interconnect."""
+    """Dimensions of the interconnect."""
 
 
 # Sources: cloud.google.com/tpu/docs/v5e, /v5p, /v6e (bf16 peak).
@@ -110,7 +109,7 @@ TPU_CHIPS: dict[str, TpuChip] = {
     "v5p": TpuChip(flops_per_s=459e12, hbm_bytes=int(95.74 * 2**30), torus_dims=3),
     "v6e": TpuChip(flops_per_s=918e12, hbm_bytes=int(31.25 * 2**30), torus_dims=2),
 }
-"""By the name a topology starts with."""
+"""Chips by the prefix of a topology name."""
 
 _PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
     # Google: cloud.google.com/tpu/docs/v4 and the pages above; jax calls v5e "v5 lite" and v5p plainly "v5".
@@ -134,10 +133,10 @@ _PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
     ("l40s", 362),
     ("l4", 121),
 )
-"""Part of jax's `device_kind`, lower case -> dense bf16 TFLOP/s; the first that fits counts."""
+"""Dense bf16 TFLOP/s by part of jax's `device_kind`, in lower case; the first match counts."""
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bf16 FLOP/s of a device by jax's `device_kind`; None where it isn't known, as for a CPU."""
+    """Returns the dense bf16 FLOP/s of jax's `device_kind`, or None if unknown, as for a CPU."""
     kind = f" {device_kind.lower().replace('-', ' ')} "
     return next((tflops * 1e12 for name, tflops in _PEAK_TFLOPS if f" {name} " in kind), None)

@@ -1,9 +1,9 @@
-"""Every metric's name, unit and meaning."""
+"""Names, units and meanings of all metrics."""
 
 import fnmatch
 
 LAST_EPOCH = "last_epoch/{}"
-"""Name of a metric of the last of several passes over an update's batch; the row's others are of the first pass."""
+"""Name of a metric of the last epoch over an update's batch; other metrics of the row are of the first epoch."""
 SHOWN_OF_LAST_EPOCH = (
     "loss",
     "grad_norm",
@@ -17,7 +17,7 @@ SHOWN_OF_LAST_EPOCH = (
     "mismatch_kl",
     "reference_kl",
 )
-"""What the passes before may have changed; written with rounds.epochs > 1 alone."""
+"""Metrics that earlier epochs may change; written only if rounds.epochs > 1."""
 
 
 METRICS: dict[str, str] = {
@@ -146,15 +146,15 @@ METRICS: dict[str, str] = {
     "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
 }
 FAMILIES: dict[str, str] = {
-    # `*` is a name of the configuration's: of a source in prompts.mixture
+    # `*` is the name of a source in prompts.mixture
     "prompts/*/epoch": "problems asked of a source's rows so far, over its rows",
     "prompts/*/fraction": "fraction of the problems that are of a source now, by its weight and the curriculum",
     "prompts/*/problems": "problems asked of a source so far",
     "prompts/*/reward": "running mean reward of a source's groups (prompts.curriculum_groups)",
-    # or of a verifier
+    # `*` is the name of a verifier
     "rewards/?*": "mean score of the verifier so named, before it is weighted, over the update's responses it judged",
     "eval/rewards/?*": "the same over the evaluation's responses",
-    # or of an evaluation set; `@k` is the number of samples (docs/evaluation.md)
+    # `*` is the name of an evaluation set; `@k` is the number of samples (docs/evaluation.md)
     "eval/?*/rewards/?*": "the same over the responses of an evaluation set",
     "eval/?*/avg@*_stderr": "standard error of the estimate so named, clustered by problem; NaN of one problem",
     "eval/?*/pass@*_stderr": "likewise",
@@ -171,7 +171,7 @@ FAMILIES: dict[str, str] = {
     "eval/?*/truncated": "fraction of a set's responses that a limit of tokens or turns cut off",
     "eval/?*/turns": "turns, mean over a set's episodes; where there are any",
 }
-"""Metrics of which there is one for each of something; unit and meaning."""
+"""Units and meanings of metrics with one instance per source, verifier or evaluation set."""
 METRICS |= {
     LAST_EPOCH.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_EPOCH
 }
@@ -183,7 +183,7 @@ ABOUT: dict[str, str] = {
     "incarnation": "start of the learner that wrote it, from 0",
     "time_s": "Unix seconds at which it was written; rows of older versions have none",
 }
-"""What each row of metrics.jsonl has besides metrics: unit and meaning."""
+"""Units and meanings of the fields of each row of metrics.jsonl that are not metrics."""
 
 
 TIMINGS = (
@@ -199,11 +199,11 @@ TIMINGS = (
     "model_tflops_per_s",
     "mfu",
 )
-"""What two runs of the same stream may differ in."""
+"""Metrics that may differ between two runs of the same stream."""
 
 
 def meaning(name: str) -> str | None:
-    """Unit and meaning of a metric; None of one that has none."""
+    """Returns unit and meaning of a metric, or None if the name is unknown."""
     if name in METRICS:
         return METRICS[name]
     return next((said for family, said in FAMILIES.items() if fnmatch.fnmatchcase(name, family)), None)

@@ -1,4 +1,4 @@
-"""metrics.jsonl and its in-process sinks."""
+"""Writer of metrics.jsonl and its in-process view."""
 
 import json
 import math
@@ -14,22 +14,22 @@ from learner.metrics.metric_names import meaning
 
 
 class View(Protocol):
-    """What shows rows as they are written, in this process."""
+    """In-process display of rows as they are written."""
 
     def write(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
-        """Shows a row's scalars, of a moment in Unix seconds; some may not be finite."""
+        """Shows the scalars of a row, written at `time_s` Unix seconds; values may be non-finite."""
         ...
 
     def close(self) -> None:
-        """Shows no more."""
+        """Closes the view."""
         ...
 
 
 class MetricsWriter:
-    """Appends rows to metrics.jsonl, the record, and hands them to a view.
+    """Writer that appends rows to metrics.jsonl and passes them to a view.
 
-    A restarted learner goes back to its checkpoint's step: rows after it belong to an abandoned future and
-    are moved to metrics.abandoned.jsonl, so that the steps of metrics.jsonl are contiguous.
+    A restarted learner resumes at its checkpoint's step. Rows after that step belong to an abandoned branch and move to
+    metrics.abandoned.jsonl, so that the steps of metrics.jsonl are contiguous.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MetricsWriter:
         view: View | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens the record for rows after `restored_step`; `view` is closed with it; `clock` gives Unix seconds."""
+        """Opens the record for rows after `restored_step`; `clock` returns Unix seconds."""
         self._folder = pathlib.Path(folder)
         self._incarnation = incarnation
         self._path = RunFolder(self._folder).metrics
@@ -53,14 +53,14 @@ class MetricsWriter:
         """Writes a row.
 
         Args:
-          kind: "step", "eval" (of the held-out problems), "eval/SET" (of another set), "round" or "probe"; a step has
-            exactly one "step" row.
-          step: the optimizer step it belongs to.
-          values: scalars by the names of `METRICS` and `FAMILIES`; NaN is written as null.
-          extra: JSON for the record only (group ids).
+          kind: "step", "eval" (held-out set), "eval/SET" (another set), "round" or "probe"; a step has exactly one
+            "step" row.
+          step: optimizer step of the row.
+          values: scalars by names in `METRICS` and `FAMILIES`; NaN and infinities are written as null.
+          extra: JSON values for the record only, such as group ids.
 
         Raises:
-          KeyError: a name that neither `METRICS` nor `FAMILIES` has.
+          KeyError: a name is neither in `METRICS` nor in `FAMILIES`.
         """
         unknown = sorted(name for name in values if meaning(name) is None)
         if unknown:
@@ -80,15 +80,15 @@ class MetricsWriter:
             self._view.write(step, scalars, time_s=time_s)
 
     def last_step(self, kind: str) -> int | None:
-        """The step of the last row of a kind; None if there is none."""
+        """Returns the step of the last row of a kind, or None."""
         return max(self.steps(kind), default=None)
 
     def steps(self, kind: str) -> set[int]:
-        """The steps that have a row of a kind."""
+        """Returns the steps that have a row of a kind."""
         return {r["step"] for r in read_rows(self._path) if r["kind"] == kind}
 
     def close(self) -> None:
-        """Flushes and closes both."""
+        """Closes the record and the view."""
         self._file.close()
         if self._view is not None:
             self._view.close()
@@ -105,7 +105,7 @@ class MetricsWriter:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All rows of a metrics file; a torn last line of a killed process is left out."""
+    """Returns all rows of a metrics file, without the incomplete last line of a killed process."""
     rows = []
     lines = pathlib.Path(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):

@@ -1,6 +1,6 @@
-"""MLflow: to MLFLOW_TRACKING_URI, or into an SQLite file in the run's folder.
+"""MLflow tracker: sends to MLFLOW_TRACKING_URI, or writes an SQLite file in the run's folder.
 
-Whatever MLflow's client reads from its environment holds: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_TOKEN and so on.
+The MLflow client's environment variables apply, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_TOKEN.
 """
 
 import hashlib
@@ -13,24 +13,20 @@ from typing import Any
 from learner.metrics.trackers import Row, TrackerRunInfo, scalars, table, written_s
 
 TAG = "sluice.run"
-"""By which a learner that was started again finds its run."""
+"""Tag by which a restarted learner finds its MLflow run."""
 MAX_METRICS, MAX_PARAMS, MAX_VALUE, MAX_TAG, MAX_NAME = 1000, 100, 6000, 8000, 250
-"""Largest size of one request, one value, and one name."""
+"""Limits of MLflow: metrics and parameters per request, and characters per value, tag and name."""
 _NAME = re.compile(r"[\w\-. :/]+")
 _REFUSED = re.compile(r"[^\w\-. :/]")
 
 
 class MLflow:
-    """A run of an MLflow experiment, which is the project."""
+    """MLflow run in the experiment named after the project."""
 
     is_sure_when_closed = False
 
     def __init__(self, info: TrackerRunInfo) -> None:
-        """Finds the run, or makes it.
-
-        Raises:
-          MlflowException: the server is away, or refuses.
-        """
+        """Finds or creates the run; raises MlflowException if the server is unreachable or rejects it."""
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  # an extra
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
@@ -58,7 +54,7 @@ class MLflow:
         )
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Logs them, as many at once as a request holds."""
+        """Logs the rows in requests of at most `MAX_METRICS` values."""
         metrics = [
             self._metric(metric_name(name), value, int(written_s(row) * 1e3), row["step"])
             for row in rows
@@ -68,7 +64,7 @@ class MLflow:
             self._client.log_batch(self._run, metrics=metrics[start : start + MAX_METRICS])
 
     def close(self) -> None:
-        """Says that the run stands still; a learner that goes on says that it runs again."""
+        """Marks the run as terminated; a resumed learner marks it as running again."""
         self._client.set_terminated(self._run)
 
     def _experiment(self, project: str, artifacts: str | None) -> str:
@@ -80,17 +76,17 @@ class MLflow:
         try:
             return self._client.create_experiment(project, artifact_location=artifacts)
         except MlflowException:
-            found = self._client.get_experiment_by_name(project)  # another run's tracker made it meanwhile
+            found = self._client.get_experiment_by_name(project)  # another run's tracker created it concurrently
             if found is None:
                 raise
             return found.experiment_id
 
 
 def metric_name(name: str) -> str:
-    """Returns the name that MLflow has for a metric: `eval/math/avg@8` is `eval/math/avg_at_8`.
+    """Returns the MLflow name of a metric: `eval/math/avg@8` is `eval/math/avg_at_8`.
 
-    MLflow takes letters, digits and `_-. :/`, a path in its normal form, and at most 250 characters. Each other
-    character, as one in a verifier's name, becomes `_`; the end of such a name tells it from names that are alike then.
+    MLflow allows letters, digits and `_-. :/`, normalized paths, and at most 250 characters. Every other character
+    becomes `_`, and a hash suffix keeps such names unique.
     """
     spelled = name.replace("@", "_at_")
     parts = (_REFUSED.sub("_", part) if part.strip(".") else "_" for part in spelled.split("/"))
@@ -102,7 +98,7 @@ def metric_name(name: str) -> str:
 
 
 def _about() -> dict[str, str]:
-    """The table of metrics, as the run's description, and in tags of its own what is too long for that."""
+    """Returns the table of metrics as the run's description, with the overflow in further tags."""
     parts = [""]
     for line in table().splitlines(keepends=True):
         if len(parts[-1]) + len(line) > MAX_TAG:
@@ -112,7 +108,7 @@ def _about() -> dict[str, str]:
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A config as (dotted path, JSON), empty sections too."""
+    """Yields the config as (dotted path, value) pairs, including empty sections."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value and all(_NAME.fullmatch(key) for key in value):
             yield from _leaves(value, f"{prefix}{name}.")

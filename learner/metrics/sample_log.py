@@ -1,4 +1,4 @@
-"""The file samples.jsonl: written beside the training, bounded in size, cut back where a run goes back."""
+"""Writer of samples.jsonl: asynchronous, bounded in size, and truncated to the checkpoint on resume."""
 
 import functools
 import json
@@ -16,45 +16,46 @@ from configs.sections import SamplesConfig
 from learner.metrics.sample_record import Decode, Json, PickedGroup, evaluated_record, trained_record
 
 MAX_WAITING = 64
-"""Updates and evaluations that may wait to be written; what comes then is left out."""
+"""Maximum number of queued updates and evaluations; further ones are dropped."""
 CLOSE_S = 10.0
-"""How long the end of a run waits for what is still to be written."""
+"""Maximum seconds that closing waits for the queue, and then for the thread."""
 
 
 class SampleLog:
-    """Appends groups as text, in a thread of its own: neither decoding nor a slow disk holds the learner up.
+    """Log of groups as text, written by its own thread so that neither decoding nor a slow disk blocks the learner.
 
-    What can't be written, as on a full disk, is left out and said once: it is for reading alone.
+    Groups that cannot be written, for example because the disk is full, are dropped, with one log line for the first.
     """
 
     def __init__(self, file: pathlib.Path, config: SamplesConfig, decode: Decode, *, restored_step: int) -> None:
-        """Opens the file for what comes after `restored_step`; what it has of later steps never happened."""
+        """Opens the file and removes records of steps after `restored_step`."""
         self._path, self._config, self._decode = file, config, decode
         self._max_bytes = int(config.max_mib * 2**20)
         self.num_lost = 0
         """Groups that were not written."""
         self._cut_back(restored_step)
         self._jobs: queue.Queue[list[Callable[[], Json]] | None] = queue.Queue(MAX_WAITING)
-        """Each makes the records of its groups."""
+        """Queue of functions that create the records of groups; None stops the thread."""
         self._thread = threading.Thread(target=self._work, name="samples", daemon=True)
         self._thread.start()
 
     def trained(self, step: int, groups: Sequence[PickedGroup]) -> None:
-        """Hands over groups that trained in the update that made `step`; returns at once."""
+        """Queues groups that trained in the update to `step`; does not block."""
         record = functools.partial(trained_record, step=step, decode=self._decode, config=self._config)
         self._hand_over([functools.partial(record, group) for group in groups])
 
     def evaluated(self, step: int, set_name: str, groups: Sequence[tuple[Group, Task]]) -> None:
-        """Hands over the groups of an evaluation by the weights of `step`; returns at once.
+        """Queues the groups of an evaluation on the weights of `step`; does not block.
 
-        The first `samples.eval_problems` of them are kept: given in the order of their problems, always the same.
+        Keeps the first `samples.eval_problems` groups. Groups come in the order of their problems, so the same problems
+        are kept each time.
         """
         about = {"set_name": set_name, "step": step, "decode": self._decode, "config": self._config}
         record = functools.partial(evaluated_record, **about)
         self._hand_over([functools.partial(record, *group) for group in groups[: self._config.eval_problems]])
 
     def close(self) -> None:
-        """Writes what waits, within a bound."""
+        """Writes the queued groups, within `CLOSE_S` for each wait."""
         try:
             self._jobs.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -76,7 +77,7 @@ class SampleLog:
             for record in job:
                 try:
                     lines.append(_line(record()))
-                except Exception as e:  # no sample is worth a run
+                except Exception as e:  # a sample must not stop the run
                     self._lose(1, str(e))
             try:
                 self._append(b"".join(lines))
@@ -84,12 +85,8 @@ class SampleLog:
                 self._lose(len(lines), str(e))
 
     def _append(self, data: bytes) -> None:
-        """Writes whole lines, in one call, or nothing.
-
-        Raises:
-          OSError: the disk doesn't take them.
-        """
-        # Without a buffer, which would keep what failed and write it when the file is closed.
+        """Writes all lines in one call, or none; raises OSError if the disk rejects them."""
+        # Unbuffered: a buffer would keep data of a failed write and write it on close.
         with open(self._path, "ab", buffering=0) as file:
             end, num_bytes = file.seek(0, os.SEEK_END), 0
             try:
@@ -103,7 +100,7 @@ class SampleLog:
             self._thin()
 
     def _thin(self) -> None:
-        """Halves what is there until it is half of what may be, the oldest first."""
+        """Shrinks the file to half of its limit, dropping mostly old records."""
         lines = self._path.read_bytes().splitlines(keepends=True)
         replace_file(self._path, b"".join(thinned(lines, max_bytes=self._max_bytes // 2)))
 
@@ -127,10 +124,10 @@ class SampleLog:
 
 
 def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
-    """Lines of `max_bytes` at most: of the older half every second one goes, again and again; the first one stays.
+    """Returns lines of at most `max_bytes`: repeatedly drops every second line of the older half.
 
-    So the newest are all there, and the older the fewer. Each set's first evaluation, which the newest is compared
-    with, stays whole where it takes no more than half of the room. One line that is larger than that goes, too.
+    The newest lines are complete and older ones increasingly sparse. Each set's first evaluation, the baseline for
+    comparisons, stays complete if it takes at most half of `max_bytes`. A single line larger than the limit is dropped.
     """
     first = _first_evaluations(lines)
     num_first_bytes = sum(len(lines[i]) for i in first)
@@ -144,7 +141,7 @@ def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
 
 
 def _first_evaluations(lines: list[bytes]) -> set[int]:
-    """Indices of the lines of each set's earliest evaluation."""
+    """Returns the indices of the lines of each set's earliest evaluation."""
     of_sets: dict[str, tuple[float, set[int]]] = {}
     for i, line in enumerate(lines):
         step, name = _about(line)
@@ -156,12 +153,12 @@ def _first_evaluations(lines: list[bytes]) -> set[int]:
 
 
 def _line(record: Json) -> bytes:
-    """UTF-8; half a surrogate pair, as a row's answer may have, becomes a question mark."""
+    """Returns a UTF-8 line; unpaired surrogates, which a row's answer may contain, become question marks."""
     return json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def _about(line: bytes) -> tuple[float, str]:
-    """A line's step and, of an evaluation, its set; one that a killed process left torn belongs to no step."""
+    """Returns the step and set of a line; an incomplete line has an infinite step."""
     try:
         record = json.loads(line)
         return record["step"], str(record.get("set", ""))

@@ -1,4 +1,4 @@
-"""Which groups are kept, and a group as one line of text JSON."""
+"""Selection of groups to keep, and their conversion to JSON text records."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,52 +14,52 @@ from configs.sections import SamplesConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PickedGroup:
-    """A trained group that is kept."""
+    """Trained group selected for the sample log."""
 
     group: Group
     task: Task
     source: str
-    """Name of its problem's source in `prompts.mixture`; empty where there is one."""
+    """Name of the problem's source in `prompts.mixture`; empty for a single source."""
     advantages: list[Float32[np.ndarray, " T"]]
-    """Of each token of each response, as they train."""
+    """Training advantage of each token, one array per response."""
 
 
 class SamplePick:
-    """The groups of the update being filled that are kept; a dropped update takes them along."""
+    """Selected groups of the pending update; a dropped update discards them."""
 
     def __init__(self, *, groups_per_round: int, kept_per_round: int) -> None:
-        """Nothing is booked."""
         self._per_round, self._kept = groups_per_round, min(kept_per_round, groups_per_round)
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what is booked."""
+        """Discards the selected groups."""
         self._picked: list[PickedGroup] = []
 
     def wants(self, index: int) -> bool:
-        """Whether the group trained as number `index` of its round, from 0, is kept.
+        """Returns True if the group at position `index` (from 0) of its round's training order is kept.
 
-        They lie evenly in the order of training: late groups are long ones, so the first few would not do.
+        Kept groups are evenly spread over the training order. Late groups have long responses, so the first few would
+        be biased.
         """
         return (index + 1) * self._kept // self._per_round > index * self._kept // self._per_round
 
     def book(self, picked: PickedGroup) -> None:
-        """Keeps a group of the update being filled."""
+        """Adds a group of the pending update."""
         self._picked.append(picked)
 
     def take(self) -> list[PickedGroup]:
-        """What is booked; forgets it."""
+        """Returns and clears the selected groups."""
         picked = self._picked
         self.clear()
         return picked
 
 
 FORMAT = 1
-"""Goes up when a field changes its meaning or goes away."""
+"""Format version; increases when a field changes meaning or is removed."""
 MAX_TURNS = 64
-"""Parts of an episode that are kept; of more the first and the last half."""
+"""Maximum parts kept per episode; longer episodes keep the first and last half of that number."""
 MAX_METADATA = 500
-"""Characters of a task's metadata."""
+"""Maximum characters of a task's metadata."""
 _MIN_TURN_CHARS = 100
 
 
@@ -68,9 +68,9 @@ Json = dict[str, Any]
 
 
 def trained_record(picked: PickedGroup, *, step: int, decode: Decode, config: SamplesConfig) -> Json:
-    """A group that trained in the update that made `step`.
+    """Returns the record of a group that trained in the update to `step`.
 
-    The lag of its tokens is counted from step - 1, the weights that the update began with.
+    Token lag is relative to step - 1, the weights at the start of the update.
     """
     group = picked.group
     about = {"kind": "train", "set": "", "step": step, "source": picked.source}
@@ -80,7 +80,7 @@ def trained_record(picked: PickedGroup, *, step: int, decode: Decode, config: Sa
 def evaluated_record(
     group: Group, task: Task, *, set_name: str, step: int, decode: Decode, config: SamplesConfig
 ) -> Json:
-    """A group of the evaluation of a set by the weights of `step`."""
+    """Returns the record of a group of a set's evaluation on the weights of `step`."""
     about = {"kind": "eval", "set": set_name, "step": step, "source": ""}
     return _record(about, group, task, None, learner_step=None, decode=decode, config=config)
 
@@ -129,7 +129,7 @@ def _record(
 
 
 def chosen(rewards: Sequence[float], *, limit: int) -> list[int]:
-    """Indices of `limit` responses at most, in their order: the best, the worst, and evenly between by reward."""
+    """Returns up to `limit` response indices in order: best, worst, and evenly spaced by reward between."""
     if len(rewards) <= limit:
         return list(range(len(rewards)))
     by_reward = sorted(range(len(rewards)), key=lambda i: -rewards[i])
@@ -169,12 +169,12 @@ def _response(
 
 
 def turn_starts(sampled: Bool[np.ndarray, " T"]) -> list[int]:
-    """Where the parts of a response begin: runs of tokens that were sampled, or observed."""
+    """Returns the start indices of a response's parts: runs of sampled or of observed tokens."""
     return [0, *(np.flatnonzero(np.diff(sampled.astype(np.int8))) + 1).tolist()]
 
 
 def _turns(rollout: Rollout, starts: list[int], decode: Decode, chars: int) -> list[Json]:
-    """The parts of an episode: who said it, and what."""
+    """Returns the speaker and text of each part of an episode."""
     ends = [*starts[1:], rollout.tokens.size]
     parts = list(zip(starts, ends, strict=True))
     if len(parts) > MAX_TURNS:
@@ -190,9 +190,9 @@ def _turns(rollout: Rollout, starts: list[int], decode: Decode, chars: int) -> l
 
 
 def text_of(tokens: Int32[np.ndarray, " T"], decode: Decode, chars: int) -> str:
-    """The text of tokens, special ones too, cut in its middle to about `chars` characters.
+    """Returns the text of tokens with special tokens, shortened in the middle to about `chars` characters.
 
-    Of very many tokens only as many are decoded as may be shown.
+    Decodes at most about `chars` tokens.
     """
     if tokens.size <= chars:
         return cut(decode(tokens.tolist()), chars)
@@ -202,7 +202,7 @@ def text_of(tokens: Int32[np.ndarray, " T"], decode: Decode, chars: int) -> str:
 
 
 def cut(text: str, chars: int) -> str:
-    """The text, or where it is longer its beginning and end, with how much is missing between."""
+    """Returns the text, shortened in the middle to about `chars` characters with a note of the number removed."""
     if len(text) <= chars:
         return text
     half = chars // 2

@@ -1,7 +1,7 @@
-"""What the responses of an update earned, from whom, and how it was shaped: booked as its groups are trained. Pure.
+"""Reward metrics of an update: verdicts, scores, turns and shaping of its responses.
 
-It is of the update being filled alone: a dropped update takes it along, and nothing of it is in a checkpoint, which is
-made between updates.
+They cover only the pending update. A dropped update discards them, and checkpoints, which are made between updates, do
+not contain them.
 """
 
 import collections
@@ -16,28 +16,29 @@ from learner.objective.scores import is_episode, mean_scores
 
 
 class RewardMetrics:
-    """An update's verdicts, scores, turns, and parts of its shaping."""
+    """Accumulator of an update's verdicts, scores, turns and shaping parts."""
 
     def __init__(self, config: LossConfig, *, max_response_tokens: int) -> None:
-        """Nothing is booked; `config` and `max_response_tokens` say how rewards are shaped."""
+        """Stores the reward shaping settings."""
         self._config, self._max_response_tokens = config, max_response_tokens
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what is booked: the update is made, or given up."""
+        """Discards the accumulated values, after an update is made or dropped."""
         self._scores: list[RewardScore] = []
         self._num_unscored = 0
         self._turns: list[int] = []
-        """By episode, as the next."""
+        """Number of turns, per episode."""
         self._turn_rewards: list[float] = []
+        """Sum of turn rewards, per episode."""
         self._observed: list[int] = []
-        """Tokens, by response."""
+        """Observed tokens, per response."""
         self._thinking: list[tuple[int, bool]] = []
-        """Tokens, and True if it is unfinished, by response."""
+        """(thinking tokens, True if the thinking is unfinished), per response."""
         self._shaping: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
 
     def add(self, group: Group, task: Task) -> None:
-        """Books a group that is trained, and the task that its responses were judged by."""
+        """Adds a trained group and the task that scored its responses."""
         lengths = np.array([num_sampled(r) for r in group.rollouts])
         for rollout, num in zip(group.rollouts, lengths.tolist(), strict=True):
             self._scores += rollout.scores
@@ -52,7 +53,7 @@ class RewardMetrics:
             self._shaping[name] += part.tolist()
 
     def take(self) -> dict[str, float]:
-        """What is booked, by the names of learner/metrics/metric_names.py; forgets it."""
+        """Returns and clears the metrics, named as in learner/metrics/metric_names.py."""
         verdicts = collections.Counter(score.verdict for score in self._scores)
         found = {f"verdicts/{kind}": float(verdicts[kind]) for kind in get_args(Verdict)}
         found["verdicts/unscored"] = float(self._num_unscored)

@@ -1,13 +1,13 @@
-"""When a round waited and when it trained: the papers' waiting ratios. Pure; times are passed in."""
+"""Waiting and compute times of a round: the papers' waiting ratios. Callers pass the times."""
 
 import dataclasses
 
 
 @dataclasses.dataclass
 class WaitingRatios:
-    """Collects one round's times (seconds of a monotonic clock) and gives its metrics when it ends.
+    """Times of one round, in seconds of a monotonic clock, and their metrics.
 
-    A clock that is set back counts as one that stood still, so that no length of time is negative.
+    A clock that jumps back counts as stopped, so that no duration is negative.
     """
 
     rollout_start_s: float | None = None
@@ -16,22 +16,23 @@ class WaitingRatios:
     train_end_s: float | None = None
     compute_s: float = 0.0
     aside_s: float = 0.0
-    """Neither waiting for groups nor computing, and over before the last computing began."""
+    """Seconds of other work (publish, save, probe) before the last compute interval; excluded from the waiting
+    ratio."""
     _last_aside_s: float = 0.0
     _set_back_s: float = 0.0
 
     def rollout_started(self, now_s: float) -> None:
-        """The round's tickets may go out; only the first call of a round counts."""
+        """Records that the round's tickets may be issued; only the first call per round counts."""
         if self.rollout_start_s is None:
             self.rollout_start_s = now_s + self._set_back_s
 
     def dispatched(self, now_s: float, *, fills_update: bool) -> None:
-        """Groups were handed to the trainer; with them an update has all of its U groups, or not."""
+        """Records that groups reached the trainer; `fills_update` is True if an update then has all of its U groups."""
         if fills_update and self.first_dispatch_s is None:
             self.first_dispatch_s = self._forward(now_s, self.rollout_start_s)
 
     def trained(self, start_s: float, end_s: float) -> None:
-        """The trainer computed from `start_s` to `end_s`."""
+        """Records that the trainer computed from `start_s` to `end_s`."""
         start_s = self._forward(start_s, self.rollout_start_s if self.train_end_s is None else self.train_end_s)
         end_s = self._forward(end_s, start_s)
         if self.train_start_s is None:
@@ -42,31 +43,30 @@ class WaitingRatios:
         self._last_aside_s = 0.0
 
     def exclude(self, seconds: float) -> None:
-        """The learner was busy otherwise: it published, saved, or waited for a probe.
+        """Records seconds of other work: a publish, a save, or a wait for a probe.
 
-        Between two rounds, as a save is, or before the first, it is no round's and counts nothing.
+        Work between two rounds, such as a save, or before the first round is not counted.
         """
         if self.rollout_start_s is not None:
             self._last_aside_s += seconds
 
     def _forward(self, now_s: float, before_s: float | None) -> float:
-        """Returns a time that is not below one before it."""
+        """Returns the time, shifted so that it is not before `before_s`."""
         if before_s is not None:
             self._set_back_s = max(self._set_back_s, before_s - now_s)
         return now_s + self._set_back_s
 
     def finish(self) -> dict[str, float]:
-        """The round's metrics, up to where its training ended; the clock starts over.
+        """Returns the round's metrics up to the end of its training, and resets the timer.
 
-        `waiting_ratio_eq4` is (t_start - t_rollout_start) / (t_train_end - t_rollout_start) (RolloutPipe eq. 4), with
-        t_start the first dispatch, of U complete groups (eq. 2), though training may begin with the first group;
-        `waiting_ratio` is wait / (wait + compute) over the same span (section 5.1), where all that is not compute is
-        wait, but for what was set aside; `wait_s` and `compute_s` are the two. `rollout_to_train_end_s` is the paper's
-        main time, `first_dispatch_s` ends with its first dispatch, of U groups (section 5.2); `first_group_s` with the
-        first group's.
+        `waiting_ratio_eq4` is (t_start - t_rollout_start) / (t_train_end - t_rollout_start) (RolloutPipe eq. 4). Its
+        t_start is the first dispatch of U complete groups (eq. 2), although training may begin with the first group.
+        `waiting_ratio` is wait / (wait + compute) over the same span (section 5.1), where `wait_s` is all time except
+        `compute_s` and excluded time. `rollout_to_train_end_s` is the paper's main time. `first_dispatch_s` ends at the
+        first dispatch (section 5.2), and `first_group_s` at the first training.
 
         Raises:
-          ValueError: no update was made since the last one.
+          ValueError: the round has no update.
         """
         start_s, first_s, train_s, end_s = (
             self.rollout_start_s,

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder, by tensorboard's own writer (the usual wrappers import torch)."""
+"""TensorBoard sink: event files in the run's folder, by tensorboard's own writer (the usual wrappers import torch)."""
 
 import math
 import pathlib
@@ -13,20 +13,20 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 TEXT = "metrics"
-"""The text that says every metric's unit and meaning."""
+"""Tag of the text with every metric's unit and meaning."""
 
 
 class TensorBoardSink:
-    """Writes each row as the learner does; a file on this machine needs no process of its own."""
+    """In-process writer of event files, called as rows are written."""
 
     def __init__(self, folder: pathlib.Path, *, restored_step: int, incarnation: int, about: str) -> None:
-        """Begins a file for rows after `restored_step`.
+        """Starts an event file for rows after `restored_step`.
 
         Args:
-          folder: of TensorBoard's files.
-          restored_step: whatever an earlier process wrote of later steps is void.
-          incarnation: of the learner, in the file's name.
-          about: what the metrics are, as Markdown.
+          folder: folder of the event files.
+          restored_step: step of the checkpoint; TensorBoard hides later steps of earlier files.
+          incarnation: number of the learner's start, for the file name.
+          about: description of the metrics, as Markdown.
         """
         _await_a_later_name(folder)
         self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=f".{incarnation}")
@@ -38,20 +38,20 @@ class TensorBoardSink:
         self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, summary=Summary(value=[value])))
 
     def write(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
-        """Writes a row, of a moment in Unix seconds; what is not finite is left out."""
+        """Writes the finite values of a row with time `time_s` in Unix seconds."""
         finite = [Summary.Value(tag=k, simple_value=v) for k, v in values.items() if math.isfinite(v)]
         self._writer.add_event(Event(wall_time=time_s, step=step, summary=Summary(value=finite)))
 
     def close(self) -> None:
-        """Flushes and closes."""
+        """Flushes and closes the file."""
         self._writer.close()
 
 
 def _await_a_later_name(folder: pathlib.Path) -> None:
-    """Waits, for a second at most, until no file of this second is there.
+    """Waits, at most one second, until no file is named after the current second.
 
-    TensorBoard reads files in the order of their names, which begin with whole seconds and go on with what has no
-    order: a restart in the second of a start might be read before it.
+    TensorBoard reads files in order of name, and names start with whole seconds followed by unordered parts. A restart
+    within the same second might otherwise be read before the previous file.
     """
     while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.02)

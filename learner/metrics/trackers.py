@@ -1,9 +1,8 @@
-"""Rows of metrics.jsonl for W&B, MLflow and Trackio: feed and registry.
+"""Feed of metrics.jsonl rows to W&B, MLflow and Trackio, and the tracker registry.
 
-The record is metrics.jsonl, so nothing waits in memory: what a tracker doesn't take stays there until it does, or until
-the next start. What it has is kept in a small file beside (`Marks`). Steps that a restarted learner makes again are not
-sent again: no tracker can take values back, so those of the abandoned future stay there, and the file
-metrics.abandoned.jsonl has them, too.
+Rows that a tracker does not accept stay in metrics.jsonl, the record, until it does or until the next start. A small
+file (`SentSteps`) records which steps a tracker has. Steps that a restarted learner repeats are not sent again, because
+no tracker can retract values: it keeps those of the abandoned branch, which are also in metrics.abandoned.jsonl.
 """
 
 import contextlib
@@ -24,104 +23,101 @@ from configs.extras import install_command
 from learner.metrics.metric_names import FAMILIES, METRICS, meaning
 
 Row = Mapping[str, Any]
-"""A row of metrics.jsonl."""
+"""Row of metrics.jsonl."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrackerRunInfo:
-    """What a tracker is told of a run when it is opened."""
+    """Information about a run that opens a tracker."""
 
     run: str
-    """The run's id: a learner that was started again is the same run."""
+    """Id of the run; a restarted learner keeps it."""
     name: str
-    """The run's name, which others may have, too."""
+    """Name of the run; not unique."""
     project: str
     config: Mapping[str, Any]
     folder: pathlib.Path
-    """Where a tracker keeps what it keeps on this machine, unless its own environment says otherwise; made by it."""
+    """Local folder for the tracker's files, unless the tracker's environment sets another; the tracker creates it."""
 
 
 class Tracker(Protocol):
-    """An open run of a tracker; used by one thread of a process of its own."""
+    """Open run of a tracker, used by one thread of a separate process."""
 
     where: str
-    """What to open or to call to see it; empty if that is not known."""
+    """URL or command that shows the run; empty if unknown."""
     is_sure_when_closed: bool
-    """Whether what `send` took waits in this process, so that it is there for sure only once `close` has returned."""
+    """True if sent rows stay in this process's memory and are safe only after `close` returns."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Takes rows, oldest first.
+        """Sends rows, oldest first.
 
         Raises:
-          Exception: it did not; the same rows come again.
+          Exception: the rows were not accepted; the caller sends them again.
         """
         ...
 
     def close(self) -> None:
-        """Hands over what it still holds; what it is waiting for may take for ever, so others bound it."""
+        """Flushes pending rows; may block indefinitely, so callers bound it."""
         ...
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """A row's metrics: what has a name and a unit, and a value."""
+    """Returns the metrics of a row that have a value."""
     return {name: float(value) for name, value in row.items() if value is not None and meaning(name) is not None}
 
 
 def written_s(row: Row) -> float:
-    """When a row was written, in Unix seconds; of one that doesn't say it, as older versions', now."""
+    """Returns the time at which a row was written, in Unix seconds; the current time if the row lacks it."""
     return row.get("time_s") or time.time()
 
 
 def meanings() -> dict[str, str]:
-    """Unit and meaning of every metric, by its name; of families by their pattern."""
+    """Returns unit and meaning of all metrics by name, and of families by pattern."""
     return METRICS | FAMILIES
 
 
 def table() -> str:
-    """`meanings` as a Markdown table."""
+    """Returns `meanings` as a Markdown table."""
     rows = [f"| `{name}` | {said} |" for name, said in meanings().items()]
     return "\n".join(["| metric | unit and meaning |", "|---|---|", *rows])
 
 
 MAX_ROWS = 200
-"""Handed over at once."""
+"""Maximum rows per request."""
 POLL_S = 1.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 120.0
-"""Before what failed is tried again; doubled each time."""
+"""First and maximum pause between retries, in seconds; doubles after each failure."""
 
 
 class TrackerRefusedError(Exception):
-    """A tracker did not take the metrics, and nobody waits until it does."""
+    """Failure of a tracker that is not retried."""
 
 
 class UnsureError(Exception):
-    """A tracker took metrics, and may have lost them."""
+    """Possible loss of rows that a tracker accepted."""
 
 
 @dataclasses.dataclass
 class SentSteps:
-    """What a tracker has of a run, in a file of its own."""
+    """Progress of a tracker, stored in its own file."""
 
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Kind of row -> the last step that it has of it; the steps of a kind rise."""
+    """Last sent step by kind of row; the steps of a kind increase."""
     num_sent: int = 0
     num_unsure: int = 0
-    """Rows that were handed over and may not be there, as its process was killed, or it failed to end; they are not
-    sent again. While one runs that keeps what it takes in memory (`Tracker.is_sure_when_closed`), all of its start."""
+    """Rows that were sent and may be lost because the process was killed or the tracker failed to close. They are not
+    sent again. For a tracker with `Tracker.is_sure_when_closed`, all rows of the current start count until it is
+    closed."""
     num_left: int = 0
-    """Rows that it had not taken at the end of the last start."""
+    """Rows not accepted at the end of the last start."""
     where: str = ""
-    """See `Tracker.where`."""
+    """Value of `Tracker.where`."""
     problem: str = ""
-    """Why it took none last; empty if it did."""
+    """Reason of the last failure; empty after a success."""
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "SentSteps":
-        """The file's; new ones if there is none.
-
-        Raises:
-          ValueError: it can't be read.
-        """
+        """Reads the file, or returns a new object if it does not exist; raises ValueError if it is invalid."""
         try:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
@@ -130,12 +126,12 @@ class SentSteps:
             raise ValueError(f"{path} is not what a tracker's process wrote ({e}); remove it to send all anew") from e
 
     def write(self, path: pathlib.Path) -> None:
-        """Whole or not at all."""
+        """Writes the file atomically."""
         replace_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
 
 class TrackerFeed:
-    """One tracker's reading of the record."""
+    """Reader that follows the record and sends its rows to one tracker."""
 
     def __init__(
         self,
@@ -147,18 +143,18 @@ class TrackerFeed:
         name: str,
         is_patient: bool = True,
     ) -> None:
-        """Opens nothing yet.
+        """Reads the marks; does not open the tracker.
 
         Args:
-          record: metrics.jsonl; need not be there yet.
-          marks: where `Marks` are kept; nobody else writes them.
+          record: path of metrics.jsonl; may not exist yet.
+          marks: path of the `SentSteps` file, written only by this feed.
           open_tracker: called until it succeeds, and again after a failure.
-          wait: for so many seconds, or until there may be something new.
-          name: of the tracker, for log lines.
-          is_patient: to try again what failed, for as long as it takes.
+          wait: waits for the given seconds, or less if there may be new rows.
+          name: name of the tracker, for log lines.
+          is_patient: True to retry failures indefinitely.
 
         Raises:
-          ValueError: the marks can't be read.
+          ValueError: the marks are invalid.
         """
         self._record, self._path, self._open, self._wait, self._name = record, marks, open_tracker, wait, name
         self.marks = SentSteps.read(marks)
@@ -170,24 +166,24 @@ class TrackerFeed:
             )
         self._file: BinaryIO | None = None
         self._waiting: list[dict[str, Any]] = []
-        """Rows that were read and not sent, `MAX_ROWS` at most."""
+        """Rows read and not sent, at most `MAX_ROWS`."""
         self._tracker: Tracker | None = None
         self._num_taken = 0
-        """Rows since it was opened."""
+        """Rows accepted since the tracker was opened."""
         self._num_failures = 0
         self._is_patient = is_patient
 
     def follow(self, is_over: Callable[[], bool]) -> None:
-        """Sends what is there, then what comes, until it is over and all is sent; then closes the tracker.
+        """Sends existing and new rows until `is_over` returns True and all rows are sent; then closes the tracker.
 
-        A tracker that never takes anything keeps it here for ever: who calls it says for how long (`give_up`).
+        Blocks as long as the tracker accepts nothing; the caller sets the limit (`give_up`).
 
         Raises:
-          RefusedError: it failed, where it is not patient.
-          UnsureError: see `close`.
+          TrackerRefusedError: sending failed and the feed is not patient.
+          UnsureError: as `close`.
         """
         while True:
-            was_over = is_over()  # asked first: what was written before is read
+            was_over = is_over()  # checked before reading, so that rows written before the end are read
             self._waiting = self._waiting or self._read()
             if self._waiting:
                 self._deliver()
@@ -198,10 +194,10 @@ class TrackerFeed:
         self.close()
 
     def close(self) -> None:
-        """Closes the tracker; notes that it has all, or how many rows may not be there.
+        """Closes the tracker, and records that it has all rows or how many may be missing.
 
         Raises:
-          UnsureError: it failed to end, where it is not patient.
+          UnsureError: closing failed and the feed is not patient.
         """
         self._note(num_left=0)
         if self._tracker is None:
@@ -215,7 +211,7 @@ class TrackerFeed:
             self._note(num_unsure=0)
 
     def give_up(self) -> int:
-        """Notes how many rows it has not taken; from any thread, while `follow` hangs in the tracker."""
+        """Records and returns the number of unsent rows; any thread may call it while `follow` hangs in the tracker."""
         num_left = 0
         with contextlib.suppress(FileNotFoundError), open(self._record, "rb") as file:
             num_left = sum(not self._has(row) for row in _whole_lines(file))
@@ -228,7 +224,7 @@ class TrackerFeed:
             if self._tracker is None:
                 self._tracker, self._num_taken = self._open(), 0
                 self._note(where=self._tracker.where)
-            # Noted first: a step that is sent twice is wrong for good, one of a killed moment is only missing.
+            # Recorded before sending: a step sent twice is permanently wrong, while a lost one is only missing.
             self._note(
                 sent=before | {row["kind"]: row["step"] for row in rows}, num_unsure=self._num_in_memory + len(rows)
             )
@@ -265,7 +261,7 @@ class TrackerFeed:
 
     @property
     def _num_in_memory(self) -> int:
-        """Rows that it took and that are lost with this process."""
+        """Accepted rows that would be lost with this process."""
         return self._num_taken if self._tracker is not None and self._tracker.is_sure_when_closed else 0
 
     def _note(self, **fields: Any) -> None:
@@ -275,11 +271,11 @@ class TrackerFeed:
             self.marks = marks
 
     def _has(self, row: dict[str, Any]) -> bool:
-        """Whether it has a row, or there is nothing in it for a tracker."""
+        """Returns True if the tracker has the row, or the row has no metrics."""
         return row["step"] <= self.marks.sent.get(row["kind"], -1) or not scalars(row)
 
     def _read(self) -> list[dict[str, Any]]:
-        """The next rows that it has not, oldest first; none where there is nothing new."""
+        """Returns the next unsent rows, oldest first."""
         if self._file is None:
             try:
                 self._file = open(self._record, "rb")  # noqa: SIM115  # open as long as the feed
@@ -299,7 +295,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Rows from where the file is read; stays before a line that is not whole yet."""
+    """Yields rows from the file's position; stops before an incomplete line."""
     while line := file.readline():
         if not line.endswith(b"\n"):
             file.seek(-len(line), 1)
@@ -309,21 +305,21 @@ def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class TrackerKind:
-    """A tracker that rows are brought to by a process of its own."""
+    """Tracker that runs in a separate process."""
 
     module: str
-    """Ours, which has `open_tracker`; it is imported in that process alone."""
+    """Module with `open_tracker`, imported only in that process."""
     packages: tuple[str, ...]
-    """What must be importable."""
+    """Packages that must be importable."""
     extra: str
-    """Of the project, which installs them."""
+    """Project extra that installs the packages."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What its library finds set when it is imported, where the user set nothing else."""
+    """Environment variables set before the import, unless the user set them."""
 
 
 _MLFLOW = {
-    "MLFLOW_LOGGING_LEVEL": "WARNING",  # the lines below are of a database's first use
-    # What fails is tried again by the feed, which says so; by itself MLflow would be silent for minutes.
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # INFO lines only report the creation of the database
+    # The feed retries failures and logs them; MLflow itself would be silent for minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
@@ -334,15 +330,11 @@ KINDS = {
     "mlflow": TrackerKind("learner.metrics.mlflow_tracker", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
     "trackio": TrackerKind("learner.metrics.trackio_tracker", ("trackio",), "trackio"),
 }
-"""All but TensorBoard, which the learner writes itself."""
+"""Registry of trackers, without TensorBoard, which the learner writes itself."""
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Checks, without importing anything, that the trackers can be opened on this machine.
-
-    Raises:
-      ValueError: one can't; says what to install.
-    """
+    """Raises ValueError, with the packages to install, if a tracker's packages are missing; imports nothing."""
     for name in names:
         kind = KINDS.get(name)
         missing = [p for p in kind.packages if importlib.util.find_spec(p) is None] if kind else []
@@ -354,7 +346,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 def opener(name: str, info: TrackerRunInfo) -> Callable[[], Tracker]:
-    """What opens a tracker; importing its library is part of it."""
+    """Returns a function that imports a tracker's library and opens the tracker."""
 
     def open_tracker() -> Tracker:
         for variable, value in KINDS[name].environment.items():

@@ -1,6 +1,6 @@
-"""Trackio: into a folder of the run, or wherever trackio's own environment says.
+"""Trackio tracker: writes to a folder of the run, or to the target of trackio's environment variables.
 
-That is TRACKIO_DIR, TRACKIO_SPACE_ID with HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN.
+These are TRACKIO_DIR, TRACKIO_SPACE_ID with HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN.
 """
 
 import os
@@ -13,20 +13,16 @@ _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 class Trackio:
-    """A run of trackio, found again by its name, which has the run's id."""
+    """Trackio run, found again by its name, which contains the run's id."""
 
     is_sure_when_closed = True
-    """A thread of trackio's takes rows from a queue in memory, twice a second."""
+    """True: a trackio thread sends rows from an in-memory queue twice per second."""
 
     def __init__(self, info: TrackerRunInfo) -> None:
-        """Opens it.
-
-        Raises:
-          Exception: the server is away, or refuses.
-        """
+        """Opens the run; raises an exception of trackio if the server is unreachable or rejects it."""
         is_local = not any(os.environ.get(name) for name in _ELSEWHERE)
         folder = os.environ.setdefault("TRACKIO_DIR", str(info.folder.resolve() / "trackio"))
-        import trackio  # pyright: ignore[reportMissingImports]  # reads where to write when it is imported
+        import trackio  # pyright: ignore[reportMissingImports]  # reads TRACKIO_DIR on import
 
         self._run: Any = trackio.init(
             project=info.project,
@@ -40,12 +36,12 @@ class Trackio:
         self.where = f"TRACKIO_DIR={folder} trackio show --project {info.project}" if is_local else ""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Queues them for trackio's own thread, which writes them in batches; it takes no time of ours."""
+        """Queues the rows for trackio's thread; does not block."""
         for row in rows:
             self._run.log(scalars(row), step=row["step"])
 
     def close(self) -> None:
-        """Waits until they are written."""
+        """Waits until the rows are written."""
         self._run.finish()
 
 

@@ -1,6 +1,6 @@
-"""Weights & Biases: to its server where there is a key, else offline into the run's folder.
+"""Weights & Biases tracker: sends to the server if a key is set, else writes offline into the run's folder.
 
-Whatever wandb reads from its environment holds: WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY, WANDB_BASE_URL, WANDB_DIR.
+The wandb environment variables apply: WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY, WANDB_BASE_URL, WANDB_DIR.
 """
 
 import os
@@ -11,20 +11,16 @@ from typing import Any
 from learner.metrics.trackers import Row, TrackerRunInfo, meanings, scalars, written_s
 
 INIT_S = 60.0
-"""How long the server may take to answer; then it counts as away, and is asked again later."""
+"""Timeout for the server's answer, in seconds; opening is retried afterwards."""
 
 
 class Wandb:
-    """A run of wandb; its id is the run's, so that a learner that was started again goes on in it."""
+    """Wandb run with the run's id, so that a restarted learner resumes it."""
 
     is_sure_when_closed = False
 
     def __init__(self, info: TrackerRunInfo) -> None:
-        """Opens it.
-
-        Raises:
-          Exception: the server is away, or refuses the key.
-        """
+        """Opens the run; raises an exception of wandb if the server is unreachable or rejects the key."""
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
 
         info.folder.mkdir(parents=True, exist_ok=True)
@@ -48,28 +44,28 @@ class Wandb:
                 x_disable_meta=True,
             ),
         )
-        # wandb's own step never goes back, and an evaluation's row is of an earlier step than those before it.
+        # The step of wandb cannot decrease, but an evaluation row can have an earlier step than the row before it.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        # A folder a start; wandb takes those of one run together.
+        # Each start has its own folder; `wandb sync` combines the folders of a run.
         folders = pathlib.Path(self._run.dir).parent.parent / f"offline-run-*-{info.run}"
         self.where = f"wandb sync {folders}" if is_offline else self._run.url or ""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Hands them to wandb's own process, which keeps them on disk, too, and sends them by itself."""
+        """Passes the rows to wandb's process, which stores them on disk and sends them."""
         for row in rows:
             self._run.log({"step": row["step"], "_timestamp": written_s(row), **scalars(row)})
 
     def close(self) -> None:
-        """Waits until they are out."""
+        """Waits until the rows are sent."""
         self._run.finish()
 
 
 def _is_offline(login: Callable[..., bool]) -> bool:
-    """Whether nothing says how to reach a server: without a key wandb would ask for one."""
+    """Returns True if no server is configured; without a key wandb would prompt for one."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"] in ("offline", "dryrun")
-    return not login(prompt=False, verify=False)  # looks where wandb does, and asks nobody
+    return not login(prompt=False, verify=False)  # uses wandb's own lookup without a prompt
 
 
 open_tracker = Wandb
