@@ -52,7 +52,7 @@ class TrackerService:
 
 
 class TrackerProcess:
-    """One tracker's process and its replacements after a crash."""
+    """Process of one tracker and its replacements after a crash."""
 
     def __init__(self, name: str, folder: pathlib.Path, *, command: Sequence[str] = ()) -> None:
         """Starts the process.

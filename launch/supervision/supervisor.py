@@ -34,7 +34,8 @@ ENDING_S = 30.0
 """Seconds for a learner to exit after its actor, which exits as soon as the run is finished. Also the grace period of
 actors during shutdown."""
 RESTARTABLE_CODES = (cli.BUSY, cli.STOPPED)
-"""Exit codes of a learner that continues after a restart. STOPPED: somebody else stopped it, as on a preempted node."""
+"""Exit codes of a learner that continues after a restart. After STOPPED the
+stop request came from elsewhere, as on a preempted node."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
 """First and maximum pause before restarting a process after a transient failure (`cli.BUSY`), in seconds. The pause

@@ -49,7 +49,7 @@ DOES_NOT_FIT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """One program to compile, with validated input."""
+    """Program to compile, with validated input."""
 
     key: str
     config: Config

@@ -19,7 +19,7 @@ _SPLITS = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One point of the search."""
+    """Point of the search."""
 
     num_engines: int
     num_learner_chips: int

@@ -51,7 +51,7 @@ class Results(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetRow:
-    """One evaluation of a set, formatted for display."""
+    """Evaluation of a set, formatted for display."""
 
     model: str
     step: str

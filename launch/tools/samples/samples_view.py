@@ -88,7 +88,7 @@ class GroupLine(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """One response with its group."""
+    """Response with its group."""
 
     group: GroupLine
     response: ResponseLine

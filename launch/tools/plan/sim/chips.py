@@ -20,7 +20,7 @@ from launch.tools.plan.sim.event_queue import EventQueue
 FIRST, LAST, EVERY = 0.2, 0.5, 0.05
 """Range of complete responses in which scaling down is tried, and the step between tries, as shares of a round."""
 SHARE = 2
-"""One in this many engines is released."""
+"""Number of engines per released engine."""
 
 
 @dataclasses.dataclass(frozen=True)

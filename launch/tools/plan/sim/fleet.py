@@ -69,7 +69,7 @@ class ServedGroup:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SimActor:
-    """One engine with its actor's admission state."""
+    """Engine with its actor's admission state."""
 
     index: int
     engine: SimEngine

@@ -56,7 +56,7 @@ class _SimRequest:
 
 
 class SimEngine:
-    """One engine. The caller advances it by events: `advance(next_event_s())`."""
+    """Simulated engine. The caller advances it by events: `advance(next_event_s())`."""
 
     def __init__(self, profile: EngineProfile, *, step: int = 0) -> None:
         """Starts empty at time 0, with weights of `step`."""
