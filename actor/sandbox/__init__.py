@@ -1,5 +1,5 @@
-"""Programs that a policy wrote, run where they can do no harm: in bubblewrap.
+"""Sandbox that runs programs written by a policy in bubblewrap, isolated from the host.
 
-`pool.Sandbox` is the way in: `with Sandbox() as sandbox, sandbox.open(program) as box: outcome = box.run(case)`.
-`isolation.check_isolation` says whether this machine can do it; without that nothing of a policy's is run.
+Use `with pool.Sandbox() as sandbox, sandbox.open(program) as box: outcome = box.run(case)`. `self_test.check_isolation`
+tests whether this machine can isolate programs; without that no policy program runs.
 """

@@ -1,14 +1,14 @@
 """Bubblewrap command line and seccomp filter.
 
-A list of what is refused and not of what is allowed: interpreters and compilers of ten languages run here. On it are:
+The filter is a deny list, because interpreters and compilers of ten languages run under it. It denies:
 
-- what reaches other processes: ptrace, priorities and cores of the sandbox's PID 1;
-- what makes namespaces or mounts, the kernel's largest attack surface for someone without rights;
-- memory that no process's size shows: memfd, System V shared memory, queues, TCP's buffers, larger buffers of sockets;
-- contexts of asynchronous I/O, of which the whole machine has a fixed number;
-- sockets that are no part of a network namespace: AF_VSOCK would reach the hypervisor.
+* access to other processes: ptrace, priorities and cores of the sandbox's PID 1
+* new namespaces and mounts, the kernel's largest attack surface for unprivileged users
+* memory outside any process's size: memfd, System V shared memory, queues, TCP buffers, larger socket buffers
+* asynchronous I/O contexts, of which the whole machine has a fixed number
+* sockets outside network namespaces: AF_VSOCK would reach the hypervisor
 
-Seccomp is the second wall; namespaces and uids are the first.
+Seccomp is the second barrier; namespaces and uids are the first.
 """
 
 import dataclasses
@@ -36,26 +36,26 @@ NOBODY = 65534
 _FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _OWN = ("/tmp", "/dev", "/proc", "/scratch", CODE, packages.FOLDER)
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/java*")
-"""Of /etc: where libraries are, which program has a common name, and what Java does not start without."""
+"""Paths of /etc that are needed for shared libraries, common program names and Java."""
 _OLDEST = (3, 9)
-"""Python; pidfd_open came with it."""
+"""Oldest Python, which introduced pidfd_open."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostView:
-    """What sandboxes see of the host besides /usr; read-only, as all of it."""
+    """Host paths in addition to /usr that sandboxes see read-only."""
 
     python: str = ""
-    """Runs programs. Empty: /usr/bin/python3 if it is new enough, else the interpreter that our environment is made of,
-    without the packages of the environment."""
+    """Interpreter of programs. Empty: /usr/bin/python3 if it is new enough, else the base interpreter of this
+    environment, without the environment's packages."""
     read_only_paths: tuple[str, ...] = ()
-    """Folders of more compilers, at the same place inside; a `bin` in them is on the PATH."""
+    """Directories of additional compilers, at the same path inside; their `bin` is on the PATH."""
     packages: tuple[str, ...] = ()
-    """Installed packages that Python programs may import, with what they require. Compiled ones need the Python that
-    they were made for, so programs run on one of this process's version."""
+    """Installed packages that Python programs may import, with their dependencies. Compiled packages need the Python
+    they were built for, so programs then run on this process's version."""
 
     def __post_init__(self) -> None:
-        """Refuses folders that can't be there: a sandbox has its own of those."""
+        """Raises ValueError for paths that a sandbox provides itself."""
         for path in (*filter(None, [self.python]), *self.read_only_paths):
             if not os.path.isabs(path) or _is_under(os.path.normpath(path), _OWN):
                 raise ValueError(f"a path of HostView must be absolute and in none of {', '.join(_OWN)}, got {path!r}")
@@ -63,15 +63,15 @@ class HostView:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mode:
-    """Whose rights hold a sandbox together."""
+    """Privileges that isolate a sandbox."""
 
     is_root: bool
-    """Real root: no user namespace, and a uid for each sandbox's programs, as RLIMIT_NPROC ignores root's.
-    Otherwise: a user namespace for each sandbox, in which the kernel counts apart."""
+    """True for real root: no user namespace, and a uid per sandbox, because RLIMIT_NPROC ignores root's processes.
+    False: a user namespace per sandbox, with its own process count."""
 
 
 def mode() -> Mode:
-    """How this process starts sandboxes; root in a user namespace, as in rootless containers, is an ordinary user."""
+    """Returns this process's mode; root in a user namespace (rootless containers) counts as an ordinary user."""
     with open("/proc/self/uid_map") as file:
         first = file.readline().split()
     return Mode(is_root=os.geteuid() == 0 and first == ["0", "0", "4294967295"])
@@ -79,10 +79,10 @@ def mode() -> Mode:
 
 @functools.cache
 def interpreter(view: HostView) -> tuple[str, str]:
-    """The Python of the sandboxes, and its prefix.
+    """Returns the sandboxes' Python and its prefix.
 
     Raises:
-      ValueError: there is none, or it is too old.
+      ValueError: no Python was found, or it is too old.
     """
     tried: list[str] = []
     for candidate in [view.python] if view.python else [SYSTEM_PYTHON, getattr(sys, "_base_executable", "")]:
@@ -108,10 +108,10 @@ def interpreter(view: HostView) -> tuple[str, str]:
 
 
 def bwrap() -> str:
-    """Where bubblewrap is.
+    """Returns the path of bubblewrap.
 
     Raises:
-      FileNotFoundError: it isn't there.
+      FileNotFoundError: it is not installed.
     """
     found = shutil.which("bwrap")
     if not found:
@@ -129,9 +129,9 @@ def command_line(
     seccomp_fd: int,
     info_fd: int,
 ) -> list[str]:
-    """Starts a sandbox whose PID 1 is `inside/runner.py`, with its channel as standard input."""
+    """Returns the command of a sandbox whose PID 1 is `inside/runner.py`, with its channel as standard input."""
     python, _ = interpreter(view)
-    # Before anything else, as nothing inside may lower what it got (/proc is read-only there), nor raise it itself.
+    # First of all: later nothing inside can lower it (/proc is read-only) or raise it itself.
     argv = [
         "/bin/sh",
         "-c",
@@ -147,7 +147,7 @@ def command_line(
     argv += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     argv += ["--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(seccomp_fd)]
     if mode.is_root:
-        # To become the programs' user, and to end what they started.
+        # Capabilities to switch to the programs' user, and to kill its processes.
         argv += [word for cap in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL") for word in ("--cap-add", cap)]
     else:
         argv += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
@@ -177,14 +177,14 @@ def command_line(
 
 
 def environment(view: HostView) -> dict[str, str]:
-    """Of a program: nothing of ours."""
+    """Returns a program's environment, with nothing from the host's."""
     return {
         "PATH": _path(view),
         "HOME": WORK,
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # Threads of libraries for numbers: each has a stack, and the cores are the engine's.
+        # Threads of numeric libraries: each has a stack, and the cores belong to the engine.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         **({"PYTHONPATH": packages.FOLDER} if view.packages else {}),
@@ -192,7 +192,7 @@ def environment(view: HostView) -> dict[str, str]:
 
 
 def folder_shown(view: HostView, path: str) -> str:
-    """The folder by which programs can read a file of the host's; empty where they can't."""
+    """Returns the visible directory that contains a host file; empty if programs cannot read the file."""
     path = os.path.realpath(path)
     _, prefix = interpreter(view)
     bound = ["/usr", *_FOLDERS, *map(os.path.realpath, (prefix, *view.read_only_paths))]
@@ -205,7 +205,7 @@ def folder_shown(view: HostView, path: str) -> str:
 @functools.cache
 def _path(view: HostView) -> str:
     python, _ = interpreter(view)
-    # The interpreter's folder comes first where it is not the system's, so that python3 is that one.
+    # A non-system interpreter's directory comes first, so that python3 is that interpreter.
     first = [] if python.startswith("/usr/") else [os.path.dirname(python)]
     more = [f"{path.rstrip('/')}/bin" for path in view.read_only_paths]
     return ":".join([*first, *more, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/go/bin"])
@@ -238,7 +238,7 @@ def _mount_table(view: HostView) -> tuple[tuple[str, ...], ...]:
 
 
 def _parents(mounts: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The folders above what is mounted; bubblewrap would make those that hold a file for root alone."""
+    """Returns mounts for the parents of mount points; bubblewrap would make parents of files root-only."""
     above = {
         str(parent) for *_, path in mounts for parent in pathlib.PurePath(path).parents if not _is_under(path, ["/usr"])
     }
@@ -246,7 +246,7 @@ def _parents(mounts: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _hidden(bound: Sequence[str], prefix: str) -> list[str]:
-    """What lies under /usr and is nobody's library: source trees, and this project with a run's files beside it."""
+    """Returns directories under /usr that are not libraries: source trees, this project, and a run's files."""
     project = str(pathlib.Path(__file__).resolve().parents[2])
     wanted = ["/usr/src", "/usr/local/src", project, os.path.realpath(os.getcwd())]
     found = []
@@ -272,8 +272,8 @@ _NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _SOL_SOCKET, _SO_SNDBUF, _SO_SNDBUFFORCE = 1, 7, 32
 _AF_UNIX, _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 1, 0, 1
-"""AF_UNIX is bound to the network namespace, and its sockets are counted (`inside/case.py`). AF_INET could reach
-nothing but itself, and the kernel keeps megabytes for each of its sockets that nothing in the namespace shows."""
+"""AF_UNIX is bound to the network namespace, and its sockets are counted (`inside/case.py`). AF_INET is denied: it
+reaches nothing, and the kernel keeps megabytes per socket that the namespace does not show."""
 
 
 # Name, number on x86_64, number on aarch64.
@@ -288,20 +288,20 @@ swapon 167 224, swapoff 168 225, settimeofday 164 170, clock_settime 227 112, cl
 name_to_handle_at 303 264, open_by_handle_at 304 265, migrate_pages 256 238, move_pages 279 239,
 process_madvise 440 440, process_mrelease 448 448
 """
-# Those that programs try and do without: they are told that the kernel has none.
+# Calls with fallbacks in programs: the filter reports them as missing in the kernel (ENOSYS).
 _ABSENT = """
 io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, clone3 435 435,
 io_setup 206 0, memfd_create 319 279, memfd_secret 447 447,
 shmget 29 194, shmat 30 196, msgget 68 186, semget 64 190, mq_open 240 180
 """
-# Of the calling process alone (0): PID 1 of the sandbox may have the program's uid.
+# Allowed only for the calling process (0), because the sandbox's PID 1 may have the program's uid.
 _SECCOMP_OWN = """
 prlimit64 302 261, sched_setparam 142 118, sched_setscheduler 144 119, sched_setaffinity 203 122, sched_setattr 314 274
 """
-# Of the calling process alone (0), where the first argument says that a process is meant.
+# Allowed only for the calling process (0) if the first argument selects a process.
 _OWN_PRIORITY = ((_PRIO_PROCESS, "setpriority 141 140"), (_IOPRIO_WHO_PROCESS, "ioprio_set 251 30"))
 _MACHINES = {"x86_64": (0, 0xC000003E, 56, (41, 53), 54), "aarch64": (1, 0xC00000B7, 220, (198, 199), 208)}
-"""Column above, audit architecture, and the numbers of clone, of socket and socketpair, of setsockopt."""
+"""Table column, audit architecture, and the numbers of clone, of socket and socketpair, and of setsockopt."""
 
 
 def _numbers(table: str, column: int) -> list[int]:
@@ -309,10 +309,10 @@ def _numbers(table: str, column: int) -> list[int]:
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter as an array of struct sock_filter, for this machine.
+    """Returns this machine's filter as an array of struct sock_filter.
 
     Raises:
-      ValueError: a machine whose system calls are not in the tables.
+      ValueError: the tables lack the machine's system calls.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:

@@ -1,4 +1,4 @@
-"""Languages by name: the file that a source text becomes, how it is compiled, how it is run."""
+"""Languages by name: source file name, compile command, run command."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,20 @@ from bridge.code_tests import language_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Language:
-    """How one language's programs become processes; the first word of each command line is looked for on the PATH."""
+    """Commands of one language; the first word of each command line is searched on the PATH."""
 
     file: str
     run: Sequence[str]
     compile: Sequence[str] = ()
     needs: Sequence[str] = ()
-    """Programs that are needed besides."""
+    """Additional programs required."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reserves_memory: bool = False
 
 
 PYTHON = "python3"
 LANGUAGES: dict[str, Language] = {
-    # With `site`: answers call exit().
+    # With `site`, because answers call exit().
     "python": Language(file="main.py", run=(PYTHON, "main.py")),
     "c": Language(file="main.c", compile=("gcc", "-O2", "-std=gnu17", "-o", "main", "main.c", "-lm"), run=("./main",)),
     "cpp": Language(file="main.cpp", compile=("g++", "-O2", "-std=gnu++20", "-o", "main", "main.cpp"), run=("./main",)),
@@ -54,10 +54,10 @@ LANGUAGES: dict[str, Language] = {
 
 
 def program(name: str, source: str, *, calls: bool = False) -> Program:
-    """A source text of the language called `name`, whatever its case; with `calls`, its functions are what is run.
+    """Returns a program in the named language (case-insensitive); with `calls`, cases call its functions.
 
     Raises:
-      LanguageError: no such language, or none whose functions can be called.
+      LanguageError: the language is unknown, or its functions cannot be called.
     """
     try:
         known = language_of(name)
@@ -67,7 +67,7 @@ def program(name: str, source: str, *, calls: bool = False) -> Program:
         raise LanguageError(f"functions are called in python only, got {name!r}: test {known} by stdin and stdout")
     one = LANGUAGES[known]
     return Program(
-        # A lone surrogate, which a tokenizer may make, is no text of any language.
+        # A lone surrogate, which a tokenizer may produce, is invalid text in any language.
         files={one.file: source.encode("utf-8", "replace")},
         argv=(PYTHON, HARNESS, one.file) if calls else one.run,
         compile_argv=one.compile,
@@ -78,4 +78,4 @@ def program(name: str, source: str, *, calls: bool = False) -> Program:
 
 
 TOOLS = frozenset(tool for name in LANGUAGES for tool in program(name, "").tools)
-"""What a sandbox looks for when it starts."""
+"""Tools that a sandbox searches at its start."""

@@ -1,4 +1,4 @@
-"""Installed packages that programs may import: where their files are, and by which names they are imported."""
+"""Installed packages that programs may import: their files and module names."""
 
 import functools
 import importlib.metadata
@@ -8,20 +8,20 @@ import sys
 from collections.abc import Iterator
 
 FOLDER = "/packages"
-"""Place inside a sandbox, on the programs' PYTHONPATH."""
+"""Directory inside a sandbox, on the programs' PYTHONPATH."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NOT_IMPORTED = ("test", "tests", "docs", "examples", "benchmarks")
 
 
 @functools.cache
 def files_of(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns files and folders of packages and of what they require, by their name in `FOLDER`.
+    """Returns files and directories of packages and their dependencies, by their name in `FOLDER`.
 
     Args:
-      names: as pip has them.
+      names: package names, as for pip.
 
     Raises:
-      ValueError: one is not installed, or replaces a module of the standard library.
+      ValueError: a package is not installed, or replaces a standard library module.
     """
     found: dict[str, str] = {}
     for one in _with_required(names):
@@ -32,7 +32,7 @@ def files_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def modules_of(names: tuple[str, ...]) -> list[str]:
-    """Returns the modules that the named packages are imported by."""
+    """Returns the module names of the packages, without their dependencies."""
     stems = {
         path.name.partition(".")[0]
         for name in names
@@ -54,7 +54,7 @@ def _with_required(names: tuple[str, ...]) -> Iterator[importlib.metadata.Distri
         except ValueError:
             if name in names:
                 raise
-            continue  # of another system or Python: what must be there was installed with it
+            continue  # for another system or Python: needed ones were installed with the package
         yield one
         needed = [line for line in one.requires or () if "extra" not in line.partition(";")[2]]
         waiting += [match[0] for line in needed if (match := _REQUIREMENT.match(line))]
@@ -68,7 +68,7 @@ def _installed(name: str) -> importlib.metadata.Distribution:
 
 
 def _top_level(one: importlib.metadata.Distribution) -> list[pathlib.Path]:
-    """Returns the entries of a package in its site folder: packages, modules, folders of its libraries."""
+    """Returns the entries of a package in its site directory: packages, modules, library directories."""
     first = {file.parts[0] for file in one.files or () if not file.is_absolute()}
     names = sorted(n for n in first if n not in ("..", "__pycache__") and not n.endswith((".dist-info", ".pth")))
     return [path for name in names if (path := pathlib.Path(str(one.locate_file(name)))).exists()]

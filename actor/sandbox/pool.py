@@ -1,4 +1,4 @@
-"""Sandboxes that are up before they are needed, each for one program."""
+"""Pool of sandboxes started ahead, one program per sandbox."""
 
 import collections
 import contextlib
@@ -14,23 +14,23 @@ from actor.sandbox.process import SandboxCrashError, SandboxExhaustedError, Sand
 from actor.sandbox.program import Case, CompileError, LanguageError, Outcome, Program, SandboxError, SandboxLimits
 
 MAX_STARTS = 3
-"""In a row that fail, or sandboxes that break before they have a program or under one case, until it is an error."""
+"""Maximum consecutive failed starts, or sandboxes that break before they have a program or under one case."""
 WAIT_S = 60.0
-"""For a sandbox, while others are being started."""
+"""Wait for a sandbox while others are being started, in seconds."""
 
 
 class Sandbox:
-    """Runs programs, each in a sandbox of its own; for any number of threads.
+    """Runner of programs, each in its own sandbox; thread-safe.
 
-    One thread of its own starts sandboxes and keeps `num_warm` waiting: they die with the thread that started them, so
-    it must not be a caller's, which may end.
+    One internal thread starts sandboxes and keeps `num_warm` waiting. Sandboxes die with the thread that started them,
+    so it cannot be a caller's thread.
     """
 
     def __init__(self, limits: SandboxLimits | None = None, *, num_warm: int = 2, view: HostView | None = None) -> None:
-        """Begins to start sandboxes.
+        """Starts the internal thread.
 
         Raises:
-          ValueError: num_warm is not positive.
+          ValueError: `num_warm` is below 1.
         """
         if num_warm < 1:
             raise ValueError(f"num_warm must be >= 1, got {num_warm}")
@@ -41,12 +41,12 @@ class Sandbox:
         self._warm: collections.deque[SandboxProcess] = collections.deque()
         self._waste: list[SandboxProcess] = []
         self._num_failed = 0
-        """Starts that failed since the last that did not."""
+        """Failed starts since the last success."""
         self._problem = ""
         self._is_closed = False
         self.num_started = 0
         self.num_broken = 0
-        """Sandboxes that could not be started, or broke."""
+        """Sandboxes that did not start, or broke."""
         self._keeper = threading.Thread(target=self._keep_warm, name="sandboxes", daemon=True)
         self._keeper.start()
 
@@ -57,7 +57,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """Ends all sandboxes."""
+        """Stops all sandboxes."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -65,13 +65,13 @@ class Sandbox:
 
     @contextlib.contextmanager
     def open(self, program: Program) -> Iterator["SandboxHandle"]:
-        """A sandbox with the program in it, compiled; what it still runs ends with the `with`.
+        """Yields a sandbox with the compiled program; remaining processes are killed on exit.
 
         Raises:
-          LanguageError: its compiler or interpreter isn't there; a fault of the row that asks for it.
-          SandboxError: no sandbox could be had; nothing about the program.
-          CompileError: it does not compile.
-          ValueError: it is larger than a sandbox's disk.
+          LanguageError: the sandbox lacks the compiler or interpreter, which is a fault of the row.
+          SandboxError: no sandbox was available, regardless of the program.
+          CompileError: the program does not compile.
+          ValueError: the program is larger than a sandbox's disk.
         """
         size = sum(map(len, program.files.values()))
         if size > self.limits.disk_bytes:
@@ -86,13 +86,13 @@ class Sandbox:
             box._end()
 
     def run(self, program: Program, cases: Iterable[Case]) -> Iterator[Outcome]:
-        """The outcome of each case, run when it is asked for; raises as `open` does."""
+        """Yields the outcome of each case, run on demand; raises the errors of `open`."""
         with self.open(program) as box:
             for case in cases:
                 yield box.run(case)
 
     def tools(self) -> frozenset[str]:
-        """The compilers and interpreters that sandboxes find; raises SandboxError as `open` does."""
+        """Returns the compilers and interpreters that sandboxes find; raises SandboxError as `open` does."""
         process = self._take()
         self._give_back(process)
         return process.tools
@@ -147,7 +147,7 @@ class Sandbox:
             self.num_broken += 1
 
     def _discard(self, process: SandboxProcess) -> None:
-        """Has it ended by the thread that has the time: no case runs in it any more."""
+        """Queues a sandbox to be closed by the internal thread; no case runs in it any more."""
         with self._changed:
             self._waste.append(process)
             self._changed.notify_all()
@@ -172,7 +172,7 @@ class Sandbox:
                 pause_s = self._start_one()
 
     def _start_one(self) -> float:
-        """Seconds until the next should be tried: 0 after success."""
+        """Starts one sandbox; returns the seconds until the next attempt, 0 after success."""
         try:
             process = SandboxProcess(self.limits, self._view)
             try:
@@ -197,23 +197,22 @@ class Sandbox:
 
 
 class SandboxHandle:
-    """A program in its sandbox; cases run one after the other, each as if it were the first. For one thread."""
+    """Program in its sandbox; cases run one at a time, each in a fresh state. For one thread."""
 
     def __init__(self, sandbox: Sandbox, program: Program) -> None:
-        """Made by `Sandbox.open`."""
         self._sandbox = sandbox
         self._program = program
         self._process: SandboxProcess | None = None
 
     def run(self, case: Case, *, timeout_s: Callable[[], float] | None = None) -> Outcome:
-        """Runs one case; when this returns, all that it started is dead.
+        """Runs one case; on return all its processes are dead.
 
-        `timeout_s` is asked for the case's timeout while it runs: a shorter one ends what has used that much already.
-
-        A sandbox that dies under it, or does not begin it, is the machine's fault: it is run again in another.
+        `timeout_s` returns the case's current timeout while it runs. A sandbox that dies or does not begin the case is
+        the machine's fault: the case is retried in another sandbox.
 
         Raises:
-          SandboxError: no sandbox could be had, or `MAX_STARTS` broke under it.
+          SandboxError: no sandbox was available, or `MAX_STARTS` sandboxes broke.
+          ValueError: the case has a call and the program has no harness, or the reverse.
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(
@@ -224,14 +223,14 @@ class SandboxHandle:
         return outcome
 
     def _run(self, case: Case | None = None, timeout_s: Callable[[], float] | None = None) -> Outcome | None:
-        """Has a sandbox with the program, and runs a case in it."""
+        """Starts the program in a sandbox if needed, and runs a case in it."""
         problem = ""
         for _ in range(MAX_STARTS):
             try:
                 process = self._process or self._begin()
                 outcome = process.run(self._program, self._program.argv, case, timeout_s=timeout_s) if case else None
             except SandboxExhaustedError as e:
-                # What an earlier case left is that case's; this one gets a sandbox that nothing was left in.
+                # Leftovers of an earlier case are not this case's fault: use a fresh sandbox.
                 problem = str(e)
                 logging.info("sandbox used up problem=%r", problem)
                 self._end()

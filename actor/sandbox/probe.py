@@ -1,6 +1,6 @@
-"""Program that `self_test` runs in a sandbox: tries to get out, to leave something behind, or to take too much memory.
+"""Probe program of `self_test`, run in a sandbox: tries to escape, to leave something behind, or to exceed its memory.
 
-A JSON object on its standard input says which ("probe"), and what it needs for that.
+A JSON object on standard input names the probe ("probe") and holds its arguments.
 """
 
 import ctypes
@@ -24,12 +24,12 @@ PLACES = ("/scratch/work", "/tmp", "/dev/shm", "/scratch")
 
 
 def way_out(given):
-    """Tries to get out of the sandbox and prints, as JSON, a line for each way that was open."""
+    """Tries to escape and prints a JSON list with one line per open way."""
     print(json.dumps([line for probe in (files, network, identity, processes) for line in probe(given)]))
 
 
 def left_behind(given):
-    """Prints which files and processes there are, then leaves some of both."""
+    """Prints the existing files and processes, then leaves some of both."""
     pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     print(pids, [sorted(os.listdir(place)) for place in PLACES], flush=True)
     for place in PLACES:
@@ -43,7 +43,7 @@ def left_behind(given):
 
 
 def memory(given):
-    """Takes more memory than a sandbox may have, in four processes; each may have its part."""
+    """Exceeds the sandbox's memory with four processes, each of which stays within the limit."""
     for _ in range(3):
         if os.fork() == 0:
             break
@@ -53,7 +53,7 @@ def memory(given):
 
 
 def files(given):
-    """A host's file, and writing outside."""
+    """Yields accessible host files and writable places outside."""
     if os.path.exists(given["file"]):
         yield "a file of the host can be read"
     for folder in OUTSIDE:
@@ -70,7 +70,7 @@ def files(given):
 
 
 def network(given):
-    """Listeners of the host's."""
+    """Yields reachable listeners of the host."""
     for family, address in (
         (socket.AF_INET, ("127.0.0.1", given["port"])),
         (socket.AF_UNIX, "\0sluice-" + given["unix"]),
@@ -89,7 +89,7 @@ def network(given):
 
 
 def identity(given):
-    """Rights, environment, and calls that the filter refuses."""
+    """Yields excess privileges, environment variables, and calls that the filter should deny."""
     if os.getuid() == 0 or os.geteuid() == 0 or os.getgroups() not in ([], [os.getgid()]):
         yield f"programs run as uid {os.getuid()} with groups {os.getgroups()}"
     with open("/proc/self/status") as file:
@@ -120,7 +120,7 @@ def identity(given):
 
 
 def succeeds(call):
-    """Whether the call returns 0, in a process of its own: it may change what that process is."""
+    """Returns True if the call returns 0; runs it in a child process, which it may alter."""
     pid = os.fork()
     if pid == 0:
         os._exit(call() != 0)
@@ -128,7 +128,7 @@ def succeeds(call):
 
 
 def processes(given):
-    """Processes of the host's, this one's bounds."""
+    """Yields visible processes of the host, and missing limits of this process."""
     others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid())]
     if others or os.getppid() != 1:
         yield f"there are {len(others)} other processes in /proc"
@@ -147,7 +147,7 @@ def processes(given):
             children.append(pid)
         yield f"{len(children)} processes could be started, {given['num_processes']} may"
     except OSError:
-        # Fewer than may be started: the bound counts processes that are not of this sandbox.
+        # Fewer than allowed: the limit counts processes outside this sandbox.
         if len(children) < given["num_processes"] - 3:
             yield f"only {len(children)} processes of {given['num_processes']} could be started (a kernel before 5.14?)"
     for pid in children:

@@ -1,4 +1,4 @@
-"""One sandbox, from the host's side: started, given a program, asked to run cases, killed."""
+"""Host-side handle of one sandbox: start, program, cases, kill."""
 
 import contextlib
 import dataclasses
@@ -23,12 +23,12 @@ from actor.sandbox.program import Case, Outcome, Program, SandboxLimits
 START_TIMEOUT_S = 20.0
 HAND_OVER_TIMEOUT_S = 20.0
 WALL_FACTOR, GRACE_S = 50, 30.0
-"""Wall-clock bound of a case that the sandbox's own clock did not end: so many timeouts, and this. Reached only where
-the machine gives a sandbox next to nothing; the sandbox counts as broken then."""
+"""Wall-clock limit of a case that the sandbox's clock did not end: WALL_FACTOR timeouts plus GRACE_S seconds. Only a
+sandbox starved of CPU reaches it, and then counts as broken."""
 FOLLOW_S = 0.2
-"""Between two questions for the timeout of a case that runs."""
+"""Interval at which a running case's timeout is re-read, in seconds."""
 PREPARE_S = 5.0
-"""Before a case's clock begins: for clearing away what the one before left (`inside/case.py` gives itself less)."""
+"""Timeout for removing the previous case's files, in seconds; `inside/case.py` uses a shorter one."""
 _FIRST_UID, _UIDS_A_HOST, _HOSTS = 2**30, 2**22, 128
 _VMSTAT = pathlib.Path("/proc/vmstat")
 _SOCKET_BUFFER = pathlib.Path("/proc/sys/net/core/wmem_default")
@@ -36,31 +36,31 @@ _SOURCES = pathlib.Path(__file__).parent / "inside"
 
 
 class SandboxCrashError(RuntimeError):
-    """A sandbox that does not answer as it should, or not at all."""
+    """A sandbox gave an invalid answer or none."""
 
 
 class SandboxExhaustedError(RuntimeError):
-    """A sandbox in which another case can't be begun."""
+    """A sandbox that cannot begin another case."""
 
 
 def uid_of(pid: int) -> int:
-    """The user of a sandbox's programs, where root starts it: no other sandbox's while that process lives.
+    """Returns the uid of a root-started sandbox's programs, unique on this machine while the process lives.
 
-    Containers may share users without sharing process ids, so their names part them.
+    Containers may share uids but not pids, so the host name is part of it.
     """
     host = zlib.crc32(socket.gethostname().encode()) % _HOSTS
     return _FIRST_UID + host * _UIDS_A_HOST + pid % _UIDS_A_HOST
 
 
 class SandboxProcess:
-    """A sandbox that waits for a program. Start it in a thread that lives as long: it dies with the thread."""
+    """Sandbox that waits for a program. It dies with the thread that starts it."""
 
     def __init__(self, limits: SandboxLimits, view: HostView) -> None:
-        """Starts bubblewrap; `wait_ready` says whether it came up.
+        """Starts bubblewrap; `wait_ready` checks the result.
 
         Raises:
-          OSError: there is no bubblewrap, or it can't be started.
-          ValueError: no Python for it, or no filter for this machine.
+          OSError: bubblewrap is missing or cannot be started.
+          ValueError: no Python was found, or the filter lacks this machine.
         """
         self._limits, self._view = limits, view
         self._mode = bwrap.mode()
@@ -102,10 +102,10 @@ class SandboxProcess:
         self.python_version = ""
 
     def wait_ready(self) -> None:
-        """Waits until it waits for a program.
+        """Waits until the sandbox is ready for a program.
 
         Raises:
-          BrokenError: it did not come up; with what bubblewrap said.
+          SandboxCrashError: it did not start; the message has bubblewrap's output.
         """
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
@@ -122,14 +122,14 @@ class SandboxProcess:
 
     @property
     def is_alive(self) -> bool:
-        """It still waits for what it is asked: it has not ended, and said nothing."""
+        """True if the sandbox runs and has sent nothing unrequested."""
         return self._process.poll() is None and not _is_readable(self._channel.fileno(), 0)
 
     def hand_over(self, program: Program) -> None:
-        """Gives it its program.
+        """Sends the program to the sandbox.
 
         Raises:
-          BrokenError: it did not take it.
+          SandboxCrashError: the sandbox did not accept it.
         """
         head = {
             "names": list(program.files),
@@ -154,15 +154,14 @@ class SandboxProcess:
         keeps: bool = False,
         timeout_s: Callable[[], float] | None = None,
     ) -> Outcome:
-        """Runs one case; with `keeps`, what it leaves is part of the program from now on, if it can be read.
+        """Runs one case; with `keeps`, files that it leaves become part of the program.
 
-        `timeout_s` gives the case's timeout while it runs; without, it is `case.timeout_s` all the time.
+        `timeout_s` returns the case's current timeout while it runs; without it, `case.timeout_s` applies.
 
         Raises:
-          SandboxExhaustedError: the case did not run: what earlier ones left could not be cleared away, or nothing be
-            started.
-          BrokenError: the sandbox ended under it, or did not begin it in time, or the machine ran out of memory;
-            nothing inside its bounds can bring that about.
+          SandboxExhaustedError: the case did not run, because leftovers could not be removed or no process be started.
+          SandboxCrashError: the sandbox died or did not begin the case in time, or the machine ran out of memory. No
+            program within its limits can cause this.
         """
         order = {
             "argv": list(argv),
@@ -200,7 +199,7 @@ class SandboxProcess:
                 self._send(deadline, {"timeout_s": now_s}, [])
         deadline = time.monotonic() + HAND_OVER_TIMEOUT_S
         head, blobs = self._receive(deadline, max_body_bytes=2 * limits.output_bytes + limits.stderr_bytes + 2**20)
-        if head.get("ended") == "used up":  # after it ran: what it left can't be kept
+        if head.get("ended") == "used up":  # the case ran, but its files cannot be kept
             return Outcome(ended="files", code=0, seconds=0.0, stderr=str(head.get("problem")).encode())
         stdout, stderr, returned = blobs
         return Outcome(
@@ -209,13 +208,13 @@ class SandboxProcess:
         )  # fmt: skip
 
     def kill(self) -> None:
-        """Ends everything in it; when this returns, it is gone."""
+        """Kills all processes of the sandbox and waits until they are gone."""
         if self._inner >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inner, signal.SIGKILL)
-            # PID 1 is gone when all others of its namespace are.
+            # PID 1 exits only after all others of its namespace.
             _is_readable(self._inner, START_TIMEOUT_S)
-            # bubblewrap's own process reaps it and ends; killed before, it would leave that to the machine's init.
+            # bubblewrap's own process reaps it and exits; killed earlier, it would leave that to the machine's init.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1.0)
         if self._process.returncode is None:
@@ -224,7 +223,7 @@ class SandboxProcess:
         self._channel.close()
 
     def close(self) -> None:
-        """Ends it and frees what it held here."""
+        """Kills the sandbox and closes its descriptors."""
         self.kill()
         for fd in (self._said, self._info, self._inner):
             if fd >= 0:
@@ -263,15 +262,15 @@ class SandboxProcess:
 
 
 def _is_readable(fd: int, timeout_s: float) -> bool:
-    """Whether something, or its end, can be read within that time; for a pidfd, whether its process has ended."""
+    """Returns True if data or an end of file is readable within the timeout; for a pidfd, if its process exited."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def _socket_bytes() -> int:
-    """Upper bound of the kernel memory of a UNIX socket of default size: its buffer and one piece more, in bytes."""
-    with contextlib.suppress(OSError, ValueError):  # not shown in every network namespace
+    """Returns an upper bound of a default UNIX socket's kernel memory, in bytes: its buffer plus one message."""
+    with contextlib.suppress(OSError, ValueError):  # not visible in every network namespace
         return int(_SOCKET_BUFFER.read_text()) + 2**16
     return 212_992 + 2**16
 
@@ -285,7 +284,7 @@ def _memory_file(content: bytes) -> int:
 
 
 def _num_killed_for_memory() -> int:
-    """Processes that the kernel has killed on this machine for want of memory; 0 where it doesn't say."""
+    """Returns the machine's cumulative out-of-memory kills; 0 if the kernel does not report them."""
     with contextlib.suppress(OSError):
         for line in _VMSTAT.read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,4 +1,4 @@
-"""`Program`, `Case`, `Outcome`, limits, languages, errors."""
+"""Data types of sandboxed programs: `Program`, `Case`, `Outcome`, limits and errors."""
 
 import dataclasses
 import json
@@ -10,35 +10,36 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """Bounds of one sandbox; a case's timeout is the case's own."""
+    """Limits of one sandbox; each case has its own timeout."""
 
     memory_bytes: int = 1024 * MIB
-    """Of all processes together and the files they wrote, which are in memory too. Looked at every few hundredths of a
-    second, as no cgroup can be counted on: what is over it is killed."""
+    """Memory of all processes and of files, which are in memory as well. It is polled every few hundredths of a second,
+    because cgroups may be unavailable; excess kills the case."""
     address_space_bytes: int = 2048 * MIB
-    """Of each process, from the kernel: beyond it an allocation fails, so nothing grows far between two looks. Runtimes
-    that reserve what they don't use (Java, Go, Node) have it as a bound of writable private memory instead."""
+    """Address space per process, enforced by the kernel, so that little grows between two polls. Runtimes that reserve
+    unused memory (Java, Go, Node) have it as a limit of writable private memory instead."""
     cpu_s: int = 60
-    """Of each process."""
+    """CPU seconds per process."""
     num_processes: int = 64
-    """Processes and threads at one time, in this sandbox alone."""
+    """Concurrent processes and threads of this sandbox."""
     file_bytes: int = 64 * MIB
     num_open_files: int = 256
-    """Of each process."""
+    """Open files per process."""
     disk_bytes: int = 128 * MIB
-    """Of the working folder and /tmp together, and again of /dev/shm."""
+    """Size of working directory and /tmp together, and again of /dev/shm."""
     num_files: int = 16_384
-    """Files, folders and links that exist at one time; more is killed, as each costs the kernel a kilobyte."""
+    """Concurrent files, directories and links. Excess kills the case, because each costs a kilobyte of kernel memory.
+    """
     output_bytes: int = 8 * MIB
-    """Of standard output, and of a function's result; more is killed."""
+    """Size of standard output, and of a function's result; excess kills the case."""
     stderr_bytes: int = 64 * 1024
-    """Kept of standard error; the rest is thrown away."""
+    """Kept size of standard error; the rest is discarded."""
     stack_bytes: int = 64 * MIB
-    """Programs of contests recurse deeply. A thread's stack is as large."""
+    """Stack size, for deep recursion in contest programs; also of each thread."""
     compile_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuses what is not positive, and a file that no disk holds."""
+        """Raises ValueError for limits that are not positive, or too few processes."""
         for field in dataclasses.fields(self):
             if not getattr(self, field.name) > 0:
                 raise ValueError(f"SandboxLimits.{field.name} must be > 0, got {getattr(self, field.name)}")
@@ -49,39 +50,39 @@ class SandboxLimits:
 
 
 Ended = Literal["exited", "signal", "timeout", "cpu", "output", "memory", "files"]
-"""exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's time is
-used up; cpu, memory, files, output: a bound of `SandboxLimits`. A sandbox that dies ends no case: it is run again in
-another."""
+"""Reason that a run ended. `exited`: by itself, with a code. `signal`: by a signal of the kernel or its own. `timeout`:
+the case's time was used up. `cpu`, `memory`, `files`, `output`: a limit of `SandboxLimits`. A case whose sandbox dies
+is retried in another."""
 
 
 class SandboxError(RuntimeError):
-    """No sandbox could be had; this is nothing about the program."""
+    """No sandbox was available, regardless of the program."""
 
 
 class SandboxUnavailableError(RuntimeError):
-    """This machine can't isolate a program; says in one line what is missing."""
+    """Isolation of programs is impossible on this machine; the message is one line."""
 
 
 class LanguageError(ValueError):
-    """No such language, or none whose compiler or interpreter the sandbox finds."""
+    """The language is unknown, or the sandbox lacks its compiler or interpreter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """Files and how they are run; `languages.program` makes one of a source text."""
+    """Files and commands of a program; `languages.program` makes one from source text."""
 
     files: Mapping[str, bytes]
-    """By path relative to the working folder."""
+    """File contents by path relative to the working directory."""
     argv: Sequence[str]
     compile_argv: Sequence[str] = ()
     tools: Sequence[str] = ()
-    """Programs that must be there."""
+    """Required executables."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reserves_memory: bool = False
-    """Its runtime reserves address space that it doesn't use."""
+    """True if the runtime reserves address space that it does not use."""
 
     def __post_init__(self) -> None:
-        """Refuses paths that lead out of the working folder."""
+        """Raises ValueError for paths outside the working directory, or an empty command."""
         for name in self.files:
             parts = name.split("/")
             if not name or "\0" in name or any(p in ("", ".", "..") for p in parts):
@@ -92,60 +93,60 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """A function of the program's, and what it is called with; dots lead into classes, made without arguments."""
+    """Call of a program's function; dots lead into classes, which are created without arguments."""
 
     function: str
     arguments: Sequence[Any] | Mapping[str, Any]
-    """By position, or by name; whatever JSON has."""
+    """JSON values, by position or by name."""
     keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """By name, besides those by position."""
+    """Additional keyword arguments."""
 
     def to_json(self) -> bytes:
-        """What the harness reads."""
+        """Returns the harness's input."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run. What it should print or return is no part of it: the program could read that."""
+    """Input of one run. It excludes the expected output, because the program could read that."""
 
     timeout_s: float
-    """CPU seconds of all its processes together; idle time counts for a fifth (`inside/case.py`)."""
+    """CPU seconds of all processes; idle time counts one fifth (`inside/case.py`)."""
     stdin: bytes = b""
     call: Call | None = None
-    """For a program made with `languages.program(..., calls=True)`."""
+    """Call for a program made with `languages.program(..., calls=True)`."""
 
     def __post_init__(self) -> None:
-        """Refuses a timeout that is none."""
+        """Raises ValueError for an invalid timeout."""
         if not 0 < self.timeout_s < float("inf"):
             raise ValueError(f"Case.timeout_s must be a number of seconds > 0, got {self.timeout_s}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended, and what it said."""
+    """Result of a run."""
 
     ended: Ended
     code: int
-    """Of its exit, or the signal's number; 0 where neither ended it."""
+    """Exit code or signal number; 0 if a limit ended the run."""
     seconds: float
-    """Time that it used, from exec to its end, as `Case.timeout_s` counts it."""
+    """Time used from exec to the end, counted as in `Case.timeout_s`, in seconds."""
     stdout: bytes = b""
     stderr: bytes = b""
-    """Its beginning, at most `SandboxLimits.stderr_bytes`."""
+    """Beginning of standard error, at most `SandboxLimits.stderr_bytes`."""
     returned: bytes = b""
-    """What came by the harness's channel, from whoever wrote there: `result` reads it."""
+    """Data from the harness's channel, which the program can write as well; `result` decodes it."""
 
     @property
     def succeeded(self) -> bool:
-        """It ended by itself and said that all is well."""
+        """True if the program exited by itself with code 0."""
         return self.ended == "exited" and self.code == 0
 
     def result(self) -> Any:
-        """What the called function returned.
+        """Returns the called function's result.
 
         Raises:
-          ValueError: it returned nothing that is JSON.
+          ValueError: the result is missing or not JSON.
         """
         try:
             said = json.loads(self.returned)
@@ -157,9 +158,9 @@ class Outcome:
 
 
 class CompileError(Exception):
-    """A program that does not compile: its own fault, as `outcome` says."""
+    """The program does not compile, as `outcome` tells."""
 
     def __init__(self, outcome: Outcome) -> None:
-        """The compiler's end, with what it said in `stdout` and `stderr`."""
+        """`outcome`: the compiler's run, with its output in `stdout` and `stderr`."""
         super().__init__(f"the compiler ended by {outcome.ended} {outcome.code}")
         self.outcome = outcome

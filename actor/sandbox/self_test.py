@@ -1,4 +1,4 @@
-"""Whether this machine can isolate a program: tried, not assumed."""
+"""Isolation self-test: runs probes in a sandbox on this machine."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from actor.sandbox.pool import Sandbox
 from actor.sandbox.program import MIB, Case, Outcome, SandboxError, SandboxLimits, SandboxUnavailableError
 
 TIMEOUT_S = 20.0
-"""Of each probe."""
+"""Timeout per probe, in seconds."""
 INSTALL = "apt-get install bubblewrap"
 OLDEST = "0.8"
 _PROBE = pathlib.Path(__file__).parent / "probe.py"
@@ -25,19 +25,19 @@ _PROBE = pathlib.Path(__file__).parent / "probe.py"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Isolation:
-    """What was found."""
+    """Properties of a successful self-test."""
 
     is_root: bool
     python_version: str
     tools: frozenset[str]
-    """Compilers and interpreters that programs may use."""
+    """Compilers and interpreters available to programs."""
 
 
 def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | None = None) -> Isolation:
-    """Runs programs that try to get out, and to stay; takes about a second.
+    """Runs programs that try to escape or to leave something behind; takes about a second.
 
     Raises:
-      SandboxUnavailableError: one line that says what is missing, and how to get it.
+      SandboxUnavailableError: isolation fails; one line names the cause and the fix.
     """
     limits, view = limits or SandboxLimits(), view or HostView()
     try:
@@ -64,7 +64,7 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
 
 
 def missing(problem: str, *, read: Callable[[str], str] | None = None) -> str:
-    """What would help where no sandbox starts; `read` gives the content of a file of /proc/sys, "" if there is none."""
+    """Returns the fix for a failed sandbox start; `read` returns a /proc/sys file's content, "" if missing."""
     said = " ".join(problem.split())
     if "not installed" in said:
         return f"bubblewrap is not installed: {INSTALL} (as root, or `bash launch/setup.sh` as root)"
@@ -99,7 +99,7 @@ def _read(name: str) -> str:
 
 
 def _way_out(sandbox: Sandbox) -> list[str]:
-    """What a program reached that it should not."""
+    """Returns the ways out of the sandbox that a program found."""
     mark = secrets.token_hex(16)
     with contextlib.ExitStack() as held:
         file = held.enter_context(tempfile.NamedTemporaryFile("w", prefix="sluice-isolation-"))
@@ -140,7 +140,7 @@ def _check_packages(sandbox: Sandbox, view: HostView) -> None:
 
 
 def _left_behind(sandbox: Sandbox) -> list[str]:
-    """What a case found of the case before."""
+    """Returns the traces of a previous case that a case found."""
     first, second = _probe(sandbox, "left_behind", times=2)
     if not first.succeeded or not second.succeeded:
         return [f"a case ended by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]

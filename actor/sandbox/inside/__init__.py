@@ -1,1 +1,1 @@
-"""What runs inside a sandbox: standard library only, on the sandbox's own Python, with nothing of ours beside it."""
+"""Code that runs inside a sandbox: standard library only, on the sandbox's Python, without other project modules."""

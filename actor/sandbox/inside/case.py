@@ -1,6 +1,6 @@
-"""One case: limits, output caps, memory/file watching, kill.
+"""Run of one case: limits, output caps, watch of time, memory and files, kill.
 
-Neither grows while a program could run and gets no core, so that a busy machine makes no program slow.
+CPU time and idle time do not grow while a runnable program waits for a core, so a busy machine fails no program.
 """
 
 import contextlib
@@ -15,13 +15,14 @@ from actor.sandbox.inside import workspace
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmPTE:", b"VmSwap:")
-"""Without the pages of files, which are the host's and shared; with page tables, which sparse memory is made of."""
+"""Memory fields of /proc status: without file pages, which the host shares; with page tables, which sparse memory uses.
+"""
 
 
 def memory_bytes(tmpfs, socket_bytes):
-    """Memory of all processes but this one, of the files in those folders, and `socket_bytes` for each socket.
+    """Returns memory of all other processes and of files in `tmpfs`, plus `socket_bytes` per socket, in bytes.
 
-    Pages that are shared after a fork count in each process: what is found is at least what is used.
+    Pages shared after a fork count in each process, so the result is an upper bound.
     """
     total = 0
     for name in os.listdir("/proc"):
@@ -31,17 +32,17 @@ def memory_bytes(tmpfs, socket_bytes):
             with open(f"/proc/{name}/status", "rb", 0) as file:
                 lines = file.read(4096).split(b"\n")
         except OSError:
-            continue  # it ended
+            continue  # it exited
         total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))
     for info in map(os.statvfs, tmpfs):
         total += (info.f_blocks - info.f_bfree) * info.f_frsize
-    # The UNIX sockets of the network namespace; none other can be made in it.
+    # The UNIX sockets of the network namespace; no other kind can be created.
     with open("/proc/net/unix", "rb") as file:
         return total + (sum(1 for _ in file) - 1) * socket_bytes
 
 
 def cpu():
-    """CPU seconds of all processes but this one and of their ended children; True if a thread of them is runnable."""
+    """Returns the CPU seconds of all other processes and their reaped children, and True if a thread is runnable."""
     ticks, is_runnable = 0, False
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
@@ -51,7 +52,7 @@ def cpu():
             ticks += sum(times)
             is_runnable = is_runnable or state == b"R" or _has_runnable(f"/proc/{name}/task")
         except OSError:
-            continue  # it ended
+            continue  # it exited
     return ticks / _TICKS, is_runnable
 
 
@@ -61,34 +62,34 @@ def _has_runnable(folder):
 
 
 def _stat(folder):
-    """State, and clock ticks of the user's, the kernel's, and those of children that were waited for."""
+    """Returns state and clock ticks: user, kernel, and both of reaped children."""
     with open(f"{folder}/stat", "rb", 0) as file:
         fields = file.read(1024).rpartition(b")")[2].split()
     return fields[0], [int(ticks) for ticks in fields[11:15]]
 
 
 def num_files(tmpfs):
-    """Files, folders and links in those folders."""
+    """Returns the number of files, directories and links in these folders."""
     infos = [os.statvfs(folder) for folder in tmpfs]
     return sum(info.f_files - info.f_ffree for info in infos)
 
 
 IDLE_FACTOR = 5
-"""Idle seconds that count as one: what sleeps or waits for itself ends, too, and a slow disk costs little."""
+"""Idle seconds that count as one second: a sleeping or deadlocked program ends, and a slow disk costs little."""
 
 
 class Clock:
-    """Time of one run, counted at each look."""
+    """Time of one run, sampled at each look."""
 
     def __init__(self, began, before_s):
-        """Starts at `began`; `before_s` are CPU seconds that the first process had used by then."""
+        """Starts at `began`; `before_s`: CPU seconds that the first process had used by then."""
         self._looked = began
         self._before_s = before_s
         self._cpu_s = 0.0
         self._idle_s = 0.0
 
     def look(self, now, planned_s):
-        """Counts the time since the last look, at most `planned_s` of it as idle: a late look saw nothing."""
+        """Adds the time since the last look, at most `planned_s` of it as idle, because a late look missed activity."""
         cpu_s, is_runnable = cpu()
         cpu_s = max(self._cpu_s, cpu_s - self._before_s)
         if not is_runnable:
@@ -96,15 +97,15 @@ class Clock:
         self._cpu_s, self._looked = cpu_s, now
 
     def is_over(self, timeout_s):
-        """Returns True if the program has used that much."""
+        """Returns True if the program has used `timeout_s`."""
         if self._spent(self._cpu_s) < timeout_s:
             return False
-        # A child that is reaped between two reads of one look is counted twice.
+        # A child reaped between two reads of one look counts twice, so look again.
         self._cpu_s = min(self._cpu_s, max(0.0, cpu()[0] - self._before_s))
         return self._spent(self._cpu_s) >= timeout_s
 
     def seconds(self, cpu_s):
-        """Time that the run took; `cpu_s` is what the kernel counted of all its processes when they had ended."""
+        """Returns the time used; `cpu_s` is the kernel's count over all exited processes."""
         return self._spent(max(0.0, cpu_s - self._before_s))
 
     def _spent(self, cpu_s):
@@ -112,25 +113,25 @@ class Clock:
 
 
 PREPARE_S = 3.0
-"""For making the writable places anew; a sandbox in which that takes longer is used up."""
+"""Timeout for recreating the writable directories, in seconds; on expiry the sandbox is used up."""
 LOOK_S = 0.025
-"""Between two looks at time, memory and files."""
+"""Interval of checks of time, memory and files, in seconds."""
 _CHUNK = 65536
 _TMPFS = (workspace.SCRATCH, workspace.SHARED)
 
 
 class CaseNotRunError(Exception):
-    """This sandbox can't begin another case; it did not run."""
+    """The case did not run, and this sandbox cannot begin another."""
 
 
 def run(order, content, uid, limits, host):
-    """Runs one case and returns (head, stdout, stderr, returned); `order` has argv, environment, timeout_s and so on.
+    """Runs one case; returns (head, stdout, stderr, returned). `order` has argv, environment, timeout_s etc.
 
-    `host.began()` is called when its clock begins; while it runs, `host.timeout_s()` gives another timeout whenever
-    `host.fileno()` can be read.
+    `host.began()` is called when the clock starts. While the case runs, `host.timeout_s()` returns a new timeout
+    whenever `host.fileno()` is readable.
 
     Raises:
-      CaseNotRunError: what earlier cases left can't be cleared away, or no process be made.
+      CaseNotRunError: leftovers cannot be removed, or no process can be started.
     """
     stdin, call = order["blobs"]
     says, say = os.pipe()
@@ -166,7 +167,7 @@ def run(order, content, uid, limits, host):
 
 
 def end_all():
-    """Kills every process of the sandbox but PID 1, past which nobody can fork, and sees them gone: how each ended."""
+    """Kills and reaps every process but PID 1, so that none can fork; returns each one's status and usage."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     ends = {}
@@ -188,7 +189,7 @@ def _our_ends(pipes):
 
 
 def _wait_for_exec(says):
-    """When the new process executed the program, its CPU seconds before that, and what kept it from it, if anything."""
+    """Returns exec time, CPU seconds before it, and the problem that prevented exec, if any."""
     poll = select.poll()
     poll.register(says, select.POLLIN)
     said, deadline = b"", time.monotonic() + PREPARE_S
@@ -204,8 +205,8 @@ def _wait_for_exec(says):
 
 
 def _become(order, content, uid, limits, say, pipes):
-    """In the new process: makes its world, puts its bounds on and executes the program; never returns."""
-    # Out of the way first: what is to become 0 to 4 may lie there.
+    """Prepares the child process (files, user, limits) and executes the program; never returns."""
+    # Duplicate the pipe fds to >= 20 first: dup2() below overwrites fds 0 to 4.
     ends = [pipes["in"][0], pipes["out"][1], pipes["err"][1]]
     special = [pipes["call"][0], pipes["return"][1]] if "call" in pipes else []
     say = fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 20)
@@ -218,10 +219,10 @@ def _become(order, content, uid, limits, say, pipes):
         os.chdir(workspace.WORK)
         for number, fd in enumerate(high):
             os.dup2(fd, number)
-        # Where the sandbox has one user only, PID 1 counts too.
+        # If the sandbox has only one user, PID 1 counts as well.
         _bound(limits, order["reserves"], limits["num_processes"] + (uid is None))
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        # A compiler or interpreter that can't be executed is no fault of the program; a file of its own is.
+        # A compiler or interpreter that cannot be executed is not the program's fault; its own file is.
         stage = "exec" if "/" in order["argv"][0] else "dirty"
         os.write(say, b"%.6f %.6f\n" % (time.monotonic(), time.process_time()))
         os.execvpe(order["argv"][0], order["argv"], order["environment"])
@@ -232,17 +233,17 @@ def _become(order, content, uid, limits, say, pipes):
 
 
 def drop_to(uid):
-    """Becomes that user for good, without any right; None: the sandbox has one user only."""
+    """Switches permanently to an unprivileged user; None means that the sandbox has only one user."""
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)  # and with it all rights
+        os.setresuid(uid, uid, uid)  # drops all capabilities
 
 
 def _bound(limits, reserves, num_processes):
-    """The kernel's own bounds; none can be taken back."""
+    """Sets the kernel's limits, which cannot be raised again."""
     memory = resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS
-    if reserves:  # who started us may have a soft bound of its own
+    if reserves:  # the parent may have a soft limit
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     for which, wanted in (
@@ -257,14 +258,14 @@ def _bound(limits, reserves, num_processes):
     ):
         _, hard = resource.getrlimit(which)
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        # A second more to the hard limit of CPU time: the soft one's signal says what it was.
+        # One more second for the hard CPU limit: the soft limit's signal identifies the cause.
         resource.setrlimit(
             which, (value, value + 1 if which == resource.RLIMIT_CPU and value < hard % 2**63 else value)
         )
 
 
 class _Running:
-    """A program that has begun."""
+    """Running program."""
 
     def __init__(self, pid, clock, feeds, bounds, *, kept_short):
         self._pid = pid
@@ -272,11 +273,11 @@ class _Running:
         self._feeds = {fd: memoryview(data) for fd, data in feeds.items()}
         self._bounds = bounds
         self._kept_short = kept_short
-        """Of this one the rest is thrown away; of others it ends the program."""
+        """Descriptor whose excess output is discarded; excess on others ends the program."""
         self.read = {fd: bytearray() for fd in bounds}
 
     def until_end(self, timeout_s, limits, host):
-        """How it ended, its code, its seconds; then nothing of it runs any more and all it said is read."""
+        """Returns reason, code and seconds once all processes are dead and their output is read."""
         why = self._watch(timeout_s, limits, host)
         ends = end_all()
         self._drain()
@@ -295,7 +296,7 @@ class _Running:
         return "signal", number, seconds
 
     def _watch(self, timeout_s, limits, host):
-        """What made us end it; empty when it ended by itself."""
+        """Returns the limit that was exceeded; empty if the program ended by itself."""
         poll = select.poll()
         end = os.pidfd_open(self._pid)
         try:
@@ -317,7 +318,7 @@ class _Running:
                         return "memory"
                     if num_files(_TMPFS) > limits["num_files"]:
                         return "files"
-                    # A look at many processes takes a while: a tenth of the time at most.
+                    # Checks of many processes take long: at most a tenth of the time.
                     pause_s = max(LOOK_S, 10 * (time.monotonic() - now))
                     look_at = now + pause_s
                 ready = dict(poll.poll(max(0.0, look_at - time.monotonic()) * 1000))
@@ -338,7 +339,7 @@ class _Running:
         return fd != self._kept_short and len(self.read[fd]) > self._bounds[fd]
 
     def _take(self, fd):
-        """Reads a piece; False at the end."""
+        """Reads a chunk; returns False at the end."""
         try:
             chunk = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -351,7 +352,7 @@ class _Running:
         return bool(chunk)
 
     def _feed(self, fd):
-        """Writes a piece; False when there is no more to write, or nobody reads."""
+        """Writes a chunk; returns False when all is written, or the reader closed."""
         data = self._feeds[fd]
         try:
             if data:
@@ -361,14 +362,14 @@ class _Running:
         except BrokenPipeError:
             data = b""
         if not data:
-            # End of file for the reader: another descriptor of nothing takes this one's number.
+            # Signals end of file: a descriptor of /dev/null replaces this one.
             null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null, fd, inheritable=False)
             os.close(null)
         return bool(data)
 
     def _drain(self):
-        """Reads what pipes still hold; nobody is left to write more."""
+        """Reads the rest of the pipes; no writer is left."""
         for fd in self.read:
             while not self._is_over(fd) and self._take_left(fd):
                 pass

@@ -1,4 +1,4 @@
-"""Messages between host and sandbox: lengths of a JSON head and a body, the head, the body (byte strings in a row)."""
+"""Messages between host and sandbox: lengths of head and body, JSON head, body of concatenated byte strings."""
 
 import json
 import struct
@@ -8,16 +8,16 @@ MAX_HEAD_BYTES = 2**20
 
 
 def pack(head, blobs=()):
-    """A message as it is sent: `head` is a dict, whose key "blobs" becomes the lengths of the byte strings."""
+    """Returns an encoded message; `head` is a dict, to which "blobs", the lengths of the byte strings, is added."""
     text = json.dumps({**head, "blobs": [len(b) for b in blobs]}).encode()
     return LENGTHS.pack(len(text), sum(map(len, blobs))) + text + b"".join(blobs)
 
 
 def unpack(text, body):
-    """A message from its two parts.
+    """Returns head and byte strings of a message.
 
     Raises:
-      ValueError: they don't fit together, or it is none.
+      ValueError: the message is malformed.
     """
     try:
         head = json.loads(text)

@@ -1,7 +1,7 @@
-"""Calls one function of a program: `harness.py FILE`, the call on descriptor 3, the result on descriptor 4, as JSON.
+"""Harness that calls one function: `harness.py FILE`, call on descriptor 3, result on descriptor 4, as JSON.
 
-It shares a process with the program, which can write there what it likes: that is worth as much as returning it. What
-the function should return is not known here.
+The program shares this process and can write any result itself, which is equivalent to returning it. The expected
+result is not available here.
 """
 
 import builtins
@@ -17,11 +17,11 @@ STARTER = (
     "typing", "collections", "heapq", "bisect", "itertools", "functools", "math", "string", "re", "random", "datetime",
     "copy", "operator", "statistics",
 )  # fmt: skip
-"""Modules that LeetCode has imported for its starter code, each by its name and by the names in it."""
+"""Modules that LeetCode imports for its starter code, by module name and by the names in each."""
 
 
 def main() -> None:
-    """Loads the program under a name of its own, so that what stands under `__name__ == "__main__"` is not run."""
+    """Runs the program as a module not named `__main__`, calls the function and writes its result."""
     with os.fdopen(3, "rb") as channel:
         call = json.loads(channel.read())
     file = sys.argv[1]
@@ -44,13 +44,13 @@ def main() -> None:
     sys.stderr.flush()
     while body:
         body = body[os.write(4, body) :]
-    os._exit(0)  # a thread that was left running is no part of the result
+    os._exit(0)  # ignore threads that still run
 
 
 def starter(code):
-    """Names that a program uses and need not import, as the first of `STARTER` has them; builtins stay what they are.
+    """Returns undefined names of a program that modules of `STARTER` have, the first module first; not builtins.
 
-    What the program defines or imports itself replaces them.
+    Definitions and imports of the program override them.
     """
     used, codes = set(), [code]
     while codes:

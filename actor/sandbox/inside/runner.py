@@ -1,8 +1,8 @@
-"""PID 1 of a sandbox: takes one program from the host, runs its cases one after the other, tells how each ended.
+"""PID 1 of a sandbox: receives one program from the host, runs its cases one at a time and reports the results.
 
-It is the sandbox's only trusted process. Nothing inside can end it (a namespace's PID 1 gets no signal that it does not
-handle), read its memory or descriptors (it is not dumpable), or write into its channel (closed on exec). When it ends,
-the kernel ends everything in the namespace; it ends with its channel.
+It is the sandbox's only trusted process. Programs cannot end it (a namespace's PID 1 gets no unhandled signals), read
+its memory or descriptors (it is not dumpable), or write into its channel (closed on exec). When it exits, the kernel
+kills the whole namespace. It exits with its channel.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ MAX_BODY_BYTES = 2**30
 
 
 class SealedError(Exception):
-    """The channel ended."""
+    """The channel was closed."""
 
 
 def main():
-    """Serves the socket that is standard input; arguments: names of programs to look for, commas between them."""
+    """Serves the socket on standard input; the argument is a comma-separated list of tools to search."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
     libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which for PID 1 is nothing
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no effect on PID 1
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     channel = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDWR)
@@ -41,7 +41,7 @@ def main():
 
 
 def serve(channel):
-    """Takes the program, then its cases."""
+    """Receives the program, then its cases."""
     head, blobs = receive(channel)
     uid, limits = head["uid"], head["limits"]
     content = [(name, 0o600, blob) for name, blob in zip(head["names"], blobs)]  # noqa: B905  # Python 3.9 has no strict
@@ -50,7 +50,7 @@ def serve(channel):
     while True:
         order, order["blobs"] = receive(channel)
         if "argv" not in order:
-            continue  # another timeout of a case that has ended
+            continue  # a late timeout of a finished case
         try:
             ended, *said = case.run(order, content, uid, limits, host)
             if order["keeps"] and ended["ended"] == "exited" and ended["code"] == 0:
@@ -61,33 +61,33 @@ def serve(channel):
 
 
 class Host:
-    """The host, as a case that runs sees it."""
+    """Host connection of a running case."""
 
     def __init__(self, channel):
         self._channel = channel
 
     def began(self):
-        """Says that the case's clock begins."""
+        """Reports that the case's clock starts."""
         send(self._channel, {"began": True})
 
     def fileno(self):
-        """A descriptor that can be read when the host sends another timeout, or ends."""
+        """Returns a descriptor that is readable when the host sends a new timeout, or disconnects."""
         return self._channel.fileno()
 
     def timeout_s(self):
         """Returns the timeout that the host sent.
 
         Raises:
-          SealedError: there is no host any more.
+          SealedError: the host disconnected.
         """
         return receive(self._channel)[0]["timeout_s"]
 
 
 def _compiled(uid, limits):
-    """The working folder, read by a process with the program's own rights.
+    """Returns the working directory's files, read by a child process with the program's privileges.
 
     Raises:
-      case.CaseNotRunError: it can't be read.
+      case.CaseNotRunError: the files cannot be read.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -113,10 +113,10 @@ def _compiled(uid, limits):
 
 
 def receive(channel):
-    """A message of the host's.
+    """Returns a message from the host.
 
     Raises:
-      SealedError: there is no host any more.
+      SealedError: the host disconnected, or the message is too large.
     """
     head_bytes, body_bytes = frames.LENGTHS.unpack(_read(channel, frames.LENGTHS.size))
     if head_bytes > frames.MAX_HEAD_BYTES or body_bytes > MAX_BODY_BYTES:
@@ -126,7 +126,7 @@ def receive(channel):
 
 
 def send(channel, head, blobs=()):
-    """A message to the host."""
+    """Sends a message to the host."""
     channel.sendall(frames.pack(head, blobs))
 
 

@@ -1,4 +1,4 @@
-"""The files of a program: written, taken down after its compiler, and wiped away with whatever it left."""
+"""Files of a program: written before each case, collected after its compiler, and removed with all leftovers."""
 
 import os
 import stat
@@ -11,10 +11,10 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def prepare(files):
-    """Makes the writable places as if nothing had run; `files` are (path, mode, content).
+    """Recreates the writable directories with only `files`, which are (path, mode, content).
 
     Raises:
-      OSError: what was left can't be removed.
+      OSError: leftovers cannot be removed.
     """
     for place in (SCRATCH, SHARED):
         clean(place)
@@ -28,7 +28,7 @@ def prepare(files):
 
 
 def clean(place):
-    """Empties a folder, of whatever depth and rights, without following links or opening files."""
+    """Empties a directory of any depth and permissions, without following links or opening files."""
     top = os.open(place, _OPEN_FOLDER)
     try:
         while names := os.listdir(top):
@@ -39,7 +39,7 @@ def clean(place):
 
 
 def _remove(top, name):
-    """Removes a file, or a folder whose folders' folders are first moved to the top: the deepest tree is soon flat."""
+    """Removes a file or directory. Subdirectories first move to the top, which flattens deep trees."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=top).st_mode):
         os.unlink(name, dir_fd=top)
         return
@@ -68,10 +68,10 @@ def _free_name(top, number):
 
 
 def collect_outputs(max_bytes):
-    """What lies in the working folder: (path, mode, content) of each plain file, at most so many bytes.
+    """Returns (path, mode, content) of each regular file in the working directory.
 
     Raises:
-      OSError: it is more.
+      OSError: the files exceed `max_bytes`.
     """
     found, num_bytes = [], 0
     for folder, _, names in os.walk(WORK):
@@ -79,7 +79,7 @@ def collect_outputs(max_bytes):
             path = os.path.join(folder, name)
             info = os.lstat(path)
             if not stat.S_ISREG(info.st_mode):
-                continue  # links and FIFOs are no compiler's output
+                continue  # links and FIFOs are not compiler output
             num_bytes += info.st_size
             if num_bytes > max_bytes:
                 raise OSError(f"a compiler's output of more than {max_bytes} bytes")
