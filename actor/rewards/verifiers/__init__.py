@@ -1,4 +1,4 @@
-"""Judges of responses: `score(response, task, context)`, one module each, found by name.
+"""Verifiers by module: `score(response, task, context)`.
 
-They run in worker processes of their own (`../verifier_worker.py`), which `../verifier_pool.py` kills when they hang.
+They run in worker processes (`../verifier_worker.py`), which `../verifier_pool.py` kills when they hang.
 """

@@ -1,4 +1,4 @@
-"""Verifier `code`: program from the response, cases, comparison, sandboxes of a worker."""
+"""Verifier `code`: runs a response's program on test cases in a worker's sandboxes and compares the results."""
 
 import atexit
 import functools
@@ -21,12 +21,12 @@ from bridge.rollout_types import Task, Verdict
 from configs.sections import RewardsConfig
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
-"""One way alone to read a run of digits: two make a long one quadratic."""
+"""Unambiguous on runs of digits: two ways to read one would make a long run quadratic."""
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
 def is_printed(got: str, wanted: str, compare: Compare, tolerance: float) -> bool:
-    """Whether standard output is right (`bridge.code_tests.Compare`)."""
+    """Returns True if standard output is right (`bridge.code_tests.Compare`)."""
     if compare == "exact":
         return _without_end(got) == _without_end(wanted)
     said, asked = got.split(), wanted.split()
@@ -36,7 +36,7 @@ def is_printed(got: str, wanted: str, compare: Compare, tolerance: float) -> boo
 
 
 def is_returned(got: Any, wanted: Any, compare: Compare, tolerance: float) -> bool:
-    """Whether a function's result is right: values as JSON has them, so that a tuple is a list."""
+    """Returns True if a function's result is right, compared as JSON values, so that a tuple equals a list."""
     if isinstance(wanted, list):
         return (
             isinstance(got, list)
@@ -55,10 +55,10 @@ def is_returned(got: Any, wanted: Any, compare: Compare, tolerance: float) -> bo
 
 
 def as_json(value: Any) -> Any:
-    """A value as it looks after a way through JSON: what a case wants may have been written in another way.
+    """Returns a value after a round trip through JSON, because rows may write expected values in another form.
 
     Raises:
-      ValueError: it has no JSON.
+      ValueError: the value has no JSON form.
     """
     try:
         return json.loads(json.dumps(value))
@@ -79,7 +79,7 @@ def _is_same_number(got: float, wanted: float, compare: Compare, tolerance: floa
         return False
     if got == wanted or (got != got and wanted != wanted):
         return True
-    # Whole numbers are counted, not measured.
+    # Whole numbers must be equal.
     return (
         compare == "float" and not (isinstance(got, int) and isinstance(wanted, int)) and _near(got, wanted, tolerance)
     )
@@ -107,7 +107,7 @@ _open: dict[tuple[SandboxLimits, HostView], Sandbox] = {}
 
 
 def limits_of(settings: RewardsConfig) -> SandboxLimits:
-    """What a program may have."""
+    """Returns the limits of a program's sandbox."""
     return SandboxLimits(
         memory_bytes=settings.sandbox_memory_mib * MIB,
         address_space_bytes=2 * settings.sandbox_memory_mib * MIB,
@@ -122,14 +122,14 @@ def view_of(settings: RewardsConfig) -> HostView:
 
 
 def open_sandbox(settings: RewardsConfig) -> Sandbox:
-    """This process's, tested once and kept.
+    """Returns this process's sandboxes, created at the first call after an isolation test.
 
     Raises:
-      SandboxUnavailableError: this machine can't isolate a program; nothing is run then.
+      SandboxUnavailableError: this machine cannot isolate programs; no program runs.
     """
     limits, view = limits_of(settings), view_of(settings)
     if (limits, view) not in _open:
-        # Of the machine: what programs that look for a way out need is not what answers may have.
+        # Tests the machine: probes need other limits than programs.
         check_isolation(view=view)
         _open[limits, view] = Sandbox(limits, num_warm=settings.sandbox_warm, view=view)
     return _open[limits, view]
@@ -137,31 +137,30 @@ def open_sandbox(settings: RewardsConfig) -> Sandbox:
 
 @atexit.register
 def close() -> None:
-    """Ends them."""
+    """Closes this process's sandboxes."""
     while _open:
         _open.popitem()[1].close()
 
 
 def prepare(settings: RewardsConfig) -> None:
-    """Makes this process's sandboxes, so that the first response need not wait.
+    """Creates this process's sandboxes, so that the first response does not wait.
 
     Raises:
-      SandboxUnavailableError: this machine can't isolate a program; says what is missing.
+      SandboxUnavailableError: this machine cannot isolate programs; the message has the cause.
     """
     open_sandbox(settings)
 
 
 def score(response: Response, task: Task, context: Context) -> Score:
-    """1 if the program passes all test cases, run one after the other until one fails; else 0.
+    """Returns 1 if the program passes all test cases, run in order until one fails, else 0.
 
-    With `rewards.code_partial` a failure earns the share of cases that were passed before it; its verdict stays what it
-    is. A response without a program is wrong, and so is one that does not compile. What a case wants never enters the
-    sandbox.
+    With `rewards.code_partial` a failure scores the fraction of cases passed before it; its verdict is unchanged. A
+    response without a program, or whose program does not compile, is wrong. Expected results never enter the sandbox.
 
     Raises:
-      ValueError: the row's test cases are none (LanguageError: or of a language that isn't here).
-      SandboxError: no sandbox could be had.
-      SandboxUnavailableError: this machine can't isolate a program.
+      ValueError: the row's test cases are invalid (LanguageError: their language is unavailable).
+      SandboxError: no sandbox was available.
+      SandboxUnavailableError: this machine cannot isolate programs.
     """
     tests = code_tests.read(json.loads(task.metadata))
     settings = context.settings
@@ -198,7 +197,7 @@ def _judge(box: SandboxHandle, tests: CodeTests, text: str, context: Context) ->
 
 
 def _timeout_s(context: Context, index: int, left_s: float) -> float:
-    """The timeout of a case, as it is known now."""
+    """Returns the current timeout of a case, in seconds."""
     known = tuple(context.case_timeouts_s)
     return min(known[index] if index < len(known) else context.settings.max_timeout_s, left_s)
 
@@ -216,7 +215,7 @@ def _case(test: Printed | Returned, text: str, timeout_s: float) -> Case:
 
 
 def _found(function: str, text: str) -> str:
-    """Where the program has the function: data sets name a method of `class Solution` without its class."""
+    """Returns the function's path in the program: datasets name a method of `class Solution` without its class."""
     if "." in function or re.search(rf"^(async\s+)?def\s+{re.escape(function)}\b", text, re.MULTILINE):
         return function
     return f"Solution.{function}" if re.search(r"^class\s+Solution\b", text, re.MULTILINE) else function

@@ -1,4 +1,4 @@
-"""Picks the code block of a response that is its program."""
+"""Extraction of a response's program from its code blocks."""
 
 import ast
 import builtins
@@ -12,7 +12,7 @@ _FENCE = re.compile(r"^(?P<before>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<ma
 
 
 _MAX_PARSED_CHARS = 200_000
-"""A longer block is looked at by its text alone."""
+"""Maximum characters of a parsed block; a longer block is only searched as text."""
 
 
 _READS = {
@@ -22,12 +22,12 @@ _READS = {
     "perl": r"<>|\bSTDIN\b",
     "ruby": r"\bgets\b|\bSTDIN\b|\$stdin\b|\bARGF\b",
 }
-"""A sign that a program reads standard input, by language; of the other languages, that it has a `main`. Of Python it
-is for text that does not parse."""
+"""Patterns that show that a program reads standard input, by language; for other languages, that it has a `main`.
+Python's is for unparsable text."""
 
 
 _OPENS = frozenset({"open", "fdopen", "read", "FileIO", "Path"})
-"""Functions that read a file; of standard input it is 0 or /dev/stdin."""
+"""Functions that read a file; standard input is 0 or /dev/stdin."""
 
 
 def program_text(
@@ -35,15 +35,15 @@ def program_text(
 ) -> str | None:
     """Returns the program that a response gives as its answer; None if it gives none.
 
-    With `code_in=text` it is the whole text. With `code_in=block` it is the last fenced block, as in LiveCodeBench, of
-    those that can be the program. These are the blocks marked as of the language; without any, those marked as of none;
-    without those, the one block that exists. Of them, where there are such:
+    With `code_in=text` it is the whole text. With `code_in=block` it is the last candidate among the fenced blocks, as
+    in LiveCodeBench. Candidates are blocks marked with the language, else unmarked blocks, else the only block. The
+    following arguments prefer some candidates:
 
-    - `functions`: those that define one of the functions that the test cases call (EvalPlus's entry point). A block
-      marked as of none counts where no marked one defines it. Definitions that it lacks come from the other blocks.
-    - `reads`: those that read standard input.
+    * `functions`: blocks that define a function called by the test cases (EvalPlus's entry point). An unmarked block
+      counts if no marked block defines it. Missing definitions are taken from the other blocks.
+    * `reads`: blocks that read standard input.
 
-    A block that only demonstrates is neither. A block that is not closed ends with the text.
+    Blocks that only demonstrate usage have neither property. An unclosed block ends with the text.
     """
     if code_in == "text":
         return text if text.strip() else None
@@ -64,14 +64,14 @@ def program_text(
 
 
 def fenced(program: str, language: str) -> str:
-    """A response that gives a program as its answer, whatever is in it."""
+    """Returns a response with the program in a fenced block; the fence is longer than any in the program."""
     longest = max((len(marks) for marks in re.findall("`+", program)), default=0)
     marks = "`" * max(3, longest + 1)
     return f"{marks}{language}\n{program}\n{marks}\n"
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """Returns (the fence's mark, the content) of each block, without the fence's own indentation."""
+    """Returns (language mark, content) of each block, without the fence's indentation."""
     found: list[tuple[str, str, list[str]]] = []
     before = marks = ""
     for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n"):
@@ -94,13 +94,13 @@ def _closes(line: str, marks: str) -> bool:
 
 
 def _without(lines: Sequence[str], before: str) -> str:
-    """Lines without what stands before their fence (CommonMark 4.5), or as much of it as the first line has."""
+    """Returns lines without their fence's prefix (CommonMark 4.5), or without the part that the first line has."""
     before = before[: next((_num_shared(line, before) for line in lines if line.strip()), 0)]
     return "".join(f"{line[_num_shared(line, before) :]}\n" for line in lines)
 
 
 def _num_shared(line: str, before: str) -> int:
-    """Characters at a line's beginning that are the fence's: quotation marks, and white space up to its column."""
+    """Returns the length of a line's prefix that is its fence's: quote marks, and white space up to its column."""
     at = 0
     while at < min(len(line), len(before)) and (line[at] in " \t" or line[at] == before[at] == ">"):
         at += 1
@@ -109,14 +109,14 @@ def _num_shared(line: str, before: str) -> int:
 
 def _defines(body: str, functions: Collection[str]) -> bool:
     tree = _parsed(body)
-    if tree is None:  # a wrong answer, and still the answer
+    if tree is None:  # a wrong answer, but still the answer
         names = "|".join(re.escape(name.rpartition(".")[2]) for name in functions)
         return re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+(?:{names})\b", body, re.MULTILINE) is not None
     return any(_has(tree.body, name.split(".")) for name in functions)
 
 
 def _reads(body: str, language: str) -> bool:
-    """Returns True if a program reads standard input; comments, texts and another stream put in its place do not."""
+    """Returns True if a program reads standard input; comments, strings and a replaced stream do not count."""
     tree = _parsed(body) if language == "python" else None
     if tree is None:
         return re.search(_READS.get(language, r"\bmain\b"), body) is not None
@@ -124,7 +124,8 @@ def _reads(body: str, language: str) -> bool:
     imports = [node for node in nodes if isinstance(node, ast.Import)]
     sys_names = {"sys"} | {a.asname or a.name for node in imports for a in node.names if a.name == "sys"}
     streams = [node for node in nodes if isinstance(node, ast.Attribute) and _is_stdin(node, sys_names)]
-    if any(not isinstance(node.ctx, ast.Load) for node in streams):  # another is put there; one kept for later is none
+    # the program replaces stdin; saving the old stream is no read
+    if any(not isinstance(node.ctx, ast.Load) for node in streams):
         kept = {id(node.value) for node in nodes if isinstance(node, ast.Assign)}
         streams = [node for node in streams if id(node) not in kept]
     if any(isinstance(node.ctx, ast.Load) for node in streams):
@@ -134,7 +135,7 @@ def _reads(body: str, language: str) -> bool:
         isinstance(node, ast.FunctionDef) and node.name == "input" for node in nodes
     )
     is_argument = any(isinstance(node, ast.arg) and node.arg == "input" for node in nodes)
-    if names and not is_own and not is_argument:  # also handed on: map(input, ...), read = input
+    if names and not is_own and not is_argument:  # also passed on: map(input, ...), read = input
         return True
     return any(_is_read(node, is_own) for node in nodes)
 
@@ -147,7 +148,7 @@ def _is_stdin(node: ast.Attribute, sys_names: Collection[str]) -> bool:
 
 
 def _is_read(node: ast.AST, is_own: bool) -> bool:
-    """Returns True for an import or a call that reads; `is_own`: `input` is the program's own name."""
+    """Returns True for an import or a call that reads; `is_own`: the program defines its own `input`."""
     if isinstance(node, ast.Import):
         return any(alias.name == "fileinput" for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -164,7 +165,7 @@ def _is_read(node: ast.AST, is_own: bool) -> bool:
 
 
 def _has(statements: Sequence[ast.stmt], path: Sequence[str]) -> bool:
-    """Returns True if the statements define what a dotted path names, or a class Solution with such a method."""
+    """Returns True if the statements define the dotted path, or a class Solution with such a method."""
     first, *rest = path
     for statement in statements:
         if isinstance(statement, ast.ClassDef):
@@ -177,7 +178,7 @@ def _has(statements: Sequence[ast.stmt], path: Sequence[str]) -> bool:
 
 
 def _inner(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
-    """The lists of statements within an if, try, with or loop, whose names are those of the text around it."""
+    """Yields the statement lists within an if, try, with or loop, which share the enclosing scope."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in ("body", "orelse", "finalbody"):
@@ -187,7 +188,7 @@ def _inner(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
 
 
 def _with_definitions(blocks: Sequence[str], chosen: int) -> str:
-    """A block behind the definitions that it needs and only other blocks have, the nearest block before it first."""
+    """Returns a block preceded by missing definitions from other blocks, those of the nearest earlier block first."""
     tree = _parsed(blocks[chosen])
     if tree is None:
         return blocks[chosen]
@@ -216,14 +217,14 @@ def _parsed(body: str) -> ast.Module | None:
     if len(body) > _MAX_PARSED_CHARS:
         return None
     try:
-        symtable.symtable(body, "answer", "exec")  # refuses more than the parser
+        symtable.symtable(body, "answer", "exec")  # rejects more than the parser
         return ast.parse(body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement defines; none of one that does more than define."""
+    """Returns the names that a statement defines; empty if the statement does more than define."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -232,14 +233,14 @@ def _bound(statement: ast.stmt) -> set[str]:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         nodes = (node for target in targets for node in ast.walk(target))
         return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if isinstance(statement, ast.Try):  # an import, and what stands for it where it fails
+    if isinstance(statement, ast.Try):  # an import with its fallback
         within = [_bound(one) for inner in _inner(statement) for one in inner if not isinstance(one, ast.Pass)]
         return set[str]().union(*within) if all(within) else set()
     return set()
 
 
 def _free_names(source: str) -> set[str]:
-    """Global names that a source text uses."""
+    """Returns the global names that a source text uses."""
     tables = [symtable.symtable(source, "answer", "exec")]
     found: set[str] = set()
     while tables:

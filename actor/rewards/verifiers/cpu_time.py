@@ -1,4 +1,4 @@
-"""A limit on the processor time of one computation: a busy machine uses it up no faster than an idle one."""
+"""Limit on the CPU time of one computation, independent of the machine's load."""
 
 import signal
 import threading
@@ -9,20 +9,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_CPU_S = 3.0
-"""Seconds of processor time of one judgement, which takes hundredths of them; a response that takes more is wrong."""
+"""CPU seconds per scoring, which normally takes hundredths of a second; a response that takes longer is wrong."""
 _REPEATED_S = 0.2
-"""A second signal follows the first, should code that catches everything have caught it."""
+"""Interval of repeated signals, in seconds, in case code that catches all exceptions swallows the first."""
 
 
 class _OutOfTimeError(BaseException):
-    """Raised within the computation; no Exception, as the algebra system catches those."""
+    """Raised within the computation; not an Exception, because the algebra system catches those."""
 
 
 def limited(function: Callable[[], T], *, limit_s: float, otherwise: T) -> T:
-    """Returns what a function returns, or `otherwise` if it takes more than `limit_s` seconds of processor time.
+    """Returns a function's result, or `otherwise` if it takes more than `limit_s` seconds of CPU time.
 
-    Only the main thread of a process can be interrupted; in another one the function runs to its end. One call within
-    another is bounded by the outer limit.
+    Only the main thread can be interrupted; in other threads the function runs to its end. The outer limit bounds
+    nested calls.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         return function()

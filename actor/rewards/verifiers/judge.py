@@ -1,6 +1,6 @@
 """LLM judge: requests with retries and back-off, counts.
 
-It runs in the actor's own process, as it only waits; workers are for verifiers that compute.
+It runs in the actor's process, because it only waits; workers are for verifiers that compute.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from bridge.rollout_types import Task
 from configs.sections.rewards import JudgeConfig
 
 MAX_BODY_BYTES = 4 * 2**20
-"""The largest reply that is read, in bytes."""
+"""Maximum size of a reply, in bytes."""
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
-"""And 5xx. The other 4xx say that the request, or the key, is wrong: it will be at each attempt."""
+"""Client error statuses that are retried, like 5xx. Other 4xx mean a permanently invalid request or key."""
 MAX_SHORTENED = 5
-"""A response that is too long for the judge's context is halved so many times."""
+"""Maximum halvings of a response that exceeds the judge's context."""
 _FORMAT_STATUSES = (400, 422, 501)
-"""What endpoints that know no `response_format` answer to one."""
+"""Statuses of endpoints that do not support `response_format`."""
 _FORMAT_WORDS = ("response_format", "json_schema", "guided", "structured")
 _TOO_LONG_STATUSES = (400, 413, 422)
 _TOO_LONG_WORDS = (
@@ -43,36 +43,36 @@ _MAX_SAID_CHARS = 200
 
 
 class JudgeRequestError(RuntimeError):
-    """A request that got no answer."""
+    """A request failed without an answer."""
 
     def __init__(self, kind: str, said: str, *, status: int = 0, retry_after_s: float = 0.0) -> None:
-        """`status` is HTTP's, 0 without a reply; `retry_after_s` is how long the endpoint asked to be left alone."""
+        """`status`: HTTP status, 0 without a reply. `retry_after_s`: pause requested by the endpoint, in seconds."""
         super().__init__(f"status {status}: {said}" if status else said)
         self.kind, self.said, self.status, self.retry_after_s = kind, said.casefold(), status, retry_after_s
 
     @property
     def is_refusal(self) -> bool:
-        """True if the endpoint would refuse each other attempt at this request, too."""
+        """True if the endpoint would reject every retry of this request."""
         return self.status != 0 and self.status not in RETRIED_STATUSES and self.status < 500
 
 
 @dataclasses.dataclass
 class JudgeCounts:
-    """What happened so far."""
+    """Cumulative counts of judge requests."""
 
     num_requests: int = 0
-    """That were sent, each attempt being one."""
+    """Requests sent, one per attempt."""
     num_retries: int = 0
     num_failures: int = 0
-    """Responses that got no score: each is a `VerifierError`."""
+    """Responses without a score; each is a `VerifierError`."""
     num_clamped: int = 0
-    """Scores that were beyond the bounds."""
+    """Scores outside the bounds."""
     problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    """Attempts that failed, by kind: status_429, timeout, no_connection, connection, no_json, wrong_schema, ..."""
+    """Failed attempts by kind: status_429, timeout, no_connection, connection, no_json, wrong_schema, ..."""
 
 
 class Judge:
-    """Scores responses by asking a model; many at once."""
+    """Scorer that queries a judge model, with many concurrent requests."""
 
     def __init__(
         self,
@@ -83,17 +83,17 @@ class Judge:
         draw: Callable[[float, float], float] = random.uniform,
         failure: Callable[[], str] = lambda: "",
     ) -> None:
-        """Asks nothing yet. Of a colocated judge the config has its address (`launch.services.judge_server`).
+        """Reads key and template. A colocated judge's address is in the config (`launch.services.judge_server`).
 
         Args:
           config: `judge`.
-          sleep: between attempts.
-          clock: seconds.
-          draw: how long to wait, between two bounds.
-          failure: why the judge will not be there again; empty as long as it may.
+          sleep: sleep between attempts.
+          clock: clock in seconds.
+          draw: draws the pause between two bounds.
+          failure: returns the reason that the judge is permanently gone; empty while it may return.
 
         Raises:
-          ValueError: the key's or the template's file can't be used.
+          ValueError: the judge has no URL, or its key or template file is unusable.
         """
         if not config.url:
             raise ValueError("there is no judge: judge.url is empty, and none was started (judge.colocate)")
@@ -103,7 +103,7 @@ class Judge:
         self.failure = failure
         self._places = asyncio.Semaphore(config.concurrency)
         self._resume_at_s = 0.0
-        """Before this nothing is asked: the endpoint said so."""
+        """Time before which no request is sent, as the endpoint requested."""
         self._asks_for_schema = config.parser == "json" and config.structured != "off"
         key = read_key_file(os.path.expanduser(config.api_key_file)) if config.api_key_file else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -111,12 +111,12 @@ class Judge:
         self.counts = JudgeCounts()
 
     async def score(self, response: Response, task: Task) -> Score:
-        """The judge's score of a response's answer, between 0 and 1; ok where it is above 0.
+        """Returns the judge's score of a response's answer, in [0, 1]; the verdict is ok above 0.
 
-        A response that ends within its thinking has no answer: 0, and the judge is not asked.
+        A response that ends within its thinking has no answer: it scores 0 without a request.
 
         Raises:
-          VerifierError: the judge is away, refuses, or gives no score that can be read, each time it was asked.
+          VerifierError: on every attempt the judge was unreachable, rejected the request, or gave no readable score.
         """
         if not response.is_thinking_finished:
             return Score(value=0.0, verdict="wrong")
@@ -131,7 +131,7 @@ class Judge:
         return Score(value=value, verdict="ok" if value > 0 else "wrong")
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Closes the connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -142,7 +142,7 @@ class Judge:
         unreached_since_s: float | None = None
         max_chars = config.max_response_chars
         while True:
-            body = self._body(response, task, max_chars)  # with a nonce of its own at each attempt
+            body = self._body(response, task, max_chars)  # with a new nonce per attempt
             try:
                 return judge_text.raw_score(await self._attempt(body), config)
             except (JudgeRequestError, JudgeParseError) as e:
@@ -153,7 +153,7 @@ class Judge:
                 if "response_format" in body and self._is_about_schema(problem):
                     if self._asks_for_schema:
                         logging.warning("judge's endpoint knows no response_format; it is left out: %s", problem)
-                    self._asks_for_schema = False  # the answer is checked all the same
+                    self._asks_for_schema = False  # the answer is validated anyway
                 elif (
                     num_shortened < MAX_SHORTENED
                     and problem.status in _TOO_LONG_STATUSES
@@ -168,7 +168,7 @@ class Judge:
             if gone := self.failure():
                 raise VerifierError(f"the judge is gone: {gone}") from problem
             if problem.kind == "no_connection":
-                # Counted by time: a judge that is started again takes a while, and refuses many connections meanwhile.
+                # Bounded by time, because a restarting judge refuses many connections.
                 unreached_since_s = self._clock() if unreached_since_s is None else unreached_since_s
                 is_over = self._clock() - unreached_since_s >= config.outage_timeout_s
                 said = f"asked for {config.outage_timeout_s:g} s, judge.outage_timeout_s"
@@ -182,8 +182,8 @@ class Judge:
             if is_over:
                 raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
             self.counts.num_retries += 1
-            # Exponential, with full jitter: those that failed together don't come back together. The power is bounded,
-            # too: a float ends at 2 ** 1023.
+            # Exponential with full jitter, so that simultaneous failures do not retry simultaneously. The exponent is
+            # bounded because floats end at 2 ** 1023.
             bound_s = min(config.max_backoff_s, config.backoff_s * 2.0 ** min(num_attempts - 1, 60))
             await self._sleep(self._draw(0.0, bound_s))
 
@@ -193,7 +193,7 @@ class Judge:
                 await self._sleep(wait_s)
             async with self._places:
                 if self._resume_at_s > self._clock():
-                    continue  # another was told so while this one waited for its place
+                    continue  # another request was told to wait meanwhile
                 self.counts.num_requests += 1
                 try:
                     return await self._post(body)
@@ -203,7 +203,7 @@ class Judge:
                     raise
 
     async def _post(self, body: Mapping[str, Any]) -> str:
-        """Returns the text that the model answers."""
+        """Returns the text of the model's answer."""
         config = self._config
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -215,7 +215,7 @@ class Judge:
         url = f"{config.url.rstrip('/')}/chat/completions"
         data = bytearray()
         try:
-            # A redirect would take the key and the response to somewhere else.
+            # A redirect would send key and response to another host.
             async with self._session.post(url, json=body, allow_redirects=False) as reply:
                 async for chunk in reply.content.iter_any():
                     data += chunk
@@ -223,7 +223,7 @@ class Judge:
                         raise JudgeParseError("too_large", f"the reply has more than {MAX_BODY_BYTES} bytes")
         except TimeoutError as e:
             raise JudgeRequestError("timeout", f"no answer within {config.timeout_s:g} s") from e
-        except aiohttp.ClientSSLError as e:  # somebody is there, and nobody that we may talk to
+        except aiohttp.ClientSSLError as e:  # the host is reachable but not trusted
             raise JudgeRequestError("connection", f"{type(e).__name__}: {e}") from e
         except aiohttp.ClientConnectorError as e:
             raise JudgeRequestError("no_connection", f"no connection: {e}") from e
@@ -258,7 +258,7 @@ class Judge:
 
 
 def retry_after_s(value: str | None, now: datetime.datetime) -> float:
-    """The seconds that a Retry-After header asks for: a number, or a date; 0 where it is neither."""
+    """Returns the pause of a Retry-After header (number or date), in seconds; 0 if it is neither."""
     if not value:
         return 0.0
     if value.strip().isdecimal():
@@ -273,7 +273,7 @@ def retry_after_s(value: str | None, now: datetime.datetime) -> float:
 
 
 def _completion_text(data: bytes) -> str:
-    """The text of a chat completion's only choice."""
+    """Returns the text of a chat completion's only choice."""
     try:
         choices = json.loads(data)["choices"]
         content, finish = choices[0]["message"]["content"], choices[0].get("finish_reason")

@@ -1,4 +1,4 @@
-"""Texts of a judge: what it is asked, and how its answer is read, as a number or a reason why there is none. Pure."""
+"""Judge prompts and parsing of the judge's answer to a number or an error. Pure."""
 
 import json
 import math
@@ -13,28 +13,28 @@ from configs.sections.rewards import PLACEHOLDERS, JudgeConfig, check_template
 
 _PLACEHOLDER = re.compile("|".join(rf"\{{({name})\}}" for name in PLACEHOLDERS))
 _BAR = "[|\uff5c]"
-"""Full-width in some models' marks."""
+"""Bar in control tokens, full-width in some models."""
 _CONTROL = re.compile(
     rf"<{_BAR}[^|\uff5c<>\s]{{1,40}}{_BAR}>"
     r"|<</?[A-Z]+>>|</?(?:s|bos|eos|pad|unk|mask|cls|sep|think|\w{0,40}[_:]\w{0,40})>"
     r"|\[/?(?:[gs]?[A-Z][A-Z_]{2,40}|sop|eop)\]"
 )
-"""What chat templates put between messages, by its shape: a server would read it in a response's text, too."""
+"""Shape of chat templates' control tokens, which a server would also interpret within a response's text."""
 _WORD_JOINER = "\u2060"
 
 
 def judge_messages(
     template: str, system_prompt: str, task: Task, response_text: str, max_chars: int
 ) -> list[dict[str, str]]:
-    """The messages of a request.
+    """Returns the messages of a request.
 
-    The response stands between markers with a nonce that is drawn for this request, so it can't close them: it can't
-    pass for what stands outside. Marks of chat templates in it are broken up, so it can't begin a message of its own.
-    The template is filled in one pass: braces and placeholders in a response are text. None of this keeps a model from
-    believing what it reads there; the system prompt asks it not to, and a score is only ever a number in its bounds.
+    The response is enclosed in markers with a nonce per request, so that it cannot close them. Control tokens in it are
+    broken up, so that it cannot begin a message. The template is filled in one pass: braces and placeholders in a
+    response are plain text. A model may still believe text in the response. The system prompt asks it not to, and a
+    score is always a number within its bounds.
 
     Raises:
-      ValueError: the template asks for a question, and the task's metadata holds none.
+      ValueError: the template has a question, but the task's metadata has none.
     """
     nonce = secrets.token_hex(8)
     values = {
@@ -49,7 +49,7 @@ def judge_messages(
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """A text of so many characters at most, and a word about what its middle leaves out."""
+    """Returns a text of about `max_chars` characters, with a note in place of its middle."""
     if len(text) <= max_chars:
         return text
     half = max_chars // 2
@@ -57,9 +57,9 @@ def shortened(text: str, max_chars: int) -> str:
 
 
 def harmless(text: str) -> str:
-    """A text in which no mark of a chat template is one any more; it reads as before."""
+    """Returns a text with its control tokens broken up by an invisible character."""
     while (broken := _CONTROL.sub(lambda m: m.group()[0] + _WORD_JOINER + m.group()[1:], text)) != text:
-        text = broken  # there may be one within another
+        text = broken  # one may be within another
     return text
 
 
@@ -75,10 +75,10 @@ def _question(task: Task) -> str:
 
 
 def read_template(config: JudgeConfig) -> str:
-    """What is asked, from the config or its file.
+    """Returns the request template, from the config or its file.
 
     Raises:
-      ValueError: the file can't be used.
+      ValueError: the file is unusable.
     """
     if not config.template_file:
         return config.template
@@ -91,26 +91,26 @@ def read_template(config: JudgeConfig) -> str:
 
 
 MAX_CHARS = 50_000
-"""Of an answer: its end. Nobody says more than this after what counts."""
+"""Maximum characters of an answer; only its end is read."""
 _AROUND_WORDS = " \t*_`\"'.!"
-"""What may stand around a verdict on its line."""
+"""Characters allowed around a verdict on its line."""
 _TYPES: dict[str, tuple[type, ...]] = {"number": (int, float), "string": (str,), "boolean": (bool,)}
 
 
 class JudgeParseError(ValueError):
-    """An answer that holds no score; `kind` says in a word what was wrong."""
+    """An answer without a valid score; `kind` is a one-word cause."""
 
     def __init__(self, kind: str, said: str) -> None:
-        """`said` is for people."""
+        """`said` is human-readable."""
         super().__init__(said)
         self.kind = kind
 
 
 def raw_score(text: str, config: JudgeConfig) -> float:
-    """The number that an answer gives, as it stands there.
+    """Returns the number that an answer gives, unscaled.
 
     Raises:
-      JudgeParseError: it gives none.
+      JudgeParseError: the answer gives none.
     """
     text = thinking.DEFAULT.split(text).answer[-MAX_CHARS:]
     number = {"json": _by_json, "regex": _by_pattern, "verdict": _by_word}[config.parser](text, config)
@@ -120,20 +120,20 @@ def raw_score(text: str, config: JudgeConfig) -> float:
 
 
 def scaled(number: float, config: JudgeConfig) -> float:
-    """A score between 0 and 1: clamped to the bounds of the config, which become 0 and 1."""
+    """Returns a score in [0, 1]: clamped to the config's bounds and rescaled."""
     clamped = min(max(number, config.min_score), config.max_score)
     return (clamped - config.min_score) / (config.max_score - config.min_score)
 
 
 def schema(config: JudgeConfig) -> dict[str, Any]:
-    """The `response_format` that asks for an answer which `raw_score` reads."""
+    """Returns the `response_format` for answers that `raw_score` can read."""
     properties = {name: {"type": kind} for name, kind in config.json_fields.items()}
     body = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
     return {"type": "json_schema", "json_schema": {"name": "score", "schema": body, "strict": True}}
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects of a text that are in no other, in order."""
+    """Returns the outermost JSON objects of a text, as written."""
     decoder = json.JSONDecoder(parse_constant=_refuse_constant)
     found, at = [], text.find("{")
     while at >= 0:
@@ -152,7 +152,7 @@ def _by_json(text: str, config: JudgeConfig) -> float:
         raise JudgeParseError("no_json", f"no JSON object in {text[-80:]!r}")
     for name, kind in config.json_fields.items():
         value = found[-1].get(name)
-        # To Python a truth value is a number.
+        # Python's bool is an int.
         if not isinstance(value, _TYPES[kind]) or (kind == "number" and isinstance(value, bool)):
             raise JudgeParseError("wrong_schema", f"{name} must be a {kind}, got {str(value)[:80]!r}")
     return _the_one([one["score"] for one in found if "score" in one])
@@ -166,7 +166,7 @@ def _by_pattern(text: str, config: JudgeConfig) -> float:
 
 
 def _by_word(text: str, config: JudgeConfig) -> float:
-    """Alone on the last line: within a sentence a word may be denied ("not correct")."""
+    """Returns the score of a verdict alone on the last line: within a sentence it may be negated ("not correct")."""
     scores = {word.strip().casefold(): score for word, score in config.verdicts.items()}
     line = text.strip().rpartition("\n")[2].strip().casefold()
     for word in (line, line.strip(_AROUND_WORDS)):
@@ -176,7 +176,7 @@ def _by_word(text: str, config: JudgeConfig) -> float:
 
 
 def _the_one(stated: list[Any]) -> float:
-    """The number that all of these are: an answer that states two may quote one of them from the response."""
+    """Returns the number if all are equal: an answer with two may quote one from the response."""
     numbers = [_number(value) for value in stated]
     if any(number != numbers[-1] for number in numbers) and not math.isnan(numbers[-1]):
         raise JudgeParseError("ambiguous", f"it states different scores: {', '.join(map(str, numbers[-8:]))}")

@@ -1,6 +1,6 @@
-"""Mathematical equality, by the math-verify library (parses LaTeX and plain expressions).
+"""Verifier `math`: mathematical equality by the math-verify library (LaTeX and plain expressions).
 
-Where we decide otherwise than the library, and why: docs/math_answers.md.
+docs/math_answers.md lists deviations from the library, with reasons.
 """
 
 import functools
@@ -25,12 +25,12 @@ RELATIVE_TOLERANCE = 2e-6
 
 
 def is_in_words(gold: str) -> bool:
-    """Returns True if a response may state a gold answer in words: a choice, yes, a day of the week."""
+    """Returns True if a reference answer may be stated in words: a choice, yes, a day of the week."""
     return bool(math_forms.choice(gold) or math_forms.words(gold))
 
 
 def are_equal(gold: str, stated: str) -> bool:
-    """Returns True if a gold answer and a stated one are the same; both come from `notation.plain`."""
+    """Returns True if reference and stated answer are equal; both come from `math_normalize.normalize_latex`."""
     gold, stated = math_forms.with_one_ellipsis(gold), math_forms.with_one_ellipsis(stated)
     if math_normalize.exceeds_complexity(stated, gold):
         return stated == gold
@@ -59,7 +59,7 @@ def _by_form(gold: str, stated: str) -> bool:
     if residue:
         return residue == stated_residue
     if stated_residue:
-        return _as_expressions(gold, stated_residue[0])  # a residue for the number that was asked for
+        return _as_expressions(gold, stated_residue[0])  # a residue in place of the requested number
     if any(bases := (math_forms.base(gold), math_forms.base(stated))):
         return bases[0] == bases[1] or [b[0] for b in bases if b and b[1] == 10] in ([gold], [stated])
     if r"\dots" in gold or r"\dots" in stated:
@@ -77,13 +77,13 @@ def _is_chosen(gold: tuple[str, str], stated: str) -> bool:
 
 
 def _as_text(text: str) -> str:
-    """Returns a text without the white space that separates no two words or numbers, or braces around an index."""
+    """Returns a text without white space that separates no words or numbers, and without braces around an index."""
     text = re.sub(r"([_^])\s*\{\s*([A-Za-z])\s*\}(?![A-Za-z])", r"\1\2", text)
     return re.sub(r"(?<!\w) | (?!\w)", "", " ".join(text.split()))
 
 
 def _as_lists(gold: str, stated: str, *, in_order: bool) -> bool:
-    """Returns True for two lists whose elements are equal one by one, of which the grammar reads no whole."""
+    """Returns True for lists with equal elements, unless the grammar reads both as expressions."""
     if math_expression.read(gold) is not None and math_expression.read(stated) is not None:
         return False
     bracket, inner = _unwrapped(gold)
@@ -95,7 +95,7 @@ def _as_lists(gold: str, stated: str, *, in_order: bool) -> bool:
 
 
 def _unwrapped(text: str) -> tuple[str, str]:
-    """Returns the bracket that opens a list, empty for none, and what the brackets hold."""
+    """Returns the bracket that opens a list, empty for none, and the bracketed text."""
     for opening, closing in ((r"\{", r"\}"), ("(", ")"), ("[", "]")):
         inner = text[len(opening) : -len(closing)]
         if text.startswith(opening) and text.endswith(closing) and math_normalize.is_closed_within(inner):
@@ -104,7 +104,7 @@ def _unwrapped(text: str) -> tuple[str, str]:
 
 
 def _as_quantities(gold: str, stated: str) -> bool:
-    """Returns True if two numbers with units are the same; units count where both are known, and percent signs not."""
+    """Returns True if two numbers with units are equal; units count if both are known, percent signs do not."""
     (gold_value, gold_unit), (value, unit) = math_units.split(gold), math_units.split(stated)
     ratio = math_units.ratio(gold_unit, unit)
     if (gold_value, value) != (gold, stated):
@@ -122,10 +122,10 @@ def _as_quantities(gold: str, stated: str) -> bool:
 
 def _as_expressions(gold: str, stated: str) -> bool:
     if {math_normalize.brackets(gold), math_normalize.brackets(stated)} == {"(", r"\{"}:
-        return False  # what has an order, and what has none
+        return False  # an ordered one and an unordered one
     names = math_expression.variables(gold), math_expression.variables(stated)
     if all(names) and names[0] != names[1]:
-        return False  # x < 2 or x > 5 is another statement than y < 2 or y > 5
+        return False  # x < 2 or x > 5 differs from y < 2 or y > 5
     gold, stated = math_expression.as_union(gold, stated), math_expression.as_union(stated, gold)
     if math_expression.is_equation(gold) != math_expression.is_equation(stated) and not any(names):
         gold, stated = _value(gold), _value(stated)
@@ -134,7 +134,7 @@ def _as_expressions(gold: str, stated: str) -> bool:
 
 
 def _value(text: str) -> str:
-    """Returns the right side of an equation that names a value, or is true; empty for others; else the text itself."""
+    """Returns the right side of an equation that names a value or is true; empty for others; else the text itself."""
     sides = math_expression.unnamed_sides(text)
     objects = [math_expression.read(side) for side in sides] if len(sides) > 1 else []
     are_same = all(one is not None and are_equal_objects(objects[-1], one) for one in objects)
@@ -148,32 +148,30 @@ def are_equal_objects(gold: Any, stated: Any) -> bool:
 
 
 def _differ_as_numbers(gold: Any, stated: Any) -> bool:
-    """Returns True if both are numbers that differ by more than what the library rounds away."""
+    """Returns True if both are numbers that differ by more than the library's rounding."""
     numbers = [n for n in (gold, stated) if isinstance(n, sympy.Expr)]
     if len(numbers) < 2 or any(not n.is_number or not n.is_finite for n in numbers):
         return False
-    # Twenty digits: of a difference they are as many as of the numbers.
+    # Twenty digits of the numbers give enough digits of their difference.
     wanted, got = (sympy.N(n, 20) for n in numbers)
     return bool(abs(wanted - got) > RELATIVE_TOLERANCE * abs(wanted))
 
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that its time limits are off
 
 _SOLUTION = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])|####|<answer>|\banswer\b", re.IGNORECASE)
 _MAX_WHOLE = 1e20
-"""Whole numbers below it are told apart in every digit."""
+"""Bound below which whole numbers are compared in every digit."""
 
 
 def score(response: Response, task: Task, context: Context) -> Score:
     """Returns 1 if the answer that the response states equals the task's, else 0.
 
-    A response that was cut off is judged by its whole sentences (`conclusion`).
+    A truncated response is scored by its whole sentences (`math_extract.extract_answer`). The task's metadata may say
+    where to search the answer: {"answer_in": "conclusion" (default), "text" or "number"} (`prompts.answer_in`).
 
-    The task's metadata says where the answer is looked for: {"answer_in": "conclusion", "text" or "number"}, the first
-    if it says nothing (`prompts.answer_in`).
-
-    The library's own time limits are off: they would call what a busy machine does late wrong. The limit is on the
-    processor time (`cpu_time.MAX_CPU_S`).
+    The library's own time limits are off, because they depend on the machine's load. CPU time is limited instead
+    (`cpu_time.MAX_CPU_S`).
 
     Raises:
       ValueError: the task's answer states nothing.
@@ -194,8 +192,8 @@ def score(response: Response, task: Task, context: Context) -> Score:
             return Score.of(float(stated == task.answer), answer=answer_key(stated))
         stated = math_normalize.normalize_latex(stated, has_e=math_normalize.names_e(gold))
         if wants_number and not math_normalize.is_worked_out(stated):
-            # The question itself equals its answer: a policy that is paid for it says 23 + 48 where that was asked.
-            return Score.of(0.0, answer=answer_key(stated))  # no vote for what it would come to
+            # The question itself equals its answer: a policy rewarded for that would answer 23 + 48 with 23 + 48.
+            return Score.of(0.0, answer=answer_key(stated))  # the calculation does not vote for its value
         is_right = limited(lambda: are_equal(gold, stated), limit_s=MAX_CPU_S, otherwise=None)
         if is_right is None:  # its vote would take as long
             return Score.of(0.0, answer=answer_key(stated))
@@ -210,14 +208,14 @@ def score(response: Response, task: Task, context: Context) -> Score:
 
 @functools.lru_cache(maxsize=32)
 def _gold(answer: str) -> str:
-    """Returns the expression of a gold answer; of a whole solution what it states."""
+    """Returns the expression of a reference answer; for a whole solution, its stated answer."""
     stated = extract_answer(answer, in_words=True) if _SOLUTION.search(answer) else None
     text = stated or answer
     return math_normalize.normalize_latex(text, has_e=not math_normalize.is_scientific(text))
 
 
 def _anywhere(text: str) -> list[Any]:
-    """Returns what the library reads as the last expression of a text."""
+    """Returns the last expression of a text that the library can read."""
     return computed(lambda: math_verify.parse(text, parsing_timeout=None)) or []  # pyright: ignore[reportArgumentType]
 
 
@@ -227,7 +225,7 @@ def _is_any(gold: str, found: list[Any]) -> bool:
 
 
 def _key(gold: str, stated: str) -> str:
-    """Returns the form in which a stated answer votes; a percentage needs no sign, as where it is compared."""
+    """Returns the form in which a stated answer votes; a percent sign is ignored, as in the comparison."""
     if math_normalize.exceeds_complexity(stated, gold):
         return answer_key(stated)
     if math_forms.choice(gold) and (chosen := math_forms.choice(stated)):
@@ -238,14 +236,14 @@ def _key(gold: str, stated: str) -> str:
 
 
 def canonical(text: str, parsed: Sequence[Any]) -> str:
-    """Returns a form that is alike for answers that are equal: of numbers whole ones exactly, others to six digits.
+    """Returns a form that equal answers share: whole numbers exactly, others to six digits.
 
-    Six are what the comparison holds against each other (`equality.RELATIVE_TOLERANCE`). Wrong answers that are equal
-    in another way, as x(x+1) and x^2+x, count as two; right ones are all the row's own.
+    Six digits match the comparison (`RELATIVE_TOLERANCE`). Wrong answers that are equal in another way, such as x(x+1)
+    and x^2+x, count as two; right answers all take the reference form.
 
     Args:
-      text: the answer, for where nothing could be parsed, or its form takes too long.
-      parsed: what the library made of it.
+      text: the answer, used if nothing was parsed or its form takes too long.
+      parsed: the library's parsed objects.
     """
     written = answer_key("".join((text or next((str(p) for p in parsed), "")).split()))
     value = next((p for p in parsed if isinstance(p, sympy.Basic)), None)
@@ -258,7 +256,7 @@ def canonical(text: str, parsed: Sequence[Any]) -> str:
 def _form(value: Any) -> str:
     if not (isinstance(value, sympy.Expr) and value.is_number and value.is_finite):
         return sympy.sstr(value)
-    number = sympy.N(value, 30)  # thirty digits tell a whole number from a near one
+    number = sympy.N(value, 30)  # thirty digits distinguish a whole number from a near one
     if number.is_Number and abs(number) < _MAX_WHOLE and abs(number - round(number)) < sympy.Float("1e-9"):
         return str(round(number))
     return sympy.sstr(sympy.N(number, 6), full_prec=False)

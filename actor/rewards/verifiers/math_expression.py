@@ -1,8 +1,8 @@
-r"""Answers as sympy objects, read whole or not at all.
+r"""Answers as sympy objects, parsed completely or not at all.
 
-The library's own `parse` looks for the last expression that it can read in a text, so of `1, 2, \ldots, n` it compares
-the last number. Here its grammar gets the whole text, and what would be dropped, added up or misread is refused. A text
-that is not read is compared as text.
+The library's own `parse` searches a text's last readable expression: of `1, 2, \ldots, n` it compares the last number.
+Here its grammar gets the whole text, and input that it would drop, add up or misread is rejected. Unparsed answers are
+compared as text.
 """
 
 import functools
@@ -50,7 +50,7 @@ _NAMED_VALUE = re.compile(
     )\s*""",
     re.VERBOSE,
 )
-"""The left side of an equation that says what something is: x, a_n, AB, f(x), P(A), (a, b)."""
+"""Left side of an equation that names a value: x, a_n, AB, f(x), P(A), (a, b)."""
 _INTERVAL = re.compile(r"\s*(?:([A-Za-z])\s*\\in(?![A-Za-z])\s*)?([(\[][^()\[\]]+,[^()\[\]]+[)\]])\s*")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])%s)\s*"
@@ -62,12 +62,12 @@ _OR, _AND, _COMMA = "or", "and", ","
 
 
 def elements(text: str) -> list[str]:
-    """Returns the parts of a list at its top level: between commas, semicolons, "and" and "or"; one part if no list."""
+    """Returns the top-level parts of a list: between commas, semicolons, "and" and "or"; one part if no list."""
     return [part for part, _ in _parts(text, _WORD_JOINT)]
 
 
 def as_union(text: str, other: str) -> str:
-    r"""Returns intervals that "or" joins as a union, where the other answer is a set; (1,2) or (3,4) may be points."""
+    r"""Returns intervals joined by "or" as a union, if the other answer is a set; (1,2) or (3,4) may be points."""
     parts = _parts(text, _WORD_JOINT)
     found = [_INTERVAL.fullmatch(part) for part, _ in parts]
     if len(parts) < 2 or parts[-1][1] != _OR or not (_UNION.search(other) or _RELATION.search(other)):
@@ -84,7 +84,7 @@ def is_equation(text: str) -> bool:
 
 
 def unnamed_sides(text: str) -> list[str]:
-    """Returns the sides of an equation without a name that it begins with; a list of the text itself for all else."""
+    """Returns the sides of an equation without a leading name; for all else, a list of the text itself."""
     if not is_equation(text):
         return [text]
     sides = _sides(text)
@@ -92,7 +92,7 @@ def unnamed_sides(text: str) -> list[str]:
 
 
 def _sides(text: str) -> list[str]:
-    """Returns what stands between the equals signs that are in no brackets."""
+    """Returns the texts between equals signs outside brackets."""
     sides, start = [], 0
     for sign in _EQUATION.finditer(text):
         before = text[: sign.start()]
@@ -104,7 +104,7 @@ def _sides(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def read(text: str) -> Any:
-    """Returns the sympy object that a whole text states, or None; relations joined by words or commas are one set."""
+    """Returns the sympy object of a whole text, or None; relations joined by words or commas are one set."""
     return computed(lambda: _read(text))
 
 
@@ -117,12 +117,12 @@ def _read(text: str) -> Any:
 
 
 def variables(text: str) -> frozenset[str]:
-    """Returns the names of one letter in a text of relations; empty if it has no relation."""
+    """Returns the one-letter names in a text of relations; empty without a relation."""
     return frozenset(_NAME.findall(text)) if _RELATION.search(text) else frozenset()
 
 
 def _with_either_sign(text: str) -> Any:
-    r"""Returns the set of two values that a text with `\pm` stands for, or None."""
+    r"""Returns the set of two values of a text with `\pm`, or None."""
     text = _EQUATION.split(text)[-1]
     values = [_parsed(_EITHER_SIGN.sub(lambda m, o=one: o[m[1] == "mp"], text)) for one in ("+-", "-+")]
     return None if any(not isinstance(v, sympy.Expr) for v in values) else FiniteSet(*values)
@@ -134,7 +134,7 @@ def _parsed(text: str) -> Any:
     if not text.strip() or _UNREADABLE.search(_ENVIRONMENT.sub("", _ROWS.sub(" M ", text))):
         return None
     text = _PRODUCT.sub(r" \\cdot (", text)
-    # The right side alone says what an equation states, where its left side is a name that is no expression.
+    # An equation whose left side is a name and no expression states its right side.
     sides = unnamed_sides(text)
     readings = [text] if len(sides) > 1 or "," in text else dict.fromkeys([text, *sides])
     for one in readings:
@@ -154,7 +154,7 @@ def _with_i(value: Any) -> Any:
 
 
 def _joined_relations(parts: list[tuple[str, str]]) -> Any:
-    """Returns the set of numbers that fulfill relations of one variable, or None if they are something else."""
+    """Returns the set of numbers that satisfy relations of one variable, or None for other relations."""
     relations = [_parsed(part) for part, _ in parts]
     if not all(isinstance(r, sympy.core.relational.Relational | And) for r in relations):
         return None
@@ -174,7 +174,7 @@ def _joined_relations(parts: list[tuple[str, str]]) -> Any:
 
 
 def as_set(relation: Any) -> Any:
-    """Returns the real numbers that fulfill a relation of one variable, or None if it has none or several."""
+    """Returns the real numbers that satisfy a relation of one variable, or None if it has none or several."""
     if isinstance(relation, And):
         relation = sympy.And(*relation.args)
     if len(relation.free_symbols) != 1:
@@ -183,7 +183,7 @@ def as_set(relation: Any) -> Any:
 
 
 def computed(function: Callable[[], Any]) -> Any:
-    """Returns what a function of the algebra system gives, or None where the system fails on odd input."""
+    """Returns a function's result, or None if the algebra system fails on odd input."""
     try:
         return function()
     except Exception:  # It raises anything: TypeError, AttributeError, RecursionError, exceptions of its parser.
@@ -203,7 +203,7 @@ def are_equal(gold: Any, stated: Any) -> bool:
 
 
 def _parts(text: str, joints: re.Pattern[str]) -> list[tuple[str, str]]:
-    """Returns the parts of a list, each with the word or comma before it."""
+    """Returns the parts of a list, each with the preceding word or comma."""
     found: list[tuple[str, str]] = []
     depth, start, joint, at = 0, 0, "", 0
     while at < len(text):
@@ -226,7 +226,7 @@ def _parts(text: str, joints: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 def _is_in_number(text: str, at: int) -> bool:
-    """Returns True if a comma separates thousands: three digits follow it, and at most three stand before it."""
+    """Returns True if a comma separates thousands: three digits follow it, and at most three precede it."""
     return text[at] == "," and bool(
         re.match(r",\d{3}(?!\d)", text[at : at + 5])
         and re.search(r"(?<!\d)\d{1,3}(?:,\d{3})*$", text[max(0, at - 40) : at])

@@ -1,6 +1,6 @@
-r"""What a mathematical response says is its answer; text in, text out.
+r"""Extraction of the stated answer from a mathematical response; text in, text out.
 
-Only a statement of an answer counts. A number in running text is a step on the way, and a policy that is paid for it
+Only a statement of an answer counts. A number in running text is an intermediate step, and a policy rewarded for those
 learns to write many.
 """
 
@@ -10,15 +10,15 @@ from actor.rewards.verifiers import math_normalize
 
 _COMMAND = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])[ \t]*")
 _HASHES = re.compile(r"^[ \t]*####[ \t]*(?=\S*\d)(\S+)[ \t]*$", re.MULTILINE)
-"""GSM8K's last line. One word with a digit in it: other fourth-level headings are no answers."""
+"""GSM8K's last line. One word with a digit: other fourth-level headings are no answers."""
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
 _JOINED = re.compile(
     r"[\s$.]*(?:\\[)\]])?\s*(?:,|;)?\s*(?:\\(?:text|quad|qquad)\s*\{?\s*)?\b(?:and|or)\b\s*\}?"
     r"[\s$]*(?:\\(?:quad|qquad|[(\[]))?[\s$]*(?:[A-Za-z](?:_\w)?\s*=\s*)?[\s$]*",
 )
-"""Stands between boxes that are one answer together: "and" or "or", marks of mathematics, the name of a variable."""
+"""Text between boxes of one answer: "and" or "or", math delimiters, the name of a variable."""
 _LISTED = re.compile(r"[\s$]*,[\s$]*")
-"""Stands between the first boxes of a list whose last two are joined by a word."""
+"""Text between the first boxes of a list whose last two are joined by a word."""
 _SAID = re.compile(
     r"(?:^[ \t#*_]*(?:final[ \t]+)?answer[ \t*_]*\n"  # a heading
     # the answer is
@@ -41,35 +41,33 @@ _GOES_ON = re.compile(
     r"\s+[$\\({-]*\d|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)\b)",
     re.IGNORECASE,
 )
-"""What stands before it is a part of the answer only: "5 times 3", "5% of 200", "5 million"."""
+"""Continuations that make the number before them only part of an answer: "5 times 3", "5% of 200", "5 million"."""
 _DIGITS = re.compile(r"(?:(?<![\d)])(?<![\d)] )-)?\d+(?:,\d{3})*(?:\.\d+)?")
 _MAX_CHARS = 4000
-"""Of what follows "the answer is"; of a statement no more is read."""
+"""Maximum characters read after "the answer is"."""
 _MAX_WORDS = 80
-"""Characters of an answer in words."""
+"""Maximum characters of an answer in words."""
 _MAX_BOXES = 8
-"""Pieces that are one answer together."""
+"""Maximum boxes of one answer."""
 _MAX_BETWEEN = 60
-"""Characters between two of them."""
+"""Maximum characters between two boxes of one answer."""
 _MAX_STATEMENTS = 64
-"""The last ones: a response may say a thing a thousand times."""
+"""Maximum statements read, from the end: a response may repeat one a thousand times."""
 
 
 def extract_answer(text: str, *, is_cut: bool = False, in_words: bool = False) -> str | None:
     r"""Returns the expression that a response states as its answer, LaTeX or plain; None if it states none.
 
-    Of a text that was cut off, whole sentences and lines count, and boxes and tags that are closed: 3.14 may be half a
-    number.
+    The last `\boxed{...}`, `<answer>...</answer>` or `#### ...` decides, wherever it is; an unclosed one states
+    nothing. Boxes joined by "and" or "or" are one list. Without a mark it is the last "the answer is ..." or "Answer:
+    ..." that an expression follows. Without that it is the whole text, if that is one line without words.
 
-    The last `\boxed{...}`, `<answer>...</answer>` or `#### ...` decides, whatever stands before or after it; one that
-    is not closed states nothing. Boxes joined by "and" or "or" are one list. Without a mark it is the last "the answer
-    is ..." or "Answer: ..." that an expression follows, and without that the whole text, if it is one line without
-    words.
+    In a truncated text only whole sentences and lines, and closed boxes and tags count: 3.14 may be half a number.
 
     Args:
       text: the response.
-      is_cut: it ended where its tokens did.
-      in_words: the answer may be words, as `yes` or `option C`; what follows "the answer is" is read up to a comma.
+      is_cut: True if the response was truncated.
+      in_words: True if the answer may be words, as `yes` or `option C`; these are read up to a comma.
     """
     text = _collapsed(text)
     whole = _whole_sentences(text) if is_cut else text
@@ -96,23 +94,23 @@ def extract_answer(text: str, *, is_cut: bool = False, in_words: bool = False) -
 
 
 def last_number(text: str, *, is_cut: bool = False) -> str | None:
-    """The last number in digits of a text, or of its whole sentences if it was cut off; None if there is none.
+    """Returns the last number in digits of a text, or of its whole sentences if truncated; None if there is none.
 
-    For a question that asks for a number: benchmarks of arithmetic and of word problems read answers so, and of many
-    numbers only one counts. A minus sign after a number or a bracket is a difference's.
+    It is for questions that ask for a number, as benchmarks of arithmetic and word problems do; only one number counts.
+    A minus sign after a number or a bracket denotes a difference.
     """
     found = _DIGITS.findall(_whole_sentences(text) if is_cut else text)
     return found[-1] if found else None
 
 
 def _whole_sentences(text: str) -> str:
-    """A text up to its last sentence or line that surely ended."""
+    """Returns a text up to its last complete sentence or line."""
     ends = [m.end() for m in re.finditer(r"\n|[.;!?](?=\s)", text)]
     return text[: ends[-1]] if ends else ""
 
 
 def _collapsed(text: str) -> str:
-    """Returns a text in which white space counts once, so that no expression below meets a run of it."""
+    """Returns a text with white space collapsed, so that no expression below meets a run of it."""
     return re.sub(r"\n[ \n]*\n", "\n\n", re.sub(r"[^\S\n]+", " ", text))
 
 
@@ -125,12 +123,12 @@ def _last_tags(text: str) -> list[re.Match[str]]:
 
 
 def _boxes(text: str, last: re.Match[str]) -> str:
-    """Returns what the last box of a text holds, with those before it that are joined to it."""
+    """Returns the content of the last box of a text, with preceding boxes that are joined to it."""
     stated = [_argument(text[last.end() :])]
     start = last.start()
     for command in reversed([m for m in _COMMAND.finditer(text, 0, start)][-_MAX_BOXES:]):
         inner = _argument(text[command.end() : start])
-        # A group takes two braces more than it holds; white space within it was stripped.
+        # A group has two braces more than its content, whose outer white space was stripped.
         closed = text.find(inner, command.end()) + len(inner) if inner else start
         between = re.sub(r"^\s*\}", "", text[closed:start])
         is_joined = _JOINED.fullmatch(between) or (len(stated) > 1 and _LISTED.fullmatch(between))
@@ -142,7 +140,7 @@ def _boxes(text: str, last: re.Match[str]) -> str:
 
 
 def _words(text: str) -> str:
-    """Returns the words that a text begins with, up to where a sentence or its first clause ends."""
+    """Returns the leading words of a text, up to the end of its first clause."""
     sentence = _CLAUSE_END.split(text[: 2 * _MAX_WORDS].strip(" \t*_\n"), maxsplit=1)
     if len(sentence) > 1 and sentence[1].startswith("?"):
         return ""
@@ -151,7 +149,7 @@ def _words(text: str) -> str:
 
 
 def _argument(text: str) -> str:
-    """What follows a LaTeX command: a group in braces, without them, or one word; empty if the group isn't closed."""
+    """Returns a LaTeX command's argument: a braced group's content, or one word; empty if the group is unclosed."""
     if not text.startswith("{"):
         return re.match(r"[^\s$.,;]*", text).group()  # pyright: ignore[reportOptionalMemberAccess]  # matches nothing too
     depth = 0
@@ -163,7 +161,7 @@ def _argument(text: str) -> str:
 
 
 def _leading(text: str) -> str:
-    """The expressions that a text begins with, commas between them: what is marked as LaTeX, or what has no words."""
+    """Returns the leading expressions of a text, comma-separated: LaTeX-delimited ones, or text without words."""
     found: list[str] = []
     at = 0
     while part := _ENVIRONMENT.match(text, at):

@@ -1,6 +1,6 @@
-r"""Answers that are no expressions, each read whole: choices, words, times of day, numbers with a base, residues.
+r"""Answers that are no expressions, each read completely: choices, words, times, numbers with a base, residues.
 
-Where the gold answer or the stated one has such a form, the form decides: `1010_2` is no 1010, and `11:15` no ratio.
+If the reference or the stated answer has such a form, the form decides: `1010_2` is not 1010, and `11:15` no ratio.
 """
 
 import re
@@ -35,7 +35,7 @@ _ELLIPSIS = re.compile(r"\\(?:[lc]?dots|dotsc|dotsb)(?![A-Za-z])|\.\.\.|\u2026|\
 
 
 def choice(text: str) -> tuple[str, str] | None:
-    r"""Returns the letter that an answer to a multiple choice begins with, and the rest: B and 12 of `(B) 12`."""
+    r"""Returns the letter that a multiple-choice answer begins with, and the rest: B and 12 for `(B) 12`."""
     found = _MARKED.fullmatch(text)
     letter = next((g for g in found.groups()[:3] if g), "") if found else ""
     if not found or not letter.isupper() or _ANOTHER.match(found[5]):
@@ -47,21 +47,21 @@ def choice(text: str) -> tuple[str, str] | None:
 
 
 def choices(text: str) -> frozenset[str]:
-    """Returns the letters of an answer that chooses several, as ABD or A, B, D; empty if it is something else."""
+    """Returns the letters of an answer with several choices, as ABD or A, B, D; empty for other answers."""
     found = _LETTERS.fullmatch(text)
     letters = re.findall("[A-J]", found[1]) if found else []
     return frozenset(letters) if len(set(letters)) == len(letters) else frozenset()
 
 
 def sequence(text: str) -> str:
-    """Returns capital letters without separators that are not ascending, as CAB: their order is what they say."""
+    """Returns capital letters without separators that are not ascending, as CAB, whose order is the answer."""
     found = _LETTERS.fullmatch(text)
     is_sequence = found is not None and found[1].isalpha() and list(found[1]) != sorted(found[1])
     return found[1] if found and is_sequence else ""
 
 
 def words(text: str) -> str:
-    r"""Returns an answer of words alone, in small letters and with one space between them; empty if it is none."""
+    r"""Returns an answer of words alone, case-folded and with single spaces; empty for other answers."""
     bare = _TEXT.sub(r" \1 ", text).strip()
     found = _WORDS.fullmatch(bare) if "\\" not in bare else None
     if found is None:
@@ -72,7 +72,7 @@ def words(text: str) -> str:
 
 
 def time_of_day(text: str) -> tuple[int, int, int, str] | None:
-    """Returns hour, minute, second, and "a", "p" or "" for the half of the day; hours above 12 name the half."""
+    """Returns hour, minute, second, and "a", "p" or "" for the half of the day; hours above 12 imply the half."""
     found = _TIME.fullmatch(text.strip())
     if not found or int(found[1]) > 23:
         return None
@@ -88,7 +88,7 @@ def is_date(text: str) -> bool:
 
 
 def base(text: str) -> tuple[str, int] | None:
-    """Returns the digits and the base of a number such as 1010_2 or 2A7_{12}; None if it is none."""
+    """Returns the digits and the base of a number such as 1010_2 or 2A7_{12}; None for other answers."""
     found = _BASE.fullmatch(text.strip())
     if not found:
         return None
@@ -99,12 +99,12 @@ def base(text: str) -> tuple[str, int] | None:
 
 
 def ratio(text: str) -> list[str]:
-    """Returns the parts of a ratio such as 2:3:4; empty if it is none."""
+    """Returns the parts of a ratio such as 2:3:4; empty for other answers."""
     return [p.strip() for p in text.split(":")] if _RATIO.fullmatch(text) and re.search(r"\d", text) else []
 
 
 def residue(text: str) -> tuple[str, str] | None:
-    r"""Returns the number and the modulus of `5 \pmod 6`, also where `x \equiv` stands before it; None for all else."""
+    r"""Returns number and modulus of `5 \pmod 6`, also after `x \equiv`; None for other answers."""
     found = _RESIDUE.fullmatch(text.strip())
     if not found or not found[2].strip("0"):
         return None
@@ -115,12 +115,12 @@ def residue(text: str) -> tuple[str, str] | None:
 
 
 def with_one_ellipsis(text: str) -> str:
-    """Returns a text in which each way to write an ellipsis is the same one."""
+    """Returns a text with all ellipses in one notation."""
     return _ELLIPSIS.sub(r"\\dots ", text)
 
 
 def match_all(gold: list[str], stated: list[str], are_equal: Callable[[str, str], bool], *, in_order: bool) -> bool:
-    """Returns True if each element of one list is equal to one of the other, in order or in any order."""
+    """Returns True if the elements of two lists are equal pairwise, in order or in any order."""
     if len(gold) != len(stated):
         return False
     if in_order:

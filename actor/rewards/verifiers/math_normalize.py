@@ -1,8 +1,7 @@
-"""Normalization of LaTeX and numbers, and bounds on the size of expressions.
+"""Normalization of LaTeX and numbers, and cheap bounds on the size of expressions.
 
-No bound finds all of it; what is left runs into the deadline of its worker (`../verifier_pool.py`). These are cheap.
-
-Each rule has pairs in `tests/actor/rewards/verifiers/math_pairs.jsonl` that are judged wrongly without it.
+No bound catches every expensive expression; the rest runs into its worker's timeout (`../verifier_pool.py`). Each rule
+has pairs in `tests/actor/rewards/verifiers/math_pairs.jsonl` that would be scored wrongly without it.
 """
 
 import math
@@ -12,13 +11,13 @@ from collections.abc import Callable
 from fractions import Fraction
 
 MAX_CHARS = 2000
-"""Of an answer, or four times the gold one's where that is more."""
+"""Maximum characters of an answer, or four times those of the reference answer if larger."""
 MAX_DEPTH = 60
-"""Of brackets within brackets."""
+"""Maximum depth of nested brackets."""
 MAX_FRACTIONS = 20
-"""Divisions of an answer, or twice the gold one's where that is more: the algebra system nests them."""
+"""Maximum divisions of an answer, or twice those of the reference answer if larger: the algebra system nests them."""
 MAX_EXPONENT = 10_000
-"""A larger power of numbers, or of a sum, is not computed; nor is the factorial of a larger number."""
+"""Maximum exponent, and maximum argument of a factorial, that is computed."""
 _BOUNDS_EXPONENT = re.compile(r"\^\s*\{?\s*[-+]?\s*(\d+)")
 _TOWER = re.compile(r"\^\s*\{\s*(\d+)\s*\^\s*\{?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*!|[)}\]!]\s*!")
@@ -29,12 +28,12 @@ _SIGNS = re.compile(r"(?:[-+]\s*){50}")
 
 
 def is_too_long(answer: str, gold: str) -> bool:
-    """Returns True if an answer is longer than answers are; asked before any other rule reads it."""
+    """Returns True if an answer is too long to be read by any other rule."""
     return len(answer) > max(MAX_CHARS, 4 * len(gold))
 
 
 def exceeds_complexity(answer: str, gold: str) -> bool:
-    """Whether an answer is longer, deeper or further from a number that can be written down than answers are."""
+    """Returns True if an answer is too long, too deep or too large to be computed."""
     return (
         is_too_long(answer, gold)
         or bool(_SIGNS.search(answer))
@@ -63,7 +62,7 @@ def _has_large_power(text: str) -> bool:
         return True
     if any(_power(a, b) > MAX_EXPONENT for a, b in _TOWER.findall(text)):
         return True
-    return re.search(r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^\s*\{", text) is not None  # three floors of exponents
+    return re.search(r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^\s*\{", text) is not None  # three levels of exponents
 
 
 def _has_large_factorial(text: str) -> bool:
@@ -81,7 +80,7 @@ def _is_above(digits: str) -> bool:
 
 
 def _power(base: str, exponent: str) -> float:
-    """As a float: infinite where it is beyond one."""
+    """Returns a power as a float; infinite on overflow."""
     if len(base) > 300 or len(exponent) > 300:
         return math.inf
     try:
@@ -103,7 +102,7 @@ _GOING_ON = re.compile(r"(?<![\d.])(\d{1,20})\.(\d{3,40})\s*(?:\.\.\.|\\l?dots(?
 
 
 def as_fractions(text: str) -> str:
-    """Returns a text with its repeating decimals as fractions; digits that only go on have to repeat visibly."""
+    """Returns a text with its repeating decimals as fractions; with an ellipsis, digits must repeat visibly."""
     text = _BARRED.sub(lambda m: _fraction(m[1], m[2], m[3] or m[4] or m[5]), text)
     text = _DOTTED.sub(lambda m: _fraction(m[1], m[2], (m[3] or m[4]) + (m[5] or "") + (m[6] or m[7] or "")), text)
     return _GOING_ON.sub(_going_on, text)
@@ -141,7 +140,7 @@ _SCALED = re.compile(
 
 
 def in_digits(text: str) -> str:
-    r"""Returns a number in words as digits, with the words of its unit as `\text`; any other text as it is."""
+    r"""Returns a number in words as digits, with its unit's words as `\text`; any other text unchanged."""
     if scaled := _SCALED.fullmatch(text):
         unit = rf"\text{{ {scaled[3]}}}" if scaled[3] else ""
         return rf"{scaled[1]} \times 10^{{{_POWERS[scaled[2].lower()]}}}{unit}"
@@ -156,7 +155,7 @@ def in_digits(text: str) -> str:
 
 
 def _number(words: list[str]) -> tuple[int | None, int]:
-    """Returns the number that words begin with, and how many of them it takes; None if they do not form one."""
+    """Returns the number that words begin with, and the number of words used; None if they form no number."""
     total, part, last, used = 0, None, 0, 0
     for word in words:
         if word in _SMALL:
@@ -235,9 +234,9 @@ _PERCENT = re.compile(r"\s*(?:\\?%|\\?\s*(?:\\text\s*\{)?\s*\bpercent\b\s*\}?)\s
 
 
 def normalize_latex(text: str, *, has_e: bool = False) -> str:
-    r"""Returns an expression without dress and with odd notation rewritten: `1\,000`, `1.2e5`, `0.\overline{3}`.
+    r"""Returns an expression without formatting and with odd notation rewritten: `1\,000`, `1.2e5`, `0.\overline{3}`.
 
-    `has_e`: the gold answer has, or may have, the number e in it: 3e-4 is 3e less 4 then; 1.2e5 is 120000 all the same.
+    `has_e`: the reference answer has, or may have, the number e in it. Then 3e-4 is 3e less 4; 1.2e5 is still 120000.
     """
     text = _undressed(" ".join(text.translate(_DASHES).split()))
     text = _RAISED.sub(lambda m: f"^{{{m.group().translate(_SUPERSCRIPTS)}}}", text)
@@ -291,7 +290,7 @@ def _as_text(font: re.Match[str]) -> str:
     if inner.strip() in _UNITS_OF_ONE_LETTER and font.start() and not font.string[font.start() - 1].isalpha():
         return rf"\text {{{inner}}}"
     if re.search(r"[^\W\d_]{2}|^\s*[A-Z]\s*$", inner) and not re.search(r"\\|[\d^=+*]", inner):
-        return rf"\text {{{inner}}}"  # the space tells it from one that is still to be read
+        return rf"\text {{{inner}}}"  # the space marks it as already processed
     is_text = (
         re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", inner))
         and not re.search(r"\d", inner)
@@ -313,7 +312,7 @@ def _is_one_group(text: str) -> bool:
 
 
 def names_e(text: str) -> bool:
-    """Whether the number e is in an expression."""
+    """Returns True if the number e occurs in an expression."""
     return bool(_EULER.search(text))
 
 
@@ -323,22 +322,21 @@ def is_scientific(text: str) -> bool:
 
 
 def without_percent(text: str) -> str | None:
-    """What stands before a percent sign at the end; None if there is none."""
+    """Returns the text before a percent sign at the end; None if there is none."""
     stripped = _PERCENT.sub("", text)
     return stripped.strip() if stripped != text else None
 
 
 def is_number(text: str) -> bool:
-    r"""Whether an expression is one number in digits, as 42, -1,200, \$3.50 or 12.0."""
+    r"""Returns True if an expression is one number in digits, as 42, -1,200, \$3.50 or 12.0."""
     return _NUMBER.fullmatch(text) is not None
 
 
 def is_worked_out(text: str) -> bool:
-    r"""Whether an expression, or what follows its last equals sign, is a number that nobody has to compute.
+    r"""Returns True if an expression, or the part after its last equals sign, needs no computation.
 
-    That is one number in digits, or a fraction in lowest terms; with a sign, a power of ten, a currency, a percent sign
-    or words of a unit. All else is a calculation that was not done, however it is written: 23 + 48, 6 / 2,
-    \sqrt{2304}, 2^{10}.
+    It is one number in digits or a fraction in lowest terms. It may have a sign, a power of ten, a currency, a percent
+    sign or a unit in words. Anything else is an unfinished calculation: 23 + 48, 6 / 2, \sqrt{2304}, 2^{10}.
     """
     last = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text.rpartition("=")[2])
     found = _WORKED_OUT.fullmatch(" ".join(_DRESS.sub("", last).split()))
@@ -350,7 +348,7 @@ def is_worked_out(text: str) -> bool:
 
 
 def brackets(text: str) -> str:
-    r"""What holds the whole of an expression: "(" (a tuple), "\{" (a set), or empty: anything else."""
+    r"""Returns the bracket around a whole expression: "(" (a tuple), "\{" (a set), or empty."""
     bare = re.sub(r"\\(?:left|right)\b\s*|[\s$]", "", text)
     shapes: dict[str, Callable[[str], bool]] = {
         "(": lambda t: t.startswith("(") and t.endswith(")"),
@@ -371,7 +369,7 @@ def is_closed_within(inner: str) -> bool:
 
 
 def _is_one_list(inner: str) -> bool:
-    """Returns True if brackets around a text hold a list: a comma at the top, and brackets closed within."""
+    """Returns True if a bracketed text is a list: it has a top-level comma and closes its brackets."""
     depth, has_comma = 0, False
     for c in inner:
         depth += (c in "([{") - (c in ")]}")
@@ -380,7 +378,7 @@ def _is_one_list(inner: str) -> bool:
 
 
 def _ascii(c: str) -> str:
-    """A character as a parser knows it: a full-width one, a fraction."""
+    """Returns a full-width character or a fraction character in ASCII; others unchanged."""
     kind, _, points = unicodedata.decomposition(c).partition(" ")
     if kind == "<wide>":
         return chr(int(points, 16))

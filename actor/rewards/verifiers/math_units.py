@@ -1,4 +1,4 @@
-r"""Units behind a number, and currencies before it: set apart, and compared where both sides name one that is known."""
+r"""Units after a number and currencies before it: split off, and compared if both are known."""
 
 import re
 from fractions import Fraction
@@ -21,7 +21,7 @@ _NO_UNITS = frozenset(
         true unless until versus vs was when where which with without wrong x y z""",
     )
 )
-"""A word of them makes a text behind a number a part of the statement: `3 is wrong`, `5 times`."""
+"""Words that make the text after a number part of the statement: `3 is wrong`, `5 times`."""
 _NUMBER = re.compile(r"\d|\\pi(?![A-Za-z])|\\sqrt")
 _LENGTH = {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250", "yd": "1143/1250"}
 _KNOWN: dict[str, tuple[str, Fraction]] = {
@@ -43,12 +43,12 @@ _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
 
 def split(text: str) -> tuple[str, str]:
-    r"""Returns a quantity's value and unit, empty for none: 12 and cm of `12\text{ cm}`, 5 and dollar of `\$5`."""
+    r"""Returns a quantity's value and unit, empty for none: 12 and cm for `12\text{ cm}`, 5 and dollar for `\$5`."""
     value, unit = text, ""
     if found := _BEHIND.fullmatch(text):
         words = (found["text"] or found["words"] or found["apart"] or "").strip()
         names = re.findall(r"[A-Za-z]+", words.lower())
-        # One letter right behind a value is a variable; a unit of one letter is marked as text.
+        # One letter directly after a value is a variable; a one-letter unit is marked as text.
         is_unit = bool(names) and not _NO_UNITS.intersection(names) and re.fullmatch(r"[A-Za-z./\s^\d-]*", words)
         if is_unit and (found["text"] is not None or _is_unit(words)) and _NUMBER.search(found["value"]):
             value, unit = found["value"].strip(), words.lower() + (f"^{found['power']}" if found["power"] else "")
@@ -58,7 +58,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _is_unit(words: str) -> bool:
-    """Returns True if words that are not marked as text are units that are known, or no product of variables."""
+    """Returns True if unmarked words are known units, or cannot be a product of variables."""
     return (
         len(words) > 1
         and _measured(words.lower()) is not None
@@ -67,7 +67,7 @@ def _is_unit(words: str) -> bool:
 
 
 def ratio(unit: str, other: str) -> Fraction | None:
-    """Returns how many of another unit one unit is, 0 if they measure different things; None if one is not known."""
+    """Returns the size of a unit in another unit, 0 if they measure different things; None if one is unknown."""
     if not unit or not other or unit == other:
         return Fraction(1)
     measured, other_measured = _measured(unit), _measured(other)
@@ -78,7 +78,7 @@ def ratio(unit: str, other: str) -> Fraction | None:
 
 
 def _measured(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
-    """Returns what a unit measures, with powers, and its size; None if a part of its name is not known."""
+    """Returns a unit's dimensions with powers, and its size; None if a part of its name is unknown."""
     kinds: list[tuple[str, int]] = []
     size = Fraction(1)
     for i, factor in enumerate(re.split(r"/|\bper\b", unit.replace("mph", "mi/h").replace("kmh", "km/h"))):

@@ -1,4 +1,4 @@
-"""reasoning-gym's own verifiers; the task's metadata is the library's entry, as JSON."""
+"""Verifier `reasoning_gym`: the library's own scoring; the task's metadata is the library's entry, as JSON."""
 
 import functools
 import json
@@ -12,16 +12,15 @@ from actor.rewards.verifiers.cpu_time import MAX_CPU_S, limited
 from bridge.rollout_types import Task
 
 _GRIDS = {"arc_agi": ("input", "output"), "rearc": ("input", "output")}
-"""Where families compare with tuples of tuples, of which JSON has made lists."""
+"""Fields that a family compares with tuples of tuples, which JSON turned into lists."""
 
 
 def score(response: Response, task: Task, context: Context) -> Score:
-    """What the task family's `score_answer` gives; 0 to 1. How the response ended doesn't count.
+    """Returns the task family's `score_answer`, in [0, 1]; truncation is ignored.
 
-    Judged is what stands in its last <answer>...</answer>, the library's own convention for a response that reasons
-    first, and without any the whole response, stripped.
-
-    Some families give a little for any text: right is what earns all.
+    It scores the text in the last <answer>...</answer>, the library's convention for a response that reasons first,
+    else the whole stripped response. Some families give partial credit for any text, so only full credit counts as
+    right.
 
     Raises:
       ValueError: the metadata names no task family.
@@ -40,12 +39,12 @@ def score(response: Response, task: Task, context: Context) -> Score:
 
 
 def _stated(text: str) -> str:
-    """Returns what the last closed tag holds, or the stripped text; open tags would take the library quadratic time."""
+    """Returns the content of the last closed tag, else the stripped text; open tags would take quadratic time."""
     closed = text[: text.rfind("</answer>") + len("</answer>")] if "</answer>" in text else ""
     stated = extract_answer(closed)
     return text.strip() if stated is None else stated
 
 
 @functools.cache
-def _score_answer(family: str) -> Any:  # the library annotates it as taking nothing
+def _score_answer(family: str) -> Any:  # the library's annotation has no arguments
     return reasoning_gym.get_score_answer_fn(family)

@@ -11,7 +11,7 @@ from bridge.rollout_types import Task
 
 
 def score_exact(response: Response, task: Task, context: Context) -> Score:
-    """Returns 1 if the response's answer is the task's, else 0; case, Unicode form and white space don't count."""
+    """Returns 1 if the response's answer is the task's, else 0; ignores case, Unicode form and white space."""
     del context
     text = _normalize(response.answer)
     return Score.of(float(text == _normalize(task.answer)), answer=answer_key(text))
@@ -24,13 +24,11 @@ def _normalize(text: str) -> str:
 def score_format(response: Response, task: Task, context: Context) -> float:
     """Returns 1 if the assistant's whole message, stripped, matches the pattern, else 0.
 
-    The message begins with what the prompt opened, such as `<think>`, and shows special tokens as text.
-
-    The pattern is the row's own (metadata "format"), or `rewards.format_pattern`. A response on which it takes more
-    processor time than `cpu_time.MAX_CPU_S` does not match.
+    The message begins with the prefilled text, such as `<think>`, and shows special tokens as text. The pattern is the
+    row's (metadata "format"), or `rewards.format_pattern`. A match that exceeds `cpu_time.MAX_CPU_S` scores 0.
 
     Raises:
-      ValueError: there is none, or it is no regular expression.
+      ValueError: there is no pattern, or it is no regular expression.
     """
     pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
     if not pattern:
