@@ -1,7 +1,7 @@
-"""Wire types: everything that travels between processes, validated when it is made.
+"""Wire types of tickets, groups and rollouts, validated at construction.
 
-A value that violates its type's contract cannot be built, so whatever comes out of the codec is
-as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (response tokens).
+A value that violates its type's contract cannot be built, so every decoded value is valid. Arrays are numpy. Shapes use
+P (prompt tokens), T (response tokens) and N (turns).
 """
 
 import dataclasses
@@ -16,57 +16,56 @@ from msgspec import Meta
 from bridge.validation import check_choice, check_name, check_vector
 
 TicketKind = Literal["train", "eval", "probe"]
-"""`train` groups are learned from; `eval` groups are held-out problems; `probe` groups exist to
-compare the engine's logprobs with the learner's after a publish."""
+"""Purpose of a group. `train`: training data. `eval`: held-out problems. `probe`: comparison of the engine's logprobs
+with the learner's after a publish."""
 
 Finish = Literal["stop", "length"]
-"""Why a response ended: an end-of-sequence or stop token, or the token limit. Of an episode of several turns: its
-environment was done, or a budget of turns or tokens was used up."""
+"""Reason why a response finished. `stop`: an end-of-sequence or stop token, or the environment of an episode was done.
+`length`: the token limit, or an episode's budget of turns or tokens."""
 
 Verdict = Literal["ok", "wrong", "timeout", "hang"]
-"""What a verifier found. ok: it earns something; wrong: nothing, or a part of it (`rewards.code_partial`). timeout: the
-answer's own code ran out of time, which is wrong, too (RollPacker section 4.3). hang: the verifier hung on the answer,
-each time that it was asked: wrong, and counted apart."""
+"""Result of a verifier. `ok`: a reward. `wrong`: no reward, or a partial one (`rewards.code_partial`). `timeout`: the
+response's own code exceeded its time limit; counts as wrong (RollPacker section 4.3). `hang`: the verifier hung on the
+response in every attempt; counts as wrong and has its own counter."""
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
-"""What vLLM samples at as it is told, besides 0 (greedy): it raises what is lower to 0.01, so that every ratio would be
-another distribution's, and refuses what is higher."""
+"""Temperatures that vLLM applies unchanged, in addition to 0 (greedy). vLLM raises lower ones to 0.01, which would
+falsify every importance ratio, and rejects higher ones."""
 
 
 MAX_SAMPLES = 2**14
-"""Responses that one ticket may ask for."""
+"""Most responses that one ticket may request."""
 MAX_STOP_TOKENS = 2**12
 MAX_REWARD_PARTS = 64
-"""Verifiers that may judge one response."""
+"""Most verifiers that may score one response."""
 MAX_ANSWER_CHARS = 200
-"""Of the answer that a verifier says it read."""
+"""Most characters of the answer that a verifier extracted."""
 MAX_ABS_REWARD = 1e6
-"""Of a response or a turn. Advantages are float32, which tells 1e6 from 1e6 + 0.1, but not 1e8 from 1e8 + 1; and an
-advantage times a ratio's cap of e^20, squared for the gradient's norm, is still below float32's 3e38."""
-# The lengths in `Meta` hold before a list's first element is read: 64 MiB of small ones would become gigabytes.
+"""Largest absolute reward of a response or turn. Advantages are float32, which resolves 1e6 from 1e6 + 0.1 but not 1e8
+from 1e8 + 1. An advantage times a ratio cap of e^20, squared for the gradient norm, stays below float32's 3e38."""
+# msgspec checks the lengths in `Meta` before it reads a list: 64 MiB of small elements would become gigabytes.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Version:
-    """Which weights: the learner's incarnation and the optimizer step they were exported at.
+    """Weight version: the learner's incarnation and the optimizer step of the export.
 
-    The incarnation goes up each time a learner starts, so weights of an abandoned future (written
-    after the checkpoint that a restarted learner went back to) can be told from the ones it serves.
+    The incarnation increases with every learner start. It separates weights of an abandoned branch from those that the
+    restarted learner serves. An abandoned branch is what was trained after the checkpoint that the learner restored.
     """
 
     incarnation: int
     step: int
 
     def __post_init__(self) -> None:
-        """Refuses negative counts."""
         if self.incarnation < 0 or self.step < 0:
             raise ValueError(f"version counts must be >= 0, got {self}")
 
     def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
-        """Returns True if a later learner went back behind these weights.
+        """Returns True if a later learner rolled back past these weights.
 
-        True if and only if step > b_j for an incarnation j > incarnation; b_j is the step that j began at. At b_j both
-        learners had the same parameters.
+        True if and only if step > b_j for an incarnation j > incarnation, where b_j is the step that j began at. At b_j
+        both learners had the same parameters.
 
         Args:
           base_steps: b_j by incarnation.
@@ -74,12 +73,12 @@ class Version:
         return any(self.step > base for later, base in base_steps.items() if later > self.incarnation)
 
     def __str__(self) -> str:
-        """`incarnation:step`, the form the engine stamps on its tokens."""
+        """Returns `incarnation:step`, the form in which the engine labels tokens."""
         return f"{self.incarnation}:{self.step}"
 
     @classmethod
     def parse(cls, text: str) -> "Version":
-        """Reads `incarnation:step`.
+        """Parses `incarnation:step`.
 
         Raises:
           ValueError: the text has another form.
@@ -100,19 +99,19 @@ def newest_of_each(versions: Iterable[Version]) -> tuple[Version, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the engine samples one response."""
+    """Sampling parameters of one response."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    """Number of most likely tokens to sample from; 0 keeps the whole vocabulary."""
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
 
     def __post_init__(self) -> None:
-        """Refuses values the engine would reject or read otherwise."""
+        """Raises ValueError for values that the engine would reject or change."""
         if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
             raise ValueError(
                 f"want 1 <= max_tokens and 0 <= min_tokens <= max_tokens, "
@@ -128,24 +127,23 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RewardPart:
-    """A verifier that judges a response, and what its score counts."""
+    """Verifier of a response and the weight of its score."""
 
     name: str
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses what counts for nothing that could be told."""
         if not self.name or not math.isfinite(self.weight):
             raise ValueError(f"a reward needs a verifier's name and a finite weight, got {self.name!r}, {self.weight}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a response is judged by: verifiers, and what they need; or an environment that it is played in."""
+    """Scoring of a response: verifiers and their inputs, or the environment of an episode."""
 
     rewards: Annotated[tuple[RewardPart, ...], Meta(max_length=MAX_REWARD_PARTS)]
-    """Each judges the whole response; the reward is the sum of their weighted scores. May be empty in an environment,
-    which rewards by itself."""
+    """Verifiers of the whole response; the reward is the weighted sum of their scores. May be empty with an
+    environment, which gives its own rewards."""
     answer: str
     metadata: str = "{}"
     """JSON that only verifiers and the environment read."""
@@ -153,7 +151,7 @@ class Task:
     """Name of the environment that a response is an episode of; empty: a response is one turn."""
 
     def __post_init__(self) -> None:
-        """Refuses a task that nothing judges, or one verifier twice."""
+        """Raises ValueError if nothing scores the task, or a verifier is named twice."""
         names = [part.name for part in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"a task names each verifier once, got {', '.join(names)}")
@@ -162,13 +160,13 @@ class Task:
 
     @classmethod
     def judged_by(cls, verifier: str, *, answer: str, metadata: str = "{}") -> "Task":
-        """A task of one turn with one verifier."""
+        """Returns a task of one turn with one verifier."""
         return cls(rewards=(RewardPart(verifier),), answer=answer, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """One prompt to sample K times: the only credit in the system."""
+    """Request to sample one prompt K times. Tickets are the only credit in the system."""
 
     id: str
     kind: TicketKind
@@ -178,15 +176,16 @@ class Ticket:
     prompt_tokens: Int32[np.ndarray, " P"]
     task: Task
     num_samples: int
-    """K: rollouts of its group."""
+    """Number of rollouts in the group, K."""
     num_requests: int
-    """Responses to sample at once; the first `num_samples` to end make the group. More than that is a race."""
+    """Responses to sample concurrently. The first `num_samples` to finish make the group; more requests than that are a
+    race."""
     sampling: Sampling
     min_version: Version
-    """No token of this ticket's group may come from weights of an earlier step."""
+    """Oldest weight version that may generate a token of this ticket's group."""
 
     def __post_init__(self) -> None:
-        """Refuses a ticket that no actor could serve."""
+        """Raises ValueError if no actor could serve the ticket."""
         check_choice("kind", self.kind, TicketKind)
         check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.id:
@@ -208,19 +207,18 @@ def _no_rewards() -> Float32[np.ndarray, " 0"]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RewardScore:
-    """What one verifier gave."""
+    """Score of one verifier."""
 
     name: str
-    """The verifier's."""
+    """Name of the verifier."""
     value: float
-    """Before it is weighted."""
+    """Score before weighting."""
     verdict: Verdict
     answer: str | None = None
-    """The answer that it read, in a form that is alike for equal answers, by which responses vote (maj@k); empty where
-    the response states none. None: it reads no answers."""
+    """Answer that the verifier extracted, in a form that is equal for equal answers; the vote for maj@k. Empty if the
+    response has no answer. None if the verifier does not extract answers."""
 
     def __post_init__(self) -> None:
-        """Refuses a score that is no number, and an answer that is no short one."""
         check_choice("verdict", self.verdict, Verdict)
         if self.answer is not None and len(self.answer) > MAX_ANSWER_CHARS:
             raise ValueError(f"an answer has at most {MAX_ANSWER_CHARS} characters, got {len(self.answer)}")
@@ -230,31 +228,31 @@ class RewardScore:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One verified response, exactly as the engine sampled it."""
+    """Response exactly as the engine sampled it, with its rewards."""
 
     tokens: Int32[np.ndarray, " T"]
-    """What follows the prompt: sampled tokens, and in multi-turn rollouts the environment's."""
+    """Tokens after the prompt: sampled tokens and, in multi-turn rollouts, the environment's tokens."""
     loss_mask: Bool[np.ndarray, " T"]
-    """True where the policy sampled the token; only those train."""
+    """True where the policy sampled the token; only those tokens are trained."""
     behavior_logprobs: Float32[np.ndarray, " T"]
-    """Nats, under the engine's processed distribution (temperature, top-p, top-k); 0 where not sampled."""
+    """Logprobs in nats under the engine's processed distribution (temperature, top-p, top-k); 0 where not sampled."""
     token_versions: Int32[np.ndarray, " T"]
     """Learner step of the weights behind each token; never decreases."""
     finish: Finish
     reward: float
-    """The weighted sum of `scores`, and that of `turn_rewards`."""
+    """Weighted sum of `scores` plus the sum of `turn_rewards`."""
     scores: Annotated[tuple[RewardScore, ...], Meta(max_length=MAX_REWARD_PARTS)] = ()
-    """By verifier; none of a response that none was asked about."""
+    """Scores by verifier; empty if no verifier scored the response."""
     turn_rewards: Float32[np.ndarray, " N"] = dataclasses.field(default_factory=_no_rewards)
-    """An environment's, one a turn: a turn is what was sampled between two observations. None where there is no
-    environment."""
+    """Rewards of the environment, one per turn; empty without an environment. A turn is the tokens sampled between two
+    observations."""
     num_thinking_tokens: int = 0
-    """Sampled tokens that are no part of an answer: the thinking of all turns, and its marks."""
+    """Sampled tokens outside the answer: the thinking of all turns, and its marks."""
     is_thinking_finished: bool = True
-    """False where the last turn ends within its thinking, and so has no answer."""
+    """True unless the last turn finishes inside its thinking and therefore has no answer."""
 
     def __post_init__(self) -> None:
-        """Refuses ragged, empty or non-finite data."""
+        """Raises ValueError for empty, non-finite or inconsistent data."""
         check_choice("finish", self.finish, Finish)
         check_vector("tokens", self.tokens, np.int32)
         check_vector("loss_mask", self.loss_mask, np.bool_)
@@ -290,13 +288,13 @@ class Rollout:
 
     @property
     def num_turns(self) -> int:
-        """Runs of sampled tokens."""
+        """Number of turns: contiguous runs of sampled tokens."""
         return int(np.count_nonzero(self.loss_mask[1:] & ~self.loss_mask[:-1])) + int(self.loss_mask[0])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A ticket's K rollouts; it exists only when complete."""
+    """The K rollouts of one ticket; a group exists only when it is complete."""
 
     ticket_id: str
     kind: TicketKind
@@ -305,18 +303,19 @@ class Group:
     prompt_tokens: Int32[np.ndarray, " P"]
     rollouts: Annotated[tuple[Rollout, ...], Meta(max_length=MAX_SAMPLES)]
     incarnation: int
-    """Incarnation of the newest weights that made any of its tokens."""
+    """Incarnation of the newest weights that generated any of its tokens."""
     older_versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_SAMPLES)] = ()
-    """Newest weights of each earlier incarnation that made any of its tokens, oldest first; usually there are none."""
+    """Newest weights of each earlier incarnation that generated any of its tokens, oldest first; usually empty."""
     actor: str
-    """Who made it; a name a rollout, with "+" between them, where single samples of several were put together."""
+    """Name of the actor. For a group assembled from single samples of several actors: one name per rollout, joined by
+    "+"."""
     started_s: float
     """Unix time at which its first sample entered the engine."""
     finished_s: float
     """Unix time at which its last reward was known."""
 
     def __post_init__(self) -> None:
-        """Refuses an empty group."""
+        """Raises ValueError for empty or inconsistent data."""
         check_choice("kind", self.kind, TicketKind)
         check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:
@@ -330,21 +329,22 @@ class Group:
             raise ValueError(f"a group's times must be finite, got {self.started_s} to {self.finished_s}")
 
     def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
-        """Returns True if a later learner went back behind the weights of any of its tokens (`Version.is_abandoned`).
+        """Returns True if a later learner rolled back past the weights of any of its tokens (`Version.is_abandoned`).
 
-        The newest step stands for the newest incarnation: what came after that one decides about all tokens alike.
+        Of the newest incarnation only the newest step is checked, because a rollback past any of its steps is also past
+        that.
         """
         newest = Version(incarnation=self.incarnation, step=self.max_step)
         return any(version.is_abandoned(base_steps) for version in (*self.older_versions, newest))
 
     @property
     def actors(self) -> frozenset[str]:
-        """The names of all who made it."""
+        """Names of all actors that contributed rollouts."""
         return frozenset(self.actor.split("+"))
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """The name of who made each rollout."""
+        """Name of the actor behind each rollout."""
         names = self.actor.split("+")
         return tuple(names) if len(names) == len(self.rollouts) else (self.actor,) * len(self.rollouts)
 
@@ -360,5 +360,5 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the learner computes: K prompts and K responses."""
+        """Number of tokens that the learner computes: K prompts and K responses."""
         return sum(self.prompt_tokens.size + r.tokens.size for r in self.rollouts)

@@ -1,8 +1,8 @@
-"""The event log: what each process did when, in Chrome's trace format (opens in Perfetto).
+"""Event log of each process in Chrome's trace format, which Perfetto opens.
 
-Every process appends whole lines to a file of its own, so a killed process loses at most the line
-it was writing. `merge` joins them into one JSON object with one track a process name, over
-restarts and machines (process ids repeat; names do not).
+Every process appends whole lines to its own file, so a killed process loses at most its last line. `merge` joins the
+files into one JSON object with one track per process name. Names are stable over restarts and machines; process ids
+repeat.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from bridge.files import replace_file
 
 
 class Timeline:
-    """Appends one process's events; times are Unix microseconds. Safe to use from several threads."""
+    """Event writer of one process. Thread-safe. The file has times in Unix microseconds."""
 
     def __init__(self, folder: str | os.PathLike[str], process: str) -> None:
         """Opens `folder/process.jsonl` for appending.
 
         Raises:
-          ValueError: `process` is no plain file name.
+          ValueError: `process` is not a plain file name.
         """
         if not process or os.path.basename(process) != process:
             raise ValueError(f"a process's name must do as a file name, got {process!r}")
@@ -36,38 +36,38 @@ class Timeline:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._num_lost = 0
-        """Events that found no room on the disk."""
+        """Events lost because the disk was full."""
         self._file = open(path / f"{process}.jsonl", "a+b", buffering=0)  # noqa: SIM115  # open as long as the timeline
-        # A predecessor killed in the middle of a line left no end to it.
+        # A process that was killed while it wrote left an unterminated line.
         size = self._file.seek(0, os.SEEK_END)
         if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
             self._file.write(b"\n")
         self._write({"name": "process_name", "ph": "M", "ts": 0, "args": {"name": process}})
 
     def span(self, name: str, start_s: float, end_s: float, /, *, lane: int = 0, **args: Any) -> None:
-        """Records something that took from `start_s` to `end_s` (Unix seconds).
+        """Records an event that lasted from `start_s` to `end_s` (Unix seconds).
 
-        `lane` is the row inside the process's track; overlapping spans belong in different lanes.
+        `lane` is the row inside the process's track; overlapping spans need different lanes.
         """
         duration_s = max(0.0, end_s - start_s)
         self._write({"name": name, "ph": "X", "ts": start_s * 1e6, "dur": duration_s * 1e6, "tid": lane, "args": args})
 
     def took(self, name: str, start_s: float, end_s: float, /, *, lane: int = 0, **args: Any) -> None:
-        """Records something that took from `start_s` to `end_s` of `time.monotonic`, as `span` does.
+        """Records a span like `span`, with times of `time.monotonic`.
 
-        Its length does not depend on whether the machine's clock was set meanwhile.
+        A clock change during the span does not affect its length.
         """
         unix_s = time.time() - time.monotonic()
         self.span(name, unix_s + start_s, unix_s + end_s, lane=lane, **args)
 
     def instant(self, name: str, *, time_s: float | None = None, **args: Any) -> None:
-        """Records something that happened at one moment (default: now)."""
+        """Records an event at one moment (default: now)."""
         when = time.time() if time_s is None else time_s
         self._write({"name": name, "ph": "i", "s": "p", "ts": when * 1e6, "tid": 0, "args": args})
 
     @contextlib.contextmanager
     def measure(self, name: str, /, *, lane: int = 0, **args: Any) -> Generator[dict[str, Any]]:
-        """Records the time its block takes; entries put into the yielded dict become arguments."""
+        """Records the time that its block takes; entries of the yielded dict become arguments."""
         start = time.monotonic()
         try:
             yield args
@@ -75,7 +75,7 @@ class Timeline:
             self.took(name, start, time.monotonic(), lane=lane, **args)
 
     def close(self) -> None:
-        """Closes the file; what is recorded after that goes nowhere."""
+        """Closes the file; later events are discarded."""
         with self._lock:
             self._file.close()
 
@@ -99,9 +99,9 @@ class Timeline:
                 self._num_lost += 1
 
     def _append(self, data: bytes) -> bool:
-        """Writes whole lines, in one call; False if the disk has no room for them, and then nothing of them is there.
+        """Writes whole lines in one call. Returns False and writes nothing if the disk is full.
 
-        A full disk must not stop a run for the sake of its log.
+        A full disk must not stop a run because of its log.
         """
         end = self._file.seek(0, os.SEEK_END)
         try:
@@ -117,21 +117,21 @@ class Timeline:
 
 
 def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All events of a folder, in order of time; a torn line of a killed process is left out.
+    """Returns all events of a folder by time; skips the torn last line of a killed process.
 
-    `pid` is the file's number, from 1 in order of name: one for each process name.
+    `pid` is the number of the event's file, from 1 in name order: one per process name.
 
     Raises:
-      ValueError: a line in the middle of a process's life is no JSON.
+      ValueError: another line is not valid JSON.
     """
     return sorted(_events(folder), key=lambda e: e["ts"])
 
 
 def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes `folder`'s events as one Chrome trace file, with times from the first event on.
+    """Writes a folder's events as one Chrome trace file; times start at the first event.
 
-    An event at a time, since a long run has millions: in order of processes, and in each as they were written. To be
-    called when nobody writes any more: the files are read twice.
+    Events are streamed process by process, since a long run has millions. Call it when no process writes any more,
+    because the files are read twice.
 
     Raises:
       ValueError: as for `read`.
@@ -153,7 +153,7 @@ def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
 
 
 def _events(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Process by process, as `read` has them."""
+    """Yields the events process by process, in the form of `read`."""
     for track, path in enumerate(sorted(pathlib.Path(folder).glob("*.jsonl")), start=1):
         with open(path, encoding="utf-8", errors="replace") as lines:
             torn = 0
@@ -161,7 +161,7 @@ def _events(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 if not line.strip():
                     torn = 0
                     continue
-                # Killed while writing: nothing follows, or the first line of the process that took over.
+                # A process was killed while it wrote: the file ends, or the next process begins with `process_name`.
                 if torn and '"process_name"' not in line:
                     raise ValueError(f"{path}:{torn}: not a JSON event")
                 try:

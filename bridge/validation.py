@@ -1,4 +1,4 @@
-"""Checks of what a wire type holds, shared by the types; each raises `ValueError` with what was got and wanted."""
+"""Validation helpers of the wire types; each check raises ValueError with the expected and the actual value."""
 
 import ipaddress
 import urllib.parse
@@ -10,24 +10,24 @@ from typing_extensions import TypeIs
 MAX_NAME_CHARS = 256
 MAX_URL_CHARS = 2048
 MAX_TEXT_CHARS = 2**20
-"""Of a run's config."""
+"""Most characters of a run's config."""
 SOURCE_SCHEMES = ("https", "http", "s3", "gs", "file")
-"""From where a snapshot may be fetched."""
+"""URL schemes from which a snapshot may be fetched."""
 
 
 def is_array(value: object) -> TypeIs[np.ndarray[Any, np.dtype[Any]]]:
-    """Whether a value is an array, of whatever shape and dtype."""
+    """Returns True if a value is a numpy array."""
     return isinstance(value, np.ndarray)
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Refuses what is none of a `Literal`'s values."""
+    """Raises ValueError unless the value is one of a `Literal`'s values."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 def check_vector(name: str, value: object, dtype: type[np.generic], *, may_be_empty: bool = False) -> None:
-    """Refuses what is no vector of this dtype, with at least one element unless it may be empty."""
+    """Raises ValueError unless the value is a vector of this dtype, and not empty unless `may_be_empty`."""
     if not is_array(value) or value.ndim != 1 or value.dtype != np.dtype(dtype):
         got = f"{value.dtype}{value.shape}" if is_array(value) else type(value).__name__
         raise ValueError(f"{name} must be a {np.dtype(dtype).name} vector, got {got}")
@@ -36,27 +36,27 @@ def check_vector(name: str, value: object, dtype: type[np.generic], *, may_be_em
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuses what would forge lines of a log, or move a terminal's cursor."""
+    """Raises ValueError for text that is too long or could forge log lines or move a terminal's cursor."""
     if len(text) > MAX_NAME_CHARS or not text.isprintable():
         raise ValueError(f"{what} must be {MAX_NAME_CHARS} printable characters at most, got {text[:40]!r}")
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuses an empty, long or unprintable name."""
+    """Raises ValueError for an empty, long or unprintable name."""
     if not name:
         raise ValueError(f"{what} must not be empty")
     check_text(what, name)
 
 
 def check_file_name(name: str) -> None:
-    """Refuses what is not a plain file's name: it is joined to a folder by whoever reads it."""
+    """Raises ValueError unless the name is a plain file name, which readers can join to a folder safely."""
     check_name("a file's name", name)
     if "/" in name or "\\" in name or name.startswith("."):
         raise ValueError(f"a file's name must be plain, with no folder before it, got {name!r}")
 
 
 def check_source(url: str) -> None:
-    """Refuses what is no URL of `SOURCE_SCHEMES`."""
+    """Raises ValueError unless the text is a URL of `SOURCE_SCHEMES` without secrets."""
     if len(url) > MAX_URL_CHARS or not url.isprintable():
         raise ValueError(f"a source must be a URL of {MAX_URL_CHARS} characters at most, got {url[:40]!r}")
     parts = urllib.parse.urlsplit(url)
@@ -67,7 +67,7 @@ def check_source(url: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own and reached by no other."""
+    """Returns True if a host name or address is loopback."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

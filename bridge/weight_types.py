@@ -11,32 +11,33 @@ from bridge.rollout_types import Version
 from bridge.validation import MAX_TEXT_CHARS, check_file_name, check_source, check_text
 
 MAX_TENSORS = 2**18
-"""Tensors of a model; a large mixture of experts has 70,000."""
+"""Most tensors of a model; a large mixture of experts has 70,000."""
 MAX_DIMS = 8
 MAX_DELTA_CHUNKS = 2**16
 MAX_SOURCES = 16
 MAX_HOSTS = 1024
 MAX_BLOCKS = 2**14
-"""Of one piece; a sharded leaf of the learner's is one, or one a layer where its experts are split over hosts."""
+"""Most blocks of one shard. A sharded leaf of the learner is one block, or one per layer if its experts are split over
+hosts."""
 MAX_CARD_FILES = 64
 MAX_BASE_STEPS = 2**12
-"""Restarts behind whose weights no actor can still be."""
+"""Most base steps in a manifest. Older restarts are dropped, because no actor can still hold weights from before
+them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Where one tensor lies in a snapshot's data file."""
+    """Position of one tensor in a snapshot's data file."""
 
     name: str
     """Hugging Face name."""
     dtype: str
-    """numpy's or ml_dtypes' name: float32, bfloat16, float16."""
+    """Name in numpy or ml_dtypes: float32, bfloat16, float16."""
     shape: Annotated[tuple[int, ...], Meta(max_length=MAX_DIMS)]
     offset_bytes: int
     num_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuses what lies nowhere."""
         if min(self.offset_bytes, self.num_bytes, *self.shape) < 0 or len(self.shape) > MAX_DIMS:
             raise ValueError(
                 f"tensor {self.name}: want counts >= 0 and {MAX_DIMS} dimensions at most, got shape "
@@ -45,27 +46,27 @@ class TensorEntry:
 
 
 DIGEST_BYTES = 32
-"""A BLAKE3 digest's size."""
+"""Size of a BLAKE3 digest, in bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One data file of a snapshot and what its bytes hash to, chunk by chunk.
+    """Data file of a snapshot with one hash per chunk.
 
-    So one bad chunk can be told from the others, and a broken download goes on where it stopped.
+    Chunk hashes locate a corrupt chunk and let a broken download resume where it stopped.
     """
 
     name: str
     num_bytes: int
     chunk_bytes: int
-    """Size of every chunk but the last, which may be shorter."""
+    """Size of every chunk except the last, which may be shorter."""
     chunk_hashes: bytes
-    """The chunks' BLAKE3 digests, one after another."""
+    """BLAKE3 digests of the chunks, concatenated."""
     blake3: str
-    """BLAKE3 of `chunk_hashes`, in hex: two files of one chunk size are the same if and only if this is."""
+    """Hex BLAKE3 of `chunk_hashes`. Two files with one chunk size are equal if and only if it is equal."""
 
     def __post_init__(self) -> None:
-        """Refuses digests that are not one a chunk, and a name that leads out of the snapshot's folder."""
+        """Raises ValueError if there is not one digest per chunk, or the name leaves the snapshot's folder."""
         check_file_name(self.name)
         if self.chunk_bytes < 1 or self.num_bytes < 0:
             raise ValueError(f"want chunk_bytes >= 1 and num_bytes >= 0, got {self.chunk_bytes}, {self.num_bytes}")
@@ -77,49 +78,50 @@ class FileEntry:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks the file has."""
+        """Number of chunks in the file."""
         return -(-self.num_bytes // self.chunk_bytes)
 
     def chunk(self, index: int) -> tuple[int, int]:
-        """Where a chunk begins and ends, in bytes."""
+        """Returns the first byte of a chunk and the byte after its last."""
         start = index * self.chunk_bytes
         return start, min(start + self.chunk_bytes, self.num_bytes)
 
     def chunk_hash(self, index: int) -> bytes:
-        """A chunk's digest."""
+        """Returns a chunk's digest."""
         return self.chunk_hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaEntry:
-    """A file that leads from an older version's data to this one's: their XOR, compressed chunk by chunk."""
+    """Delta file: XOR of this version's data with an older version's, compressed chunk by chunk."""
 
     base_version: Version
-    """Whose data it is XORed with; both have the same tensors at the same offsets."""
+    """Version whose data is XORed; both versions have the same tensors at the same offsets."""
     codec: str
-    """How a chunk is compressed (`bridge.snapshots.delta`)."""
+    """Compression of a chunk (`bridge.snapshots.delta`)."""
     name: str
-    """The file's name."""
+    """Name of the delta file."""
     chunk_ends: Annotated[tuple[int, ...], Meta(max_length=MAX_DELTA_CHUNKS)]
-    """Where each compressed chunk ends in it; one for each chunk of the full file, 0 bytes where nothing changed."""
+    """End offset of each compressed chunk, one per chunk of the full file; an unchanged chunk has 0 bytes."""
 
     def __post_init__(self) -> None:
-        """Refuses ends that decrease, and a name that leads out of the snapshot's folder."""
+        """Raises ValueError if the ends decrease, or the name leaves the snapshot's folder."""
         check_file_name(self.name)
         if any(a > b for a, b in zip((0, *self.chunk_ends), self.chunk_ends, strict=False)):
             raise ValueError("a delta's chunk_ends must not decrease")
 
     @property
     def num_bytes(self) -> int:
-        """The file's size."""
+        """Size of the delta file."""
         return self.chunk_ends[-1] if self.chunk_ends else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The same rectangle of some tensors that follow on one another and have one shape and dtype.
+    """Equal rectangles of consecutive tensors with one shape and dtype.
 
-    A tensor counts as a matrix `[rows, cols]`: its last dim has the columns, all others are rows, and a vector is one.
+    A tensor counts as a matrix `[rows, cols]`: its last dim is the columns, and all other dims are rows. A vector is
+    one row.
     """
 
     first_tensor: int
@@ -131,35 +133,35 @@ class Block:
     num_cols: int
 
     def __post_init__(self) -> None:
-        """Refuses what is empty or begins before the first."""
+        """Raises ValueError if the block is empty or has a negative start."""
         if min(self.first_tensor, self.first_row, self.first_col) < 0 or self.num_values < 1:
             raise ValueError(f"a block must hold something and begin at 0 or later, got {self}")
 
     @property
     def num_values(self) -> int:
-        """In all its tensors; 0 where a count is not positive."""
+        """Number of values in all its tensors; 0 if a count is not positive."""
         counts = (self.num_tensors, self.num_rows, self.num_cols)
         return math.prod(counts) if min(counts) > 0 else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
-    """What one of the learner's hosts wrote of a snapshot, in a file of its own.
+    """Shard of a snapshot: the file that one of the learner's hosts wrote.
 
-    The file holds its blocks' tensors one after another, each at a 64-byte aligned offset, zeros between them. So the
-    one piece of a single host is the whole file.
+    The file holds the tensors of its blocks in order, each at a 64-byte aligned offset, with zeros in between. The
+    shard of a single host is therefore the whole file.
     """
 
     host: int
     """Index of the learner's process."""
     blocks: Annotated[tuple[Block, ...], Meta(max_length=MAX_BLOCKS)]
-    """Which values it has, in the order of its file."""
+    """Values in the shard, in file order."""
     file: FileEntry
     delta: DeltaEntry | None = None
-    """A shorter way for whoever holds its base version; the full file is there all the same."""
+    """Smaller alternative for readers that hold its base version; the full file is always available."""
 
     def __post_init__(self) -> None:
-        """Refuses a host that can't be, and a delta of another number of chunks."""
+        """Raises ValueError if the host is out of range, or the delta has another number of chunks."""
         if not 0 <= self.host < MAX_HOSTS:
             raise ValueError(f"a piece's host must be in [0, {MAX_HOSTS}), got {self.host}")
         if self.delta is not None and len(self.delta.chunk_ends) != self.file.num_chunks:
@@ -168,24 +170,24 @@ class ShardEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest:
-    """A weight snapshot's table of contents; what it does not list is not in the snapshot."""
+    """Table of contents of a weight snapshot; files that it does not list are not part of the snapshot."""
 
     run: str
     version: Version
     tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
-    """Where each lies in the whole file, which readers put together from the pieces."""
+    """Position of each tensor in the whole file, which readers assemble from the shards."""
     shards: Annotated[tuple[ShardEntry, ...], Meta(max_length=MAX_HOSTS)]
-    """By host. Readers check that they are all there and none overlaps (`bridge.snapshots.snapshot_format`)."""
+    """Shards in host order. Readers check that they are complete and disjoint (`bridge.snapshots.snapshot_format`)."""
     tokenizer_hash: str
     hmac: str | None = None
-    """Keyed hash over the rest of the manifest, where snapshots cross machines."""
+    """Keyed hash over the rest of the manifest, set if snapshots cross machines."""
     created_s: float = 0.0
     base_steps: Annotated[tuple[Version, ...], Meta(max_length=MAX_BASE_STEPS)] = ()
-    """Step that each of the run's incarnations began at, as far as they decide (`deciding_base_steps`), this version's
-    own last; empty where the writer does not know them."""
+    """Base steps of the run's incarnations that still decide (`deciding_base_steps`), ending with this version's
+    incarnation; empty if the writer does not know them."""
 
     def __post_init__(self) -> None:
-        """Refuses overlapping or out-of-range tensors and double names."""
+        """Raises ValueError for overlapping tensors, duplicate names or unordered hosts."""
         if not math.isfinite(self.created_s):
             raise ValueError(f"created_s must be finite, got {self.created_s}")
         names = [t.name for t in self.tensors]
@@ -209,8 +211,8 @@ class WeightManifest:
 def deciding_base_steps(base_steps: Mapping[int, int]) -> tuple[Version, ...]:
     """Returns the base steps that decide which earlier weights are abandoned, oldest incarnation first.
 
-    Weights are abandoned if a later incarnation began at an earlier step (`Version.is_abandoned`). So of incarnations
-    that began at the same or at a later step than one after them nothing depends.
+    Weights are abandoned if a later incarnation began at an earlier step (`Version.is_abandoned`). An incarnation
+    therefore does not matter if a later one began at the same or an earlier step.
 
     Args:
       base_steps: the step that each incarnation began at.
@@ -224,23 +226,23 @@ def deciding_base_steps(base_steps: Mapping[int, int]) -> tuple[Version, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A version that is out, and from where those who don't share the learner's memory may fetch it."""
+    """Published version and the sources from which actors on other machines can fetch it."""
 
     manifest: WeightManifest
     sources: Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)]
-    """URLs under which the manifest's files lie (https://, http://, s3://, gs://, file://), the best one first; the
-    learner's own memory is none of them. Last may come one whose name is an older version's: where that one lies whole,
-    for whoever reaches none of the others (`bridge.snapshots.snapshot_format.older_place`)."""
+    """URLs of the manifest's files (https://, http://, s3://, gs://, file://), best first; never the learner's memory.
+    The last may name an older version as a fallback for readers that reach no other source
+    (`bridge.snapshots.snapshot_format.older_place`)."""
     host_sources: Annotated[
         tuple[Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)], ...], Meta(max_length=MAX_HOSTS)
     ] = ()
-    """URLs under which the files of one piece lie, for each piece of the manifest, where hosts serve their own; else
-    empty."""
+    """URLs of each shard's files, one tuple per shard, if hosts serve their own shards; otherwise empty."""
     hmac: str | None = None
-    """Keyed hash over all the rest, where snapshots cross machines: who holds the store can name no other sources."""
+    """Keyed hash over all other fields, set if snapshots cross machines. It prevents the store from naming other
+    sources."""
 
     def __post_init__(self) -> None:
-        """Refuses what is no address of snapshots."""
+        """Raises ValueError if a source is malformed, or `host_sources` does not match the shards."""
         for source in self.all_sources:
             check_source(source)
         if self.host_sources and len(self.host_sources) != len(self.manifest.shards):
@@ -251,20 +253,19 @@ class Announcement:
 
     @property
     def all_sources(self) -> tuple[str, ...]:
-        """Those of the whole version and those of one piece."""
+        """URLs of the whole version and of single shards."""
         return (*self.sources, *(source for of_piece in self.host_sources for source in of_piece))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CardFile:
-    """A small file of the model's folder, kept in the store by its hash."""
+    """Small file of the model's folder, kept in the store under its hash."""
 
     name: str
     num_bytes: int
     blake3: str
 
     def __post_init__(self) -> None:
-        """Refuses a name that leads out of the model's folder."""
         check_file_name(self.name)
         if self.num_bytes < 0:
             raise ValueError(f"{self.name}: num_bytes must be >= 0, got {self.num_bytes}")
@@ -272,25 +273,25 @@ class CardFile:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunCard:
-    """What an actor needs to know of a run that it shares no folder with."""
+    """Run description for actors that share no folder with the learner."""
 
     run: str
-    """The run's id (`configs.run_folder.run_id`)."""
+    """Id of the run (`configs.run_folder.run_id`)."""
     name: str
-    """The name it was given."""
+    """Human-readable name of the run."""
     config: str
-    """The run's config.json."""
+    """Content of the run's config.json."""
     files: Annotated[tuple[CardFile, ...], Meta(max_length=MAX_CARD_FILES)]
-    """config.json, tokenizer and what else an engine reads of the model's folder, weights left out."""
+    """config.json, the tokenizer and all other files of the model's folder that an engine reads, without weights."""
     tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
-    """What every snapshot holds: names, dtypes, shapes (offsets as in a snapshot)."""
+    """Tensors of every snapshot: names, dtypes, shapes, and offsets as in a snapshot."""
     sluice: str
     """Version of Sluice that the learner runs."""
     vllm: str
-    """The vLLM version that an actor needs; empty where any will do."""
+    """vLLM version that an actor requires; empty accepts any."""
 
     def __post_init__(self) -> None:
-        """Refuses a file named twice, and texts that are shown to people but can't be read."""
+        """Raises ValueError if a file is named twice, or a displayed text is not printable or too long."""
         names = [f.name for f in self.files]
         if len(set(names)) != len(names):
             raise ValueError("a run card names a file twice")
@@ -301,6 +302,6 @@ class RunCard:
 
 
 SLUICE = "0.1.0"
-"""Of this build, as in pyproject.toml."""
+"""Version of this build, as in pyproject.toml."""
 VLLM = "0.32.0"
-"""Of the engine that this build is tested with; an actor's may say more behind it, as in 0.32.0+cpu."""
+"""vLLM version that this build is tested with. An actor's may have a suffix, as in 0.32.0+cpu."""

@@ -1,1 +1,1 @@
-"""The store: where tickets, complete groups and heartbeats meet."""
+"""Store of a run: tickets, complete groups, heartbeats and announcements."""

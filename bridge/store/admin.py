@@ -1,6 +1,6 @@
-"""The runs of a store, as whoever keeps it in order sees them: listed, dropped, and a fenced actor's second chance.
+"""Run administration: lists and drops runs, and puts fenced actors on probation.
 
-For a learner's role: the tables refuse it to an actor's. A process that leads a run goes by `open.open_store` instead.
+Requires a learner's role; the tables reject an actor's role. A process that leads a run uses `open.open_store` instead.
 """
 
 import contextlib
@@ -21,14 +21,15 @@ from bridge.store.sqlite_database import SqliteDatabase
 from bridge.store.store_types import PERMANENT
 
 ALIVE_S = 10.0
-"""A process whose last sign of life is younger is taken for alive."""
+"""Largest age of the last heartbeat, in seconds, at which a process counts as live."""
 ON_PROBATION = "on probation: "
-"""What the reason of a fence begins with whose actor may be probed again."""
+"""Prefix of a fence reason whose actor may be probed again."""
 _DROP_S = 100 * 365 * 86400.0
-"""For how long whoever drops a run leads it: for good, since a learner could do nothing with what is left of it."""
+"""Leader lease of a run that is being dropped, in seconds. Effectively permanent, because no learner could use the
+rest."""
 _RETRY_S = 60.0
-"""For how long what a bucket fails to delete is tried again."""
-# Table, what names a row, rows dropped in one transaction: the large ones first, so that none takes for ever.
+"""Seconds for which failed deletions in a bucket are retried."""
+# Table, key column, rows deleted per transaction. Large tables go in parts, so that no transaction takes long.
 _IN_PARTS = (("groups", "seq", 256), ("payloads", "call", 256), ("tickets", "number", 4096), ("anchors", "key", 4096))
 _REST = (
     *("groups", "payloads", "tickets", "dropped_objects", "restores", "heartbeats", "fences", "announcements"),
@@ -38,41 +39,47 @@ _REST = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """One run, at one moment of the store's clock."""
+    """State of one run at one moment of the store's clock."""
 
     run: str
-    """Its id."""
+    """Id of the run."""
     name: str
-    """What people call it; empty where the store holds one run."""
+    """Human-readable name; empty for a store of one run."""
     leader: str
-    """Where its learner lives, if one holds the lead; empty else."""
+    """Location of the learner that leads the run; empty if there is none."""
     finished_step: int | None
-    """Of its last weights, once all steps are done."""
+    """Step of the last weights of a finished run, otherwise None."""
     step: int | None
-    """Of the weights announced last; None before the first."""
+    """Step of the newest announced weights; None before the first."""
     num_trained: int
-    """Training tickets (groups, or samples where those are tickets of their own) whose training is safe."""
+    """Acknowledged training tickets: groups, or samples if samples are separate tickets."""
     num_waiting: int
-    """Groups that are here and not trained, or not yet in a checkpoint."""
+    """Stored groups that are not trained, or not yet in a checkpoint."""
     num_bytes: int
-    """Of tickets, groups, files and anchors in the database."""
+    """Bytes of tickets, groups, files and anchors in the database."""
     num_objects: int
-    """Of its groups, those that lie in a bucket."""
+    """Groups stored in a bucket."""
     silent_s: float | None
-    """Seconds since the last sign of life of any of its processes; None: there was none."""
+    """Seconds since the last heartbeat of any of the run's processes; None if there was none."""
     live_actors: tuple[str, ...]
-    """Names of those that most likely live."""
+    """Names of actors with a recent heartbeat."""
 
 
 class Runs:
-    """The runs that this role may lead."""
+    """Runs that this role may lead."""
 
     def __init__(self, database: Database, *, place: str, names: Callable[[], Sequence[Row]] | None) -> None:
-        """`names` gives (run, name) of a database of many runs; None where it holds one."""
+        """Wraps an open database.
+
+        Args:
+          database: the database.
+          place: its name in errors.
+          names: returns (run, name) of every run; None for a database of one run.
+        """
         self._database, self._place, self._names = database, place, names
 
     def all(self) -> list[RunState]:
-        """Every run, the newest first where the store knows it."""
+        """Returns every run, newest first if the store knows the age."""
         runs = {r[0]: r[1:] for r in self._read(_RUNS)}
         names = dict.fromkeys(runs, "") if self._names is None else dict(self._names())
         steps = dict(self._read("SELECT run, step FROM announcements"))
@@ -83,7 +90,7 @@ class Runs:
         found: list[RunState] = []
         for run, name in names.items():
             if run not in runs:
-                continue  # it was made since
+                continue  # the run was created after the first query
             leader, finished_step = runs[run]
             silences = [(process, silent_s) for r, process, silent_s in beats if r == run]
             num_bytes, num_objects = sizes.get(run, (0, 0))
@@ -105,10 +112,10 @@ class Runs:
         return found
 
     def find(self, name_or_id: str) -> RunState:
-        """One of them.
+        """Returns the run with that name or id.
 
         Raises:
-          ValueError: none, or several of that name.
+          ValueError: no run or several runs match.
         """
         found = [r for r in self.all() if name_or_id in (r.run, r.name)]
         found = [r for r in found if r.run == name_or_id] or found
@@ -120,17 +127,17 @@ class Runs:
         return found[0]
 
     def drop(self, run: str, *, force: bool = False, bucket: str = "") -> RunState:
-        """Forgets a run with all its rows; returns what it was. Called again, it goes on where it was cut off.
+        """Deletes a run with all its rows and returns its last state. A repeated call resumes an interrupted drop.
 
-        With `force` a live learner is superseded and ends; live actors hear that the run is finished, and end.
+        With `force`, a live learner is superseded and exits. Live actors see that the run is finished and exit.
 
         Args:
           run: name or id.
-          force: also one that is led or served.
-          bucket: where its large groups lie, which go too; empty: they stay.
+          force: also drop a run that has a live learner or live actors.
+          bucket: bucket of the run's large groups, which are deleted; empty: they stay.
 
         Raises:
-          ValueError: there is no such run, it is led or served, or the store holds no other.
+          ValueError: the run does not exist, has live processes, or is the only run that the store can hold.
         """
         if self._names is None:
             raise ValueError(f"{self._place} is one run's file: stop its processes and remove the run's folder")
@@ -151,10 +158,10 @@ class Runs:
         return state
 
     def put_on_probation(self, run: str, actor: str) -> None:
-        """Gives an actor that is fenced for good another chance: its next process is probed, and let in if it is clean.
+        """Lets a permanently fenced actor be probed again. The actor's next process is re-admitted if its probe passes.
 
         Raises:
-          ValueError: there is no such run, or the actor isn't fenced.
+          ValueError: the run does not exist, or the actor is not fenced.
         """
         id_ = self.find(run).run
         reasons = dict(self._read("SELECT actor, reason FROM fences WHERE run = :run ORDER BY actor", run=id_))
@@ -166,7 +173,7 @@ class Runs:
         self._write(id_, _step(change, id_, actor=actor, reason=reason), locks=True, changes=("tickets",))
 
     def _take_away(self, run: str, *, force: bool) -> None:
-        """Leads it, as far as others see, so that no learner begins to; actors pass over it, and live ones end."""
+        """Becomes the run's leader, so that no learner can. Actors skip the run, and live ones exit."""
         call = new_request_id()
         take = """UPDATE runs SET incarnation = incarnation + 1, holder = :holder, lead_by = :call,
             lead_expires_s = {now} + :lease_s, finished_step = coalesce(finished_step, 0),
@@ -200,11 +207,12 @@ _SIZES = """SELECT run, sum(num_bytes), sum(num_objects) FROM (
 
 @contextlib.contextmanager
 def open_runs(url: str, *, retry_s: float = 10.0) -> Generator[Runs]:
-    """The runs of a store; nothing is made where there is none.
+    """Opens the runs of a store; creates nothing if there is no store.
 
     Raises:
-      ValueError: there is no store, it refuses us, or the role is no learner's.
-      StoreLostError, StoreBusyError: it could not be reached, or not be locked, in time.
+      ValueError: the store does not exist or rejects the login, or the role is not a learner's.
+      StoreLostError: the server is unreachable.
+      StoreBusyError: the file stayed locked.
     """
     if path := sqlite_path(url):
         if not path.is_file():

@@ -1,17 +1,17 @@
-"""The claim rule (frontier-group dispatch): in Python, and as one SQL statement.
+"""Claim rule of frontier-group dispatch, in Python and as one SQL statement.
 
-The lowest order goes first. In frontier-group dispatch (RolloutPipe eq. 5-6; docs/frontier.md) F is the `width` lowest
-orders among the groups that are not serving-complete, and a ticket is handed out if and only if its group is in F: as
-long as fewer than `width` groups are in service, the lowest order that is not is the next of F. All actors claim from
-the one F, so whoever is free takes the next group in submission order, and none keeps a part of the frontier to itself.
+The lowest order goes first. In frontier-group dispatch (RolloutPipe eq. 5-6; docs/frontier.md), F is the `width` lowest
+orders among the groups that are not serving-complete. A ticket is issued if and only if its group is in F. While fewer
+than `width` groups are in service, the lowest order that is not in service is the next of F. All actors claim from one
+shared F, so a free actor takes the next group in submission order.
 
-Where a group's samples are tickets of their own, all of its order, an actor takes its part of each of several groups
-rather than several groups whole (`spread`): a long prompt's long responses then run on as many engines as there are
-(prompt replication, ROLL Flash).
+If a group's samples are separate tickets of one order, an actor takes its part of each of several groups instead of
+whole groups (`spread`). The long responses of a long prompt then run on as many engines as possible (prompt
+replication, ROLL Flash).
 
-The rows of `offered`, by order, are what `choose` goes through: evaluations and probes pass, a training ticket if its
-order is in service or among the first new ones that the frontier has room for, and the first `fair_share` of those.
-What is over the actor's part of its order comes last.
+The SQL rows of `offered`, by order, are the input of `choose`. Evaluations and probes always pass. A training ticket
+passes if its order is in service or among the first new orders that fit the frontier. The first `fair_share` of those
+are claimed. Tickets beyond the actor's part of their order come last.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """A ticket that may be claimed: one that is open, or whose lease ran out."""
+    """Claimable ticket: open, or with an expired lease."""
 
     id: str
     order: int
     is_train: bool
-    """Evaluations and probes are handed out whatever the frontier says."""
+    """True for training tickets; evaluations and probes are not limited by the frontier."""
 
 
 def choose(
@@ -36,14 +36,14 @@ def choose(
     width: int | None = None,
     in_service: Collection[int] = (),
 ) -> list[str]:
-    """Ids to hand out now, lowest order first.
+    """Returns the ids to issue now, lowest order first.
 
     Args:
-      offers: what may be claimed, by order.
-      limit: how many at most.
-      max_train: how many training tickets at most; None for no bound but `limit`.
-      width: groups of the frontier; None for none.
-      in_service: orders of the groups of which a claimed ticket's requests are still running.
+      offers: claimable tickets by order.
+      limit: most tickets.
+      max_train: most training tickets; None: only `limit` applies.
+      width: groups of the frontier; None: no frontier.
+      in_service: orders of groups with a claimed ticket whose requests are still running.
     """
     serving, num_train = set(in_service), 0
     chosen: list[str] = []
@@ -61,14 +61,14 @@ def choose(
 
 
 def spread(offers: Iterable[Offer], *, part: int, held: Mapping[int, int], num_groups: int | None) -> list[Offer]:
-    """The offers as an actor wants them that has a part of each group: what is over the part goes last.
+    """Returns the offers in claim order for an actor that takes a part of each group; tickets beyond the part go last.
 
     Args:
-      offers: by order.
-      part: training tickets of one order that it takes before any more of that order.
-      held: how many it has in service, by order.
-      num_groups: how many orders of training tickets are looked through; None for all. Who has one place free takes of
-        the lowest order, whatever it holds of that: it passes over a group for no other that it has no room for.
+      offers: claimable tickets by order.
+      part: training tickets of one order that the actor takes before any beyond the part.
+      held: tickets that the actor has in service, by order.
+      num_groups: number of orders of training tickets to consider; None: all. With the limit, an actor with one free
+        slot takes the lowest order even beyond its part.
     """
     counts: dict[int, int] = {}
     within: list[Offer] = []
@@ -83,17 +83,17 @@ def spread(offers: Iterable[Offer], *, part: int, held: Mapping[int, int], num_g
 
 
 def fair_share(total: int, *, mine: int, among: int, places: int = 1, all_places: int | None = None) -> int:
-    """Returns the number of tickets that one of several actors may take beyond those it has.
+    """Returns the number of tickets that an actor may take in addition to those it has.
 
-    Its part of `total`, claimed and open, is in proportion to its engine: ceil(total places / all_places) - mine. In
-    equal parts a small engine would serve its part in several turns while a large one idles.
+    Its part of `total` is proportional to its engine: ceil(total places / all_places) - mine. With equal parts, a small
+    engine would serve its part in several turns while a large one idles.
 
     Args:
-      total: tickets that all actors serve together.
-      mine: those of them that this actor has.
-      among: the actors.
-      places: sequences that this actor's engine runs at once.
-      all_places: the sum of all actors' places; None where they have as many each.
+      total: tickets, claimed and open, that all actors serve together.
+      mine: tickets of `total` that this actor has.
+      among: number of actors.
+      places: sequences that this actor's engine runs concurrently.
+      all_places: sum of `places` over all actors; None: all actors have equal `places`.
     """
     whole = max(1, among) * places if all_places is None else max(places, all_places)
     return max(0, -(-total * places // whole) - mine)

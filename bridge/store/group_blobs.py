@@ -1,8 +1,8 @@
-"""Large groups as objects of a bucket (the claim check pattern): the database's row holds a reference, no data.
+"""Large groups as bucket objects (claim check pattern): the database row holds only a reference.
 
-An object is put before its row and deleted after it, so a row always finds its object; what is left when a process dies
-in between is swept. Names are made here from the ticket's id and never read from a row, and none is used twice: so a
-reference can't point to another ticket's object, and what nobody refers to after a while never will be.
+An object is put before its row and deleted after it, so a row always finds its object. Objects left by a process that
+dies in between are swept. Object names are derived from the ticket's id and never read from a row, so a reference
+cannot point to another ticket's object. No name is used twice, so an old object without a row can be deleted safely.
 """
 
 import collections
@@ -32,11 +32,11 @@ T = TypeVar("T")
 _REFERENCE = re.compile(r"([0-9a-f]{32}):([0-9]{1,12}):([0-9a-f]{64})")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _AT_ONCE = 8
-"""Objects fetched or deleted side by side: each takes a round trip."""
+"""Objects fetched or deleted concurrently; each takes a round trip."""
 _CLOCK = ".clock"
-"""An object that is written to read the bucket's own time."""
+"""Object that is written to read the bucket's own time."""
 _MARK = ".run"
-"""An object that the learner puts, by which actors tell that its bucket is theirs."""
+"""Object that the learner puts, by which actors verify that they use the learner's bucket."""
 _GONE = FileNotFoundError
 _REFUSED = (
     PermissionError,
@@ -48,27 +48,27 @@ _REFUSED = (
 
 
 class BadBlobError(ValueError):
-    """What a reference leads to is not what was put: gone, of another size, or of other bytes."""
+    """A referenced object is missing, or has another size or content than was put."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlobReference:
-    """What a row holds in place of a group."""
+    """Reference to an object, stored in a row instead of a group."""
 
     nonce: str
     num_bytes: int
     blake3: str
 
     def __str__(self) -> str:
-        """As it stands in a row."""
+        """Returns the form stored in a row."""
         return f"{self.nonce}:{self.num_bytes}:{self.blake3}"
 
     @classmethod
     def parse(cls, text: str) -> "BlobReference":
-        """Reads what a row holds.
+        """Parses the form stored in a row.
 
         Raises:
-          BadBlobError: it is no reference.
+          BadBlobError: the text is not a reference.
         """
         match = _REFERENCE.fullmatch(text)
         if match is None:
@@ -77,10 +77,10 @@ class BlobReference:
 
 
 class GroupBlobs:
-    """One run's groups in a bucket; safe to use from several threads.
+    """Groups of one run in a bucket. Thread-safe.
 
-    Whatever fails on the way to the bucket is tried again for `retry_s`, then `StoreLostError`; what the bucket refuses
-    (credentials, rights) is a ValueError at once.
+    Transient failures are retried for `retry_s`, followed by StoreLostError. If the bucket rejects a request
+    (credentials, rights), the call raises ValueError immediately.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class GroupBlobs:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Asks nothing of the bucket yet.
+        """Connects lazily: sends no request.
 
         Args:
           url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
-          run: whose groups; runs of one bucket keep apart.
-          max_bytes: of an object; a larger one is refused before it is fetched.
-          retry_s: how long what fails is tried again. An object is swept when it is older than twice that.
-          clock: monotonic, in seconds.
-          sleep: waits so many seconds.
+          run: id of the run; runs in one bucket are separate.
+          max_bytes: size limit of an object, checked before a fetch.
+          retry_s: seconds for which failed requests are retried. Orphaned objects are swept after more than twice that.
+          clock: monotonic clock in seconds.
+          sleep: sleeps for a number of seconds.
 
         Raises:
-          ValueError: another scheme.
+          ValueError: the scheme is not supported.
         """
         if urllib.parse.urlsplit(url).scheme in ("http", "https"):
             raise ValueError(f"store.bucket={url} can't be written to; wanted s3://, gs:// or file:///")
@@ -115,23 +115,23 @@ class GroupBlobs:
         self._threads = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="group-objects")
         self._lock = threading.Lock()
         self.counts: collections.Counter[str] = collections.Counter()
-        """Objects put, fetched, deleted, swept and bad, since the start."""
+        """Cumulative number of objects put, fetched, deleted, swept and bad."""
 
     @property
     def min_age_s(self) -> float:
-        """What is younger is not swept: whoever put it may still be trying to put its row."""
+        """Minimum age of a swept object, in seconds. A younger object's owner may still be retrying to put its row."""
         return 2 * self._retry_s + 60.0
 
     def mark(self) -> None:
-        """Puts what `check_mark` looks for; the learner's, before any actor is told of the run."""
+        """Puts the object that `check_mark` looks for. The learner calls it before any actor can see the run."""
         name = f"{self._prefix}/{_MARK}"
         self._try(lambda: obstore.put(self._place, name, self._run.encode()), f"put {name}")
 
     def check_mark(self) -> None:
-        """Looks whether this bucket is the very one that the learner reads.
+        """Checks that this bucket is the one that the learner reads.
 
         Raises:
-          ValueError: it is another one, as a folder of another machine is; or it refuses us.
+          ValueError: the bucket is another one, such as a folder on another machine, or rejects the request.
         """
         if not self._is_marked():
             raise ValueError(
@@ -141,10 +141,10 @@ class GroupBlobs:
             )
 
     def check_own_mark(self) -> None:
-        """Looks whether what the learner itself put with `mark` is still there.
+        """Checks that the learner's own mark still exists.
 
         Raises:
-          ValueError: it isn't, as in a shared folder that is not mounted any more; or the bucket refuses us.
+          ValueError: the mark is missing, for example in an unmounted shared folder, or the bucket rejects the request.
         """
         if not self._is_marked():
             raise ValueError(
@@ -175,10 +175,10 @@ class GroupBlobs:
         return reference
 
     def fetch(self, ticket_id: str, reference: str) -> bytes:
-        """What was put; its size is compared before it is fetched, its hash after.
+        """Returns the message of a reference. Checks its size before the download and its hash after.
 
         Raises:
-          BadBlobError: it is gone, or something else.
+          BadBlobError: the object is missing or has other content.
         """
         try:
             wanted = BlobReference.parse(reference)
@@ -200,7 +200,7 @@ class GroupBlobs:
         return message
 
     def fetch_all(self, rows: Sequence[tuple[str, str]]) -> list[bytes | BadBlobError]:
-        """`fetch` of (ticket id, reference) each, side by side; a bad one's place holds its error."""
+        """Fetches all (ticket id, reference) rows concurrently; returns an error in place of a bad object."""
 
         def fetch(row: tuple[str, str]) -> bytes | BadBlobError:
             try:
@@ -211,7 +211,7 @@ class GroupBlobs:
         return list(self._threads.map(fetch, rows))
 
     def delete(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Deletes the objects of rows that are gone for good. What can't be deleted now is left to `sweep`."""
+        """Deletes the objects of permanently deleted rows; leaves failed deletions to `sweep`."""
 
         def delete(row: tuple[str, str]) -> None:
             try:
@@ -226,10 +226,10 @@ class GroupBlobs:
         list(self._threads.map(delete, rows))
 
     def sweep(self, referenced: Callable[[], Collection[tuple[str, str]]]) -> int:
-        """Deletes objects that no row refers to and none will; returns how many.
+        """Deletes old objects without a row; returns their number.
 
         Args:
-          referenced: the (ticket id, reference) of all rows; asked after the objects are listed.
+          referenced: returns (ticket id, reference) of all rows; called after the objects are listed.
         """
         now = self._now()
         oldest = now - datetime.timedelta(seconds=self.min_age_s)
@@ -245,7 +245,7 @@ class GroupBlobs:
         return len(orphans)
 
     def delete_all(self) -> int:
-        """Deletes all that a run which is dropped has here, whoever refers to it; returns how many objects."""
+        """Deletes all objects of a dropped run, referenced or not; returns their number."""
 
         def delete() -> int:
             entries = self._place.list(self._prefix)  # pyright: ignore[reportUnknownMemberType]  # Arrow's types
@@ -256,11 +256,11 @@ class GroupBlobs:
         return self._try(delete, f"delete {self._prefix}")
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for running requests."""
         self._threads.shutdown()
 
     def _name(self, ticket_id: str, nonce: str) -> str:
-        """The object of a ticket: its id hashed, since it may hold anything."""
+        """Returns the object name of a ticket. The id is hashed, since it may contain any character."""
         return f"{self._prefix}/{blake3.blake3(ticket_id.encode()).hexdigest()[:32]}-{nonce}"
 
     def _get(self, name: str, num_bytes: int) -> bytes:
@@ -279,7 +279,7 @@ class GroupBlobs:
         ]
 
     def _now(self) -> datetime.datetime:
-        """The bucket's own time: ages are differences of one clock."""
+        """Returns the bucket's own time, so that ages are differences of one clock."""
         name = f"{self._prefix}/{_CLOCK}"
 
         def ask() -> datetime.datetime:
@@ -294,7 +294,7 @@ class GroupBlobs:
                 obstore.delete(self._place, name)
 
     def _try(self, call: Callable[[], T], what: str) -> T:
-        """What `call` returns, made again as long as it fails on the way."""
+        """Returns the result of `call`, which is retried while it fails transiently."""
         end_s, wait_s = self._clock() + self._retry_s, _FIRST_WAIT_S
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Store of a URL; creates and finds runs.
+"""Opens a store by its URL; creates and finds runs.
 
-A claimed ticket is leased, and the lease is only a promise not to offer it to others for a while:
-whoever hands in the first complete group wins, lease or no lease.
+A claimed ticket is leased. The lease only promises not to offer the ticket to other actors for a while. The first
+submitted complete group wins, with or without a lease.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ _FAREWELL_S = 2.0
 
 
 class SqlStore(LearnerStore, ActorStore):
-    """One run in a database; safe to use from several threads, closed before a fork."""
+    """Store of one run. Thread-safe; must be closed before a fork."""
 
     @override
     def close(self) -> None:
-        # Whoever can't say so ends its lead by the database's clock.
+        # If the release fails, the lease expires by the database's clock.
         try:
-            with contextlib.suppress(StoreLostError, RuntimeError, ValueError):  # a run that was dropped, too
+            with contextlib.suppress(StoreLostError, RuntimeError, ValueError):  # includes a dropped run
                 self.release_leadership(timeout_s=_FAREWELL_S)
                 self._give_names_back(timeout_s=_FAREWELL_S)
         finally:
@@ -39,20 +39,20 @@ class SqlStore(LearnerStore, ActorStore):
 
 
 class PostgresStore(SqlStore):
-    """One run of a database; safe to use from several threads, closed before a fork."""
+    """Store of one run in a PostgreSQL database. Thread-safe; must be closed before a fork."""
 
     def __init__(self, url: str, *, run: str, retry_s: float = 600.0, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """Opens a run that is there (`create_run`).
+        """Opens an existing run (`create_run`).
 
         Args:
           url: postgresql://user@host/database?sslmode=verify-full.
-          run: its id.
-          retry_s: how long a server that can't be reached is tried again, now and in every call.
-          max_message_bytes: size of the largest message.
+          run: id of the run.
+          retry_s: seconds for which every call retries while the server is unreachable.
+          max_message_bytes: size limit of a message.
 
         Raises:
-          ValueError: the server refuses us, or has no such run for this role, or tables of another format.
-          StoreLostError: it could not be reached.
+          ValueError: the server rejects the login, has no such run for this role, or has tables of another format.
+          StoreLostError: the server is unreachable.
         """
         database = PostgresDatabase(url, retry_s=retry_s)
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
@@ -66,7 +66,7 @@ class PostgresStore(SqlStore):
 
 
 class SqliteStore(SqlStore):
-    """One file, for any number of processes; safe to use from several threads, closed before a fork."""
+    """Store of one run in a file, for any number of processes. Thread-safe; must be closed before a fork."""
 
     def __init__(
         self,
@@ -76,24 +76,24 @@ class SqliteStore(SqlStore):
         clock: Callable[[], float] | None = None,
         max_message_bytes: int = codec.MAX_BYTES,
     ) -> None:
-        """Opens the file, or makes it and its folder; `clock` as in `SqliteClock`.
+        """Opens the file; creates the file and its folder if missing. `clock` is as in `SqliteClock`.
 
-        Any call raises `sqlite_database.StoreBusyError` when another process keeps the file locked
-        for longer than `busy_timeout_s`.
+        Every call raises `sqlite_database.StoreBusyError` if another process locks the file for more than
+        `busy_timeout_s`.
 
         Raises:
-          ValueError: the file is no Sluice store, or is one of another `codec.FORMAT`.
+          ValueError: the file is not a Sluice store, or has another `codec.FORMAT`.
         """
         database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s, clock=clock)
         super().__init__(database, run=RUN, max_message_bytes=max_message_bytes)
 
 
 class NoRunError(ValueError):
-    """The store has no such run, or none that we may see; it may be made any moment."""
+    """The store has no such run that this role may see; it may be created later."""
 
 
 class FinishedRunError(NoRunError):
-    """There is such a run, and it is finished; its learner may take it up again, or another one of its name begin."""
+    """The run is finished. Its learner may resume it, or a new run may take its name."""
 
 
 _SQLITE = "sqlite:///"
@@ -110,20 +110,22 @@ def open_store(
     bucket: str = "",
     inline_bytes: int = 4 * 2**20,
 ) -> SqlStore:
-    """A run's store: what actors open, and the learner after `create_run`.
+    """Opens the store of a run, for actors and, after `create_run`, for the learner.
 
     Args:
-      url: sqlite:///FILE (one run a file) or postgresql://user@host/database?sslmode=verify-full.
-      run: the run's id; a SQLite file holds one run, whatever its id.
-      busy_timeout_s: how long a SQLite file that others keep locked is waited for.
-      retry_s: how long a PostgreSQL server that can't be reached is tried again, now and in every call.
-      max_message_bytes: size of the largest message.
-      bucket: s3://..., gs://... or file:///... for groups of more than `inline_bytes`; empty: all stay in the database.
-      inline_bytes: size of the largest group that stays there where there is a bucket.
+      url: sqlite:///FILE (one run per file) or postgresql://user@host/database?sslmode=verify-full.
+      run: id of the run; ignored for SQLite.
+      busy_timeout_s: seconds to wait for a locked SQLite file.
+      retry_s: seconds for which every call retries while a PostgreSQL server is unreachable.
+      max_message_bytes: size limit of a message.
+      bucket: s3://..., gs://... or file:///... for groups of more than `inline_bytes`; empty: all groups stay in the
+        database.
+      inline_bytes: size of the largest group that stays in the database if there is a bucket.
 
     Raises:
-      ValueError: there is no such store, or it refuses us; one line says why.
-      StoreLostError, StoreBusyError: it could not be reached, or not be locked, in time.
+      ValueError: the store does not exist or rejects the login.
+      StoreLostError: the server is unreachable.
+      StoreBusyError: the file stayed locked.
     """
     objects = GroupBlobs(bucket, run=run, max_bytes=max_message_bytes, retry_s=retry_s) if bucket else None
     store: SqlStore
@@ -137,20 +139,20 @@ def open_store(
 
 
 def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:
-    """Makes a run in its store, and the store where there is none; what is there stays, but `actor_role` is as given.
+    """Creates a run, and its store if missing. An existing run stays, but gets the given `actor_role`.
 
-    For the learner.
+    Only the learner calls it.
 
     Args:
       url: as in `open_store`.
-      run: the run's id.
-      name: what people call it.
-      actor_role: role of the database whose members may serve it.
+      run: id of the run.
+      name: human-readable name of the run.
+      actor_role: database role whose members may serve the run.
       retry_s: as in `open_store`.
 
     Raises:
-      ValueError: the store refuses us; one line says why.
-      StoreLostError: it could not be reached.
+      ValueError: the store rejects the login or the request.
+      StoreLostError: the server is unreachable.
     """
     if sqlite_path(url):
         return
@@ -160,11 +162,11 @@ def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float
 
 
 def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[FoundRun]:
-    """The runs of that name or id that a PostgreSQL URL's role may serve or lead, the newest first.
+    """Returns the runs of a PostgreSQL store with that name or id that this role may serve or lead, newest first.
 
     Raises:
-      ValueError: the server refuses us, or has no store.
-      StoreLostError: it could not be reached.
+      ValueError: the server rejects the login, or has no store.
+      StoreLostError: the server is unreachable.
     """
     with contextlib.closing(PostgresDatabase(url, retry_s=retry_s)) as database:
         database.retry(tables_and_roles.check_schema)
@@ -172,13 +174,13 @@ def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[Foun
 
 
 def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
-    """The id of the run that people call so and that is not finished, for `open_store`.
+    """Returns the id of the one unfinished run with that name or id, for `open_store`.
 
     Raises:
-      FinishedRunError: all that there are are finished.
-      NoRunError: none that this role may serve.
-      ValueError: several (with their ids); or the store refuses us.
-      StoreLostError: it could not be reached.
+      FinishedRunError: all matching runs are finished.
+      NoRunError: no run that this role may serve matches.
+      ValueError: several runs match (the message has their ids), or the store rejects the login.
+      StoreLostError: the server is unreachable.
     """
     if path := sqlite_path(url):
         if not path.is_file():
@@ -203,11 +205,11 @@ def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
 
 
 def namesakes(url: str, name: str, *, run: str, retry_s: float = 600.0) -> list[str]:
-    """Ids of other runs of that name that are not finished; `find_run` can't choose between them and `run`.
+    """Returns the ids of other unfinished runs with that name, which `find_run` cannot tell from `run`.
 
     Raises:
-      ValueError: the store refuses us.
-      StoreLostError: it could not be reached.
+      ValueError: the store rejects the login.
+      StoreLostError: the server is unreachable.
     """
     if sqlite_path(url):
         return []
@@ -216,10 +218,10 @@ def namesakes(url: str, name: str, *, run: str, retry_s: float = 600.0) -> list[
 
 
 def sqlite_path(url: str) -> pathlib.Path | None:
-    """The file of a sqlite:/// URL; None for PostgreSQL's.
+    """Returns the file of a sqlite:/// URL; None for a PostgreSQL URL.
 
     Raises:
-      ValueError: neither.
+      ValueError: the URL is neither.
     """
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return pathlib.Path(url.removeprefix(_SQLITE))
@@ -229,5 +231,5 @@ def sqlite_path(url: str) -> pathlib.Path | None:
 
 
 def _scheme(url: str) -> str:
-    """What may be shown of a URL that may hold a password."""
+    """Returns the part of a URL that is safe to show; the rest may hold a password."""
     return f"{url.partition('://')[0]}://..." if "://" in url else url

@@ -1,11 +1,10 @@
-"""SQLite engine and schema of a store.
+"""SQLite engine and schema of the store.
 
-They have PostgreSQL's columns (`postgres/schema.sql`), the run's name among them, so that both engines take the same
-statements; a file holds one run, `RUN`.
+Tables have PostgreSQL's columns (`postgres/schema.sql`), including the run's id, so that both engines accept the same
+statements. A file holds one run, `RUN`.
 
-Write transactions begin with BEGIN IMMEDIATE, so there is one writer at a time over all processes
-and rows are numbered in the order in which they are committed. WAL lets readers go on meanwhile;
-synchronous=FULL puts a transaction on disk before it returns.
+Write transactions use BEGIN IMMEDIATE. All processes together therefore have one writer at a time, and rows are
+numbered in commit order. WAL does not block readers, and synchronous=FULL puts a transaction on disk before it returns.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from bridge.store.store_types import LIVE_S, TOPICS, Mark, SupersededLearnerErro
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
 RUN = "local"
 MAX_SIZES = 256
-"""Sizes of engines that are told apart; also in `postgres/schema.sql`, as `LIVE_S` is."""
+"""Most distinct engine sizes that are counted. This limit and `LIVE_S` are also in `postgres/schema.sql`."""
 
 
 CREATE = (
@@ -54,7 +53,7 @@ CREATE = (
         max_step INTEGER NOT NULL, call TEXT NOT NULL,
         PRIMARY KEY (run, seq), UNIQUE (run, ticket_id), UNIQUE (run, call)) WITHOUT ROWID""",
     "CREATE INDEX groups_by_kind ON groups (run, kind, seq)",
-    # Apart from what is looked through and changed, so that neither moves the large bytes.
+    # Separate from the rows that are scanned and updated, so that neither moves the large bytes.
     """CREATE TABLE payloads (
         run TEXT NOT NULL, call TEXT NOT NULL, payload BLOB NOT NULL, object TEXT, PRIMARY KEY (run, call))""",
     """CREATE TABLE dropped_objects (
@@ -72,7 +71,7 @@ CREATE = (
         payload BLOB NOT NULL)""",
     "CREATE TABLE cards (run TEXT PRIMARY KEY, payload BLOB NOT NULL)",
     "CREATE TABLE blobs (run TEXT NOT NULL, blake3 TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (run, blake3))",
-    # Engines that serve, counted (`ActorStore.engine_capacity`): a heartbeat's places are those of an actor that does.
+    # Number of serving engines by capacity (`ActorStore.engine_capacity`); `places` is set for actors that serve.
     """CREATE TABLE serving (
         run TEXT PRIMARY KEY, counted_s REAL NOT NULL DEFAULT 0, sizes TEXT NOT NULL DEFAULT '')""",
     f"INSERT INTO serving (run) VALUES ('{RUN}')",
@@ -82,10 +81,10 @@ CREATE = (
                 WHERE run = NEW.run AND places IS NOT NULL AND time_s > NEW.counted_s - {LIVE_S}
                 GROUP BY places ORDER BY places LIMIT {MAX_SIZES}))
         WHERE run = NEW.run; END""",
-    # How often each topic was told of (`protocol.Topic`): who waits for one is not woken for the others.
+    # Notifications per topic (`store_types.Topic`), so that a process wakes only for its topics.
     """CREATE TABLE changes (
         run TEXT NOT NULL, topic TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, topic)) WITHOUT ROWID""",
-    # The longest correct runs of tasks' test cases (`ActorStore.anchors`).
+    # Longest correct runs per test case of each task (`ActorStore.anchors`).
     """CREATE TABLE anchors (
         run TEXT NOT NULL, key TEXT NOT NULL, ms TEXT NOT NULL, PRIMARY KEY (run, key)) WITHOUT ROWID""",
     f"INSERT INTO runs (run) VALUES ('{RUN}')",
@@ -95,7 +94,7 @@ CREATE = (
 
 
 LOOK_S = 0.005
-"""How often `wait` looks whether the file was changed; no row is read for it if it wasn't."""
+"""Seconds between two checks of `wait` for a changed file; an unchanged file costs no query of rows."""
 
 
 _TELL = """INSERT INTO changes (run, topic, number) VALUES (?, ?, 1)
@@ -105,49 +104,50 @@ _TELL = """INSERT INTO changes (run, topic, number) VALUES (?, ?, 1)
 Clock = Callable[[], float]
 _READING, _OFFSET = "clock_reading_us", "clock_offset_us"
 _STEP_S = 1.0
-"""A reading is kept if it is later than the kept one by so much; a step back by less is not noticed."""
+"""Seconds by which a reading must exceed the stored reading to be stored. A smaller step back is not detected."""
 _AFTER_STEP_S = 2.0
-"""Seconds after the kept time at which the clock continues after a step back: later than any time it gave."""
+"""Seconds after the stored time at which the clock continues after a step back; later than any time that it
+returned."""
 _PUT = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
 def since_boot_s() -> float:
-    """Returns the seconds since this machine's start, time asleep included."""
+    """Returns the seconds since this machine's boot, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SqliteClock:
-    """The clock of one store file: it counts leases, so it goes forward by what really passed, and never back.
+    """Clock of one store file. It times leases, so it advances with elapsed time and never goes back.
 
-    All processes of a machine share the kernel's clock since boot, which nobody can set. A reboot sets it back to zero,
-    so the store keeps its last reading and what has to be added to get Unix seconds: store time = reading + offset. A
-    reading below the kept one is of a later boot (or of a clock that was set back): the offset then becomes the one by
-    which the store's time goes on from where it was, or from Unix time, if that is later.
+    All processes of a machine share the kernel's clock since boot, which cannot be set. A reboot resets it, so the
+    store keeps its last reading and the offset to Unix time: store time = reading + offset. A reading below the stored
+    one means a later boot or a clock that was set back. The new offset then continues from the stored time or from Unix
+    time, whichever is later.
     """
 
     def __init__(self, reading: Clock | None = None) -> None:
-        """Reads nothing yet.
+        """Stores the clocks without reading them.
 
         Args:
-          reading: seconds, by a clock that all processes of the file share; None: `since_boot_s`.
+          reading: returns seconds of a clock that all processes of the file share; None: `since_boot_s`.
         """
         self._reading: Clock = since_boot_s if reading is None else reading
         self._unix: Clock = time.time if reading is None else reading
 
     def look(self, db: sqlite3.Connection) -> float:
-        """Returns the store's time, in Unix seconds; writes nothing."""
+        """Returns the store's Unix time in seconds without writing."""
         reading_s, offset_s, _ = self._now(db)
         return reading_s + offset_s
 
     def tick(self, db: sqlite3.Connection) -> float:
-        """Returns the store's time, in Unix seconds, and keeps the reading; called within a write transaction."""
+        """Returns the store's Unix time in seconds and stores the reading. Requires a write transaction."""
         reading_s, offset_s, is_kept = self._now(db)
         if not is_kept:
             db.executemany(_PUT, [(_READING, round(reading_s * 1e6)), (_OFFSET, round(offset_s * 1e6))])
         return reading_s + offset_s
 
     def _now(self, db: sqlite3.Connection) -> tuple[float, float, bool]:
-        """A reading, the offset that goes with it, and whether both stand in the file closely enough."""
+        """Returns a reading, its offset, and True if the stored reading is close enough."""
         kept = dict(db.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", (_READING, _OFFSET)).fetchall())
         reading_s = self._reading()
         to_unix_s = self._unix() - reading_s
@@ -164,20 +164,20 @@ class StoreBusyError(TimeoutError):
 
 
 class _Connection(sqlite3.Connection):
-    """Python's own class takes no weak references."""
+    """SQLite connection that supports weak references."""
 
 
 class SqliteDatabase(Database):
-    """One SQLite file, one connection a thread."""
+    """SQLite file with one connection per thread."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, busy_timeout_s: float, clock: Callable[[], float] | None = None
     ) -> None:
-        """Opens the file, or makes it and its folder; `clock` as in `SqliteClock`.
+        """Opens the file; creates the file and its folder if missing. `clock` is as in `SqliteClock`.
 
         Raises:
-          ValueError: the file is something else, or is a store of another `codec.FORMAT`.
-          StoreBusyError: somebody held the file's lock all the time.
+          ValueError: the file is not a store, or has another `codec.FORMAT`.
+          StoreBusyError: the file stayed locked.
         """
         self._path = pathlib.Path(path).absolute()
         self._busy_timeout_s = busy_timeout_s
@@ -186,12 +186,12 @@ class SqliteDatabase(Database):
         self._watcher: _Connection | None = None
         self._seen_version = 0
         self._counts: dict[tuple[str, str], int] = {}
-        """How often each run's topics were told of, as of that version of the file."""
+        """Number of notifications per (run, topic), as of `_seen_version` of the file."""
         self._pid = os.getpid()
         self._local = threading.local()
         self._changed = threading.Condition()
         self._num_uses = 0
-        # Weak, so that a thread's connection ends with the thread.
+        # Weak references, so that a thread's connection closes with the thread.
         self._open: weakref.WeakSet[_Connection] | None = weakref.WeakSet()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -224,7 +224,7 @@ class SqliteDatabase(Database):
 
     @override
     def read(self, run: str, step: Statement, *, timeout_s: float | None = None) -> list[Row]:
-        del timeout_s  # a reader waits for nobody
+        del timeout_s  # readers never wait
         with self.connection() as db:
             return _execute(db, step, self._clock.look(db))
 
@@ -250,7 +250,7 @@ class SqliteDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """One write transaction: all of it is on disk afterwards, or, on any exception, none."""
+        """Runs a write transaction: on disk afterwards, or rolled back after any exception."""
         with self.connection() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -263,7 +263,7 @@ class SqliteDatabase(Database):
 
     @contextlib.contextmanager
     def connection(self) -> Generator[sqlite3.Connection]:
-        """This thread's connection, with SQLite's errors put into words; one statement, one snapshot."""
+        """Yields this thread's connection and translates SQLite's errors. Each statement reads one snapshot."""
         connection = self._begin_use()
         try:
             yield connection
@@ -283,9 +283,9 @@ class SqliteDatabase(Database):
 
     @override
     def close(self) -> None:
-        """Closes every thread's connection, when what uses one has ended; nothing may begin after that.
+        """Closes all connections after their current use; later uses raise StoreClosedError.
 
-        A thread that a cancelled coroutine left behind may be in the middle of a statement, and would crash.
+        A thread of a cancelled coroutine may still be in a statement and would otherwise crash.
         """
         if os.getpid() != self._pid:
             self._open = None
@@ -313,7 +313,7 @@ class SqliteDatabase(Database):
         db = sqlite3.connect(
             self._path,
             timeout=self._busy_timeout_s,
-            isolation_level=None,  # we say BEGIN and COMMIT ourselves
+            isolation_level=None,  # transactions are explicit
             check_same_thread=False,  # close() runs in one thread for all
             factory=_Connection,
         )
@@ -326,9 +326,10 @@ class SqliteDatabase(Database):
         return any(now[t] != mark[t] for t in topics)
 
     def _look(self, run: str) -> Mark:
-        """How often each topic was told of, and once more: before it looks, nobody has heard of any.
+        """Returns 1 + the number of notifications per topic.
 
-        By a connection that never writes: it is told of every commit, also of this process's other connections.
+        Uses a connection that never writes, because data_version then changes with every commit of any other
+        connection.
         """
         with self._watch_lock, self.connection():
             if self._watcher is None:
@@ -338,7 +339,7 @@ class SqliteDatabase(Database):
                         self._open.add(self._watcher)
             version = _value(self._watcher, "PRAGMA data_version")
             if version != self._seen_version:
-                # In this order: what is committed in between is another version, which is looked at again.
+                # Read the version first: a commit in between changes it, and the next look reads again.
                 self._counts = {
                     (r, t): n for r, t, n in self._watcher.execute("SELECT run, topic, number FROM changes")
                 }
@@ -356,7 +357,7 @@ class SqliteDatabase(Database):
             raise codec.OtherFormatError.of(str(self._path), number or "none")
 
     def _switch_to_wal(self) -> None:
-        # The switch needs the file alone and does not honour the busy timeout (the first opening only).
+        # The switch needs exclusive access and ignores the busy timeout. Happens only when the file is created.
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
@@ -379,7 +380,7 @@ def _value(db: sqlite3.Connection, query: str) -> Any:
 
 @functools.cache
 def _in_sqlite(sql: str) -> tuple[str, tuple[str, ...]]:
-    """A shared text in SQLite's words, and its parameters that go in as JSON."""
+    """Returns a shared statement in SQLite's dialect, and its parameters that are passed as JSON."""
     form = r"IN (SELECT value FROM json_each(:\1))"
     return translate(sql, now=":now_s", list_form=form, parameter_form=r":\1"), tuple(list_names(sql))
 

@@ -1,4 +1,4 @@
-"""What a store is asked for and answers, besides the wire types, and its errors."""
+"""Topics, results, limits and errors of the store."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,17 +7,17 @@ from typing import Literal, get_args
 from bridge.rollout_types import Group, Version
 
 Topic = Literal["groups", "tickets", "claims", "weights", "run"]
-"""What a process may wait for: complete groups; tickets offered, withdrawn or taken over; training tickets claimed;
-announced weights; that the run is finished."""
+"""Change that a process can wait for. `groups`: complete groups. `tickets`: tickets offered, withdrawn or taken over.
+`claims`: training tickets claimed. `weights`: announced weights. `run`: the run finished."""
 TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 Mark = Mapping[Topic, int]
-"""How often each topic had changed, as far as this process had heard, at one moment (`SharedStore.mark`)."""
+"""Number of changes of each topic that this process had seen at one moment (`SharedStore.mark`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group and its place in the order of arrival."""
+    """Group and its sequence number in order of arrival."""
 
     seq: int
     group: Group
@@ -25,48 +25,49 @@ class StoredGroup:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """That a run's learner has done all its steps; one that only died says nothing."""
+    """End of a run whose learner has done all its steps. A learner that only crashed does not set it."""
 
     version: Version
-    """Of the last weights."""
+    """Version of the last weights."""
     time_s: float
-    """When, by the store's clock."""
+    """Unix time by the store's clock."""
 
 
 MAX_TASK_KEY_BYTES = 64
 MAX_CASES = 2**12
-"""Test cases of one task that have anchors; also in `postgres/schema.sql`, as are the bytes of a key."""
+"""Most test cases of one task that have anchors. This limit and MAX_TASK_KEY_BYTES are also in
+`postgres/schema.sql`."""
 MAX_CASE_S = 99_999.999
-"""Of an anchor: eight digits of milliseconds, more than a day."""
+"""Largest anchor, in seconds: eight digits of milliseconds, more than a day."""
 LIVE_S = 10.0
-"""An actor that has said nothing for so long counts for no engine: five of its heartbeats."""
+"""Seconds without a heartbeat after which an actor's engine no longer counts; five heartbeat intervals."""
 COUNTED_S = 1.0
-"""For so long what was counted of the engines is taken as it is."""
+"""Seconds for which a count of the engines stays valid."""
 NAME_LEASE_S = 10.0
-"""For so long after its last heartbeat an actor keeps its name."""
+"""Seconds after its last heartbeat for which an actor keeps its name."""
 
 PERMANENT = "for good: "
-"""What the reason of a fence begins with that no probe will lift any more: its actor ends."""
+"""Prefix of a fence reason that no probe lifts; the fenced actor exits."""
 
 
 class StoreLostError(TimeoutError):
-    """The store could not be reached for longer than it was told to try."""
+    """The store was unreachable for longer than its retry time."""
 
 
 class LearnerLivesError(ValueError):
-    """Another learner leads the run, and its lease has not ended."""
+    """Another learner leads the run, and its lease has not expired."""
 
 
 class StoreWentBackError(StoreLostError):
-    """The store is a copy from before this learner began to lead: it must start again, from its checkpoint."""
+    """The store is a copy from before this learner became leader. The learner must restart from its checkpoint."""
 
 
 class SupersededLearnerError(RuntimeError):
-    """Another learner leads the run now: this one is of an older incarnation, and must end."""
+    """Another learner leads the run now. This learner has an older incarnation and must exit."""
 
     @classmethod
     def of(cls, incarnation: int, leading: object) -> "SupersededLearnerError | StoreWentBackError":
-        """The error of a learner of `incarnation`, when `leading` is the one that leads."""
+        """Returns the error for a learner of `incarnation` in a run led by the incarnation `leading`."""
         if int(f"{leading}") < incarnation:
             return StoreWentBackError(
                 f"the store went back: it knows incarnation {leading} of the learner, this one is {incarnation}; start "
@@ -76,17 +77,17 @@ class SupersededLearnerError(RuntimeError):
 
 
 class UnfitGroupError(ValueError):
-    """A group does not answer the ticket that has its id: another prompt may have taken the place of the one it had."""
+    """A group does not match the ticket with its id, for example because the prompt was replaced."""
 
 
 class NameTakenError(ValueError):
-    """Another actor, elsewhere, has this name."""
+    """Another live actor at another location has this name."""
 
     def __init__(self, name: str, location: str, *, beat_s: float) -> None:
-        """`beat_s` is the time of its last heartbeat, by the store's clock."""
+        """Makes the error for the actor at `location`, whose last heartbeat was at `beat_s` by the store's clock."""
         super().__init__(f"a live actor of this run has the name {name}, at {location}; give another --name")
         self.beat_s = beat_s
 
 
 class FencedError(RuntimeError):
-    """This actor may not serve: what it generated did not match the learner's weights."""
+    """The actor is fenced: its generated tokens did not match the learner's weights."""

@@ -1,6 +1,6 @@
-"""A model's chat template: messages to text, the same on both sides.
+"""Rendering of messages with a model's chat template, shared by both sides.
 
-The learner renders prompts and an actor what environments say; a run is right only if both do it alike.
+The learner renders prompts and an actor renders environment messages. A run is correct only if both render alike.
 """
 
 import contextlib
@@ -19,49 +19,49 @@ import jinja2
 from bridge.text import template_files
 
 Message = dict[str, str]
-"""`role` and `content`."""
+"""Chat message with `role` and `content`."""
 JsonObject = dict[str, Any]
 Conversation = Sequence[Mapping[str, Any]]
-"""Messages as a template takes them: a content may be a list of parts, or None beside tool calls."""
+"""Messages as a template accepts them: a content may also be a list of parts, or None next to tool calls."""
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
-"""Names of templates, where a model has several: of any conversation, and of one with tools."""
+"""Names of templates in a model with several: for any conversation, and for one with tools."""
 RENDERED = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now", "raise_exception"})
-"""Variables that a rendering sets itself, so that no template argument may have their name."""
+"""Variables that rendering sets, which template arguments must not override."""
 PROMPT_TEMPLATE = "prompt_template"
 """Field of an episode's row with the tools and template arguments of its prompt."""
 _STAND_IN = "Sluicestandin"
 
 
 def today() -> str:
-    """Returns the date in UTC, the same in all time zones."""
+    """Returns today's UTC date as YYYY-MM-DD."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSettings:
-    """Settings of a run for a model's template: the learner and all actors must have the same."""
+    """Template settings of a run, which must be equal on the learner and all actors."""
 
     name: str = ""
-    """Name of one of several templates; empty: by the conversation."""
+    """Name of the template in a model with several; empty: chosen per conversation."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=JsonObject)
-    """Variables of the template, such as enable_thinking."""
+    """Template variables, such as enable_thinking."""
     date: str = dataclasses.field(default_factory=today)
-    """Date that `strftime_now` takes for now, YYYY-MM-DD."""
+    """Date that `strftime_now` returns, YYYY-MM-DD."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
-    """The template of a Hugging Face folder, or its templates by name."""
+    """Chat template of a Hugging Face folder, or its templates by name."""
 
     folder: pathlib.Path
     source: str
-    """Jinja of the template that renders a conversation without tools; empty where the folder has none, or several of
-    which none is chosen."""
+    """Jinja source for conversations without tools; empty if the folder has no template, or several and none is
+    chosen."""
     special_tokens: Mapping[str, str]
-    """Special tokens that the template may name: bos_token, eos_token, pad_token, unk_token and their like."""
+    """Special tokens that the template may name, such as bos_token, eos_token, pad_token and unk_token."""
     named: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """Jinja by name, where the folder has several templates."""
+    """Jinja sources by name, if the folder has several templates."""
     settings: TemplateSettings = dataclasses.field(default_factory=TemplateSettings)
 
     @property
@@ -70,10 +70,10 @@ class ChatTemplate:
         return bool(self.source or self.named)
 
     def source_for(self, *, tools: bool) -> str:
-        """Returns the Jinja that renders a conversation, with or without tools.
+        """Returns the Jinja source for a conversation with or without tools.
 
         Raises:
-          ValueError: the folder has no chat template, or several of which none is chosen.
+          ValueError: the folder has no chat template, or several and none is chosen.
         """
         if tools and not self.settings.name and FOR_TOOLS in self.named:
             return self.named[FOR_TOOLS]
@@ -87,7 +87,7 @@ class ChatTemplate:
         raise ValueError(f"{self.folder} has no chat template; set prompts.chat_template=off")
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Raises ValueError if no template of the folder reads an argument, or a rendering sets it itself."""
+        """Raises ValueError if no template of the folder reads an argument, or rendering sets it."""
         try:
             read = [template_files.variables(s) for s in {self.source, *self.named.values()}]
         except jinja2.TemplateError as e:
@@ -108,27 +108,27 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns messages in the model's chat format, up to where the assistant begins to speak.
+        """Renders messages in the model's chat format.
 
-        A template that fails on a list of parts is given their texts joined. One that fails on, or quotes, arguments
-        of a tool call as text is given them as an object, and the other way round. One that writes "None" for the
-        content of a message that has only tool calls is given an empty text.
+        Some templates need another form of the messages. If a template fails on a list of parts, its texts are joined.
+        If a template fails on text arguments of a tool call, or quotes them again, they become an object, and vice
+        versa. If a template writes "None" for the content of a message with only tool calls, the content becomes "".
 
         Args:
           messages: the conversation.
-          add_generation_prompt: ends with the beginning of the assistant's next message.
-          continue_final_message: ends within the last message, which the assistant continues.
-          tools: JSON schemas of what may be called.
-          arguments: variables of the template, over those of the settings.
+          add_generation_prompt: end with the beginning of the assistant's next message.
+          continue_final_message: end within the last message, so that the assistant continues it.
+          tools: JSON schemas of callable tools.
+          arguments: template variables that override those of the settings.
 
         Raises:
-          ValueError: the folder has no chat template, or the template refuses the messages.
+          ValueError: the folder has no chat template, or the template rejects the messages.
         """
         source = self.source_for(tools=bool(tools))
         given = {**self.settings.arguments, **(arguments or {})}
         self.check_arguments(given)
         variables = {
-            "tools": [*map(dict, tools)] if tools else None,  # set, since templates compare it with none
+            "tools": [*map(dict, tools)] if tools else None,  # always set, because templates compare it with none
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "strftime_now": functools.partial(_strftime, self.settings.date),
@@ -151,17 +151,17 @@ class ChatTemplate:
         return before if behind.startswith(" ") else before.rstrip()
 
     def _first(self, source: str, messages: list[JsonObject], variables: Mapping[str, Any]) -> str:
-        """The text of the first form of the messages that the template takes.
+        """Renders the first form of the messages that the template accepts.
 
         Raises:
-          ValueError: it takes none.
+          ValueError: the template accepts none.
         """
         refusal: Exception | None = None
         quoted = ""
         for form in _forms(messages):
             try:
                 text = template_files.compiled(source).render(messages=form, **variables)
-            except Exception as e:  # the template is the model's: it may fail by whatever Python raises
+            except Exception as e:  # the model's template may raise any exception
                 refusal = refusal or e
                 continue
             if any(json.dumps(a, ensure_ascii=False) in text for a in _text_arguments(form)):
@@ -183,14 +183,10 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: pathlib.Path, settings: TemplateSettings | None = None) -> ChatTemplate:
-    """Reads a folder's templates from all files that may hold them (`bridge.text.template_files`).
-
-    Args:
-      folder: a Hugging Face folder.
-      settings: the run's.
+    """Reads the templates of a Hugging Face folder from all files that may hold them (`bridge.text.template_files`).
 
     Raises:
-      ValueError: a file is damaged, or no template has the name that the settings ask for.
+      ValueError: a file is corrupt, or no template has the name in the settings.
     """
     settings = settings or TemplateSettings()
     found = template_files.read_templates(folder)
@@ -208,7 +204,7 @@ def read_chat_template(folder: pathlib.Path, settings: TemplateSettings | None =
 
 
 def asks_of(messages: Conversation, *, tools: Conversation, arguments: Mapping[str, Any]) -> JsonObject:
-    """Returns what the row of an episode says of its prompt, so that an actor renders what follows it alike."""
+    """Returns the row fields of an episode's prompt, with which an actor renders the following messages alike."""
     extra = {"tools": [*map(dict, tools)], "arguments": {**arguments}}
     return {"messages": [*map(dict, messages)]} | ({PROMPT_TEMPLATE: extra} if tools or arguments else {})
 
@@ -218,7 +214,7 @@ def _strftime(date: str, form: str) -> str:
 
 
 def _forms(messages: list[JsonObject]) -> Iterator[list[JsonObject]]:
-    """The messages as given, and then what a template may take instead."""
+    """Yields the messages as given, followed by alternative forms for templates that need them."""
     seen: list[list[JsonObject]] = []
     for form, other in itertools.product((messages, [_joined(m) for m in messages]), (False, True)):
         swapped = [_with_other_arguments(m) for m in form] if other else form
@@ -228,14 +224,14 @@ def _forms(messages: list[JsonObject]) -> Iterator[list[JsonObject]]:
 
 
 class _Parts(list[Any]):
-    """Parts of a content, which are no text: a template that writes them as one fails."""
+    """List of content parts that raises TypeError if a template writes it as text."""
 
     def __str__(self) -> str:
         raise TypeError("a list of parts is no text")
 
 
 def _parts_of(message: Mapping[str, Any]) -> list[JsonObject] | None:
-    """The parts of a message's content; None where it is a text, or nothing."""
+    """Returns the parts of a message's content; None if the content is text or missing."""
     content = message.get("content")
     return cast(list[JsonObject], content) if isinstance(content, list) else None
 
@@ -246,7 +242,7 @@ def _as_parts(message: JsonObject) -> JsonObject:
 
 
 def _joined(message: JsonObject) -> JsonObject:
-    """A message whose parts, if all are texts, are one text."""
+    """Returns the message with its parts joined to one text, if all parts are texts."""
     parts = _parts_of(message)
     if parts is None or not all(isinstance(p.get("text"), str) for p in parts):
         return message
@@ -254,7 +250,7 @@ def _joined(message: JsonObject) -> JsonObject:
 
 
 def _functions(message: Mapping[str, Any]) -> Iterator[JsonObject]:
-    """The functions that a message calls, each with its arguments."""
+    """Yields the function calls of a message that have arguments."""
     for call in cast(list[JsonObject], message.get("tool_calls") or []):
         function: JsonObject = call.get("function", call)
         if "arguments" in function:
@@ -267,7 +263,7 @@ def _text_arguments(messages: list[JsonObject]) -> list[str]:
 
 
 def _with_other_arguments(message: JsonObject) -> JsonObject:
-    """A message whose calls have their arguments as objects instead of JSON, or as JSON instead of objects."""
+    """Returns the message with tool call arguments converted from JSON text to objects, or vice versa."""
     if not message.get("tool_calls"):
         return message
     message = copy.deepcopy(message)
@@ -289,7 +285,7 @@ def _stand_in(messages: list[JsonObject]) -> str:
 
 
 def _with_end(messages: list[JsonObject], end: str) -> list[JsonObject]:
-    """The messages with more text at the end of the last one."""
+    """Returns the messages with text appended to the last one."""
     *others, last = copy.deepcopy(messages)
     parts = _parts_of(last)
     if parts is not None:
@@ -311,7 +307,7 @@ def _last_text(messages: list[JsonObject]) -> str:
 
 @functools.cache
 def _takes_text(source: str, date: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
-    """False for a template that shows a message only as a list of parts (of a model that sees images, too)."""
+    """Returns False for a template that shows a message only as a list of parts, as some vision models do."""
 
     def shows(content: Any) -> bool:
         try:
@@ -323,7 +319,7 @@ def _takes_text(source: str, date: str, special_tokens: tuple[tuple[str, str], .
                 strftime_now=functools.partial(_strftime, date),
                 **dict(special_tokens),
             )
-        except Exception:  # of a template that wants other messages nothing is known
+        except Exception:  # nothing is known about a template that needs other messages
             return False
         return _STAND_IN in text
 

@@ -1,7 +1,7 @@
-"""Chat templates as files and as a language: the files of a Hugging Face folder that hold them, and their Jinja.
+"""Chat template files of a Hugging Face folder, and the Jinja environment that renders them.
 
-The language has the filters, functions and tags that Hugging Face gives it. `strftime_now` is a variable of each
-rendering, not a function of this module: the date is the run's.
+The environment has the filters, functions and tags of transformers. `strftime_now` is a variable of each rendering,
+because the date is the run's.
 """
 
 import functools
@@ -19,25 +19,25 @@ import msgspec
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FOLDER = "additional_chat_templates"
-"""Holds templates by name, NAME.jinja."""
+"""Folder of named templates, NAME.jinja."""
 _FLAT = "chat_template."
-"""Before the name of such a template where a model's files are sent without folders: chat_template.NAME.jinja."""
+"""Prefix of a named template's file when a model's files are sent without folders: chat_template.NAME.jinja."""
 _JSON = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
-"""Files with a field `chat_template`; the first that has one counts."""
+"""JSON files with a field `chat_template`; the first file that has the field counts."""
 
 
 def named_template_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Returns a folder's files of named templates, by the plain file names under which they can be sent."""
+    """Returns a folder's named template files by the flat file names under which they can be sent."""
     return {f"{_FLAT}{file.name}": file for file in sorted((folder / FOLDER).glob("*.jinja"))}
 
 
 def read_templates(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the Jinja of a folder's templates by name; `default` is the one without a name.
+    """Returns the Jinja sources of a folder's templates by name; `default` is the template without a name.
 
-    chat_template.jinja counts before the fields of JSON files, as in transformers, unless it is empty.
+    chat_template.jinja takes precedence over fields of JSON files, as in transformers, unless it is empty.
 
     Raises:
-      ValueError: a file is damaged.
+      ValueError: a file is corrupt.
     """
     found: dict[str, str] = {}
     for name in _JSON:
@@ -56,7 +56,7 @@ def read_special_tokens(folder: pathlib.Path) -> dict[str, str]:
     """Returns the texts of a tokenizer's named tokens, such as bos_token.
 
     Raises:
-      ValueError: a file is damaged.
+      ValueError: a file is corrupt.
     """
     older, newer = (read_json(folder / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
     found = {name: _token_text(newer.get(name, older.get(name))) for name in _SPECIAL}
@@ -67,10 +67,10 @@ def read_special_tokens(folder: pathlib.Path) -> dict[str, str]:
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty where there is no file.
+    """Returns the object in a JSON file; empty if the file does not exist.
 
     Raises:
-      ValueError: it holds no JSON object.
+      ValueError: the file does not hold a JSON object.
     """
     if not file.is_file():
         return {}
@@ -84,7 +84,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _by_name(given: Any, file: pathlib.Path) -> dict[str, str]:
-    """Templates by name, of a text, of an object of texts, or of a list of {name, template}."""
+    """Returns templates by name from a text, an object of texts, or a list of {name, template}."""
     try:
         if isinstance(given, list):
             given = {one["name"]: one["template"] for one in cast(list[Any], given)}
@@ -99,12 +99,12 @@ def _token_text(token: Any) -> str | None:
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: the text in it, which a trainer may mask by; here only the text."""
+    """Jinja tag `{% generation %}...{% endgeneration %}`, which marks trainable text. Here it renders only its text."""
 
     tags = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Reads the tag's body as a scope of its own."""
+        """Parses the tag's body as its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=line)
@@ -112,30 +112,30 @@ class Generation(jinja2.ext.Extension):
 
 @functools.cache
 def compiled(source: str) -> jinja2.Template:
-    """Returns the template in the environment that transformers gives it.
+    """Returns the compiled template in an environment like that of transformers.
 
     Raises:
-      jinja2.TemplateSyntaxError: the source is no template.
+      jinja2.TemplateSyntaxError: the source is not a valid template.
     """
     return _environment().from_string(source)
 
 
 @functools.cache
 def variables(source: str) -> frozenset[str]:
-    """Returns the names that a template takes from outside: its arguments.
+    """Returns the names that a template reads from outside: its arguments.
 
     Raises:
-      jinja2.TemplateSyntaxError: the source is no template.
+      jinja2.TemplateSyntaxError: the source is not a valid template.
     """
     return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
 
 
 @functools.cache
 def names(source: str) -> frozenset[str]:
-    """Returns all field names and texts of a template: a field of a message that is not among them is not read.
+    """Returns all field names and string constants of a template. A message field that is not among them is never read.
 
     Raises:
-      jinja2.TemplateSyntaxError: the source is no template.
+      jinja2.TemplateSyntaxError: the source is not a valid template.
     """
     tree = _environment().parse(source)
     fields = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}

@@ -1,8 +1,8 @@
-"""Text to tokens by a model folder's tokenizer.json; the texts that are control tokens, and how to take that from them.
+"""Tokenization with a model folder's tokenizer.json, and escaping of control tokens in text.
 
-Text of a user or a tool may spell a control token, such as `<|im_end|>`. Where a chat template is applied such text
-must stay text, or it would end its turn and forge another. `ControlTokens.as_text` puts `BREAK` into it, and `encode`
-turns what stands on each side of a `BREAK` into tokens by itself.
+A user's or tool's text may spell a control token, such as `<|im_end|>`. Under a chat template, such text must stay
+text: as a token it would end its turn and forge another. `ControlTokens.as_text` inserts `BREAK` into it, and `encode`
+tokenizes the text on each side of a `BREAK` separately.
 """
 
 import dataclasses
@@ -19,22 +19,22 @@ import tokenizers
 from bridge.text.chat_template import ChatTemplate
 
 BREAK = "\ufdd0"
-"""A Unicode noncharacter, which no text for interchange has: no token spans it, and it is no part of the text."""
+"""Unicode noncharacter that no interchanged text contains. No token spans it, and it is not part of the text."""
 _ANSWER, _FOLLOW_UP = "Sluiceanswer", "Sluicefollowup"
 _TURNS = (
     {"role": "user", "content": "Sluicequestion"},
     {"role": "assistant", "content": _ANSWER},
     {"role": "user", "content": _FOLLOW_UP},
 )
-"""Messages to probe a template with: text around them is around all messages."""
+"""Messages that probe a template: any text around them is text that the template writes around messages."""
 _THINKING = re.compile(r"</?think(ing)?>|\[/?THINK\]")
-"""Marks that some templates write beside each turn, and that the assistant writes itself."""
+"""Thinking marks that some templates write next to each turn. The assistant also writes them itself."""
 
 T = TypeVar("T")
 
 
 def read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
-    """Reads tokenizer.json without the truncation and padding that it may have been saved with.
+    """Reads tokenizer.json without its saved truncation and padding.
 
     Raises:
       ValueError: the file is missing or unreadable.
@@ -55,15 +55,15 @@ def read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
 
 
 def encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Returns the token ids of a text, with nothing added; none of them spans a `BREAK`.
+    """Returns the token ids of a text without added special tokens; no token spans a `BREAK`.
 
-    A tokenizer that puts a space before a text (SentencePiece) puts none behind a `BREAK`.
+    A tokenizer that puts a space before a text (SentencePiece) puts none after a `BREAK`.
     """
     return encode_batch(tokenizer, [text])[0]
 
 
 def encode_batch(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Returns `encode` of each text, worked out on all cores."""
+    """Returns `encode` of each text, computed on all cores."""
     pieces = [list(_pieces(tokenizer, text)) for text in texts]
     flat = [piece for of_text in pieces for piece in of_text]
     whole = tokenizer.encode_batch_fast([p for p, goes_on in flat if not goes_on], add_special_tokens=False)
@@ -76,12 +76,12 @@ def encode_batch(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ControlTokens:
-    """The texts that a tokenizer turns into control tokens."""
+    """Texts that a tokenizer turns into control tokens."""
 
     of_turns: frozenset[str]
-    """Ends of sequences, and what the chat template writes around messages: in no message a token."""
+    """Ends of sequences, and tokens that the chat template writes around messages; escaped in every message."""
     special: frozenset[str]
-    """All that the tokenizer calls special: tokens in what the assistant said, such as marks of its thinking."""
+    """All special tokens of the tokenizer. Assistant messages keep them as tokens, for example thinking marks."""
 
     def as_text(self, messages: Iterable[Mapping[str, T]]) -> list[dict[str, T]]:
         """Returns the messages with a `BREAK` in each control token that their texts spell."""
@@ -105,8 +105,8 @@ def control_tokens(
     """Returns the control tokens of a tokenizer and its chat template.
 
     Args:
-      tokenizer: the model's.
-      chat: the template; None where none is applied.
+      tokenizer: the model's tokenizer.
+      chat: the chat template; None if none is applied.
       ends: ids that end a sequence.
     """
     added = tokenizer.get_added_tokens_decoder()
@@ -120,11 +120,11 @@ def control_tokens(
 
 
 def turn_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids: Iterable[int]) -> int | None:
-    """Returns the added token with which a template ends the assistant's turn, where no stop token ends it.
+    """Returns the added token that ends the assistant's turn in the template, if no stop token ends it.
 
-    Looked at is what follows the assistant's words at the end of a conversation (gpt-oss ends only that turn for good),
-    and before the user's next message (Phi-3 writes EOS behind the last turn, which the model never does). None where
-    a stop token ends the turn, or text follows it.
+    Two positions are checked. One is the end of a conversation (gpt-oss writes its final token only there). The other
+    is before the user's next message (Phi-3 writes EOS after the last turn, which the model never does). Returns None
+    if a stop token ends the turn, or text follows it.
     """
     added, stops = tokenizer.get_added_tokens_decoder(), set(stop_token_ids)
     at_end, between = (_behind_answer(tokenizer, chat, count) for count in (2, 3))
@@ -137,7 +137,7 @@ def turn_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids
 
 
 def _behind_answer(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, count: int) -> list[int]:
-    """The tokens behind the assistant's words in a conversation of so many messages; none if the template refuses."""
+    """Returns the tokens after the assistant's words in a `count`-message conversation; [] if the template fails."""
     try:
         text = chat.render(_TURNS[:count], add_generation_prompt=False)
     except ValueError:
@@ -148,9 +148,9 @@ def _behind_answer(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, count: i
 
 
 def beginning(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_token: str) -> str:
-    """Returns the text of the tokens that the tokenizer itself puts before a text; empty where it puts none.
+    """Returns the text of the tokens that the tokenizer puts before a text; "" if there are none.
 
-    They are those of its post-processor, or the BOS token where tokenizer_config.json says `add_bos_token`.
+    They come from its post-processor, or are the BOS token if tokenizer_config.json sets `add_bos_token`.
     """
     whole = tokenizer.encode("a", add_special_tokens=True)
     is_special = whole.special_tokens_mask
@@ -161,9 +161,9 @@ def beginning(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_
 
 
 def _pieces(tokenizer: tokenizers.Tokenizer, text: str) -> Iterator[tuple[str, bool]]:
-    """The pieces of a text between its `BREAK`s; True: it goes on from the one before, so no space may come before it.
+    """Yields the pieces of a text between its `BREAK`s, with True if no space may be put before the piece.
 
-    Only the text up to the next added token goes on: the tokenizer treats what follows that by its own rules.
+    That holds only up to the next added token: the tokenizer handles the text after it by its own rules.
     """
     first, *others = text.split(BREAK)
     unspaced = _without_prefix(tokenizer) if others else None
@@ -175,10 +175,10 @@ def _pieces(tokenizer: tokenizers.Tokenizer, text: str) -> Iterator[tuple[str, b
 
 
 def _first_added(tokenizer: tokenizers.Tokenizer, text: str) -> int:
-    """Where the first added token of a text begins, with the white space that it takes; the text's end without one."""
+    """Returns the start of a text's first added token with its white space, or the text's length if there is none."""
     added = _added_texts(tokenizer)
     found = tokenizer.encode(text, add_special_tokens=False)
-    # By its text, too: the token of unknown characters is an added one.
+    # Compare the text as well: the unknown token is an added token.
     begins = (a for i, (a, b) in zip(found.ids, found.offsets, strict=True) if added.get(i) == text[a:b].strip())
     return next(begins, len(text))
 
@@ -190,7 +190,7 @@ def _added_texts(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 @functools.lru_cache(maxsize=4)
 def _without_prefix(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
-    """Returns a copy of a tokenizer that puts no space before a text; None where the tokenizer itself puts none."""
+    """Returns a copy of a tokenizer that puts no space before a text; None if the tokenizer puts none."""
     stated = json.loads(tokenizer.to_str())
     changed = {part: _prefixless(stated[part]) for part in ("normalizer", "pre_tokenizer")}
     if all(stated[part] == new for part, new in changed.items()):
@@ -199,9 +199,9 @@ def _without_prefix(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | N
 
 
 def _prefixless(stated: Any) -> Any:
-    """A normalizer or pre-tokenizer as JSON, with no space before a text.
+    """Returns a normalizer or pre-tokenizer, as JSON, that puts no space before a text.
 
-    Of several pre-tokenizers only the first sees the text itself: any other one puts its spaces before words.
+    In a sequence of pre-tokenizers only the first sees the text itself. Any other puts its spaces before words.
     """
     match stated:
         case {"type": "Prepend"}:
@@ -219,7 +219,7 @@ def _prefixless(stated: Any) -> Any:
 
 
 def _turns(chat: ChatTemplate) -> str:
-    """Three messages rendered, or the first of them where the template takes no more."""
+    """Renders `_TURNS`, or only the first message if the template accepts no more."""
     for count in (3, 1):
         try:
             return chat.render(_TURNS[:count], add_generation_prompt=False)

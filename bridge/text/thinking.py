@@ -1,7 +1,7 @@
-"""Boundary between a response's thinking and its answer: the marks of a model, and the split of a text. Pure.
+"""Thinking marks of a model, and the split of a response into thinking and answer. Pure.
 
-Marks come from the tables below, from the model's tokens and from its chat template. A table entry counts for every
-model: no other model writes `[THINK]`, and prompts ask plain models for `<think>` as text.
+Marks come from the tables below, from the model's tokens and from its chat template. Table entries apply to every
+model: no other model writes `[THINK]`, and prompts may ask plain models for `<think>`.
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ from bridge.text.chat_template import ChatTemplate, Message
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Marks:
-    """One way to mark thinking."""
+    """Pair of marks around thinking."""
 
     opening: str
     closing: str
     opening_pattern: str = ""
-    """Regular expression for `opening`; empty: the text itself."""
+    """Regular expression for `opening`; empty: the literal text."""
     closing_pattern: str = ""
-    """Regular expression for `closing`; empty: the text itself."""
+    """Regular expression for `closing`; empty: the literal text."""
     interrupts: str = ""
-    """Regular expression that ends thinking beside the closing mark, but says nothing where no mark opened it."""
+    """Regular expression that ends thinking like the closing mark, but is ignored if no mark opened the thinking."""
     is_words: bool = False
-    """True for marks that are ordinary words: the opening one counts at the message's start alone, and the closing one
-    only behind it."""
+    """True for marks that are ordinary words. The opening mark counts only at the start of the message, and the closing
+    mark only after it."""
 
 
 _TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection", "seed:think", "scratchpad")
@@ -53,16 +53,16 @@ KNOWN = (
 )
 """Marks of published models and of common prompts."""
 IF_IN_TEMPLATE = (Marks("Here is my thought process:", "Here is my response:", is_words=True),)
-"""Marks that are ordinary words: they count for a model whose chat template names both."""
+"""Marks that are ordinary words; used only for a model whose chat template names both."""
 SEPARATOR = "..."
-"""Stands between the two marks of `model.thinking_marks`."""
+"""Separator of the two marks in `model.thinking_marks`."""
 
 _CODE = r"```.*?```|`[^`\n]+`"
 _CALL = r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>"
 _TAG = re.compile(r"<[\w:]+>")
-"""An opening mark that is an ordinary word in angle brackets, which texts also speak of."""
+"""Opening mark that is a word in angle brackets, which texts may also mention."""
 _MENTIONED = re.compile(r"(?:[^\W\d_],? +|[\"'(])\Z")
-"""Text before a tag that is spoken of: in the middle of a sentence, or quoted."""
+"""Text before a mentioned tag: in the middle of a sentence, or a quotation mark."""
 _TOKEN = re.compile(r"[^\w\s]+\w(?:.*\w)?[^\w\s]+", re.DOTALL)
 _ANY_TAG = re.compile(r"<[^\s<>](?:[^<>]*[^\s<>])?>")
 _MAX_MARK_CHARS = 100
@@ -72,26 +72,26 @@ _THOUGHT, _ANSWER = "Sluicethought", "Sluiceanswer"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A response in its parts."""
+    """Parts of a response."""
 
     thinking: str = ""
     """Text between the marks; several blocks are joined by line breaks."""
     answer: str = ""
-    """Text outside the thinking; empty where the response ends within its thinking."""
+    """Text outside the thinking; empty if the response finishes inside its thinking."""
     is_finished: bool = True
-    """False where the response ends within its thinking."""
+    """True unless the response finishes inside its thinking."""
     implied: str = ""
-    """Opening mark that the prompt must have written, where the prompt is unknown and the response only closes it."""
+    """Opening mark that an unknown prompt must have contained, because the response only closes it."""
 
 
 class ThinkingFormat:
-    """The marks of one model."""
+    """Thinking marks of one model."""
 
     def __init__(self, marks: tuple[Marks, ...], *, header: str = "") -> None:
         """Compiles the marks.
 
         Args:
-          marks: all that may occur; none: nothing is thinking.
+          marks: all marks that may occur; empty: no text is thinking.
           header: text that begins the assistant's message in a rendered prompt; empty: unknown.
         """
         self.marks, self.header = marks, header
@@ -112,16 +112,18 @@ class ThinkingFormat:
         self._trailing = _compiled(rf"(?:{'|'.join(openings)})\s*\Z") if marks else None
 
     def split(self, text: str, *, begun: str | None = None) -> Parts:
-        """The thinking and the answer of a response.
+        """Splits a response into thinking and answer.
 
-        A closing mark without an opening one ends thinking that the prompt opened. Marks within code are text outside
-        the thinking; but after an unknown prompt the first closing mark counts wherever it stands. Everything before an
-        unmatched closing mark is thinking. Calls of tools are not searched. A tag such as `<think>` that the response
-        does not close is text where it stands in the middle of a sentence or in quotes, as in "the <think> mode".
+        - A closing mark without an opening mark ends thinking that the prompt opened. All text before it is thinking.
+        - Marks within code count as text outside the thinking. After an unknown prompt, the first closing mark counts
+        anywhere.
+        - Tool calls are not searched for marks.
+        - A tag such as `<think>` that the response does not close is text if it is quoted or in the middle of a
+        sentence, as in "the <think> mode".
 
         Args:
-          text: the response, special tokens as text.
-          begun: the part of the assistant's message that stands in the prompt; None: unknown.
+          text: the response, with special tokens as text.
+          begun: the beginning of the assistant's message that the prompt contains; None: unknown.
         """
         start = len(begun or "")
         whole = (begun or "") + text
@@ -164,18 +166,18 @@ class ThinkingFormat:
         )
 
     def _implied(self, number: int) -> str:
-        """Opening mark that a lone closing one implies; a header of a channel needs none before it."""
+        """Returns the opening mark that a lone closing mark implies; a channel header implies none."""
         return "" if self.marks[number].opening_pattern else self.marks[number].opening
 
     def before_marks(self, text: str) -> str:
-        """A text up to its first mark."""
+        """Returns a text up to its first mark."""
         found = self._any.search(text)
         return text[: found.start()] if found else text
 
     def begun_by(self, prompt: str) -> str:
-        """The part of the assistant's message that a rendered prompt holds, as an opening mark or a prefill.
+        """Returns the beginning of the assistant's message in a rendered prompt: an opening mark or a prefill.
 
-        Without a known header it is an opening mark at the prompt's very end.
+        Without a known header it is an opening mark at the end of the prompt.
         """
         if self.header:
             _, found, behind = prompt.rpartition(self.header)
@@ -192,10 +194,10 @@ def is_marks(text: str) -> bool:
 
 
 def read_format(chat: ChatTemplate, added_tokens: Collection[str], marks: str = "auto") -> ThinkingFormat:
-    """The format of a model.
+    """Returns the thinking format of a model.
 
     Args:
-      chat: the model's chat template, which may be none.
+      chat: the model's chat template, which may be missing.
       added_tokens: texts of the tokenizer's added tokens.
       marks: `model.thinking_marks`.
     """
@@ -219,7 +221,7 @@ def read_format(chat: ChatTemplate, added_tokens: Collection[str], marks: str = 
 
 
 def _token_pairs(tokens: Collection[str]) -> Iterator[Marks]:
-    """Pairs of added tokens that are named after thinking and differ in what says begin and end."""
+    """Yields pairs of added tokens that are named after thinking and differ only in a begin or end marker."""
     stems: dict[tuple[str, str, str], dict[str, str]] = {}
     for token in sorted(tokens):
         parsed = re.fullmatch(r"([^\w/]+)(/?)([\w:.\- ]+?)([^\w]+)", token)
@@ -236,7 +238,7 @@ def _token_pairs(tokens: Collection[str]) -> Iterator[Marks]:
 
 
 def _generation_prompt(chat: ChatTemplate) -> str:
-    """Text that the template puts behind the messages, where the assistant is to begin; empty if it can't be told."""
+    """Returns the text that the template appends for the assistant's turn; "" if unknown."""
     asked: list[Message] = [{"role": "user", "content": "x"}]
     try:
         without = chat.render(asked, add_generation_prompt=False)
@@ -246,7 +248,7 @@ def _generation_prompt(chat: ChatTemplate) -> str:
 
 
 def _opened_tag(prompt: str, source: str, tokens: Collection[str]) -> Marks | None:
-    """Marks of a tag that the generation prompt ends with, where the template or a token has its closing form."""
+    """Returns the marks of a tag that ends the generation prompt, if the template or a token has its closing form."""
     found = re.search(r"([<\[])([^<>\[\]/\s|]{1,40})([>\]])\s*\Z", prompt)
     if found is None:
         return None
@@ -255,7 +257,7 @@ def _opened_tag(prompt: str, source: str, tokens: Collection[str]) -> Marks | No
 
 
 def _written_marks(chat: ChatTemplate, header: str, tokens: Collection[str]) -> Marks | None:
-    """Marks that the template itself puts around an assistant's reasoning; words are none, as any text has them."""
+    """Returns the marks that the template writes around an assistant's reasoning; ordinary words do not count."""
     for key in _REASONING_KEYS:
         said: list[Message] = [
             {"role": "user", "content": "x"},
@@ -276,9 +278,9 @@ def _written_marks(chat: ChatTemplate, header: str, tokens: Collection[str]) -> 
 
 
 def _is_no_prose(opening: str, closing: str, tokens: Collection[str]) -> bool:
-    """True if each of two texts has a tag or a token in it, or they are one name in brackets without and with a slash.
+    """Returns True if both texts contain a tag or token, or are one bracketed name without and with a slash.
 
-    A token is one that begins and ends with symbols around a name: tokenizers also have words and "..." among theirs.
+    A token must begin and end with symbols around a name, because tokenizers also have words and "..." as tokens.
     """
     if not opening[0].isalnum() and closing == f"{opening[0]}/{opening[1:]}":
         return True
@@ -292,12 +294,12 @@ def _kind(found: re.Match[str]) -> tuple[str, int]:
 
 
 def _thinking(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:
-    """Text of the blocks from `start` on, without their marks."""
+    """Returns the text of the blocks from `start` on, without their marks."""
     return "\n".join(filter(None, (text[max(begin, start) : end].strip() for _, begin, end, _ in blocks)))
 
 
 def _outside(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:
-    """Text between and behind the blocks from `start` on."""
+    """Returns the text between and after the blocks from `start` on."""
     if not blocks:
         return text[start:]
     ends = [0, *(end for _, _, _, end in blocks)]

@@ -1,1 +1,1 @@
-"""The store on a PostgreSQL server: connections, roles, tables."""
+"""PostgreSQL engine of the store: connections, roles, tables."""

@@ -1,1 +1,1 @@
-"""The store in SQL: one set of statements for every database."""
+"""SQL of the store: one set of statements for every database engine."""

@@ -1,4 +1,4 @@
-"""What an actor asks of a store, in SQL. An actor's role may do this much and no more (`postgres/schema.sql`)."""
+"""Store operations of an actor, in SQL. An actor's database role permits exactly these (`postgres/grants.sql`)."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from bridge.store.store_types import COUNTED_S, FencedError, UnfitGroupError
 from bridge.weight_types import RunCard
 
 _MAX_REASON_CHARS = 1000
-# A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.
+# A group is accepted once. A repeated call finds its own id in `done_by`, whatever happened to the group since.
 _TAKES = """EXISTS (SELECT 1 FROM tickets
     WHERE run = :run AND id = :ticket_id AND fit = :fit AND state NOT IN ('done', 'acknowledged')
         AND coalesce(done_by, '') <> :call
@@ -31,19 +31,19 @@ _TAKES = """EXISTS (SELECT 1 FROM tickets
 
 
 class ActorStore(GroupBucket, AnchorRows):
-    """Claims, leases, groups and the run card."""
+    """Store of one run, as an actor uses it: claims, leases, groups and the run card."""
 
     def engine_capacity(self, *, anew: bool = False) -> dict[int, int]:
-        """How many engines serve, by the sequences that each runs at once.
+        """Returns the number of serving engines by the sequences that each runs concurrently.
 
-        Those of actors that have weights, don't leave, and were heard in the last `LIVE_S`. The store counts them at
-        most once in `COUNTED_S`, whoever asks, and now with `anew`.
+        Counts actors that have weights, are not shutting down, and sent a heartbeat in the last `LIVE_S` seconds. The
+        store caches the count for `COUNTED_S` seconds, unless `anew` is True.
         """
         is_old = "abs({now} - counted_s) >= :counted_s"  # also after a clock was set back
         look = self._step(f"SELECT sizes, {is_old} FROM serving WHERE run = :run", counted_s=COUNTED_S)
         rows = self._database.read(self._run, look)
         if anew or any(needed for _, needed in rows):
-            # Who finds it counted meanwhile does not count again; the count itself is the table's own (its trigger).
+            # The condition prevents a second count by a concurrent caller. The table's trigger counts.
             count = self._step(
                 f"UPDATE serving SET counted_s = {{now}} WHERE run = :run AND {is_old}",
                 counted_s=0.0 if anew else COUNTED_S,
@@ -53,14 +53,15 @@ class ActorStore(GroupBucket, AnchorRows):
         return {int(size): int(num) for size, num in pairs}
 
     def register_actor(self, beat: Heartbeat, *, location: str) -> None:
-        """Says for the first time that an actor lives, and keeps its name for it as long as its heartbeats come.
+        """Sends an actor's first heartbeat and keeps its name as long as heartbeats arrive.
 
-        From here on heartbeats of that name by another place are refused, and ours once another has taken it. An actor
-        at the same `location` takes over at once, since a lock there says that its predecessor is dead; one elsewhere
-        when nothing was heard of that one for `NAME_LEASE_S`, or it closed its store.
+        Afterwards the name's heartbeats from other locations are rejected, and so are this actor's once another took
+        the name. An actor at the same `location` takes the name immediately, because a lock there proves that its
+        predecessor has exited. An actor elsewhere takes it after `NAME_LEASE_S` seconds without a heartbeat, or when
+        the predecessor closed its store.
 
         Raises:
-          NameTakenError: another place's actor has the name.
+          NameTakenError: an actor at another location has the name.
         """
         self._beat(beat, location)
         self._places[beat.process] = location
@@ -91,27 +92,27 @@ class ActorStore(GroupBucket, AnchorRows):
         all_places: int | None = None,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
-        """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
+        """Leases up to `limit` tickets, lowest order first: open tickets and tickets with expired leases.
 
         Args:
-          actor: who claims.
-          limit: tickets at most.
-          lease_s: for how long, in seconds.
-          width: groups of the frontier that all actors serve together (`frontier.choose`); None for none.
-          among: actors that share the training tickets; each takes its part only (`frontier.fair_share`).
-          part: tickets of one order that it takes before any more of it, where a group's samples are tickets of their
-            own and go to several actors (`frontier.spread`); None for the lowest orders as they come.
-          places: sequences that this actor's engine runs at once: its part is in proportion to them.
-          all_places: the sum of the places of the actors that share; None where they have as many each.
-          served: this actor's tickets whose last request has ended, so that they leave the frontier.
+          actor: name of the claiming actor.
+          limit: most tickets.
+          lease_s: duration of the leases, in seconds.
+          width: groups of the frontier that all actors serve together (`claim.choose`); None: no frontier.
+          among: number of actors that share the training tickets; each takes only its part (`claim.fair_share`).
+          part: tickets of one order that the actor takes before any beyond the part (`claim.spread`). For groups whose
+            samples are separate tickets, spread over actors. None: lowest orders first.
+          places: sequences that this actor's engine runs concurrently; its part is proportional to them.
+          all_places: sum of `places` over the sharing actors; None: all have equal `places`.
+          served: this actor's tickets whose last request has finished, so that they leave the frontier.
 
         Raises:
-          FencedError: the learner has fenced this actor, and there is no ticket for it alone.
-          ValueError: a negative limit, or a lease that is over at once.
+          FencedError: the actor is fenced, and no ticket is reserved for it.
+          ValueError: the limit is negative, or the lease expires immediately.
         """
         check_limit(limit)
         check_lease(lease_s)
-        # A claim that is made again gets the tickets it got.
+        # A repeated claim returns the tickets of its first run.
         who = {"actor": actor, "call": new_request_id()}
         _, _, fences, rows = self._write(
             self._step(
@@ -151,7 +152,7 @@ class ActorStore(GroupBucket, AnchorRows):
                 WHERE run = :run AND state = 'claimed' AND lease_expires_s <= {now} AND actor <> :actor LIMIT 1""",
                 **who,
             ),
-            # Who follows claims with more tickets need not look again and again.
+            # A process that follows claims with more tickets can wait instead of polling.
             told_after={
                 "claims": self._step(
                     """SELECT 1 FROM tickets
@@ -165,17 +166,17 @@ class ActorStore(GroupBucket, AnchorRows):
         return self._tickets(rows)
 
     def leased(self, actor: str) -> set[str]:
-        """The tickets that this actor holds; reads only, so it may be asked often."""
+        """Returns the tickets that this actor holds. Only reads, so it may be called often."""
         rows = self._read(
             "SELECT id FROM tickets WHERE run = :run AND state = 'claimed' AND actor = :actor", actor=actor
         )
         return {id_ for (id_,) in rows}
 
     def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
-        """Extends leases; returns the ids this actor still holds (the others were taken over).
+        """Extends leases; returns the ids that this actor still holds. The others were taken over.
 
         Raises:
-          ValueError: a lease that is over at once.
+          ValueError: the lease expires immediately.
         """
         check_lease(lease_s)
         held = "WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor"
@@ -188,7 +189,7 @@ class ActorStore(GroupBucket, AnchorRows):
         return [i for i in ticket_ids if i in still]
 
     def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
-        """Gives leased tickets back unserved; the next claim offers them at once."""
+        """Releases leased tickets unserved, so that the next claim can take them."""
         self._write(
             self._step(
                 f"{OPEN} WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor",
@@ -199,14 +200,14 @@ class ActorStore(GroupBucket, AnchorRows):
         )
 
     def put_group(self, group: Group) -> bool:
-        """Stores a complete group. False if a group of that ticket is here or was acknowledged.
+        """Stores a complete group. Returns False if the ticket's group was already stored or acknowledged.
 
         The actor need not hold the lease any more: the first complete copy wins.
 
         Raises:
-          KeyError: no ticket of that id was ever put, or it was withdrawn.
-          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind, round, order).
-          FencedError: the learner has fenced the group's actor.
+          KeyError: the ticket was never put, or was withdrawn.
+          UnfitGroupError: the group does not match its ticket (prompt, number of rollouts, kind, round, order).
+          FencedError: the group's actor is fenced.
         """
         with self._stowed(group.ticket_id, self._encode(group)) as stowed:
             stowed.is_taken = self._hand_in(group, stowed)
@@ -271,7 +272,10 @@ class ActorStore(GroupBucket, AnchorRows):
         return False
 
     def fail_ticket(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
-        """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
+        """Reports that a ticket's group failed.
+
+        The ticket is offered again, or is `failed` after `max_attempts` attempts.
+        """
         params = {
             "id": ticket_id,
             "reason": reason[:_MAX_REASON_CHARS].replace("\0", ""),
@@ -295,15 +299,15 @@ class ActorStore(GroupBucket, AnchorRows):
         )
 
     def run_card(self) -> RunCard | None:
-        """What is to be known of the run; None before its learner has put it."""
+        """Returns the run card; None before the learner has put it."""
         rows = self._read("SELECT payload FROM cards WHERE run = :run")
         return self._decode(RunCard, rows[0][0]) if rows else None
 
     def blob(self, blake3: str) -> bytes:
-        """A small file of the card, by its hash; it has that hash.
+        """Returns a small file of the run card by its hash, which is verified.
 
         Raises:
-          KeyError: the store has none such.
+          KeyError: the store has no file with this hash.
         """
         rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
         if not rows:

@@ -1,4 +1,4 @@
-"""Statements of both sides: heartbeats, announcements, run card."""
+"""Store statements that learner and actors share: heartbeats, announcements, fences."""
 
 import dataclasses
 import uuid
@@ -18,15 +18,15 @@ from bridge.weight_types import Announcement
 
 
 def ticket_digest(value: Ticket | Group) -> str:
-    """A digest of what a group has in common with its ticket: kind, round, order, K and the prompt; hex."""
+    """Returns a hex digest of the fields that a group shares with its ticket: kind, round, order, K and the prompt."""
     num_samples = value.num_samples if isinstance(value, Ticket) else len(value.rollouts)
-    head = [value.kind, int(value.round), int(value.order), num_samples]  # numpy's integers as Python's
+    head = [value.kind, int(value.round), int(value.order), num_samples]  # converts numpy integers
     prompt = value.prompt_tokens.astype("<i4", copy=False).tobytes()
     return blake3.blake3(msgspec.msgpack.encode([*head, prompt])).hexdigest(length=16)
 
 
 def describe_misfit(ticket: Ticket, group: Group) -> str:
-    """Why a group does not fit its ticket, in words."""
+    """Returns a message on why a group does not match its ticket."""
     want = (ticket.kind, ticket.round, ticket.order, ticket.num_samples)
     got = (group.kind, group.round, group.order, len(group.rollouts))
     if got != want:
@@ -43,45 +43,45 @@ T = TypeVar("T", bound=codec.Message)
 
 
 OPEN = "UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL"
-"""Offers tickets, to whoever claims them next; the `WHERE` is its user's."""
+"""Statement that offers tickets to any actor; callers append the `WHERE` clause."""
 
 
 class SharedStore:
-    """One run in a database, as learner and actors both use it.
+    """Store of one run: operations that learner and actors share.
 
-    Whatever fails on the way to a store elsewhere is tried again, with backoff, for as long as the store was told to;
-    then `StoreLostError`. A call whose connection was lost in its middle may be made again: nothing is doubled by it.
+    Transient failures of a remote store are retried with backoff for the store's retry time, followed by
+    StoreLostError. A call is idempotent: it may be repeated after a lost connection.
     """
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """`run` is how the run is called in the database's rows."""
+        """Wraps a database. `run` is the run's id in the database's rows."""
         self._database = database
         self._run = run
         self._max_bytes = max_message_bytes
         self._places: dict[str, str] = {}
-        """Where the actors live whose names were taken by this process (`register_actor`)."""
+        """Locations of actors whose names this process registered (`register_actor`)."""
         self._incarnation: int | None = None
-        """The one that this process leads as; None: it doesn't lead, and its writes are nobody's but its caller's."""
+        """Incarnation that this process leads as; None if it is not the leader, so that its writes are not guarded."""
         self._led_after_seq = 0
-        """The last group when it began to lead: older ones may lie in the bucket that an earlier learner had."""
+        """Last group when this process became leader. Older groups may be in an earlier learner's bucket."""
 
     def mark(self) -> Mark:
-        """Where the store's changes stand now; taken before reading, so that `wait` misses nothing read since."""
+        """Returns the current change counts. Take it before reading, so that `wait` misses no change after the read."""
         return self._database.mark(self._run)
 
     def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
-        """Returns when something of `topics` may have changed since `mark`, at the latest after `timeout_s`."""
+        """Returns when a topic in `topics` may have changed since `mark`, at the latest after `timeout_s`."""
         self._database.wait(self._run, mark, topics, timeout_s=timeout_s)
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Records that a process lives."""
+        """Records a heartbeat of a process."""
         self._beat(beat, self._places.get(beat.process, ""))
 
     def _beat(self, beat: Heartbeat, place: str) -> None:
-        """One heartbeat; with a place only if no live actor elsewhere has the name.
+        """Records a heartbeat, with a place only if no live actor at another place has the name.
 
         Raises:
-          NameTakenError: one has.
+          NameTakenError: a live actor at another place has the name.
         """
         put = """INSERT INTO heartbeats (run, process, payload, time_s, holder, places)
             VALUES (:run, :process, :payload, {now}, :place, :places)
@@ -100,13 +100,13 @@ class SharedStore:
         ask = self._step(
             "SELECT holder, time_s FROM heartbeats WHERE run = :run AND process = :process", process=beat.process
         )
-        # An actor's is a row of its own and waits for nobody; a learner's is refused once another one leads.
+        # An actor writes its own row without the run's lock. A superseded learner's heartbeat must be rejected.
         rows = self._write(step, ask, guarded=True, locks=self._incarnation is not None)[1]
         if place and rows and rows[0][0] != place:
             raise NameTakenError(beat.process, rows[0][0], beat_s=rows[0][1])
 
     def heartbeats(self) -> list[Heartbeat]:
-        """The last heartbeat of every process, by the process's name; times are the store's, not the processes'."""
+        """Returns the last heartbeat of every process, by process name. Times are the store's, not the processes'."""
         beats: list[Heartbeat] = []
         rows = self._read("SELECT process, payload, time_s FROM heartbeats WHERE run = :run ORDER BY process")
         for process, payload, time_s in rows:
@@ -115,7 +115,7 @@ class SharedStore:
                 if beat.process != process:
                     raise ValueError(f"it says that it is {beat.process!r}")
             except codec.OtherFormatError:
-                continue  # processes of another build may live in a run, and beat as they do
+                continue  # processes of another build may serve the run
             except ValueError as e:
                 logging.log_every_n_seconds(logging.ERROR, "heartbeat ignored process=%r: %s", 60, process, e)
             else:
@@ -123,21 +123,21 @@ class SharedStore:
         return beats
 
     def now_s(self) -> float:
-        """The store's clock, in Unix seconds: what leases and heartbeats are counted by."""
+        """Returns the store's clock in Unix seconds, which times leases and heartbeats."""
         return self._read("SELECT {now} WHERE :run <> ''")[0][0]
 
     def announced(self) -> Announcement | None:
-        """The version announced last; None before the first."""
+        """Returns the latest announcement; None before the first."""
         rows = self._read("SELECT payload FROM announcements WHERE run = :run")
         return self._decode(Announcement, rows[0][0]) if rows else None
 
     def fenced(self, actor: str) -> str | None:
-        """Why an actor is fenced; None if it isn't."""
+        """Returns the reason why an actor is fenced; None if it is not fenced."""
         rows = self._read(FENCE, actor=actor)
         return rows[0][0] if rows else None
 
     def finished(self) -> Finished | None:
-        """Whether the run is finished, and how; None: it goes on, or a learner has taken it up again."""
+        """Returns the end of the run; None if the run is in progress, including a resumed run."""
         rows = self._read(
             """SELECT incarnation, finished_step, finished_s FROM runs
             WHERE run = :run AND finished_step IS NOT NULL"""
@@ -145,7 +145,7 @@ class SharedStore:
         return Finished(Version(incarnation=rows[0][0], step=rows[0][1]), rows[0][2]) if rows else None
 
     def close(self) -> None:
-        """Lets go of the store; its contents stay."""
+        """Closes the store; its contents stay."""
         self._database.close()
 
     def _step(self, sql: str, /, **params: Any) -> Statement:
@@ -191,34 +191,30 @@ class SharedStore:
 
 
 def _places(beat: Heartbeat) -> int | None:
-    """Sequences that its engine runs at once; None if it serves none."""
+    """Returns the number of sequences that an actor's engine runs concurrently; None if it does not serve."""
     if beat.role != "actor" or beat.version is None or beat.report is None or beat.report.is_shutting_down:
         return None
     return beat.report.max_sequences
 
 
 def new_request_id() -> str:
-    """A name for one call: what it did is known by it, should it have to be made again."""
+    """Returns a unique id of one call, by which a repeated call detects its earlier effect."""
     return uuid.uuid4().hex
 
 
 def check_limit(limit: int) -> None:
-    """Refuses what some engine would take for "no limit"."""
+    """Raises ValueError for a negative limit, which some engines treat as unlimited."""
     if limit < 0:
         raise ValueError(f"limit must be >= 0, got {limit}")
 
 
 def check_lease(lease_s: float) -> None:
-    """Refuses a lease that is over at once."""
+    """Raises ValueError for a lease that expires immediately."""
     if not lease_s > 0:
         raise ValueError(f"lease_s must be > 0, got {lease_s}")
 
 
 def check_blob(hash_: str, content: bytes) -> None:
-    """Refuses bytes of another hash.
-
-    Raises:
-      ValueError: they were changed on their way or where they lay.
-    """
+    """Raises ValueError if the content does not have the hash."""
     if blake3.blake3(content).hexdigest() != hash_:
         raise ValueError(f"the file of hash {hash_} has another one: it was changed; start the learner again")

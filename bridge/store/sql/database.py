@@ -1,13 +1,12 @@
-"""What a database is asked: fixed lists of statements, one text for every engine.
+"""Database interface: transactions as fixed lists of statements, in one SQL dialect for every engine.
 
-A script has no decision in it that Python would have to take between two of its statements; what its rows mean is
-looked at when it has been committed. So an engine across a network gets it in one round trip, and holds no lock while
-the one who asked is slow, stopped or cut off.
+A transaction contains no decision in Python between two of its statements. Results are evaluated after the commit. A
+remote engine therefore needs one round trip, and holds no lock while the client is slow, suspended or disconnected.
 
-In the shared text
-- `:name` is a parameter, and `:run` is in every statement: one database may serve many runs;
+In the shared dialect
+- `:name` is a parameter, and every statement has `:run`, because one database may hold many runs;
 - `{now}` is the store's clock, in Unix seconds;
-- `IN [name]` is membership in a list of texts, the parameter `name`.
+- `IN [name]` is membership in the list of texts in parameter `name`.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from bridge.store.store_types import Mark, Topic
 
 Row = tuple[Any, ...]
 NO_LIMIT = 2**62
-"""More than there ever is; SQLite would write it -1 and PostgreSQL NULL."""
+"""Limit larger than any count; SQLite would write no limit as -1 and PostgreSQL as NULL."""
 
 _LIST = re.compile(r"IN \[(\w+)\]")
 _PARAMETER = re.compile(r":(\w+)")
@@ -27,7 +26,7 @@ _PARAMETER = re.compile(r":(\w+)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement and its parameters."""
+    """SQL statement and its parameters."""
 
     sql: str
     params: Mapping[str, Any]
@@ -35,78 +34,79 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """One transaction."""
+    """Transaction: statements that are committed together."""
 
     steps: Sequence[Statement]
     before_lock: Sequence[Statement] = ()
-    """What is large and sent first, so that nobody waits for its way; undone with the rest."""
+    """Statements with large data that run before the run's lock is taken, so that no other writer waits for the
+    transfer."""
     locks: bool = True
-    """Whether it takes its turn among the run's writers; one that doesn't writes nothing, or a row that none of them
-    looks at: its own, or the count of engines."""
+    """True to take the run's write lock. Without the lock, a transaction may write only rows that no other writer
+    reads, such as its own row or the count of engines."""
     incarnation: int | None = None
-    """Of the learner that asks: nothing is done once another leads; None for whoever does not lead."""
+    """Incarnation of the calling learner: the transaction fails if another learner leads. None for other callers."""
     changes: Collection[Topic] = ()
-    """What those who wait are told of; `notify_if` says whether."""
+    """Topics whose waiting processes are notified, subject to `notify_if`."""
     notify_if: Statement | None = None
-    """Asked before `steps`: those who wait are told if it gives a row; None: always."""
+    """Condition that runs before `steps`: processes are notified of `changes` if it returns a row; None: always."""
     told_after: Mapping[Topic, Statement] = dataclasses.field(default_factory=dict[Topic, Statement])
-    """Topics that those who wait are told of if a step, asked after `steps`, gives a row."""
+    """Topics whose waiting processes are notified if the statement, run after `steps`, returns a row."""
     timeout_s: float | None = None
-    """How long a database that can't be reached is tried again; None: as long as it was told to when it was opened."""
+    """Seconds for which an unreachable database is retried; None: the database's own retry time."""
 
 
 class Database(Protocol):
-    """An engine that runs scripts; safe to use from several threads, closed before a fork."""
+    """Database engine that runs transactions. Thread-safe; must be closed before a fork."""
 
     def write(self, run: str, script: Transaction) -> list[list[Row]]:
-        """All of a script or nothing, on disk afterwards; the rows of each of its `steps`.
+        """Runs a transaction and returns the rows of each of its `steps`. It is on disk afterwards, or has no effect.
 
-        It may be run again though it was committed, where the answer was lost: its statements see to that.
+        If the answer is lost, the transaction may run again after its commit. Its statements must be idempotent.
 
         Raises:
           SupersededLearnerError: another incarnation leads the run.
-          StoreLostError: the database could not be reached.
+          StoreLostError: the database is unreachable.
         """
         ...
 
     def read(self, run: str, step: Statement, *, timeout_s: float | None = None) -> list[Row]:
-        """The rows of one statement, of one moment; `timeout_s` is as a script's."""
+        """Returns the rows of one statement, from one snapshot; `timeout_s` is as in a transaction."""
         ...
 
     @property
     def num_breaks(self) -> int:
-        """Times that the way to the database broke; whatever answers after one may be an older copy of it."""
+        """Cumulative number of broken connections. After a break, an older copy of the database may answer."""
         ...
 
     def mark(self, run: str) -> Mark:
-        """See `SharedStore.mark`."""
+        """Returns a mark, as `SharedStore.mark`."""
         ...
 
     def wait(self, run: str, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
-        """See `SharedStore.wait`."""
+        """Waits for a change, as `SharedStore.wait`."""
         ...
 
     def close(self) -> None:
-        """Ends what is under way and lets go of all connections."""
+        """Aborts running calls and closes all connections."""
         ...
 
 
 class StoreClosedError(RuntimeError):
-    """`close` was called, in the middle of a call or before it."""
+    """The store was closed before or during a call."""
 
 
 def list_names(sql: str) -> list[str]:
-    """The parameters that are lists."""
+    """Returns the names of list parameters."""
     return _LIST.findall(sql)
 
 
 def translate(sql: str, *, now: str, list_form: str, parameter_form: str) -> str:
-    r"""The shared text in an engine's own words.
+    r"""Translates a shared statement into an engine's dialect.
 
     Args:
-      sql: shared text.
-      now: what `{now}` becomes.
-      list_form: what `IN [name]` becomes, a replacement with `\1` for the name.
-      parameter_form: what `:name` becomes, likewise.
+      sql: statement in the shared dialect.
+      now: replaces `{now}`.
+      list_form: replaces `IN [name]`; `\1` stands for the name.
+      parameter_form: replaces `:name`; `\1` stands for the name.
     """
     return _PARAMETER.sub(parameter_form, _LIST.sub(list_form, sql.replace("{now}", now)))
