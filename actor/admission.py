@@ -55,16 +55,9 @@ class Admission:
     ) -> None:
         """Starts without tickets.
 
-        Args:
-          policy: fifo, frontier or window.
-          width: frontier width, in groups.
-          max_sequences: sequences that the engine runs concurrently.
-          samples_per_group: requests per group.
-          tickets_per_group: 1, or one per request.
-          sequences: H, sequences that a window keeps in progress over all engines; None for this engine's capacity.
-          num_spare: tickets that a window claims in addition to those that can start.
-          max_in_flight: maximum concurrent episodes. Above `max_sequences`, the excess waits inside the engine, by
-            order.
+        `sequences` is H, the sequences that a window keeps in progress over all engines; None means this engine's
+        capacity. `num_spare` tickets are claimed in addition to those that can start. `max_in_flight` bounds concurrent
+        episodes; above `max_sequences`, the excess waits inside the engine, by order.
 
         Raises:
           ValueError: a bound is below one.
@@ -82,7 +75,7 @@ class Admission:
         self.max_in_flight = max_in_flight
         self._sequences = sequences
         self._part = sequences
-        """This engine's share of a window, in sequences; `capacity` bounds it."""
+        """Share of a window for this engine, in sequences; `capacity` bounds it."""
         self._num_spare = num_spare
         self.num_engines = 1
         """Engines that share the tickets, including this one."""

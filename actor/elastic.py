@@ -82,7 +82,6 @@ class ElasticBounds:
     """Limits of a decision."""
 
     min_sequences: int
-    """Requests of one group."""
     max_sequences: int
     """Sequences that the engine was built for."""
     min_tensor_parallel_size: int = 1

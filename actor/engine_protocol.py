@@ -22,12 +22,12 @@ class Episode:
     sampled: Bool[np.ndarray, " T"]
     """True where the engine sampled the token, False where the environment produced it."""
     turn_rewards: Float32[np.ndarray, " N"]
-    """One reward per turn."""
+    """Rewards per turn."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sampled response, not yet scored."""
+    """Sampled response, not yet scored."""
 
     tokens: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
@@ -36,7 +36,7 @@ class Sample:
     """Policy version of each token; T entries."""
     finish: Finish
     episode: Episode | None = None
-    """None for a single response, of which every token was sampled."""
+    """Multi-turn data; None for a single response, of which every token was sampled."""
 
     @property
     def num_sampled(self) -> int:

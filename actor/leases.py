@@ -75,7 +75,6 @@ class Leases:
         self._actor, self._store, self._lease_s = actor, store, lease_s
         self._held: dict[str, Ticket] = {}
         self.tickets: Mapping[str, Ticket] = types.MappingProxyType(self._held)
-        """Held tickets, by id."""
         self._submit_queue: dict[str, Ticket] = {}
         """Tickets whose groups are being submitted. They are not held: losing the lease does not cancel a submission.
         """

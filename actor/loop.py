@@ -112,12 +112,10 @@ class Actor:
             sample_ended=self.sample_ended,
         )
         self._groups: dict[str, asyncio.Task[None]] = {}
-        """Tasks of groups in progress, by ticket id."""
         self.heartbeat_lock = asyncio.Lock()
         """Held while a heartbeat is sent. Concurrent heartbeats could arrive out of order."""
         self._engines: dict[int, int] = {}
         self.held: Mapping[str, Ticket] = self.holdings.tickets
-        """Tickets leased to this actor, by id."""
         self.is_counted = False
         """True if the store's engine counts include this engine."""
         self.is_paused = False

@@ -17,13 +17,6 @@ class ResponseReader:
     """Converter of one model's samples to responses."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, *, thinking_marks: str = "auto") -> None:
-        """Reads the model's thinking marks.
-
-        Args:
-          tokenizer: tokenizer of the model.
-          chat: chat template of the model; may be empty.
-          thinking_marks: `model.thinking_marks`.
-        """
         self._turns = turn_reader(tokenizer, chat, thinking_marks)
         special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special and t.content}
         self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")

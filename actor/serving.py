@@ -171,11 +171,7 @@ class SampleRace:
     """Race of one ticket's requests (RollPacker section 3)."""
 
     def __init__(self, *, num_samples: int, num_requests: int) -> None:
-        """Starts with all requests, indexed from 0, running.
-
-        Args:
-          num_samples: K, requests that win.
-          num_requests: eta_R K, requests that run.
+        """Starts `num_requests` (eta_R K) requests, indexed from 0, of which `num_samples` (K) win.
 
         Raises:
           ValueError: `num_requests` is below `num_samples`.
@@ -217,7 +213,6 @@ class ServingStats:
     num_submitted_tokens: int = 0
     """Response tokens of submitted groups. All other sampled tokens were discarded (races, restarts)."""
     num_dropped: int = 0
-    """Groups that could not be scored."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -238,7 +233,6 @@ class TicketServer:
     changed: Notifier
     """Notified when another ticket may fit into the engine."""
     sample_ended: Notifier
-    """Notified when a request has finished."""
 
     def __post_init__(self) -> None:
         self.tally = ServingStats()

@@ -23,7 +23,6 @@ from bridge.text.thinking import DEFAULT, ThinkingFormat
 _STAND_IN = "Sluicestandin"
 """Stand-in for a policy turn: one word that no template trims or treats specially."""
 _OBSERVED = "Sluiceobserved"
-"""Stand-in for an observation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +33,11 @@ class ChatRenderer:
     chat: ChatTemplate | None
     """Chat template; None if it is not applied: prompts and observations are concatenated as plain text."""
     control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
-    """Texts of the control tokens."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools of the prompt, for the template."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Template arguments of the prompt."""
     thinking: ThinkingFormat = DEFAULT
-    """Thinking marks of the model."""
 
     def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "ChatRenderer":
         """Returns the renderer of an episode whose prompt has its own tools or template arguments."""

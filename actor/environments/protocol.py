@@ -16,7 +16,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message] = []
     """Messages that the policy sees next; ignored once the episode is done."""
     reward: float = 0.0
-    """Reward of this turn."""
     done: bool = False
     info: dict[str, Any] = {}
     """Human-readable data; values that msgpack cannot hold (large integers, objects) become text."""

@@ -62,7 +62,6 @@ class Conversation:
         self._is_cut_off = False
         """True if the last turn was truncated: it is no action and receives no reward."""
         self._failure: BaseException | None = None
-        """Failure that ended the conversation."""
 
     async def go_on(self, tokens: Sequence[int], stop_token_ids: Sequence[int]) -> Sample:
         """Samples the policy's next turn.

@@ -21,7 +21,6 @@ class Transcript:
         self._parts: list[Sample | Int32[np.ndarray, " T"]] = []
         self._rewards: list[float] = []
         self.num_tokens = 0
-        """Sampled and observed tokens."""
 
     @property
     def num_turns(self) -> int:

@@ -16,7 +16,6 @@ from bridge.store.store_types import MAX_CASE_S, MAX_CASES
 MAX_KNOWN_CASES = 2**17
 """Maximum test cases, over all tasks, whose anchors an actor keeps in memory (a few megabytes)."""
 TASKS_AT_ONCE = 256
-"""Maximum tasks per store call."""
 _ROUNDING = 0.01
 """Relative increase over the longest known run above which a run is reported to the store."""
 _ROUNDING_S = 0.001
@@ -74,9 +73,7 @@ class AdaptiveTimeouts:
         self._asked: dict[str, None] = {}
         """Tasks to query in the store, in FIFO order."""
         self._raises: dict[str, tuple[float, ...]] = {}
-        """Anchors to write to the store."""
         self._calls: asyncio.Task[None] | None = None
-        """Task of the store calls, while there is work."""
 
     def begin(self, key: str) -> None:
         """Queries other actors' anchors for a task whose group begins. Call it only for tasks with timed test cases.

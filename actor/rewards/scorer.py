@@ -26,7 +26,6 @@ class RewardResult:
     reward: float
     """Weighted sum of the scores."""
     scores: tuple[RewardScore, ...]
-    """Scores in the task's order; empty if no verifier was run."""
 
 
 NO_REWARD = RewardResult(reward=0.0, scores=())
@@ -45,13 +44,9 @@ class RewardScorer:
         judge: Judge | None = None,
         anchors: AdaptiveTimeouts | None = None,
     ) -> None:
-        """Connects the parts; runs no verifier.
+        """Connects the parts. Pool, judge and anchors are closed with the scorer.
 
-        Args:
-          pool: runs all verifiers except the judge; closed with the scorer.
-          truncated: `prompts.truncated_responses`.
-          judge: the verifier `judge`, which runs in this process; closed with the scorer.
-          anchors: adaptive timeouts, closed with the scorer; None: each test case has `rewards.max_timeout_s`.
+        Without `anchors` each test case has `rewards.max_timeout_s`.
         """
         self._pool, self._judge, self._anchors = pool, judge, anchors
         self.judge_counts = JudgeCounts() if judge is None else judge.counts

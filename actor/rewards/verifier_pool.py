@@ -35,7 +35,7 @@ BEFORE_CASES_S, MAX_ANSWERS = 120.0, 10
 """Timeout of test-case verifiers: BEFORE_CASES_S seconds for sandbox and compilation, plus MAX_ANSWERS times
 `rewards.max_answer_s`, which counts CPU time and not the wall time on a busy machine."""
 TRIAL_S = 60.0
-"""Timeout for the trial call of a custom verifier before a run, in seconds."""
+"""Timeout for a custom verifier's trial call before a run, in seconds."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
 """First and longest pause before a retry, in seconds; doubled each time, so that a short resource shortage passes."""
 _BUGS = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
@@ -76,18 +76,11 @@ class VerifierPool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Workers start when first needed.
+        """Checks the cores; workers start when first needed.
 
-        Args:
-          num_workers: worker processes, and so concurrent responses.
-          timeout_s: timeout per response, in seconds, in addition to the time that its program may use.
-          retries: retries after a failure.
-          settings: settings passed to verifiers.
-          command: command of a worker.
-          own: custom verifiers that may be imported: a ticket's name alone imports nothing.
-          cores: cores of the workers; empty means those of this process.
-          sleep: sleep between attempts; no worker is held meanwhile.
-          draw: draws the pause between half and all of its maximum.
+        `timeout_s` applies per response, in addition to the time that its program may use. `own` lists the custom
+        verifiers that may be imported: a ticket's name alone imports nothing. Empty `cores` mean those of this process.
+        `draw` returns a pause between half and all of its maximum, during which no worker is held.
 
         Raises:
           ValueError: this machine lacks one of the cores.

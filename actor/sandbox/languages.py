@@ -16,7 +16,6 @@ class Language:
     run: Sequence[str]
     compile: Sequence[str] = ()
     needs: Sequence[str] = ()
-    """Additional programs required."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reserves_memory: bool = False
 

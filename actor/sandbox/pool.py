@@ -41,7 +41,6 @@ class Sandbox:
         self._warm: collections.deque[SandboxProcess] = collections.deque()
         self._waste: list[SandboxProcess] = []
         self._num_failed = 0
-        """Failed starts since the last success."""
         self._problem = ""
         self._is_closed = False
         self.num_started = 0
@@ -223,7 +222,6 @@ class SandboxHandle:
         return outcome
 
     def _run(self, case: Case | None = None, timeout_s: Callable[[], float] | None = None) -> Outcome | None:
-        """Starts the program in a sandbox if needed, and runs a case in it."""
         problem = ""
         for _ in range(MAX_STARTS):
             try:

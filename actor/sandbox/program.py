@@ -19,12 +19,10 @@ class SandboxLimits:
     """Address space per process, enforced by the kernel, so that little grows between two polls. Runtimes that reserve
     unused memory (Java, Go, Node) have it as a limit of writable private memory instead."""
     cpu_s: int = 60
-    """CPU seconds per process."""
     num_processes: int = 64
     """Concurrent processes and threads of this sandbox."""
     file_bytes: int = 64 * MIB
     num_open_files: int = 256
-    """Open files per process."""
     disk_bytes: int = 128 * MIB
     """Size of working directory and /tmp together, and again of /dev/shm."""
     num_files: int = 16_384
@@ -76,7 +74,6 @@ class Program:
     argv: Sequence[str]
     compile_argv: Sequence[str] = ()
     tools: Sequence[str] = ()
-    """Required executables."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reserves_memory: bool = False
     """True if the runtime reserves address space that it does not use."""
@@ -99,7 +96,6 @@ class Call:
     arguments: Sequence[Any] | Mapping[str, Any]
     """JSON values, by position or by name."""
     keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Additional keyword arguments."""
 
     def to_json(self) -> bytes:
         """Returns the harness's input."""
@@ -117,7 +113,6 @@ class Case:
     """Call for a program made with `languages.program(..., calls=True)`."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an invalid timeout."""
         if not 0 < self.timeout_s < float("inf"):
             raise ValueError(f"Case.timeout_s must be a number of seconds > 0, got {self.timeout_s}")
 

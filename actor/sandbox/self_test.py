@@ -17,7 +17,6 @@ from actor.sandbox.pool import Sandbox
 from actor.sandbox.program import MIB, Case, Outcome, SandboxError, SandboxLimits, SandboxUnavailableError
 
 TIMEOUT_S = 20.0
-"""Timeout per probe, in seconds."""
 INSTALL = "apt-get install bubblewrap"
 OLDEST = "0.8"
 _PROBE = pathlib.Path(__file__).parent / "probe.py"
@@ -30,7 +29,6 @@ class Isolation:
     is_root: bool
     python_version: str
     tools: frozenset[str]
-    """Compilers and interpreters available to programs."""
 
 
 def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | None = None) -> Isolation:
@@ -99,7 +97,6 @@ def _read(name: str) -> str:
 
 
 def _way_out(sandbox: Sandbox) -> list[str]:
-    """Returns the ways out of the sandbox that a program found."""
     mark = secrets.token_hex(16)
     with contextlib.ExitStack() as held:
         file = held.enter_context(tempfile.NamedTemporaryFile("w", prefix="sluice-isolation-"))
@@ -140,7 +137,6 @@ def _check_packages(sandbox: Sandbox, view: HostView) -> None:
 
 
 def _left_behind(sandbox: Sandbox) -> list[str]:
-    """Returns the traces of a previous case that a case found."""
     first, second = _probe(sandbox, "left_behind", times=2)
     if not first.succeeded or not second.succeeded:
         return [f"a case ended by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]

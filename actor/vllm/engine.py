@@ -70,7 +70,6 @@ class VllmEngine:
         self._updates = WeightUpdates(llm, config, expected=expected, counter=counter)
         self._swap_lock = asyncio.Lock()
         self._active: set[str] = set()
-        """Requests whose `sample` has not returned."""
         self._aborted: set[str] = set()
         """Active requests on which `abort` was called."""
 
@@ -165,7 +164,7 @@ class VllmEngine:
 
     @property
     def is_dead(self) -> bool:
-        """True if engine processes exited. VLLM reports that to pending requests, but not to pending calls."""
+        """True if engine processes exited. vLLM reports that to pending requests, but not to pending calls."""
         return self._llm.errored
 
     @property

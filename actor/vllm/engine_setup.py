@@ -181,7 +181,7 @@ def start_processes(arguments: "AsyncEngineArgs", counter: "StatLogger") -> "Asy
 
     class OwnedLLM(AsyncLLM):
         def __del__(self) -> None:
-            """Does nothing: `VllmEngine.close` shuts down. VLLM's version may run during interpreter teardown."""
+            """Does nothing: `VllmEngine.close` shuts down. vLLM's version may run during interpreter teardown."""
 
     config = engine_config(arguments)
     report_phase("engine: starting its process")

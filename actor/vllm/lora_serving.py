@@ -74,12 +74,7 @@ class Adapters:
     ) -> None:
         """Starts without a served version.
 
-        Args:
-          llm: engine started with `engine_arguments`.
-          config: run configuration.
-          expected: tensors that every adapter snapshot must hold.
-          base: tensors of the base model in `folder`.
-          folder: model folder that the engine was started from.
+        `expected`: tensors that every adapter snapshot must hold. `base`: tensors of the base model in `folder`.
         """
         self._llm, self._expected, self._base, self._folder = llm, expected, base, folder
         self._settings = peft_settings(config.lora)

@@ -162,7 +162,6 @@ def mapped(path: str, manifest: WeightManifest) -> dict[str, torch.Tensor]:
 
 
 def _as_torch(array: np.ndarray) -> torch.Tensor:
-    """Returns a view; it is never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         if array.dtype.name == "bfloat16":  # ml_dtypes' type, which torch rejects

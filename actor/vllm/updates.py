@@ -29,14 +29,6 @@ class WeightUpdates:
     """Weight updates of one engine in one run; one update at a time."""
 
     def __init__(self, llm: "AsyncLLM", config: Config, *, expected: TensorTable, counter: StatLogger) -> None:
-        """Stores the parts; does not contact the engine.
-
-        Args:
-          llm: engine started with `actor.vllm.engine_setup`.
-          config: run configuration.
-          expected: tensors that every snapshot must match.
-          counter: stat logger of the engine.
-        """
         self._llm, self._expected, self._counter = llm, expected, counter
         self._num_workers = config.actor.tensor_parallel_size
         self._recomputes = config.publish.kv_cache == "recompute"
@@ -117,7 +109,7 @@ class WeightUpdates:
     async def _load(self, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
         """Pauses, loads, verifies and resumes; returns the load time in seconds.
 
-        With abort_and_resume all requests are aborted here, including queued ones. VLLM first delivers all their
+        With abort_and_resume all requests are aborted here, including queued ones. vLLM first delivers all their
         tokens; `VllmEngine.sample` keeps them and restarts the requests on the new weights. No request remains, so the
         prompt cache can be dropped.
         """

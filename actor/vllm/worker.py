@@ -42,7 +42,6 @@ BACKEND = "sluice"
 ENGINE_VARIABLE = "SLUICE_ENGINE"
 """Environment variable set in the processes of an actor's engine."""
 CPU_ADAPTERS = "actor.vllm.lora_cpu.GroupedCpuLora"
-"""LoRA backend on a CPU."""
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -61,7 +60,6 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """Arguments of one update."""
 
     path: str
-    """Verified local copy of the actor."""
     manifest: bytes
     """`WeightManifest` of the snapshot, encoded by `bridge.codec`."""
     last_request: int
@@ -155,7 +153,7 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         is_tied = "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors
         if is_tied and isinstance(head, ParallelLMHead):
             # The reload treats a tied head as having no weights, and on a CPU its kernel keeps the old repacked copy.
-            # VLLM reports success and serves a wrong model.
+            # vLLM reports success and serves a wrong model.
             head.quant_method.process_weights_after_loading(head)
 
 

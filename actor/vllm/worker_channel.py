@@ -31,7 +31,6 @@ class WorkerChannel:
     """Front-end side; its calls block."""
 
     def __init__(self) -> None:
-        """Listens at `address`."""
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-"))
         self.address = str(self._folder / "control")
         self._listening = socket.socket(socket.AF_UNIX)

@@ -45,7 +45,6 @@ class WeightClient:
         self._held: WeightManifest | None = None
         """Last fetched version, complete and verified."""
         self._file: pathlib.Path | None = None
-        """File that holds `_held`."""
         self._refused: Version | None = None
         self._num_refusals = 0
         self._retry_at = 0.0

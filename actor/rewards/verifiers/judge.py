@@ -27,7 +27,6 @@ from bridge.rollout_types import Task
 from configs.sections.rewards import JudgeConfig
 
 MAX_BODY_BYTES = 4 * 2**20
-"""Maximum size of a reply, in bytes."""
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 """Client error statuses that are retried, like 5xx. Other 4xx mean a permanently invalid request or key."""
 MAX_SHORTENED = 5
@@ -85,12 +84,7 @@ class Judge:
     ) -> None:
         """Reads key and template. A colocated judge's address is in the config (`launch.services.judge_server`).
 
-        Args:
-          config: `judge`.
-          sleep: sleep between attempts.
-          clock: clock in seconds.
-          draw: draws the pause between two bounds.
-          failure: returns the reason that the judge is permanently gone; empty while it may return.
+        `failure` returns the reason that the judge is permanently gone; empty while it may return.
 
         Raises:
           ValueError: the judge has no URL, or its key or template file is unusable.
@@ -203,7 +197,6 @@ class Judge:
                     raise
 
     async def _post(self, body: Mapping[str, Any]) -> str:
-        """Returns the text of the model's answer."""
         config = self._config
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -273,7 +266,6 @@ def retry_after_s(value: str | None, now: datetime.datetime) -> float:
 
 
 def _completion_text(data: bytes) -> str:
-    """Returns the text of a chat completion's only choice."""
     try:
         choices = json.loads(data)["choices"]
         content, finish = choices[0]["message"]["content"], choices[0].get("finish_reason")

@@ -101,7 +101,6 @@ class JudgeParseError(ValueError):
     """An answer without a valid score; `kind` is a one-word cause."""
 
     def __init__(self, kind: str, said: str) -> None:
-        """`said` is human-readable."""
         super().__init__(said)
         self.kind = kind
 

@@ -215,7 +215,6 @@ def _gold(answer: str) -> str:
 
 
 def _anywhere(text: str) -> list[Any]:
-    """Returns the last expression of a text that the library can read."""
     return computed(lambda: math_verify.parse(text, parsing_timeout=None)) or []  # pyright: ignore[reportArgumentType]
 
 

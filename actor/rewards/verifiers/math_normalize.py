@@ -80,7 +80,6 @@ def _is_above(digits: str) -> bool:
 
 
 def _power(base: str, exponent: str) -> float:
-    """Returns a power as a float; infinite on overflow."""
     if len(base) > 300 or len(exponent) > 300:
         return math.inf
     try:

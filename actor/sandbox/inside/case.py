@@ -265,7 +265,7 @@ def _bound(limits, reserves, num_processes):
 
 
 class _Running:
-    """Running program."""
+    """Program of a case, from its start to its end."""
 
     def __init__(self, pid, clock, feeds, bounds, *, kept_short):
         self._pid = pid
