@@ -112,7 +112,6 @@ def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durabl
     _sweep(path.parent)
     # A random name: several processes may write the files of one run folder concurrently, and process ids of containers
     # on several machines may be equal.
-    # several machines may all have the same id.
     part = _part_of(path)
     try:
         with open(part, "wb") as file:

@@ -1,13 +1,13 @@
-"""Connections, conninfo and TLS policy.
+"""Connections to a PostgreSQL server, and their TLS policy.
 
-PGHOST, PGHOSTADDR, PGSSLMODE and a service's file (PGSERVICE) lead elsewhere as well as a URL does; whether a server is
-on this machine, and whether the connection proves that it is the right one, is looked at here and nowhere else.
+PGHOST, PGHOSTADDR, PGSSLMODE and a service file (PGSERVICE) can redirect a connection as well as the URL. This module
+is the only place that decides if a server is on this machine and if the connection verifies its identity.
 
-A process works with one, besides that which listens: a server has few, and a cluster many actors. Calls take turns on
-it; only where one takes long is another connection made, and closed again when it is not needed any more.
+A process works with one connection and one more for notifications, because a server has few and a cluster many actors.
+Calls take turns. If a call takes long, another connection is opened, and closed again when idle.
 
-Not psycopg_pool: it connects in threads of its own, whose errors nobody sees and whose pauses grow past the time in
-which a healed network is to be noticed.
+psycopg_pool is not used: its background threads hide connection errors, and its pauses grow too long to notice a
+recovered network in time.
 """
 
 import contextlib
@@ -31,31 +31,31 @@ from bridge.validation import is_loopback
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LibpqTarget:
-    """Where connections of a URL go."""
+    """Target of a URL's connections."""
 
     place: str
-    """Which database, without any secret."""
+    """URL of the database without secrets."""
     hosts: tuple[str, ...]
-    """All that are tried: addresses, names, sockets' folders; empty: the socket that libpq was built with."""
+    """All hosts that are tried: addresses, names and socket folders; an empty string is libpq's default socket."""
     sslmode: str
-    """libpq's."""
+    """sslmode of libpq."""
 
     @property
     def is_here(self) -> bool:
-        """Whether all of them are this machine's: loopback or a socket."""
+        """True if all hosts are on this machine: loopback or a socket."""
         return all(not host or host.startswith(("/", "@")) or is_loopback(host) for host in self.hosts)
 
 
 def parse(url: str) -> dict[str, Any]:
-    """What a URL says, by libpq's own reading.
+    """Returns the settings in a URL, as parsed by libpq.
 
     Raises:
-      ValueError: it is none of PostgreSQL's.
+      ValueError: the URL is malformed, or names a service.
     """
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as e:
-        # What libpq says may quote a part of the password.
+        # libpq's message may quote a part of the password.
         parameter = re.search(r'invalid URI query parameter: "(\w+)"', str(e))
         raise ValueError(
             "the store's URL can't be read; it is postgresql://user@host:port/database?sslmode=verify-full, with "
@@ -67,28 +67,25 @@ def parse(url: str) -> dict[str, Any]:
 
 
 def libpq_target_of(url: str) -> LibpqTarget:
-    """Where connections of a URL would go from here, now.
+    """Returns the target of a URL's connections in the current environment.
 
     Raises:
-      ValueError: it is none of PostgreSQL's.
+      ValueError: as `parse`.
     """
     given = parse(url)
-    # The environment and its service's file, as libpq merges them; then what it was built with.
+    # Environment and service file as libpq merges them, with libpq's built-in defaults.
     defaults = {o.keyword.decode(): (o.val or b"").decode() for o in psycopg.pq.Conninfo.get_defaults()}
     settings: dict[str, Any] = {**defaults, **given}
-    # An address in the list goes before the name at its place; one left out leaves the name.
+    # Each address takes precedence over the name at its position in the list; an empty one leaves the name.
     addresses, names = (f"{settings.get(k) or ''}".split(",") for k in ("hostaddr", "host"))
     hosts = tuple(a.strip() or n.strip() for a, n in itertools.zip_longest(addresses, names, fillvalue=""))
     return LibpqTarget(server_address(given), hosts, f"{settings.get('sslmode') or ''}")
 
 
 def check_encrypted(way: LibpqTarget) -> None:
-    """Refuses a server on another machine that would be talked to without TLS, or without proof that it is the one.
+    """Raises ValueError if a server on another machine would be used without verified TLS.
 
-    `prefer`, which libpq takes by itself, anybody between may talk out of TLS.
-
-    Raises:
-      ValueError: says what to add.
+    libpq's default `prefer` is not enough: an attacker on the network can disable its TLS.
     """
     if not way.is_here and way.sslmode != "verify-full":
         raise ValueError(
@@ -98,7 +95,7 @@ def check_encrypted(way: LibpqTarget) -> None:
 
 
 def server_address(given: Mapping[str, Any]) -> str:
-    """Which database, without any secret."""
+    """Returns the URL of the database without secrets."""
     user = f"{given['user']}@" if given.get("user") else ""
     port = f":{given['port']}" if given.get("port") else ""
     return f"postgresql://{user}{given.get('host', '')}{port}/{given.get('dbname', '')}"
@@ -108,12 +105,12 @@ Connection = psycopg.Connection[Any]
 
 
 _TURN_S = 0.1
-"""How long a call waits for a connection that is in use: most are done with it sooner, a large group is not."""
+"""Seconds to wait for the connection in use before another is opened. Most calls are shorter; large groups are not."""
 _IDLE_S = 10.0
-"""One that was not needed for so long is closed, as long as there is another."""
+"""Seconds after which an idle connection is closed, if there is another one."""
 
 
-# Of libpq, for this end, unless the URL says otherwise: a server that is gone is noticed within seconds.
+# libpq settings of this end, unless the URL overrides them: a dead server is noticed within seconds.
 _CLIENT: Mapping[str, str | int] = {
     "connect_timeout": 4,
     "keepalives_idle": 2,
@@ -122,7 +119,7 @@ _CLIENT: Mapping[str, str | int] = {
     "tcp_user_timeout": 8000,
     "application_name": "sluice",
 }
-# Of the server, for its end of this connection: a client that is gone holds nothing for longer than seconds.
+# Server settings of this connection: a dead client holds nothing for longer than seconds.
 _SESSION: Mapping[str, str] = {
     "search_path": "sluice, pg_temp",
     "tcp_keepalives_idle": "2",
@@ -131,20 +128,20 @@ _SESSION: Mapping[str, str] = {
     "tcp_user_timeout": "8000",
     "idle_in_transaction_session_timeout": "5s",
     "lock_timeout": "30s",
-    "statement_timeout": "300s",  # its rows may go over a slow network
+    "statement_timeout": "300s",  # includes sending rows over a slow network
     "synchronous_commit": "on",
     "client_min_messages": "warning",
 }
 
 
 class Connections:
-    """Of one process; any number of threads."""
+    """Connections of one process. Thread-safe."""
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet.
+        """Parses the URL; opens no connection.
 
         Raises:
-          ValueError: the URL is none of PostgreSQL's.
+          ValueError: the URL is malformed, or would connect to another machine without verified TLS.
         """
         way = libpq_target_of(url)
         check_encrypted(way)
@@ -153,26 +150,26 @@ class Connections:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._idle: list[tuple[Connection, float]] = []
-        """With the time since which each is, the last one used last."""
+        """Idle connections and the times since which they are idle; the last used is last."""
         self._borrowed: set[Connection] = set()
         self._num_lent = 0
-        """Borrowed, or being made for somebody."""
+        """Number of connections that are borrowed or being opened."""
         self._has_worked = False
         self.closed = threading.Event()
 
     @property
     def is_of_another_process(self) -> bool:
-        """Whether they were opened before a fork."""
+        """True after a fork, in the child process."""
         return os.getpid() != self._pid
 
     @contextlib.contextmanager
     def borrow(self) -> Generator[Connection]:
-        """One for this thread, for a while; one that broke is not lent again.
+        """Lends a connection to this thread; drops it if it broke.
 
         Raises:
-          StoreClosedError: `close` was called, before or meanwhile.
-          ValueError: the server refuses us, and always did.
-          psycopg.OperationalError: it can't be reached.
+          StoreClosedError: `close` was called, before or during the loan.
+          ValueError: the server rejects the login and never accepted it.
+          psycopg.OperationalError: the server is unreachable.
         """
         connection = self._take()
         try:
@@ -185,11 +182,12 @@ class Connections:
         self._give_back(connection, is_sound=True)
 
     def connect(self) -> Connection:
-        """A new one, which the caller closes.
+        """Opens a connection, which the caller must close.
 
         Raises:
-          ValueError: the server refuses us, and always did.
-          psycopg.OperationalError: it can't be reached; or refuses us now, as it did not before.
+          StoreClosedError: `close` was called.
+          ValueError: the server rejects the login and never accepted it.
+          psycopg.OperationalError: the server is unreachable, or rejects a login that it accepted before.
         """
         self._check_open()
         try:
@@ -197,7 +195,7 @@ class Connections:
             settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SESSION.items())
             connection.execute(f"SELECT {settings}".encode())
         except psycopg.Error as e:
-            # What worked once may be in the middle of a move to another machine.
+            # A server that worked before may be failing over, so retry.
             if self._has_worked or connecting_heals(e):
                 raise
             raise ValueError(explain(e, place=self.place)) from None
@@ -205,14 +203,14 @@ class Connections:
         return connection
 
     def drop_idle(self) -> None:
-        """Closes those that nobody uses: after one broke, the others most likely are."""
+        """Closes the idle connections, which are probably broken as well after one broke."""
         with self._changed:
             idle, self._idle = self._idle, []
         for connection, _ in idle:
             connection.close()
 
     def close(self) -> None:
-        """Cuts what is under way and closes all."""
+        """Aborts running calls and closes all connections."""
         if self.is_of_another_process:
             return
         self.closed.set()
@@ -237,7 +235,7 @@ class Connections:
             raise
         with self._changed:
             self._borrowed.add(connection)
-            # Either `close` sees this connection and cuts it, or this sees that it was called.
+            # Either `close` sees this connection and cuts it, or this thread sees `closed`.
             is_late = self.closed.is_set()
         if is_late:
             self._give_back(connection, is_sound=False)
@@ -267,6 +265,6 @@ class Connections:
 
 
 def cut(connection: Connection) -> None:
-    """Ends a connection that another thread may be waiting on; that thread gets an error and closes it."""
+    """Shuts down a connection that another thread may be waiting on. That thread gets an error and closes it."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)

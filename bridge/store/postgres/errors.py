@@ -1,4 +1,7 @@
-"""What went wrong between us and a PostgreSQL server: what heals by itself, and what somebody has to mend."""
+"""Classification of PostgreSQL errors.
+
+Transient errors are retried. All others need an administrator or a configuration fix.
+"""
 
 import psycopg
 
@@ -6,15 +9,15 @@ _HEALING_CLASSES = (
     "08",  # connection
     "40",  # serialization failure, deadlock
     "53",  # disk full, out of memory, too many connections
-    "57",  # shutdown, crash, starting up, a statement's time is over
+    "57",  # shutdown, crash, startup, statement timeout
 )
 _HEALING_STATES = (
-    "25P03",  # idle in a transaction for too long
-    "25P04",  # a transaction took too long
-    "25006",  # a standby: the server that took its place is not yet where we connect
-    "55P03",  # a lock was not to be had in time
+    "25P03",  # idle-in-transaction timeout
+    "25P04",  # transaction timeout
+    "25006",  # a standby: the URL does not lead to the new primary yet
+    "55P03",  # lock timeout
 )
-# A server that refuses a connection says so in words only. Of these it will think better.
+# A server that rejects a connection gives only a text. These texts mean transient conditions.
 _FULL_WORDS = ("too many", "remaining connection slots")
 _HEALING_WORDS = ("starting up", "shutting down", "recovery", "not yet accepting connections", *_FULL_WORDS)
 # Part of what libpq or the server says -> what to do about it.
@@ -41,7 +44,7 @@ _ADVICE = (
 
 
 def heals(error: BaseException) -> bool:
-    """Whether to try again after an error of a connection that had worked."""
+    """Returns True if an error on an established connection is transient."""
     if not isinstance(error, psycopg.OperationalError | psycopg.InternalError):
         return False
     state = error.sqlstate
@@ -49,34 +52,34 @@ def heals(error: BaseException) -> bool:
 
 
 def connecting_heals(error: psycopg.Error) -> bool:
-    """Whether a connection that could not be made may be made a little later, as long as nobody changes anything."""
+    """Returns True if a failed connection attempt may succeed later without any configuration change."""
     if not isinstance(error, psycopg.OperationalError):
         return False
     text = str(error)
     if any(words in text for words in _HEALING_WORDS):
         return True
     refused = ("FATAL:", "certificate", "SSL", "private key", "not known", "invalid")
-    # A connection that was cut while TLS began is no matter of certificates.
+    # A connection that broke during the TLS handshake says nothing about certificates.
     cut = ("SSL SYSCALL error", "SSL connection has been closed", "server closed the connection")
     return any(words in text for words in cut) or not any(words in text for words in refused)
 
 
 def is_full(error: psycopg.Error) -> bool:
-    """Whether the server, or what it lets this role or database have, takes no more connections."""
+    """Returns True if the server, or the limit of this role or database, allows no more connections."""
     refused = isinstance(error, psycopg.OperationalError) and "FATAL" in str(error)
     return refused and any(words in str(error) for words in _FULL_WORDS)
 
 
 def explain(error: psycopg.Error, *, place: str) -> str:
-    """One line on why a server can't be used, and what to do; `place` is the URL without its password."""
+    """Returns one line on why a server cannot be used and how to fix it; `place` is the URL without its password."""
     reason = reason_of(error)
     advice = next(advice for words, advice in _ADVICE if words in reason)
     return f"{place} can't be used: {reason}; {advice}"
 
 
 def reason_of(error: psycopg.Error) -> str:
-    """What went wrong, in one line."""
-    # libpq tries each address of a host, and with `prefer` each way, and says so on a line each; hints are indented.
+    """Returns the cause of an error in one line."""
+    # libpq reports each address of a host, and with `prefer` each mode, on its own line. Hints are indented.
     said = error.diag.message_primary or str(error)
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("\t", "- "))]
     refusals = [line for line in lines if "FATAL" in line]

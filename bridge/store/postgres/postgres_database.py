@@ -1,8 +1,8 @@
-"""Transactions on a PostgreSQL server, retried; LISTEN/NOTIFY.
+"""PostgreSQL engine of the store: retried transactions and LISTEN/NOTIFY.
 
-A script goes out as one pipeline, BEGIN and COMMIT included, so nobody waits for a client between two statements.
-Where the connection is lost nobody knows whether it was committed; it is run again, and finds by the name of its call
-what it did (docs/exactly_once.md).
+A transaction is sent as one pipeline with BEGIN and COMMIT, so no lock waits for a client between two statements. If
+the connection breaks, the outcome is unknown. The transaction then runs again and detects its earlier effect by the id
+of its call (docs/exactly_once.md).
 """
 
 import functools
@@ -27,15 +27,15 @@ from bridge.store.store_types import TOPICS, Mark, StoreLostError, SupersededLea
 
 
 def channel_of(run: str) -> str:
-    """The channel on which a run's changes are told; their payload is the topic."""
+    """Returns the notification channel of a run; the payload of a notification is the topic."""
     return f"sluice_{hashlib.blake2b(run.encode(), digest_size=16).hexdigest()}"
 
 
 class Listener:
-    """Counts the changes of one run's topics."""
+    """Change counter of one run's topics."""
 
     def __init__(self, connections: Connections, run: str) -> None:
-        """Begins to listen at once; what happens before it can is counted as a change of everything."""
+        """Starts listening. Changes before the connection is up count as a change of every topic."""
         self._connections, self._run = connections, run
         self._changed = threading.Condition()
         self._counts: dict[Topic, int] = dict.fromkeys(TOPICS, 0)
@@ -46,19 +46,19 @@ class Listener:
         self._thread.start()
 
     def mark(self) -> Mark:
-        """How often each topic has changed."""
+        """Returns the number of changes per topic."""
         with self._changed:
             return dict(self._counts)
 
     def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
-        """Returns when one of `topics` has changed since `mark`, at `close`, or after `timeout_s`."""
+        """Returns when one of `topics` has changed since `mark`, on `close`, or after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_closed or any(self._counts[t] != mark[t] for t in topics), timeout_s
             )
 
     def close(self) -> None:
-        """Lets go of whoever waits."""
+        """Stops listening and wakes all waiting threads."""
         with self._changed:
             if self._is_closed:
                 return
@@ -94,7 +94,7 @@ class Listener:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel_of(self._run))))
             with self._changed:
                 self._connection = connection
-            self._count(TOPICS)  # whatever happened before this moment
+            self._count(TOPICS)  # changes before this moment were not counted
             while not self._is_closed:
                 select.select([connection.fileno(), self._wake_read], [], [])
                 self._count({n.payload for n in connection.notifies(timeout=0) if n.payload in TOPICS})
@@ -108,7 +108,7 @@ class Listener:
 
 SUPERSEDED, NO_RUN = "SL001", "SL002"  # schema.sql: lock_run
 LOCKED_AT_MOST = "5s"
-"""How long a transaction may go on that holds a run's lock."""
+"""Timeout of a transaction that holds a run's lock."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _LOCK = Statement("SELECT lock_run(:run, CAST(:incarnation AS bigint), :at_most)", {})
 _NOTIFY = "SELECT pg_notify(:channel, :topic) WHERE {condition}"
@@ -118,17 +118,17 @@ T = TypeVar("T")
 
 
 class PostgresDatabase(Database):
-    """One database; a process has one of these a run."""
+    """PostgreSQL database; each process opens one per run."""
 
     def __init__(self, url: str, *, retry_s: float) -> None:
-        """Connects to nothing yet.
+        """Connects lazily: opens no connection.
 
         Args:
           url: postgresql://user@host/database?sslmode=...; passwords come from PGPASSFILE or PGPASSWORD.
-          retry_s: how long a server that can't be reached is tried again.
+          retry_s: seconds for which an unreachable server is retried.
 
         Raises:
-          ValueError: the URL is none of PostgreSQL's.
+          ValueError: the URL is malformed, or would connect to another machine without verified TLS.
         """
         self._connections = Connections(url)
         self._retry_s = retry_s
@@ -138,7 +138,7 @@ class PostgresDatabase(Database):
 
     @property
     def place(self) -> str:
-        """Which database, without any secret."""
+        """URL of the database without secrets."""
         return self._connections.place
 
     @override
@@ -158,13 +158,13 @@ class PostgresDatabase(Database):
             raise self._in_words(e) from e
 
     def retry(self, act: Callable[[Connection], T], *, timeout_s: float | None = None) -> T:
-        """What `act` returns, which may be called again after the connection was lost in its middle.
+        """Returns the result of `act`, which runs again if the connection breaks.
 
         Raises:
-          StoreLostError: the server could not be reached, or not do it, for as long as we were told to try.
+          StoreLostError: the server was unreachable, or did not complete the call, for the retry time.
           StoreClosedError: `close` was called.
-          ValueError: the server refuses us.
-          psycopg.Error: the server says that what was asked is wrong.
+          ValueError: the server rejects the login.
+          psycopg.Error: the server rejects the statement.
         """
         timeout_s = self._retry_s if timeout_s is None else timeout_s
         deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
@@ -177,14 +177,14 @@ class PostgresDatabase(Database):
                     raise
                 why = reason_of(e)
                 self._num_breaks += 1
-                if not is_full(e):  # what we have is worth more than ever where no more are to be had
+                if not is_full(e):  # keep existing connections if the server allows no new ones
                     self._connections.drop_idle()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 place = self._connections.place
                 raise StoreLostError(f"the store at {place} could not be reached for {timeout_s:.0f} s: {why}")
             logging.log_every_n_seconds(logging.WARNING, "the store can't be reached, trying again: %s", 10, why)
-            # Jitter: or all who lost a server would be back at the same moment.
+            # Jitter, so that all clients of a restarted server do not reconnect at the same moment.
             if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
                 raise StoreClosedError(f"the store at {self._connections.place} was closed")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -205,7 +205,7 @@ class PostgresDatabase(Database):
     @override
     def close(self) -> None:
         if self._connections.is_of_another_process:
-            return  # what a fork left here is the parent's
+            return  # after a fork, the connections belong to the parent
         with self._lock:
             self._connections.closed.set()
             listener = self._listener
@@ -232,9 +232,10 @@ class PostgresDatabase(Database):
 
 
 def _run_and_tell(db: Connection, run: str, script: Transaction) -> list[list[Row]]:
-    """Runs a script; where the server's queue of notifications is full, nobody is told: who waits looks again anyway.
+    """Runs a transaction; without notifications if the server's notification queue is full.
 
-    Any role that may connect can fill that queue, which all databases of the server share.
+    Waiting processes also poll, so they notice the change later. Any role that may connect can fill the queue, which
+    all databases of the server share.
     """
     try:
         return _run_script(db, run, script)
@@ -264,7 +265,7 @@ def _run_script(db: Connection, run: str, script: Transaction, *, tells: bool = 
         for topic, condition in script.told_after.items() if tells else ():
             _execute(db, _notification(run, topic, condition))
         db.execute("COMMIT")
-    # Out here the server has answered to all of it.
+    # The pipeline is complete here.
     return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
@@ -280,7 +281,7 @@ def _execute(db: Connection, step: Statement) -> "psycopg.Cursor[Row]":
 
 @functools.cache
 def _in_postgres(text: str) -> sql.SQL:
-    """A shared text in PostgreSQL's words."""
+    """Returns a shared statement in PostgreSQL's dialect."""
     form = r"= ANY (CAST(:\1 AS text[]))"
     words = translate(text.replace("%", "%%"), now="now_s()", list_form=form, parameter_form=r"%(\1)s")
     return sql.SQL(words)  # pyright: ignore[reportArgumentType] a text of ours

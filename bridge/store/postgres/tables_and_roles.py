@@ -1,6 +1,6 @@
-"""The tables of a PostgreSQL store, its two roles, and what they may do.
+"""Tables of a PostgreSQL store, its two roles and their permissions.
 
-`python -m bridge.store.postgres.tables_and_roles` prints the SQL, for an administrator who makes them by hand.
+`python -m bridge.store.postgres.tables_and_roles` prints the SQL, for an administrator who creates them by hand.
 """
 
 import dataclasses
@@ -14,20 +14,20 @@ from bridge.files import first_line
 
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent
-_MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that others are unlikely to use
+_MAKER_LOCK = 0x534C5543  # held while the schema is created; an arbitrary number
 
 
 def schema_sql() -> str:
-    """All of it: roles, tables and grants."""
+    """Returns the complete SQL: roles, tables and grants."""
     texts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("roles.sql", "schema.sql", "grants.sql")]
     return "\n".join((*texts, f"INSERT INTO sluice.format VALUES ({codec.FORMAT});\n"))
 
 
 def read_format(db: psycopg.Connection) -> int | None:
-    """The number of the form that is there; None if there is none.
+    """Returns the format number of the existing store; None if there is no store.
 
     Raises:
-      ValueError: this role may not read it, or the schema `sluice` is something else.
+      ValueError: this role may not read it, or the schema `sluice` is not a Sluice store.
     """
     if _one(db, "SELECT 1 FROM pg_namespace WHERE nspname = 'sluice'") is None:
         return None
@@ -45,11 +45,7 @@ def read_format(db: psycopg.Connection) -> int | None:
 
 
 def check_schema(db: psycopg.Connection) -> None:
-    """Whether this build's tables are there.
-
-    Raises:
-      ValueError: none, another form, or this role may not use them.
-    """
+    """Raises ValueError if the tables of this build's format do not exist or this role may not use them."""
     number = read_format(db)
     if number is None:
         raise ValueError(
@@ -61,13 +57,13 @@ def check_schema(db: psycopg.Connection) -> None:
 
 
 def make_schema(db: psycopg.Connection) -> None:
-    """Makes roles and tables where there are none; one maker at a time. `db` commits by itself (autocommit).
+    """Creates roles and tables if missing; one process at a time. `db` must be in autocommit mode.
 
     Raises:
-      ValueError: this role may not, or what is there has another form.
+      ValueError: this role lacks the permission, or the existing store has another format.
     """
     if read_format(db) is not None:
-        check_schema(db)  # without the lock: any role of the database may hold it, for as long as it likes
+        check_schema(db)  # without the lock, which any role of the database could hold indefinitely
         return
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKER_LOCK,))
@@ -85,10 +81,10 @@ def make_schema(db: psycopg.Connection) -> None:
 
 
 def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) -> None:
-    """Makes a run of this role's; one that is there stays. From now on `actor_role` serves it, whoever did before.
+    """Creates a run owned by this role, unless it exists. In both cases `actor_role` becomes the role that serves it.
 
     Raises:
-      ValueError: there is one of another role's, or this role may not make any.
+      ValueError: another role owns the run, or this role may not create runs.
     """
     try:
         db.execute(
@@ -113,32 +109,28 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run, as whoever looks for it by name finds it."""
+    """Run found by name or id."""
 
     run: str
-    """Its id."""
+    """Id of the run."""
     finished_step: int | None
-    """Of its last weights; None while it goes on."""
+    """Step of the last weights; None while the run is in progress."""
 
 
 def find_runs(db: psycopg.Connection, name_or_id: str) -> list[FoundRun]:
-    """The runs of that name or id that this role may serve or lead, the newest first."""
+    """Returns the runs with that name or id that this role may serve or lead, newest first."""
     found = "SELECT run, finished_step FROM sluice.runs WHERE run = %s OR name = %s ORDER BY created_s DESC, run"
     return [FoundRun(run, step) for run, step in db.execute(found, (name_or_id, name_or_id)).fetchall()]
 
 
 def name_runs(db: psycopg.Connection) -> list[tuple[str, str]]:
-    """Ids and names of the runs that this role may lead, the newest first."""
+    """Returns ids and names of the runs that this role may lead, newest first."""
     found = "SELECT run, name FROM sluice.runs WHERE sluice.has_role(owner) ORDER BY created_s DESC, run"
     return [(run, name) for run, name in db.execute(found).fetchall()]
 
 
 def check_learner(db: psycopg.Connection) -> None:
-    """Whether this role may lead runs.
-
-    Raises:
-      ValueError: it may not.
-    """
+    """Raises ValueError if this role may not lead runs."""
     if not _one(db, "SELECT pg_has_role(current_user, %s, 'MEMBER')", LEARNER):
         raise ValueError(
             f"role {db.info.user} may not keep runs in order: that is for a learner's role, whom an administrator has "

@@ -1,8 +1,8 @@
-"""Reading groups; blobs referenced by rows and their garbage collection.
+"""Reading of groups, and garbage collection of their bucket objects.
 
-An object is put before its row. What a group's end leaves behind is noted in the very transaction that ends it
-(`dropped_objects`, by a trigger), and deleted after it: a learner that dies in between finds the note when it starts
-again. What an actor put and gave no row is found by listing, when it is old enough.
+An object is put before its row. The transaction that deletes a group records its object in `dropped_objects` (by a
+trigger), and the object is deleted afterwards. A learner that dies in between finds the record at its next start.
+Objects that an actor put without a row are found by listing, once they are old enough.
 """
 
 import collections
@@ -24,12 +24,12 @@ from bridge.store.sql.ticket_rows import Tickets
 from bridge.store.store_types import FencedError, StoredGroup, StoreLostError, UnfitGroupError
 
 _AT_A_TIME = 256
-"""Noted objects that are deleted between two looks at the database."""
+"""Recorded objects that are deleted per database query."""
 SWEEP_EVERY_S = 1800.0
 
 
 class GroupBucket(SharedStore):
-    """The part of a run's store that has to do with its bucket; without one all groups stay in the database."""
+    """Store operations on a run's bucket. Without a bucket, all groups stay in the database."""
 
     _objects: GroupBlobs | None = None
     _inline_bytes = 0
@@ -37,25 +37,26 @@ class GroupBucket(SharedStore):
     _keeper: "BlobCollector | None" = None
 
     def use_bucket(self, objects: GroupBlobs, *, inline_bytes: int) -> None:
-        """Puts groups of more than `inline_bytes` there from now on; once, before anything else."""
+        """Puts groups of more than `inline_bytes` into the bucket from now on. Must be the first operation."""
         self._objects, self._inline_bytes = objects, inline_bytes
 
     def check_bucket(self) -> None:
-        """Looks whether the bucket here, where there is one, is the one that the learner reads.
+        """Checks that the bucket, if any, is the one that the learner reads.
 
         Raises:
-          ValueError: it is another one, or it refuses us.
-          StoreLostError: it could not be reached.
+          ValueError: the bucket is another one, or rejects the request.
+          StoreLostError: the bucket is unreachable.
         """
         if self._objects is not None:
             self._objects.check_mark()
 
     def _mark_bucket(self) -> None:
-        """Marks the bucket as this run's; where groups of the run lie there it must be marked already.
+        """Marks the bucket as this run's. If the run has groups in the bucket, it must already be marked.
 
         Raises:
-          ValueError: it isn't, as an empty folder is on which the shared one is not mounted; or it refuses us.
-          StoreLostError: it could not be reached.
+          ValueError: the mark is missing, as in an empty mount point of a shared folder, or the bucket rejects the
+            request.
+          StoreLostError: the bucket is unreachable.
         """
         if self._objects is None:
             return
@@ -65,7 +66,7 @@ class GroupBucket(SharedStore):
         self._has_marked = True
 
     def delete_dropped(self) -> int:
-        """Deletes the objects of groups that are gone; returns how many were noted."""
+        """Deletes the objects of deleted groups; returns the number of recorded objects."""
         if self._objects is None:
             return 0
         num_dropped = 0
@@ -74,18 +75,18 @@ class GroupBucket(SharedStore):
             limit=_AT_A_TIME,
         ):
             self._objects.delete([(ticket_id, object_) for ticket_id, object_ in rows])
-            # What could not be deleted is an orphan now, and swept.
+            # Objects that could not be deleted are now orphans, which are swept.
             forget = "DELETE FROM dropped_objects WHERE run = :run AND object IN [objects]"
             self._write(self._step(forget, objects=[object_ for _, object_ in rows]), locks=False)
             num_dropped += len(rows)
         return num_dropped
 
     def sweep_objects(self) -> int:
-        """Deletes the objects that no group refers to and that are too old for one that is on its way; how many."""
+        """Deletes objects without a group that are too old for an upload in progress; returns their number."""
         return self._objects.sweep(self._references) if self._objects is not None else 0
 
     def close(self) -> None:
-        """Lets go of the store; its contents stay."""
+        """Closes the store; its contents stay."""
         if self._keeper is not None:
             self._keeper.stop()
         try:
@@ -103,7 +104,7 @@ class GroupBucket(SharedStore):
 
     @contextlib.contextmanager
     def _stowed(self, ticket_id: str, message: bytes) -> Generator["BlobLocation"]:
-        """A group's message as its row has it; an object whose row is refused for good is deleted again."""
+        """Yields the location of a group's message, and deletes its object again if the row is permanently rejected."""
         if self._objects is None or len(message) <= self._inline_bytes:
             yield BlobLocation(message, None)
             return
@@ -114,20 +115,20 @@ class GroupBucket(SharedStore):
         except (KeyError, FencedError, UnfitGroupError):
             self._objects.delete([row])
             raise
-        # After any other error the row may be there all the same.
+        # After any other error the row may exist.
         if not stowed.is_taken:
             self._objects.delete([row])
 
     def _unstow(self, rows: Sequence[tuple[str, bytes, str | None]]) -> list[bytes | BadBlobError]:
-        """The messages of rows (ticket id, payload, reference), or what is wrong with one's object.
+        """Returns the messages of rows (ticket id, payload, reference), or the error of a bad object.
 
         Raises:
-          ValueError: the bucket refuses us.
-          StoreLostError: the bucket could not be reached.
+          ValueError: the bucket rejects the request.
+          StoreLostError: the bucket is unreachable.
         """
         referring = [(ticket_id, object_) for ticket_id, _, object_ in rows if object_ is not None]
         if self._objects is None:
-            # No reason to end: any actor's role can write such a row.
+            # Must not stop the learner: any actor's role can write such a row.
             no_bucket = BadBlobError("it is in a bucket, and this run's learner has none: give both store.bucket")
             return [payload if object_ is None else no_bucket for _, payload, object_ in rows]
         fetched = iter(self._objects.fetch_all(referring))
@@ -143,30 +144,30 @@ class GroupBucket(SharedStore):
 
 
 class BlobLocation:
-    """Where a group's bytes are: in the row, or in the object that it refers to."""
+    """Location of a group's bytes: the row, or the object that it references."""
 
     def __init__(self, payload: bytes, object_: str | None) -> None:
         self.payload, self.object = payload, object_
         self.is_taken = False
-        """Set once the row is there."""
+        """True once the row is stored."""
 
 
 class BlobCollector:
-    """A thread that deletes what groups left, when it is woken and now and then."""
+    """Thread that deletes the objects of deleted groups, when woken and every `SWEEP_EVERY_S` seconds."""
 
     def __init__(self, delete_dropped: Callable[[], int], sweep: Callable[[], int]) -> None:
-        """Begins at once, with a sweep."""
+        """Starts the thread, which begins with a sweep."""
         self._delete_dropped, self._sweep = delete_dropped, sweep
         self._woken, self._is_over = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="object-keeper", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Some groups are gone."""
+        """Signals that groups may have been deleted."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Ends it after what it does now; what is left is there for the next."""
+        """Stops the thread after its current work; the next collector continues with the rest."""
         self._is_over = True
         self._woken.set()
         self._thread.join(timeout=10.0)
@@ -181,32 +182,32 @@ class BlobCollector:
                     self._sweep()
             except StoreClosedError:
                 return
-            except (StoreLostError, OSError, ValueError) as e:  # whatever it is, learning goes on
+            except (StoreLostError, OSError, ValueError) as e:  # the learner must continue after any error
                 logging.warning("objects_left error=%s", e)
             self._woken.wait(max(1.0, sweep_at_s - time.monotonic()))
             self._woken.clear()
 
 
 class GroupRows(GroupBucket, Tickets):
-    """Groups that are there for the learner; those that can't be read are set aside, and offered again."""
+    """Groups for the learner. Unreadable groups are rejected, and their tickets are offered again."""
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """See `SharedStore`."""
+        """Wraps a database, as `SharedStore`."""
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
         self.unreadable: collections.Counter[str] = collections.Counter()
-        """Groups that could not be read, by the actor that they name; their tickets were offered again."""
+        """Number of unreadable groups by the actor in the row; their tickets were offered again."""
         self._lost_in_a_row: collections.Counter[str] = collections.Counter()
         self._newest_seq = 0
-        """The highest number that this learner has read."""
+        """Highest group number that this learner has read."""
         self.page_bytes = 2 * max_message_bytes
-        """`read_groups` stops after so much, so that many large groups at once don't fill the memory."""
+        """Bytes after which `read_groups` stops, so that many large groups do not fill the memory."""
 
     def _read_page(self, *, after_seq: int, limit: int, kind: str) -> list[StoredGroup]:
-        # Nothing is missed: a number is given out by whoever holds the run's lock until it is committed, so no group
-        # can appear below one already visible.
+        # No group is missed: numbers are assigned under the run's lock until the commit, so no group can appear below a
+        # visible one.
         check_limit(limit)
-        # Looked up row by row, not joined: a plan that was made while the tables were empty (a prepared statement keeps
-        # it) would go through all tickets for each payload.
+        # Subqueries instead of joins: a prepared statement keeps the plan that was made while the tables were empty,
+        # and a join's plan would scan all tickets for each payload.
         rows = self._read(
             """SELECT seq, ticket_id, actor, fit,
                 (SELECT payload FROM payloads WHERE run = :run AND call = group_call),
@@ -226,7 +227,7 @@ class GroupRows(GroupBucket, Tickets):
         rows = rows[: _num_within([object_ for *_, object_ in rows], self.page_bytes)]
         messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
         if self._objects is not None and self._has_marked and any(isinstance(m, BadBlobError) for m in messages):
-            self._objects.check_own_mark()  # before anybody is blamed, and a ticket offered again
+            self._objects.check_own_mark()  # before actors are blamed and tickets reissued
         groups: list[StoredGroup] = []
         spoiled: list[str] = []
         for (seq, ticket_id, actor, fit, _, object_), message in zip(rows, messages, strict=True):
@@ -243,15 +244,15 @@ class GroupRows(GroupBucket, Tickets):
                 self.unreadable[actor] += 1
                 spoiled.append(ticket_id)
         self._newest_seq = max([self._newest_seq, *(row[0] for row in rows)])
-        if self._incarnation is not None:  # others only read
+        if self._incarnation is not None:  # other processes only read
             self.reissue(spoiled)
         return groups
 
     def _read_on_an_older_copy(self) -> None:
-        """Gives all groups numbers above those that were read, so that every reader reads them again.
+        """Renumbers all groups above those that were read, so that every reader reads them again.
 
-        What answers after a break may be a copy of the store without its last commits. There, numbers that a reader has
-        seen are free, and are given to other groups.
+        After a break, a copy of the store without its last commits may answer. It would reuse numbers that readers have
+        seen.
         """
         params = {"newest": self._newest_seq}
         shift = "(SELECT CASE WHEN last_seq > :newest THEN last_seq ELSE :newest END FROM runs WHERE run = :run)"
@@ -271,23 +272,25 @@ class GroupRows(GroupBucket, Tickets):
 
     @property
     def num_unreadable(self) -> int:
-        """Groups that `read_groups` found to be none, or not what their rows say; their tickets were offered again."""
+        """Number of groups that `read_groups` rejected as malformed or not matching their rows, and reissued."""
         return sum(self.unreadable.values())
 
     @property
     def lost_in_a_row(self) -> dict[str, int]:
-        """Groups that were to be in the bucket and weren't, or not as they were put, by actor since its last that was.
+        """Consecutive groups per actor whose bucket object was missing or corrupt.
 
-        Only those that came since this process leads the run: earlier ones may lie in another learner's bucket.
-        Whoever has dealt with an actor takes it out.
+        Counts only groups that arrived since this process became leader, because earlier ones may be in another
+        learner's bucket. Callers remove an actor after they have handled it.
         """
         return self._lost_in_a_row
 
     def _group(self, payload: bytes, ticket_id: str, actor: str, fit: str) -> Group:
-        """The group of a row. A role that may put one may put any bytes: what `put_group` sees to is looked at again.
+        """Decodes the group of a row and repeats the checks of `put_group`.
+
+        An actor's role can write arbitrary bytes.
 
         Raises:
-          ValueError: it is no group, or it does not answer the row's ticket.
+          ValueError: the payload is not a group, or does not match the row's ticket.
         """
         group = self._decode(Group, payload)
         if (group.ticket_id, group.actor) != (ticket_id, actor):
@@ -298,7 +301,7 @@ class GroupRows(GroupBucket, Tickets):
 
 
 def _num_within(objects: Sequence[str | None], num_bytes: int) -> int:
-    """How many of these rows to read: up to the one whose object reaches so many bytes."""
+    """Returns the number of rows to read: up to the one whose object reaches `num_bytes`."""
     total = 0
     for i, object_ in enumerate(objects):
         if total >= num_bytes:

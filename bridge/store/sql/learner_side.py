@@ -1,4 +1,4 @@
-"""Leadership of a run, what its leader announces, and the groups that it reads."""
+"""Store operations of a learner: leadership, announcements, the run card and reading groups."""
 
 import contextlib
 from collections.abc import Mapping
@@ -10,32 +10,33 @@ from bridge.store.store_types import LearnerLivesError, StoredGroup
 from bridge.weight_types import Announcement, RunCard
 
 DROPPER = "whoever drops it"
-"""Leads a run that is being dropped (`bridge.store.admin`), until nothing of it is left."""
+"""Owner of a run that is being dropped (`bridge.store.admin`)."""
 
 
 class LearnerStore(GroupRows, AnchorRows):
-    """A run as its learner uses it.
+    """Store of one run, as its learner uses it.
 
-    Every call is one transaction; a process may be killed between any two of them, and each group is trained exactly
-    once (docs/exactly_once.md).
+    Every call is one transaction. A process may be killed between any two calls, and each group is still trained
+    exactly once (docs/exactly_once.md).
 
-    From `acquire_leadership` on every call that writes raises `SupersededLearnerError` once another learner leads the
-    run: what it would have written is not.
+    After `acquire_leadership`, every writing call raises SupersededLearnerError and writes nothing if another learner
+    leads.
     """
 
     _last_announced: Announcement | None = None
-    """The newest announcement of this process."""
+    """Newest announcement of this process."""
     _num_breaks_met = 0
-    """Breaks of the way to the database after which this learner has looked for an older copy."""
+    """Number of connection breaks after which this learner has already checked for an older copy."""
 
     def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
-        """Becomes the run's one learner; returns its incarnation, one higher than the last; the first is 0.
+        """Becomes the run's only learner and returns its incarnation: the last one plus 1, or 0 for the first.
 
-        A run that was finished goes on from here. A learner at the same `owner` (machine and run folder) takes over at
-        once, since the run folder's lock says that its predecessor is dead; one elsewhere waits for the lease to end.
+        Resumes a finished run. A learner at the same `owner` (machine and run folder) takes over immediately, because
+        the run folder's lock proves that its predecessor has exited. A learner elsewhere must wait until the lease
+        expires.
 
         Raises:
-          LearnerLivesError: the lease of a learner elsewhere has not ended.
+          LearnerLivesError: the lease of a learner elsewhere has not expired.
         """
         check_lease(lease_s)
         params = {"holder": owner, "lease_s": lease_s, "call": new_request_id()}
@@ -68,16 +69,16 @@ class LearnerStore(GroupRows, AnchorRows):
         return incarnation
 
     def renew_leadership(self, *, lease_s: float) -> None:
-        """Extends the lead from now on; also one whose lease ran out, as long as nobody else took it.
+        """Extends the leader lease from now, even an expired one, unless another learner took over.
 
         Raises:
-          SupersededLearnerError: somebody did.
+          SupersededLearnerError: another learner took over.
         """
         check_lease(lease_s)
         self._change("UPDATE runs SET lead_expires_s = {now} + :lease_s WHERE run = :run", lease_s=lease_s)
 
     def release_leadership(self, *, timeout_s: float | None = None) -> None:
-        """Ends the lead, so that a learner elsewhere need not wait; none is fine."""
+        """Releases leadership, so that a learner elsewhere need not wait; has no effect without leadership."""
         if self._incarnation is not None:
             self._write(
                 self._step(
@@ -89,7 +90,7 @@ class LearnerStore(GroupRows, AnchorRows):
             )
 
     def finish(self, step: int) -> None:
-        """Says that all steps are done: nobody need serve the run any more. Again is fine, and changes nothing."""
+        """Records that all steps are done, so that actors can exit. Idempotent."""
         self._write(
             self._step(
                 """UPDATE runs SET finished_step = :step, finished_s = {now}
@@ -101,16 +102,16 @@ class LearnerStore(GroupRows, AnchorRows):
         )
 
     def _announce_again(self) -> None:
-        """Puts this learner's last announcement, which a copy of the store without the last commits lacks."""
+        """Repeats this learner's last announcement, which an older copy of the store lacks."""
         if self._last_announced is not None:
             with contextlib.suppress(ValueError):  # another thread announced a newer one meanwhile
                 self.announce(self._last_announced)
 
     def announce(self, announcement: Announcement) -> None:
-        """Tells the actors of a version; again, when there are more places to fetch it from.
+        """Announces a version to the actors. The same version may be announced again with more sources.
 
         Raises:
-          ValueError: it is older than the one announced.
+          ValueError: the version is older than the announced one.
         """
         version = announcement.manifest.version
         params = {"incarnation": version.incarnation, "step": version.step, "call": new_request_id()}
@@ -134,7 +135,7 @@ class LearnerStore(GroupRows, AnchorRows):
             raise ValueError(f"version {version} is older than {rows[0][0]}:{rows[0][1]}, which was announced")
 
     def record_restore(self, incarnation: int, step: int) -> None:
-        """Records the step that a learner's incarnation began at: later ones of those before it are abandoned."""
+        """Records the step at which an incarnation began. Later steps of earlier incarnations are abandoned."""
         self._change(
             """INSERT INTO restores (run, incarnation, step) VALUES (:run, :incarnation, :step)
             ON CONFLICT (run, incarnation) DO UPDATE SET step = excluded.step""",
@@ -143,13 +144,13 @@ class LearnerStore(GroupRows, AnchorRows):
         )
 
     def restores(self) -> dict[int, int]:
-        """Incarnation -> the step it began at."""
+        """Returns the step at which each incarnation began."""
         rows = self._read("SELECT incarnation, step FROM restores WHERE run = :run")
         return {incarnation: step for incarnation, step in rows}
 
     def put_run_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
-        """Puts what actors elsewhere need to know of the run, in place of what was there; `blobs` by their hashes."""
-        self._mark_bucket()  # first: who has the card looks for the mark
+        """Replaces the run card and its files, which actors on other machines need; `blobs` maps hashes to contents."""
+        self._mark_bucket()  # first, because actors with the card look for the mark
         for hash_, content in blobs.items():
             check_blob(hash_, content)
         put = "INSERT INTO blobs (run, blake3, content) VALUES (:run, :blake3, :content) ON CONFLICT DO NOTHING"
@@ -165,13 +166,14 @@ class LearnerStore(GroupRows, AnchorRows):
         )
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`; none is missed.
+        """Returns unacknowledged groups of a kind with numbers above `after_seq`, in order of arrival, without gaps.
 
-        After a break (`num_breaks`) a leading learner's next call gives all groups higher numbers, so that each reader
-        gets them again: the server that answers now may be an older copy, in which their numbers belong to others.
+        After a connection break (`num_breaks`), an older copy of the store may answer, in which group numbers belong to
+        other groups. The leading learner's next call therefore renumbers all groups, and each reader receives them
+        again.
 
         Raises:
-          ValueError: a negative limit; or this learner's own bucket is not there any more, or refuses us.
+          ValueError: the limit is negative, or this learner's bucket is missing or rejects the request.
         """
         while True:
             num_breaks = self._database.num_breaks
@@ -181,4 +183,4 @@ class LearnerStore(GroupRows, AnchorRows):
                 self._num_breaks_met = num_breaks
             groups = self._read_page(after_seq=after_seq, limit=limit, kind=kind)
             if self._incarnation is None or self._database.num_breaks == num_breaks:
-                return groups  # else the way broke in the middle, and these may be an older copy's
+                return groups  # after a break during the read, the groups may be an older copy's

@@ -1,4 +1,4 @@
-"""Tickets of a run, and the actors that may not serve them."""
+"""Store operations on a run's tickets and fences."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,31 +7,31 @@ from bridge.store.sql.base import OPEN, SharedStore, new_request_id, ticket_dige
 from bridge.store.sql.database import Statement
 
 KEPT_ORDERS = 1024
-"""Orders of acknowledged training tickets, below the newest, whose ids stay known."""
+"""Number of newest orders whose acknowledged training tickets keep their ids."""
 NUM_TICKETS = "sum(CASE WHEN fit = '' THEN attempts ELSE 1 END)"
-"""Tickets of rows: a row without `fit` stands for acknowledged ones of its kind that were forgotten, and counts them in
-`attempts`. Of training tickets its `order` is their highest: a rollback below it takes off the share of the orders that
-are issued again, which is exact where each order had as many tickets."""
+"""SQL for the number of tickets in rows. A row without `fit` stands for forgotten acknowledged tickets of its kind and
+counts them in `attempts`. For training tickets, its `order` is their highest. A rollback below it subtracts a
+proportional share, which is exact if each order had equally many tickets."""
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
 _FORGOTTEN = "(forgotten) "
-"""Begins the id of a row that stands for forgotten tickets; its kind follows."""
+"""Prefix of the id of a row for forgotten tickets; the kind follows."""
 _ARE_FORGOTTEN = f"run = :run AND id = '{_FORGOTTEN}train'"
 _HIGHEST = f'(SELECT "order" FROM tickets WHERE {_ARE_FORGOTTEN})'
 _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  # with their payloads, by a trigger
 
 
 class Tickets(SharedStore):
-    """Tickets from where they are put to where their groups are acknowledged, or they are taken back; fences.
+    """Tickets from their creation until they are acknowledged or withdrawn, and fences.
 
-    A ticket is `open`, `claimed` (leased by one actor), `done` (its group is here) or `acknowledged` (its group was
-    trained and the checkpoint that says so is on disk).
+    A ticket is `open`, `claimed` (leased by one actor), `done` (its group is stored), `acknowledged` (its group is
+    trained, and a checkpoint on disk includes it) or `failed`.
     """
 
     def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
-        """Offers tickets; ids the store already knows are left alone. Returns how many were new.
+        """Offers tickets and returns the number of new ones. Ids that the store knows are unchanged.
 
-        With `only_for` only that actor may claim them and put their groups, also while it is fenced: probes by which it
-        may show that it is clean again.
+        With `only_for`, only that actor may claim them and put their groups, even while it is fenced. Such probes allow
+        a fenced actor to be re-admitted.
         """
         rows = list(tickets)
         if not rows:
@@ -54,7 +54,8 @@ class Tickets(SharedStore):
             for t in rows
         ]
         ids = [t.id for t in rows]
-        # One that was acknowledged and forgotten is counted no more. It is marked: the call may be made twice.
+        # A reoffered ticket that was acknowledged and forgotten no longer counts as such. It is marked, because the
+        # call may be repeated.
         counted = f"""run = :run AND id IN [ids] AND kind = 'train' AND offered_by = :call AND given_up_by IS NULL
             AND "order" <= {_HIGHEST}"""
         steps += [
@@ -69,20 +70,21 @@ class Tickets(SharedStore):
         return self._write(*steps, self._num_offered(ids, call), guarded=True, changes=("tickets",))[-1][0][0]
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets these groups' data; the newest ids stay known (`KEPT_ORDERS`), so a late copy is refused.
+        """Deletes the data of trained groups.
 
-        Older ones are only counted: a late copy of such a group is of no ticket.
+        The newest ids stay known (`KEPT_ORDERS`), so that a late copy is rejected. Older tickets are only counted: a
+        late copy of such a group raises KeyError.
         """
         ids = list(ticket_ids)
         acknowledged = "run = :run AND state = 'acknowledged'"
-        # Twice as many as come: what a run has gathered before goes too, a little with each call.
+        # Forgets up to twice as many as arrive, so that an older backlog shrinks with each call.
         old = f"""{acknowledged} AND fit <> '' AND "order" <= (SELECT min("order") FROM (
             SELECT max("order") - :kept - 1 AS "order" FROM tickets WHERE {acknowledged}
             UNION ALL SELECT "order" FROM (SELECT "order" FROM tickets WHERE {acknowledged} AND fit <> ''
                 ORDER BY "order" LIMIT 1 OFFSET :at_once) AS last) AS bounds)"""
         bounds = {"kept": KEPT_ORDERS, "at_once": 2 * len(ids)}
-        # The newest tickets stay for the copies that may still come. No other needs to: a learner that falls back to an
-        # older checkpoint puts those that were open then.
+        # The newest tickets stay, because late copies may still arrive. The others need not: a learner that rolls back
+        # to an older checkpoint puts its open tickets again.
         self._write(
             self._step(_FORGET_GROUPS, ids=ids),
             self._step(
@@ -107,10 +109,11 @@ class Tickets(SharedStore):
         )
 
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
-        """Drops these tickets' groups, if any, and offers the tickets again. Returns how many.
+        """Drops the groups of tickets, if any, and offers the tickets again; returns their number.
 
-        Whatever state a ticket is in, acknowledged included; unknown ids are left out. Where single samples are tickets
-        (`sample_tickets`), only those go that began on weights before the learner step `older_than`.
+        Applies to tickets in any state, including acknowledged ones; unknown ids are ignored. If single samples are
+        tickets (`sample_tickets`), only samples that started on weights before the learner step `older_than` are
+        reissued.
         """
         del older_than  # a group is one ticket here
         ids, call = list(dict.fromkeys(ticket_ids)), new_request_id()
@@ -138,7 +141,7 @@ class Tickets(SharedStore):
         return rows[0][0]
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets tickets that nobody needs any more, wherever they are, and their groups."""
+        """Deletes tickets that are not needed any more, in any state, and their groups."""
         ids = list(ticket_ids)
         self._write(
             self._step(_FORGET_GROUPS, ids=ids),
@@ -148,7 +151,7 @@ class Tickets(SharedStore):
         )
 
     def withdraw_pinned(self) -> None:
-        """Forgets all evaluation and probe tickets, and their groups: nobody waits for them any more."""
+        """Deletes all evaluation and probe tickets and their groups, which no process waits for any more."""
         self._write(
             self._step("DELETE FROM groups WHERE run = :run AND kind <> 'train'"),
             self._step("DELETE FROM tickets WHERE run = :run AND kind <> 'train'"),
@@ -157,11 +160,16 @@ class Tickets(SharedStore):
         )
 
     def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
-        """Goes back to a checkpoint: what was open then and acknowledged since is offered again; returns how many.
+        """Rolls back to a checkpoint; returns the number of tickets that are offered again.
 
-        Tickets issued after it are forgotten, since the learner issues the same ones anew when it gets there;
-        but one whose group is here, made by weights of no later step, stays: it need not be generated again.
-        `open_ids` were open at the checkpoint's `step`, and `next_order` was to be issued next.
+        Offers tickets again that were open at the checkpoint and acknowledged since. Deletes tickets issued after it,
+        because the learner regenerates the same tickets. A ticket whose group is stored and was generated by weights up
+        to `step` stays, so that it need not be generated again.
+
+        Args:
+          open_ids: tickets that were open at the checkpoint.
+          next_order: order of the next ticket at the checkpoint.
+          step: step of the checkpoint.
         """
         ids, call = list(open_ids), new_request_id()
         later = """run = :run AND kind = 'train' AND "order" >= :next_order"""
@@ -169,7 +177,7 @@ class Tickets(SharedStore):
         remembered = """SELECT count(*) FROM tickets AS kept WHERE run = :run AND kind = 'train' AND fit <> ''
             AND kept."order" """
         *_, rows = self._write(
-            # All tickets of the forgotten orders, by the share of those that stay, without the ones that have rows.
+            # Scales the forgotten tickets by the share of orders that stay, and leaves out those that have rows.
             self._step(
                 f"""UPDATE tickets SET "order" = :next_order - 1,
                     attempts = (attempts + ({remembered} <= tickets."order")) * :next_order / ("order" + 1)
@@ -201,20 +209,20 @@ class Tickets(SharedStore):
         return rows[0][0]
 
     def failed(self) -> dict[str, str]:
-        """Tickets that nobody could make a group for, and why."""
+        """Returns failed tickets and the reasons of their last failures."""
         rows = self._read("SELECT id, coalesce(failure, '') FROM tickets WHERE run = :run AND state = 'failed'")
-        # Whoever gave up wrote it: it is shown as one line.
+        # An actor wrote the reason; it must display as one line.
         return {id_: reason if reason.isprintable() else repr(reason) for id_, reason in rows}
 
     def num_unclaimed(self) -> int:
-        """Training tickets that no actor has claimed: what actors with room may begin at once."""
+        """Returns the number of open training tickets, which actors with free capacity could start now."""
         return self._read(
             """SELECT count(*) FROM tickets
             WHERE run = :run AND state = 'open' AND kind = 'train' AND only_for IS NULL"""
         )[0][0]
 
     def counts(self) -> dict[str, int]:
-        """Tickets by state: open, claimed, done, acknowledged, failed; also reissued (a running total)."""
+        """Returns tickets by state (open, claimed, done, acknowledged, failed), and the cumulative number reissued."""
         rows = self._read(
             f"""SELECT state, {NUM_TICKETS} FROM tickets WHERE run = :run GROUP BY state
             UNION ALL SELECT 'reissued', reissued FROM runs WHERE run = :run"""
@@ -223,22 +231,19 @@ class Tickets(SharedStore):
 
     @property
     def num_breaks(self) -> int:
-        """Times that the way to the store broke.
+        """Cumulative number of broken connections to the store.
 
-        After one the store may be a standby or a restored backup, without the last tickets and groups: a learner offers
-        its open tickets again.
+        After a break, the store may be a standby or a restored backup without the last tickets and groups. The learner
+        then offers its open tickets again.
         """
         return self._database.num_breaks
 
     def num_reissued(self) -> int:
-        """Tickets offered again, in all; costs the same however many tickets the run has."""
+        """Returns the cumulative number of reissued tickets, at constant cost."""
         return self._read("SELECT reissued FROM runs WHERE run = :run")[0][0]
 
     def fence(self, actor: str, reason: str) -> None:
-        """Refuses this actor's claims and groups from now on; what it holds or made goes to others.
-
-        Its groups that are not acknowledged yet are dropped.
-        """
+        """Fences an actor: rejects its claims and groups, reissues its tickets, and drops its unacknowledged groups."""
         self._write(
             self._step(
                 """INSERT INTO fences (run, actor, reason) VALUES (:run, :actor, :reason)
@@ -260,15 +265,15 @@ class Tickets(SharedStore):
         )
 
     def unfence(self, actor: str) -> None:
-        """Lets an actor claim and put again."""
+        """Lifts a fence: the actor may claim tickets and put groups again."""
         self._change("DELETE FROM fences WHERE run = :run AND actor = :actor", actor=actor, tells=True)
 
     def fenced_actors(self) -> set[str]:
-        """The names of all fenced actors."""
+        """Returns the names of all fenced actors."""
         return {actor for (actor,) in self._read("SELECT actor FROM fences WHERE run = :run")}
 
     def _num_offered(self, ids: Sequence[str], call: str) -> Statement:
-        """How many of these tickets a call offered; the same when the call is made again."""
+        """Returns the statement that counts the tickets that a call offered; a repeated call gives the same count."""
         return self._step(
             "SELECT count(*) FROM tickets WHERE run = :run AND id IN [ids] AND offered_by = :call",
             ids=list(ids),
