@@ -1,1 +1,1 @@
-"""Losses, KL estimators and advantages; pure functions."""
+"""Losses, KL estimators and advantages: pure functions."""

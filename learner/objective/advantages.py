@@ -23,44 +23,44 @@ AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarr
 
 
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
-"""Relative difference up to which two rewards are one that was rounded, in float32 where a verifier computes in it."""
+"""Relative difference up to which two rewards count as equal; allows for float32 rounding in verifiers."""
 
 
 OWN_ADVANTAGE = custom_functions.Signature(
     takes=("rewards", "config"), constants=("num_tokens", "turn_rewards"), returns="advantages"
 )
-"""A user's own: like those below, an `AdvantageFn`, which gets fields of `Responses` that it takes by name."""
+"""Signature of a custom advantage: an `AdvantageFn` that may also take fields of `Responses` by name."""
 
 
 class Responses(NamedTuple):
-    """Facts of a group's K responses that a user's own advantage may ask for beside their rewards."""
+    """Data of a group's K responses that a custom advantage may take in addition to their rewards."""
 
     num_tokens: Int[np.ndarray, " K"]
     """Tokens that the policy sampled."""
     turn_rewards: list[Float32[np.ndarray, " N"]]
-    """Environment rewards of each response, one per turn; empty where it gave none by turn."""
+    """Environment rewards of each response, one per turn; empty without turn rewards."""
 
 
 def grpo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
-    """A_i = (R_i - mean R) / (std R + eps) (RolloutPipe, eq. 1).
+    """Returns A_i = (R_i - mean R) / (std R + eps) (RolloutPipe, eq. 1).
 
-    std^2 = sum_i (R_i - mean R)^2 / (K - 1), or / K with `advantage_std=population`; the equation doesn't say which.
-    With K = 2 the first makes every |A| 1 / sqrt(2), the second 1.
+    std^2 = sum_i (R_i - mean R)^2 / (K - 1), or / K with `advantage_std=population`; the equation does not specify
+    which. With K = 2 the first makes every |A| 1 / sqrt(2), the second 1.
     """
     std = rewards.std(ddof=1 if config.advantage_std == "sample" else 0)
     return (rewards - rewards.mean()) / (std + config.advantage_eps)
 
 
 def mean_baseline(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
-    """A_i = R_i - mean R (Dr.GRPO; PipelineRL NeurIPS, eq. 4)."""
+    """Returns A_i = R_i - mean R (Dr.GRPO; PipelineRL NeurIPS, eq. 4)."""
     del config
     return rewards - rewards.mean()
 
 
 def rloo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
-    """A_i = R_i - mean of the other K - 1 rewards = K / (K - 1) (R_i - mean R) (RLOO, Ahmadian et al. 2024)."""
+    """Returns A_i = R_i - mean of the other K - 1 rewards = K / (K - 1) (R_i - mean R) (RLOO, Ahmadian et al. 2024)."""
     del config
-    # By differences from the mean: sums of rewards would lose the digits of a small spread.
+    # Differences from the mean keep the digits of a small spread, which sums of rewards would lose.
     return (rewards - rewards.mean()) * (rewards.size / (rewards.size - 1))
 
 
@@ -71,13 +71,13 @@ ADVANTAGES: dict[str, AdvantageFn] = {
     "mean_baseline": mean_baseline,
     "turn_grpo": grpo,
 }
-"""By `LossConfig.advantage`; turn_grpo is grpo over the returns of a group's turns (`advantages.py`)."""
+"""Advantage functions by `LossConfig.advantage`; `turn_grpo` is `grpo` over the returns of a group's turns."""
 
 
 def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
-    """Returns False for a zero-variance group: all K rewards, or all returns of its turns, are the same.
+    """Returns False for a zero-variance group: all K rewards, or all returns of its turns, are equal.
 
-    Rewards are sums of weighted parts, so those that differ by rounding alone (0.1 + 0.2 and 0.3) are the same.
+    Rewards are sums of weighted parts, so rewards that differ only by rounding (0.1 + 0.2 and 0.3) count as equal.
     """
     return bool(np.ptp(rewards) > _ROUNDING * np.max(np.abs(rewards)))
 
@@ -86,26 +86,26 @@ def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
 def group_advantages(
     rewards: Float64[np.ndarray, " K"], config: LossConfig, responses: Responses | None = None
 ) -> Float32[np.ndarray, " K"]:
-    """The advantages of a group's K responses, or of all their turns; exactly zero for a zero-variance group.
+    """Returns the advantages of a group's K responses, or of all their turns; exactly 0 for a zero-variance group.
 
     Args:
-      rewards: of the responses, or the returns of their turns.
-      config: the advantage and its constants.
-      responses: for a user's own advantage that asks for more.
+      rewards: rewards of the responses, or returns of their turns.
+      config: advantage function and its constants.
+      responses: data for a custom advantage that takes it.
 
     Raises:
-      ValueError: a reward is not finite; or a user's own function can't be loaded, or does not return K finite floats.
+      ValueError: a reward is not finite, or a custom function cannot be loaded or does not return K finite floats.
     """
     _check_finite(rewards)
     if not has_signal(rewards):
-        # R - mean R may be one rounding error away from 0, which eps would then magnify.
+        # R - mean R may differ from 0 by a rounding error, which division by eps would magnify.
         return np.zeros(rewards.shape, np.float32)
     if custom_functions.is_custom(config.advantage):
         return _own(rewards, config, responses)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
 
 
-@functools.cache  # it is called for every group
+@functools.cache  # called for every group
 def _load(name: str) -> Callable[..., Any]:
     return custom_functions.load("loss.advantage", name, OWN_ADVANTAGE)
 
@@ -115,7 +115,7 @@ def _own(
 ) -> Float32[np.ndarray, " K"]:
     function = _load(config.advantage)
     wanted = f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} finite floats"
-    # A copy, since what it does to its argument must not reach the metrics.
+    # Copied, so that a function that modifies its arguments cannot change the metrics.
     known = copy.deepcopy({} if responses is None else responses._asdict())
     taken = custom_functions.constant_defaults(function, OWN_ADVANTAGE)
     returned: object = function(rewards.copy(), config, **{name: known[name] for name in taken if name in known})
@@ -139,11 +139,11 @@ def _check_finite(rewards: Float64[np.ndarray, " K"]) -> None:
 def turn_returns(
     turn_rewards: Float32[np.ndarray, " N"], end_reward: float, *, discount: float
 ) -> Float64[np.ndarray, " N"]:
-    """G_n = sum_{m >= n} gamma^(m - n) r_m + gamma^(N - 1 - n) R_end, for the turns n = 0 .. N - 1.
+    """Returns G_n = sum_{m >= n} gamma^(m - n) r_m + gamma^(N - 1 - n) R_end, for the turns n = 0 .. N - 1.
 
     Args:
-      turn_rewards: r, the environment's.
-      end_reward: R_end, what the whole response earned besides.
+      turn_rewards: r, rewards from the environment.
+      end_reward: R_end, the rest of the response's reward.
       discount: gamma.
     """
     rewards = turn_rewards.astype(np.float64)
@@ -157,12 +157,12 @@ def turn_returns(
 def group_returns(
     rollouts: Sequence[Rollout], rewards: Float64[np.ndarray, " K"], config: LossConfig
 ) -> list[Float64[np.ndarray, " N"]]:
-    """The returns of each response, one a turn; of a response without rewards by turn its reward alone.
+    """Returns the returns of each response, one per turn; a response without turn rewards has its reward alone.
 
     Args:
-      rollouts: a group's, which give the rewards by turn.
-      rewards: of the whole responses, those by turn included, shaped or not.
-      config: gives the discount.
+      rollouts: rollouts of a group, with turn rewards.
+      rewards: total rewards of the responses, turn rewards included, shaped or not.
+      config: provides the discount.
     """
     returns: list[Float64[np.ndarray, " N"]] = []
     for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
@@ -178,7 +178,7 @@ def group_returns(
 def credited(
     rollouts: Sequence[Rollout], rewards: Float64[np.ndarray, " K"], config: LossConfig
 ) -> Float64[np.ndarray, " C"]:
-    """What a group's advantages are taken of: the K rewards; with `advantage=turn_grpo` the returns of all turns."""
+    """Returns the values that advantages are computed from: K rewards, or all turn returns for `turn_grpo`."""
     if config.advantage != "turn_grpo":
         return rewards
     return np.concatenate(group_returns(rollouts, rewards, config))
@@ -187,19 +187,19 @@ def credited(
 def token_advantages(
     rollouts: Sequence[Rollout], rewards: Float64[np.ndarray, " K"], config: LossConfig
 ) -> list[Float32[np.ndarray, " T"]]:
-    """The advantage of each token of a group's responses; what an observed token is given is read nowhere.
+    """Returns the advantage of each token of a group's responses; values at observed tokens are not used.
 
-    All tokens of a response have that of its reward. With `advantage=turn_grpo` those of turn n of response i have
-    A_{i,n} = (G_{i,n} - mean G) / (std G + eps), mean and std over all turns of all K responses; where each has one
-    turn that is grpo, to the bit.
+    All tokens of a response have the advantage of its reward. With `advantage=turn_grpo`, tokens of turn n of response
+    i have A_{i,n} = (G_{i,n} - mean G) / (std G + eps), with mean and std over all turns of all K responses. If each
+    response has one turn, this equals grpo bit for bit.
 
     Args:
-      rollouts: a group's.
-      rewards: shaped.
-      config: gives the advantage and its constants.
+      rollouts: rollouts of a group.
+      rewards: shaped rewards.
+      config: advantage function and its constants.
 
     Raises:
-      ValueError: what `group_advantages` does.
+      ValueError: as `group_advantages`.
     """
     responses = Responses(
         num_tokens=np.array([np.count_nonzero(r.loss_mask) for r in rollouts]),
@@ -215,9 +215,9 @@ def token_advantages(
 
 @jaxtyped(typechecker=beartype)
 def turn_of_tokens(sampled: Bool[np.ndarray, " T"], num_turns: int) -> Int[np.ndarray, " T"]:
-    """The turn that each token is of, from 0; an observed token is counted to the turn before it, or to the first.
+    """Returns the turn of each token, from 0; an observed token belongs to the turn before it, or to the first.
 
-    With one turn it is 0 everywhere, however the sampled tokens lie.
+    With `num_turns` 1 it is 0 everywhere, even if sampled tokens are in several runs.
     """
     if num_turns == 1:
         return np.zeros(sampled.shape, np.int64)

@@ -1,11 +1,11 @@
-"""Tries a user's own loss and advantage: `python -m learner.objective.check_custom`, before a run starts.
+"""Check of custom loss and advantage functions before a run: `python -m learner.objective.check_custom`.
 
-It reads {"loss": LossConfig, "group_size": K} as JSON and ends with code 0, or with 1 and a last line on stderr that
-says what is wrong.
+Reads {"loss": LossConfig, "group_size": K} as JSON from stdin. Exits with code 0, or with 1 and the error as the last
+line of stderr.
 """
 
 # pyright: reportUnknownMemberType=false
-# (jax's own hints have unknown parts.)
+# The type hints of jax are partly unknown.
 
 import json
 import sys
@@ -24,21 +24,21 @@ from learner.objective.losses import TokenInputs, needs, token_loss
 
 _OfTokens = Callable[[Array, TokenInputs], Array]
 _LOG_RATIOS = (0.0, 0.0, -0.3, 0.3, 3.0, -3.0, 0.0, 0.0)
-"""log pi - log mu of the tokens tried: on-policy, a little and far off it."""
+"""log pi - log mu of the test tokens: on-policy, slightly off-policy and far off-policy."""
 _ADVANTAGES = (3.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0)
-"""Of another mean in each half, so that a loss that takes one over its tokens shows."""
+"""Advantages whose mean differs between the halves, so that a loss that averages over its tokens is detected."""
 
 
 def check(config: LossConfig, *, group_size: int) -> None:
-    """Calls the user's own loss and advantage as a run will.
+    """Calls the custom loss and advantage as a run does.
 
     Args:
-      config: the objective; names of ours are not tried.
-      group_size: K, responses in a group.
+      config: the objective; built-in functions are not checked.
+      group_size: K, responses per group.
 
     Raises:
-      ValueError: one line: a function can't be loaded, fails, returns something of another shape or type or not
-        finite; or its loss of a token depends on other tokens.
+      ValueError: a function cannot be loaded, fails, returns a wrong shape, a wrong type or a non-finite value, or its
+        loss of a token depends on other tokens. The message is one line.
     """
     if custom_functions.is_custom(config.advantage):
         try:
@@ -57,7 +57,7 @@ def check(config: LossConfig, *, group_size: int) -> None:
 
 
 def _of(what: str, error: Exception) -> ValueError:
-    """Ours say which function they are about; what a function itself raises does not."""
+    """Returns the error, prefixed with `what` unless it already names the function."""
     if isinstance(error, ValueError) and str(error).startswith("loss."):
         return error
     return ValueError(f"{what}: {custom_functions.first_line(error)}")
@@ -105,13 +105,13 @@ def _check_loss(config: LossConfig) -> None:
 
 
 def _numbers(function: _OfTokens, logprobs: Array, inputs: TokenInputs) -> Float[np.ndarray, " T"]:
-    """Compiled, as a run calls it, so that Python's `if` on a value fails here too."""
+    """Returns the values of the compiled function; compiling makes a Python `if` on a value fail, as in a run."""
     compiled = cast(_OfTokens, jax.jit(function))
     return np.asarray(compiled(logprobs, inputs))
 
 
 def main() -> None:
-    """Checks what is on standard input."""
+    """Checks the functions of the config on standard input."""
     given = json.load(sys.stdin)
     try:
         check(LossConfig(**given["loss"]), group_size=given["group_size"])

@@ -1,18 +1,18 @@
-"""Policy losses, KL estimators, loss normalization.
+"""Policy losses, KL estimators and loss normalization.
 
-With x = log pi_theta - log pi_ref of a token, in nats. The estimates are of the KL where the tokens are the
-policy's own samples; tokens of an older policy are taken as they are, as in DeepSeekMath (eq. 4).
+All functions are elementwise over arrays of one shape, in nats, aligned at the token itself, so a loss may be computed
+over rows or any chunk of tokens. Averaging happens elsewhere: `packing.py` assigns token weights, and `train_step.py`
+sums and divides once per update.
 
-Everything is elementwise over arrays of one shape, in nats, aligned at the token itself, so a loss may be taken
-over rows or over any chunk of tokens. Averaging is not done here: `packing.py` gives each token its weight,
-`train_step.py` sums and divides once an update.
+pi is the policy and mu the engine's (behavior) policy. pi_prox is the learner's policy before the updates of a batch, a
+round or a published version, and pi_ref is the reference. Without a proximal policy r = pi / mu. A is the advantage,
+and sg stops the gradient.
 
-Ratios: pi is the policy, mu the engine's (behaviour) policy, pi_prox the learner's policy before the updates that are
-made of a batch, a round or a published version, pi_ref the reference. Without a proximal policy r = pi / mu. A is the
-advantage, sg stops the gradient.
+KL estimators take x = log pi - log pi_ref of a token. They estimate the KL if the policy sampled the tokens; tokens of
+an older policy are used unchanged, as in DeepSeekMath (eq. 4).
 
-`token_loss` is the entry: it clears what is masked before any function sees it, so the functions below need no
-mask, and it adds the entropy bonus and the KL penalty to whichever loss is chosen.
+`token_loss` is the entry point. It clears masked positions first, so the functions below need no mask, and adds the
+entropy bonus and the KL penalty to every loss.
 """
 
 import dataclasses
@@ -35,65 +35,65 @@ from configs.sections import LossConfig
 from configs.sections.loss import CUSTOM_LOSS, Normalization
 
 MAX_LOG_RATIO = 20.0
-"""Cap on the logarithm of a ratio that nothing else bounds. e^20 = 4.9e8 is far beyond any usable ratio and far
-below float32's overflow."""
+"""Cap on the log of a ratio without another bound. e^20 = 4.9e8 is far beyond usable ratios and far below float32
+overflow."""
 
 
 def k1(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """k1 = x: unbiased, of either sign. As a loss its gradient is noise of mean zero on-policy."""
+    """Returns k1 = x: unbiased, of either sign. As a loss, its on-policy gradient is zero-mean noise."""
     return log_ratio
 
 
 def k2(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """k2 = x^2 / 2: biased, never negative; as a loss its gradient is an unbiased one of KL(pi, pi_ref)."""
+    """Returns k2 = x^2 / 2: biased, never negative. As a loss, its gradient is unbiased for KL(pi, pi_ref)."""
     return 0.5 * jnp.square(log_ratio)
 
 
 def k3(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """k3 = e^-x - 1 + x: unbiased, never negative (GRPO's penalty).
+    """Returns k3 = e^-x - 1 + x: unbiased, never negative (GRPO's penalty).
 
-    Where pi is more than e^20 below pi_ref it goes on as its tangent: finite, and still pulling back.
+    Below x = -20 it continues as its tangent, which is finite and still pulls pi back.
     """
     x = jnp.maximum(log_ratio, -MAX_LOG_RATIO)
-    # expm1 keeps the digits that e^-x - 1 loses at x near 0, where a run starts.
+    # expm1 keeps the digits that e^-x - 1 loses near x = 0, where a run starts.
     return jnp.expm1(-x) + x - jnp.expm1(MAX_LOG_RATIO) * jnp.minimum(log_ratio + MAX_LOG_RATIO, 0.0)
 
 
 KL_ESTIMATORS: dict[str, Callable[[Array], Array]] = {"k1": k1, "k2": k2, "k3": k3}
-"""By `LossConfig.kl_estimator`."""
+"""KL estimators by `LossConfig.kl_estimator`."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenInputs:
-    """What a loss knows of each token besides the policy's own logprob: all of one shape, all constants."""
+    """Inputs of a loss per token, except the policy's logprob: all of one shape, all constants."""
 
     behavior_logprobs: Float[Array, "*shape"]
-    """log mu, as the engine sampled."""
+    """log mu, as sampled by the engine."""
     advantages: Float[Array, "*shape"]
     loss_mask: Bool[Array, "*shape"]
-    """What trains; elsewhere the loss and its gradient are exactly 0, whatever the other fields hold."""
+    """True at trained tokens; elsewhere the loss and its gradient are exactly 0, whatever the other fields are."""
     proximal_logprobs: Float[Array, "*shape"] | None = None
     """log pi_prox; see `LossConfig.proximal`."""
     reference_logprobs: Float[Array, "*shape"] | None = None
     """log pi_ref."""
     sequence_log_ratio: Float[Array, "*shape"] | None = None
-    """Mean over the trained tokens of the token's sequence of log pi - log mu."""
+    """Mean of log pi - log mu over the trained tokens of the token's sequence."""
 
 
 class TokenLoss(NamedTuple):
-    """What a loss says of each token."""
+    """Loss of each token."""
 
     loss: Float[Array, "*shape"]
     clipped: Bool[Array, "*shape"]
-    """Where the correction changed the token's gradient; its mean over loss tokens is the clip fraction."""
+    """True where the correction changed the token's gradient; the mean over trained tokens is the clip fraction."""
     kl: Float[Array, "*shape"]
-    """The KL estimate against the reference, without its coefficient; 0 without a reference."""
+    """KL estimate against the reference, without its coefficient; 0 without a reference."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Which optional inputs a configuration reads."""
+    """Optional inputs that a configuration reads."""
 
     proximal: bool
     reference: bool
@@ -101,7 +101,7 @@ class Needs:
 
 
 def needs(config: LossConfig) -> Needs:
-    """Which optional fields of `TokenInputs` must be there."""
+    """Returns the optional fields of `TokenInputs` that are required."""
     return Needs(
         proximal="proximal_logprobs" in config.optional_inputs,
         reference=config.kl_coef > 0,
@@ -110,14 +110,14 @@ def needs(config: LossConfig) -> Needs:
 
 
 Terms = tuple[Array, Array]
-"""A loss and where it was clipped, both [*shape]."""
+"""Loss and clip mask, both [*shape]."""
 
 
 def truncated_is_loss(logprobs: Array, inputs: TokenInputs, *, max_weight: float) -> Terms:
-    """REINFORCE with truncated importance weights (PipelineRL, eq. 5; IMPALA).
+    """Computes REINFORCE with truncated importance weights (PipelineRL, eq. 5; IMPALA).
 
-    l = -sg(min(c, pi / mu)) A log pi, with a token's pi / mu, as in PipelineRL's public code; in its papers' equation
-    the ratio is a whole sequence's.
+    l = -sg(min(c, pi / mu)) A log pi, with per-token pi / mu as in PipelineRL's public code; the paper's equation has
+    the ratio of a whole sequence.
     """
     weight, above = _truncated(logprobs - inputs.behavior_logprobs, max_weight)
     return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, above
@@ -126,23 +126,22 @@ def truncated_is_loss(logprobs: Array, inputs: TokenInputs, *, max_weight: float
 def grpo_clip_loss(
     logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Terms:
-    """Clipped surrogate of PPO and GRPO (DeepSeekMath, eq. 3); clip_high > clip_low is DAPO's clip-higher.
+    """Computes the clipped surrogate of PPO and GRPO (DeepSeekMath, eq. 3); clip_high > clip_low is DAPO's clip-higher.
 
-    l = -min(r A, clip(r, 1 - e_low, 1 + e_high) A), r = pi / mu. With dual clip (Ye et al. 2020) and
-    A < 0, l = -max(that minimum, c A). Dr.GRPO's differs in the advantage and in what the sum is divided by.
+    l = -min(r A, clip(r, 1 - e_low, 1 + e_high) A), r = pi / mu. With dual clip (Ye et al. 2020) and A < 0, l =
+    -max(that minimum, c A). Dr.GRPO differs only in advantage and normalization.
     """
     return _surrogate(logprobs - inputs.behavior_logprobs, inputs.advantages, clip_low, clip_high, dual_clip)
 
 
 def gspo_loss(logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float) -> Terms:
-    """Clipped surrogate of a whole sequence's ratio, token by token (GSPO, eq. 5 and 7; GSPO-token, section 4.3).
+    """Computes the clipped surrogate of a sequence's ratio per token (GSPO, eq. 5 and 7; GSPO-token, section 4.3).
 
-    l_t = -min(s_t A, clip(s_t, 1 - e_low, 1 + e_high) A), s_t = sg(s) pi_t / sg(pi_t),
-    s = exp(mean_t log(pi_t / mu_t)). s_t has the value of s, and the mean of its gradient over the sequence is the
-    gradient of s, so the loss averaged per sequence (normalization=sequence) is the sequence objective in value and
-    gradient.
+    l_t = -min(s_t A, clip(s_t, 1 - e_low, 1 + e_high) A), s_t = sg(s) pi_t / sg(pi_t), s = exp(mean_t log(pi_t /
+    mu_t)). s_t has the value of s, and its mean gradient over the sequence is the gradient of s. The loss averaged per
+    sequence (normalization=sequence) is therefore the sequence objective in value and gradient.
     """
-    assert inputs.sequence_log_ratio is not None  # token_loss has refused it by name
+    assert inputs.sequence_log_ratio is not None  # token_loss has checked it
     log_s = jax.lax.stop_gradient(inputs.sequence_log_ratio) + logprobs - jax.lax.stop_gradient(logprobs)
     return _surrogate(log_s, inputs.advantages, clip_low, clip_high)
 
@@ -156,12 +155,12 @@ def decoupled_ppo_loss(
     clip_high: float = float("inf"),
     dual_clip: float | None = None,
 ) -> Terms:
-    """Clip against pi_prox, correct for mu (AReaL, section 5.2; ROLL Flash, section 2.2).
+    """Computes decoupled PPO: clip against pi_prox, correct for mu (AReaL, section 5.2; ROLL Flash, section 2.2).
 
     l = -sg(min(rho, C)) min(r A, clip(r, 1 - e_low, 1 + e_high) A), r = pi / pi_prox, rho = pi_prox / mu.
 
-    TIS (flash-rl, slime) is the same equation with a lower C: there too the weight multiplies the clipped surrogate.
-    AReaL's code drops tokens with rho over its cap; here rho is truncated, as ROLL Flash writes it.
+    TIS (flash-rl, slime) is the same equation with a lower C. AReaL's code drops tokens with rho above its cap; here
+    rho is truncated, as in ROLL Flash.
     """
     assert inputs.proximal_logprobs is not None
     weight, above = _truncated(inputs.proximal_logprobs - inputs.behavior_logprobs, max_weight)
@@ -180,7 +179,7 @@ def masked_is_loss(
     clip_high: float = float("inf"),
     dual_clip: float | None = None,
 ) -> Terms:
-    """As decoupled PPO, but a token whose rho is outside [lo, hi] is left out (IcePop; slime).
+    """Computes decoupled PPO without tokens whose rho is outside [lo, hi] (IcePop; slime).
 
     l = -sg(M(rho)) min(r A, clip(r, 1 - e_low, 1 + e_high) A), M(x) = x for lo <= x <= hi and 0 elsewhere.
     """
@@ -193,7 +192,7 @@ def masked_is_loss(
 
 
 def cispo_loss(logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float) -> Terms:
-    """REINFORCE with a clipped weight, so no token loses its gradient (MiniMax-M1, section 3.1).
+    """Computes REINFORCE with a clipped weight, so that no token loses its gradient (MiniMax-M1, section 3.1).
 
     l = -sg(clip(r, 1 - e_low, 1 + e_high)) A log pi, r = pi / mu.
     """
@@ -203,7 +202,7 @@ def cispo_loss(logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_hi
 
 
 def topr_loss(logprobs: Array, inputs: TokenInputs, *, min_weight: float, max_weight: float) -> Terms:
-    """Tapered off-policy REINFORCE (TOPR); per token, as in ROLL Flash, where the paper's ratio is a sequence's.
+    """Computes tapered off-policy REINFORCE (TOPR) per token, as ROLL Flash; the paper's ratio is per sequence.
 
     l = -A log pi where A > 0, and -sg(clip(r, lo, hi)) A log pi where A <= 0, r = pi / mu.
     """
@@ -226,26 +225,26 @@ LOSSES: dict[str, Callable[..., Terms]] = {
     "cispo": cispo_loss,
     "topr": topr_loss,
 }
-"""By `LossConfig.name`; each takes the constants of `LossConfig.constants` by name. So does a user's own."""
+"""Losses by `LossConfig.name`. Each, like a custom loss, takes the constants of `LossConfig.constants` by name."""
 
 
 @jaxtyped(typechecker=beartype)
 def token_loss(
     logprobs: Float[Array, "*shape"], entropy: Float[Array, "*shape"], inputs: TokenInputs, config: LossConfig
 ) -> TokenLoss:
-    """The configured loss of each token, entropy bonus and KL penalty included.
+    """Returns the configured loss of each token with entropy bonus and KL penalty.
 
     loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
 
     Raises:
-      ValueError: an input that the loss needs is missing, or is not of the logprobs' shape; or a user's own loss
-        can't be loaded, or returns something else than a loss and what was clipped, both of that shape.
+      ValueError: a required input is missing or differs in shape from the logprobs, or a custom loss cannot be loaded
+        or does not return a loss and a clip mask of that shape.
     """
     _check(logprobs.shape, inputs, config)
     mask = inputs.loss_mask
 
     def clear(x: Array) -> Array:
-        # Before any arithmetic: behind it a NaN would come back in the gradient as 0 * NaN.
+        # Cleared before any arithmetic: clearing afterwards would leave 0 * NaN in the gradient.
         return jnp.where(mask, x, 0.0)
 
     def constant(x: Array) -> Array:
@@ -267,12 +266,12 @@ def token_loss(
 def effective_constants(
     config: LossConfig, *, temperature: float, steps_per_proximal: int = 1
 ) -> dict[str, float | str | bool]:
-    """What the configured objective really uses, defaults filled in, and nothing that has no effect.
+    """Returns the constants that affect the configured objective, with defaults filled in.
 
     Args:
       config: the objective.
-      temperature: of the distribution that all logprobs and the entropy are taken of.
-      steps_per_proximal: `Config.steps_per_proximal`; at 1 no clip of pi / pi_prox is ever reached.
+      temperature: temperature of all logprobs and the entropy.
+      steps_per_proximal: `Config.steps_per_proximal`; at 1 a clip of pi / pi_prox has no effect.
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
     if needs(config).proximal:
@@ -327,14 +326,14 @@ def _described(returned: object) -> str:
 
 
 def _ratio(log_ratio: Array) -> Array:
-    """The exponential; where it would pass e^20 it stays there and has no gradient."""
+    """Returns the exponential, capped at e^20; at the cap it has no gradient."""
     return jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
 
 
 def _truncated(log_ratio: Array, max_weight: float) -> Terms:
-    """The ratio's minimum with a bound, and where the bound was lower."""
+    """Returns the ratio truncated at `max_weight`, and where it was truncated."""
     log_max = min(math.log(max_weight), MAX_LOG_RATIO)
-    # exp(min(x, log c)) is min(c, exp(x)) without the overflow.
+    # exp(min(x, log c)) equals min(c, exp(x)) without overflow.
     return jnp.exp(jnp.minimum(log_ratio, log_max)), log_ratio > log_max
 
 
@@ -369,7 +368,7 @@ def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> N
 
 
 def token_weight(normalization: Normalization, num_trained: int, max_response_tokens: int) -> tuple[float, int]:
-    """(w, d): what each of a sequence's n trained tokens weighs, and the sequence's share of the divisor.
+    """Returns (w, d): the weight of each of a sequence's n trained tokens, and the sequence's share of the divisor.
 
     An update's loss is sum_t w_t l_t / sum_s d_s, with m sequences and L = max_response_tokens:
 
@@ -378,8 +377,7 @@ def token_weight(normalization: Normalization, num_trained: int, max_response_to
     sequence_sum (PipelineRL, eq. 5): w = 1, d = 1; 1 / m sum_j sum_t, the gradient of a sequence's log-probability.
     constant (Dr.GRPO): w = 1, d = L.
 
-    A sequence of which no token trains adds nothing to either sum, whatever the normalisation: the mean is over what
-    trains.
+    A sequence without trained tokens adds nothing to either sum: the mean is over trained sequences.
     """
     if num_trained == 0:
         return 0.0, 0

@@ -1,7 +1,7 @@
-"""Reward shaping, trainable-token mask, group signal, mean scores.
+"""Reward shaping, trainable-token mask and learning signal of a group.
 
-Each part is a function of its own and is logged apart (`learner/metrics/step_metrics.py`); the reward metrics are of
-the rewards as judged. Lengths are in sampled tokens: what an environment said is not the policy's to shorten.
+Each shaping part is a separate function and is logged separately (`learner/metrics/step_metrics.py`). Reward metrics
+are of the unshaped rewards. Lengths count sampled tokens, because the policy does not control observation lengths.
 """
 
 import numpy as np
@@ -22,9 +22,9 @@ from learner.objective.advantages import credited, has_signal
 def overlong_penalty(
     lengths: Int[np.ndarray, " K"], *, buffer_tokens: int, penalty: float, max_response_tokens: int
 ) -> Float64[np.ndarray, " K"]:
-    """DAPO's soft overlong punishment, times p (DAPO, eq. 13): p clip((L_max - L_buffer - n_i) / L_buffer, -1, 0).
+    """Returns DAPO's soft overlong punishment times p (eq. 13): p clip((L_max - L_buffer - n_i) / L_buffer, -1, 0).
 
-    Nothing up to L_max - L_buffer tokens, then linearly down to -p at L_max = max_response_tokens and beyond.
+    It is 0 up to L_max - L_buffer tokens, then falls linearly to -p at L_max = max_response_tokens and beyond.
     """
     excess = (max_response_tokens - buffer_tokens - lengths.astype(np.float64)) / buffer_tokens
     return penalty * np.clip(excess, -1.0, 0.0)
@@ -34,10 +34,10 @@ def overlong_penalty(
 def length_penalty(
     rewards: Float64[np.ndarray, " K"], lengths: Int[np.ndarray, " K"], *, weight: float
 ) -> Float64[np.ndarray, " K"]:
-    """Kimi k1.5's length reward, times a weight (arXiv 2501.12599, section 2.3.3).
+    """Returns Kimi k1.5's length reward times a weight (arXiv 2501.12599, section 2.3.3).
 
-    lambda_i = 0.5 - (n_i - min n) / (max n - min n); a right response (R_i > 0) gets lambda_i, a wrong one
-    min(0, lambda_i): being short earns something only where it is right. 0 where all are of one length.
+    lambda_i = 0.5 - (n_i - min n) / (max n - min n). A correct response (R_i > 0) receives lambda_i, a wrong one min(0,
+    lambda_i), so that only correct responses gain from being short. If all lengths are equal it is 0.
     """
     shortest, longest = lengths.min(), lengths.max()
     if shortest == longest:
@@ -53,16 +53,16 @@ def shaping_parts(
     config: LossConfig,
     max_response_tokens: int,
 ) -> dict[str, Float64[np.ndarray, " K"]]:
-    """What each part that is on adds to the rewards of one group, by its name in `LossConfig`.
+    """Returns the amount that each enabled part adds to the rewards of a group, by name.
 
     Args:
-      rewards: as judged.
+      rewards: unshaped rewards.
       lengths: n, sampled tokens of each response.
-      config: which parts are on, and how much they count.
+      config: weights of the parts; 0 disables a part.
       max_response_tokens: L_max.
 
     Raises:
-      ValueError: the overlong buffer is as long as a response may be.
+      ValueError: the overlong buffer is not below `max_response_tokens`.
     """
     parts: dict[str, Float64[np.ndarray, " K"]] = {}
     if config.overlong_tokens:
@@ -85,10 +85,10 @@ def shaped_rewards(
     config: LossConfig,
     max_response_tokens: int,
 ) -> Float64[np.ndarray, " K"]:
-    """A group's rewards and all that `shaping_parts` adds to them; the rewards themselves where nothing is on.
+    """Returns a group's rewards plus all `shaping_parts`.
 
     Raises:
-      ValueError: a reward is not finite, or the overlong buffer is as long as a response may be.
+      ValueError: a reward is not finite, or the overlong buffer is not below `max_response_tokens`.
     """
     if not np.all(np.isfinite(rewards)):
         raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
@@ -99,11 +99,7 @@ def shaped_rewards(
 
 
 def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
-    """Refuses an overlong buffer that leaves no length unpunished.
-
-    Raises:
-      ValueError: it is not below max_response_tokens.
-    """
+    """Raises ValueError if the overlong buffer is not below `max_response_tokens`."""
     if config.overlong_tokens >= max_response_tokens:
         raise ValueError(
             f"loss.overlong_buffer_tokens ({config.overlong_tokens}) must be below sampling.max_response_tokens "
@@ -112,16 +108,15 @@ def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
 
 
 def num_sampled(rollout: Rollout) -> int:
-    """Tokens of a response that the policy sampled; the others are an environment's."""
+    """Returns the number of tokens that the policy sampled; an environment produced the others."""
     return int(np.count_nonzero(rollout.loss_mask))
 
 
 def trained_tokens(rollout: Rollout, *, masks_truncated: bool) -> Bool[np.ndarray, " T"]:
-    """True at the tokens of a response that train: those the policy sampled.
+    """Returns a mask that is True at trained tokens, which are those that the policy sampled.
 
-    With `masks_truncated` (prompts.truncated_responses=mask) it is none where the token limit cut the response off
-    (DAPO, section
-    3.4, overlong filtering).
+    With `masks_truncated` (prompts.truncated_responses=mask) it is False everywhere for a truncated response (DAPO,
+    section 3.4, overlong filtering).
     """
     if masks_truncated and rollout.finish == "length":
         return np.zeros_like(rollout.loss_mask)
@@ -129,12 +124,12 @@ def trained_tokens(rollout: Rollout, *, masks_truncated: bool) -> Bool[np.ndarra
 
 
 def has_learning_signal(group: Group, loss: LossConfig, *, masks_truncated: bool) -> bool:
-    """Whether a group's rewards differ, by turns its turns' returns, and any of its responses trains.
+    """Returns True if the rewards (or turn returns) of a group differ and any of its tokens train.
 
-    DAPO's dynamic sampling keeps the groups with 0 < number correct < K (eq. 11). With rewards 0 and 1 that is that not
-    all are equal, and so it is put for any others. It is asked of the rewards as judged: an overlong penalty makes even
-    K right answers differ, and tells nothing about right and wrong. With `advantage=turn_grpo` responses that earned
-    the same in all teach if they earned it in other turns.
+    DAPO's dynamic sampling keeps groups with 0 < number correct < K (eq. 11). For rewards 0 and 1 that means that not
+    all are equal, which generalizes to other rewards. The test uses unshaped rewards, because an overlong penalty makes
+    even K correct responses differ. With `advantage=turn_grpo`, equal total rewards with different turn returns have a
+    signal.
     """
     rewards = np.array([r.reward for r in group.rollouts], np.float64)
     return has_signal(credited(group.rollouts, rewards, loss)) and any(

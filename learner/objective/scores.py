@@ -1,4 +1,4 @@
-"""What verifiers and environments gave responses, as means: for the rows of updates and of evaluations."""
+"""Mean scores of verifiers, and detection of episodes, for update and evaluation rows."""
 
 import collections
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from bridge.rollout_types import RewardScore, Rollout
 
 
 def mean_scores(scores: Iterable[RewardScore]) -> dict[str, float]:
-    """By verifier: the mean of its scores, before they are weighted."""
+    """Returns the mean score by verifier, before weighting."""
     values: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
     for score in scores:
         values[score.name].append(score.value)
@@ -17,5 +17,5 @@ def mean_scores(scores: Iterable[RewardScore]) -> dict[str, float]:
 
 
 def is_episode(rollout: Rollout) -> bool:
-    """Whether an environment rewarded it turn by turn, be it with nothing."""
+    """Returns True if an environment rewarded the response per turn, even with 0."""
     return rollout.turn_rewards.size > 0
