@@ -26,7 +26,7 @@ class BatchBroadcast:
         """Builds the programs; the first call compiles them.
 
         Args:
-          shapes: shapes of the global arrays, with shardings over the mesh (`placement.placed`).
+          shapes: shapes of the global arrays, with shardings over the mesh (`sharding.placed`).
           mesh: devices of all processes, the same number of each, in any order.
           leader: index of the process that has the arrays.
         """

@@ -1,1 +1,1 @@
-"""The policy: Qwen decoders in Flax NNX, attention, log-probabilities, Hugging Face files."""
+"""Policy model: decoder in Flax NNX, attention, log-probabilities and Hugging Face files."""

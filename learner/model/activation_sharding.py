@@ -1,6 +1,6 @@
-"""Where the decoder's arrays live on a mesh: activations pinned, kernels gathered in the compute dtype.
+"""Shardings of the decoder's arrays: pinned activations, and kernels gathered in the compute dtype.
 
-Everything here is the identity without a mesh, so the decoder is written once.
+Without a mesh every function here is the identity, so the decoder has a single code path.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from learner.model.moe import axes_names
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationSharding:
-    """A mesh, the specs of the stacked parameters on it, and the dtype that crosses its links."""
+    """Mesh, specs of the stacked parameters, and the dtype of device-to-device transfers."""
 
     mesh: Mesh | None
     specs: Mapping[str, PartitionSpec]
-    """By path, as in `bridge.param_names`; empty without a mesh."""
+    """Partition specs by path (`bridge.param_names`); empty without a mesh."""
     compute_dtype: DTypeLike
 
     @classmethod
     def of(cls, params: Mapping[str, Any], mesh: Mesh | None, compute_dtype: DTypeLike) -> ActivationSharding:
-        """From the abstract parameters of the model."""
+        """Returns the sharding for the model's abstract parameters."""
         specs = {} if mesh is None else {p: param_spec(p, x.shape, mesh) for p, x in flatten(params).items()}
         return cls(mesh=mesh, specs=specs, compute_dtype=compute_dtype)
 
     @property
     def is_flat(self) -> bool:
-        """Whether tokens run along one dim: [N, D] halves XLA-CPU's time for the MLP, but has one dim to split."""
+        """True if tokens are one dim: [N, D] halves XLA-CPU's MLP time but cannot be split over `sequence`."""
         return self.mesh is None or self.mesh.shape["sequence"] == 1
 
     def tokens(self, x: Array) -> Array:
-        """Pins [N, ...] or [B, S, ...] to the devices that hold the tokens; the other dims are whole."""
+        """Pins [N, ...] or [B, S, ...] to the devices that hold the tokens; other dims are whole."""
         return self._pin(x, *(BATCH_AXES,) if self.is_flat else (BATCH_AXES, "sequence"))
 
     def heads(self, x: Float[Array, "B S H hd"]) -> Float[Array, "B S H hd"]:
-        """The same, with the heads split over `tensor`."""
+        """Pins [B, S, H, hd] as `tokens`, with heads split over `tensor`."""
         return self._pin(x, BATCH_AXES, "sequence", "tensor")
 
     def width(self, x: Float[Array, "... F"]) -> Float[Array, "... F"]:
-        """The same, with the last dim split over `tensor`."""
+        """Pins an array as `tokens`, with the last dim split over `tensor`."""
         lead = (BATCH_AXES,) if self.is_flat else (BATCH_AXES, "sequence")
         return self._pin(x, *lead, "tensor")
 
     def layer(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """One layer's weights, ready to multiply: kernels and biases cast, then gathered over their fsdp axes.
+        """Returns one layer's weights for matmuls: kernels and biases are cast, then gathered over their fsdp axes.
 
-        The gradient goes back to the parameter's own sharding (a reduce-scatter), in the compute dtype too: with
-        bfloat16 the devices' parts are rounded before they are summed, half the bytes of float32. Experts stay as they
-        are: their layer gathers them itself.
+        The gradient is reduce-scattered to the parameter's sharding in the compute dtype. With bfloat16, each device's
+        part is rounded before the sum, for half the bytes of float32. Experts are unchanged, because
+        `learner.model.moe` gathers them.
         """
         flat = flatten({"layers": weights})
         for path, leaf in flat.items():
@@ -74,11 +74,10 @@ class ActivationSharding:
         return unflatten(flat)["layers"]
 
     def embed(self, table: Float[Array, "V D"], tokens: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """The rows of the table, in the compute dtype.
+        """Returns the table's rows of the tokens, in the compute dtype, without moving the table.
 
-        The table stays where it is. The devices that split its columns look up each other's tokens and swap the
-        pieces (an all-to-all as large as the activations); those that split its rows answer for their own words,
-        and a sum puts the answers together.
+        Devices that split its columns look up each other's tokens and exchange the pieces (an all-to-all as large as
+        the activations). Devices that split its rows look up their own words, and a sum combines the results.
         """
         if self.mesh is None:
             return table[tokens].astype(self.compute_dtype)
@@ -92,14 +91,14 @@ class ActivationSharding:
     def _pin(self, x: Array, *axes: Axes) -> Array:
         if self.mesh is None:
             return x
-        # A head count that `tensor` doesn't divide stays whole, as its kernel does.
+        # A head count that `tensor` does not divide stays whole, as its kernel does.
         kept = [a if d % axes_size(self.mesh, a) == 0 else None for d, a in zip(x.shape, axes, strict=False)]
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*kept)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gather(own: NamedSharding, whole: NamedSharding, x: Array) -> Array:
-    # Pinned first, or the cast would move behind the gather and the wire would carry float32.
+    # Pinned first: otherwise XLA moves the cast after the gather and transfers float32.
     x = jax.lax.with_sharding_constraint(x, own)
     return jax.lax.with_sharding_constraint(x, whole)
 
@@ -116,7 +115,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def _lookup(table: Array, tokens: Array, *, rows: Axes, columns: Axes, dtype: DTypeLike) -> Array:
-    """One device's part of `Placement.embed`."""
+    """Returns one device's part of `ActivationSharding.embed`."""
     flat = tokens.reshape(-1)
     if columns is not None:
         flat = jax.lax.all_gather(flat, columns, tiled=True)

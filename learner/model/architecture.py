@@ -1,7 +1,7 @@
-"""`Architecture` from a Hugging Face config.json, and the registry of families.
+"""Model architecture from a Hugging Face config.json, and the registry of families.
 
-What this code would compute differently from the reference model is refused by name (quantised weights, an
-unknown rope scaling ...), because a model that is slightly wrong still trains.
+Settings that this code would compute differently from the reference model (quantized weights, unknown rope scaling)
+raise ValueError with the field's name, because a slightly wrong model still trains.
 """
 
 from __future__ import annotations
@@ -30,22 +30,18 @@ _HINTS = {
     "mistral3": "; of a model with images save its text part alone, as mistral",
     "mllama": "; of a model with images save its text part alone, as llama",
 }
-"""What to do with a type that is near to one of them."""
+"""Advice for unsupported model types that are close to a supported one."""
 
 
 def family_of(model_type: Any) -> Family:
-    """The family of a `model_type`.
-
-    Raises:
-      ValueError: it isn't computed; says which ones are.
-    """
+    """Returns the family of a `model_type`; raises ValueError with the supported ones if it is unknown."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         refuse("model_type", model_type, f"one of {sorted(FAMILIES)}{_HINTS.get(str(model_type), '')}")
     return FAMILIES[model_type]
 
 
 def owned_fields() -> dict[str, str]:
-    """Fields of `Architecture` that some families have and others don't -> their key in a config.json."""
+    """Returns the config.json keys of `Architecture` fields that only some families have, by field."""
     return {name: field.key for family in FAMILIES.values() for name, field in family.fields.items()}
 
 
@@ -67,14 +63,14 @@ _OWNED = owned_fields()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Shapes and constants of a decoder of one of `learner.model.families`; hashable."""
+    """Shapes and constants of a decoder; hashable."""
 
     model_type: str
-    """A `model_type` of `learner.model.architecture.FAMILIES`."""
+    """Key of `learner.model.architecture.FAMILIES`."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """Width of a dense layer's MLP; a MoE model has no dense layer, and keeps the number."""
+    """Width of a dense layer's MLP; unused but preserved in MoE models, which have no dense layer."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -83,35 +79,35 @@ class Architecture:
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float | None = None
-    """Base of the windowed layers' rotation, which is not scaled; None: they have the others'."""
+    """Rotary base of windowed layers, unscaled; None if all layers share one rotation."""
     tie_word_embeddings: bool
     max_position_embeddings: int
-    """Longest sequence, in tokens, that the model was made for."""
+    """Maximum sequence length of the model, in tokens."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool = False
     query_pre_attn_scalar: float | None = None
-    """Attention scores are divided by its square root; None is head_dim."""
+    """Number whose square root divides attention scores; None means head_dim."""
     attention_soft_cap: float | None = None
-    """Attention scores s become cap * tanh(s / cap)."""
+    """Cap of attention scores s, which become cap * tanh(s / cap); None disables it."""
     logit_soft_cap: float | None = None
-    """The same of the logits."""
+    """Cap of logits z, which become cap * tanh(z / cap); None disables it."""
     sliding_window: int | None = None
-    """A token of a windowed layer sees itself and the `sliding_window` - 1 tokens before it."""
+    """Window size in tokens: a token in a windowed layer sees itself and `sliding_window` - 1 tokens before it."""
     windowed_layers: tuple[bool, ...] = ()
-    """Which layers have the window; () when there is none."""
+    """True per windowed layer; () if no layer has a window."""
     num_experts: int = 0
-    """Experts of each layer; 0 is a dense model."""
+    """Experts per layer; 0 for a dense model."""
     num_experts_per_token: int = 0
     moe_intermediate_size: int = 0
     """Width of one expert."""
     norm_topk_prob: bool = False
-    """Whether the weights of a token's experts are made to sum to one."""
+    """True if the weights of a token's experts are normalized to sum to one."""
     hf_json: str = dataclasses.field(default="{}", repr=False, compare=False)
-    """The config.json that was read, with the fields that nothing here uses."""
+    """Original config.json, including unused fields."""
 
     def __post_init__(self) -> None:
-        """Refuses shapes that no decoder has, and fields that the family doesn't have."""
+        """Raises ValueError for impossible shapes and for fields that the family does not have."""
         family = self.family
         for field in dataclasses.fields(self):
             value, key = getattr(self, field.name), _key(family, field.name)
@@ -146,16 +142,12 @@ class Architecture:
 
     @property
     def family(self) -> Family:
-        """What the family has that another may not.
-
-        Raises:
-          ValueError: no such family.
-        """
+        """Model family; raises ValueError if unknown."""
         return family_of(self.model_type)
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are RMS-normalised per head before the rotation."""
+        """True if queries and keys are RMS-normalized per head before the rotation."""
         return self.family.qk_norm
 
     @property
@@ -165,12 +157,12 @@ class Architecture:
 
     @property
     def rope(self) -> Rope:
-        """The rotary embedding, of either kind of layer."""
+        """Rotary embedding of global and windowed layers."""
         return Rope(self.rope_theta, self.rope_scaling, self.local_rope_theta)
 
     @property
     def param_names(self) -> ParamNames:
-        """The names of the parameters, Flax and Hugging Face."""
+        """Flax and Hugging Face names of the parameters."""
         return ParamNames(
             num_layers=self.num_layers,
             tie_word_embeddings=self.tie_word_embeddings,
@@ -187,8 +179,8 @@ class Architecture:
         """Reads a config.json (the file, its folder, or the parsed mapping).
 
         Raises:
-          FileNotFoundError: there is no such file.
-          ValueError: a field is missing, or asks for something this decoder doesn't do; names the field.
+          FileNotFoundError: the file does not exist.
+          ValueError: a field is missing or requires something unsupported; names the field.
         """
         given = dict(source) if isinstance(source, Mapping) else read_json(pathlib.Path(source))
         family = family_of(need(given, "model_type", str))
@@ -225,11 +217,11 @@ class Architecture:
 
 
 _OWN_CODE = ("AutoModel", "AutoConfig")
-"""Beginnings of entries of auto_map whose code computes a model; those of tokenizers and processors compute none."""
+"""Prefixes of auto_map entries whose code computes a model; other entries are for tokenizers and processors."""
 
 
 def _key(family: Family, name: str) -> str:
-    """What config.json calls a field of `Architecture`."""
+    """Returns the config.json key of an `Architecture` field."""
     owned = {name: field.key for name, field in family.fields.items()}
     return (_HF_KEYS | _OWNED | owned).get(name, name)
 

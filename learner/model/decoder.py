@@ -1,17 +1,16 @@
-"""The decoder of every family.
+"""Decoder of all families.
 
-How NNX is used here. The modules below own the structure; outside of this file parameters are a plain
-nested dict of arrays, `{"layers": {"q_proj": {"kernel": [layers, out, in]}}, ...}`, which jit, optax, Orbax
-and the sharding rules take as it is. `make_apply` takes the structure (an abstract model's graphdef) once and
-returns a pure function `apply(params, tokens, positions, segment_ids)` that merges it back while tracing.
+The NNX modules define the structure. Outside of this file parameters are a plain nested dict of arrays, `{"layers":
+{"q_proj": {"kernel": [layers, out, in]}}, ...}`, which jit, optax, Orbax and the sharding rules accept. `make_apply`
+takes the structure (an abstract model's graphdef) once and returns a pure function `apply(params, tokens, positions,
+segment_ids)` that merges them while tracing.
 
-Each kernel is one `nnx.Param` for all layers, in Hugging Face's layout. `jax.lax.scan` hands one layer's
-slice at a time to the same module, so compile time doesn't grow with depth. Master parameters keep their own
-dtype; a layer's kernels are cast to the compute dtype inside the scan (and gathered there, on a mesh), so no second
-copy of the model exists.
+Each kernel is one `nnx.Param` for all layers, in Hugging Face's layout. `jax.lax.scan` passes one layer's slice at a
+time to the same module, so compile time does not grow with depth. Master parameters keep their dtype. A layer's kernels
+are cast to the compute dtype, and gathered on a mesh, inside the scan, so no second copy of the model exists.
 
-The residual stream is [N, D], or [B, S, D] where a row's tokens are split over a `sequence` axis: a layer works on
-any leading dims.
+The residual stream is [N, D], or [B, S, D] if a `sequence` axis splits a row's tokens. A layer works on any leading
+dims.
 """
 
 from __future__ import annotations
@@ -50,16 +49,17 @@ REMAT: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "dots": _checkpoint(_POLICIES.save_from_both_policies(_POLICIES.dots_with_no_batch_dims_saveable, _SAVE_ATTENTION)),
     "none": lambda layer: layer,
 }
-"""full: whole layers. attention: all but attention, whose cost grows with a row's length and whose result is only
-[tokens, heads * head_dim] in the compute dtype a layer. dots: all but attention and the projections. none: nothing."""
+"""Rematerialization policies by name, with what backward recomputes. `full`: whole layers. `attention`: all but
+attention, whose cost grows with row length and whose saved result is only [tokens, heads * head_dim] per layer. `dots`:
+all but attention and projections. `none`: nothing."""
 
 
 Params = dict[str, Any]
-"""Nested dict of arrays; `bridge.param_names.flatten` gives its paths."""
+"""Nested dict of arrays; `bridge.param_names.flatten` returns its paths."""
 Apply = Callable[..., Array]
-"""(params, tokens, positions, segment_ids, prefix_ids=None); see `make_apply`."""
+"""Forward function (params, tokens, positions, segment_ids, prefix_ids=None); see `make_apply`."""
 Attend = Callable[..., Array]
-"""`learner.model.attention.dispatch.attention` but for its options: (q, k, v, segment_ids, *, window, prefix_ids)."""
+"""`learner.model.attention.dispatch.attention` with options bound: (q, k, v, segment_ids, *, window, prefix_ids)."""
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -68,11 +68,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 NO_LORA = LoraConfig()
 INIT_STD = 0.02
-"""Standard deviation of fresh kernels, as in Hugging Face's `initializer_range`."""
+"""Standard deviation of initial kernels, as Hugging Face's `initializer_range`."""
 
 
 class Linear(nnx.Module):
-    """y = x W^T + b with W stacked as [layers, out, in]; called inside the scan with one layer's W.
+    """Linear map y = x W^T + b with stacked W [layers, out, in]; the scan calls it with one layer's W.
 
     With an adapter (`adapt`) y = x W^T + s (x A^T) B^T + b.
     """
@@ -88,14 +88,14 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((*stack, d_out), dtype)) if bias else None
 
     def adapt(self, rank: int, scale: float) -> None:
-        """Gives it an adapter (Hu et al., 2021, equation 3): A [layers, rank, in] and B [layers, out, rank], zero."""
+        """Adds a zero adapter (Hu et al., 2021, equation 3): A [layers, rank, in] and B [layers, out, rank]."""
         *stack, d_out, d_in = self.kernel.shape
         self.lora_a = nnx.Param(jnp.zeros((*stack, rank, d_in), self.kernel.dtype))
         self.lora_b = nnx.Param(jnp.zeros((*stack, d_out, rank), self.kernel.dtype))
         self.lora_scale = scale
 
     def __call__(self, x: Float[Array, "... d_in"]) -> Float[Array, "... d_out"]:
-        """The product in x's dtype."""
+        """Returns the product in x's dtype."""
         y = _product(x, self.kernel)
         if self.lora_a is not None and self.lora_b is not None:
             y += _product(self.lora_scale * _product(x, self.lora_a), self.lora_b)
@@ -107,15 +107,15 @@ def _product(x: Float[Array, "... d_in"], weight: nnx.Param) -> Float[Array, "..
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * (offset + scale), in float32 inside."""
+    """RMS norm x / sqrt(mean(x^2) + eps) * (offset + scale), computed in float32."""
 
     def __init__(self, stack: tuple[int, ...], dim: int, *, config: Architecture, dtype):
-        """Multiplies by one."""
+        """Initializes to a factor of one."""
         self.eps, self.offset = config.rms_norm_eps, config.family.norm_offset
         self.scale = nnx.Param(jnp.full((*stack, dim), 1.0 - self.offset, dtype))
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
-        """Normalises the last dim; same dtype out."""
+        """Normalizes the last dim; keeps the dtype."""
         x32 = x.astype(jnp.float32)
         x32 *= jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
         scale = self.scale[...].astype(jnp.float32)
@@ -123,40 +123,40 @@ class RMSNorm(nnx.Module):
 
 
 class Embed(nnx.Module):
-    """The token table [V, D]."""
+    """Token embedding table [V, D]."""
 
     def __init__(self, vocab_size: int, dim: int, *, dtype, rngs: nnx.Rngs):
-        """Draws from N(0, 0.02^2)."""
+        """Draws the table from N(0, 0.02^2)."""
         table = jax.random.normal(rngs.params(), (vocab_size, dim), jnp.float32) * INIT_STD
         self.embedding = nnx.Param(table.astype(dtype))
 
 
 class Experts(nnx.Module):
-    """One of the experts' three kernels, [layers, experts, out, in]."""
+    """Stack of one of the three expert kernels, [layers, experts, out, in]."""
 
     def __init__(self, stack: tuple[int, ...], d_out: int, d_in: int, *, dtype, rngs: nnx.Rngs):
-        """Draws from N(0, 0.02^2)."""
+        """Draws the kernel from N(0, 0.02^2)."""
         kernel = jax.random.normal(rngs.params(), (*stack, d_out, d_in), jnp.float32) * INIT_STD
         self.kernel = nnx.Param(kernel.astype(dtype))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerInputs:
-    """What every layer of one forward is given besides the residual stream."""
+    """Inputs that all layers of a forward pass share, except the residual stream."""
 
     rotation: Rotation
     attend: Callable[[Array, Array, Array], Array]
-    """Q, k, v [B, S, heads, hd] to the mixed values."""
+    """Maps q, k, v [B, S, heads, hd] to the mixed values."""
     is_real: Bool[Array, "..."]
-    """False for padding; dims as the residual stream's leading ones."""
+    """False for padding; has the residual stream's leading dims."""
     placement: ActivationSharding
 
 
 class Layer(nnx.Module):
-    """Pre-norm attention and gated MLP, dense or of experts; holds all layers' weights, called with one layer's."""
+    """Pre-norm attention and gated MLP, dense or MoE; holds all layers' weights and is called with one layer's."""
 
     def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs):
-        """Fresh weights for all layers."""
+        """Creates weights for all layers."""
         c, stack = config, (config.num_layers,)
 
         def linear(d_out: int, d_in: int, bias: bool = False) -> Linear:
@@ -190,7 +190,7 @@ class Layer(nnx.Module):
             self.down_proj = linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
 
     def __call__(self, x: Float[Array, "... D"], inputs: LayerInputs) -> Float[Array, "... D"]:
-        """One layer."""
+        """Applies one layer."""
         mixed = inputs.placement.tokens(self._attention(self.input_norm(x), inputs))
         x = x + (mixed if self.attention_out_norm is None else self.attention_out_norm(mixed))
         mlp = self._experts if self.config.num_experts else self._mlp
@@ -226,10 +226,10 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm, and the output head when it isn't the embedding."""
+    """Embedding, layers, final norm, and an output head unless it is tied to the embedding."""
 
     def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs, lora: LoraConfig = NO_LORA):
-        """Fresh weights in `dtype`; with adapters that are zero, where `lora` has some."""
+        """Creates weights in `dtype`, with zero adapters for `lora`."""
         c = config
         self.config = config
         self.embed = Embed(c.vocab_size, c.hidden_size, dtype=dtype, rngs=rngs)
@@ -254,7 +254,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         placement: ActivationSharding,
     ) -> Float[Array, "B S D"]:
-        """Final hidden states; see `make_apply`."""
+        """Returns the final hidden states; see `make_apply`."""
         c, lead = self.config, (-1,) if placement.is_flat else tokens.shape
         rotation = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
         local = None if c.local_rope_theta is None else rotary_angles(positions, c.head_dim, c.local_rope_theta)
@@ -280,7 +280,7 @@ class Decoder(nnx.Module):
 
 
 def _windowed(attend: Attend, config: Architecture, is_windowed: Array, segment_ids: Array):
-    """The attention of one layer: with the window, without, or by a branch where layers differ."""
+    """Returns the attention of one layer: windowed, full, or a branch if layers differ."""
 
     def full(q: Array, k: Array, v: Array) -> Array:
         return attend(q, k, v, segment_ids, window=None)
@@ -296,17 +296,17 @@ def _windowed(attend: Attend, config: Architecture, is_windowed: Array, segment_
 
 
 def init_params(config: Architecture, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-    """Fresh parameters; jit it with `out_shardings` to make them in place on a mesh."""
+    """Returns initial parameters; jit it with `out_shardings` to create them in place on a mesh."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(params=key))))
 
 
 def abstract_params(config: Architecture, dtype: DTypeLike = jnp.float32) -> Params:
-    """The parameters as `jax.ShapeDtypeStruct`; nothing is allocated."""
+    """Returns the parameters as `jax.ShapeDtypeStruct`, without allocation."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0), dtype))
 
 
 def _structure(config: Architecture, lora: LoraConfig) -> tuple[Any, Params]:
-    """What `make_apply` merges parameters into, and their shapes, those of adapters among them."""
+    """Returns the graphdef that `make_apply` uses, and the parameters' shapes including adapters."""
 
     def make() -> Decoder:
         return Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0), lora=lora)
@@ -316,7 +316,7 @@ def _structure(config: Architecture, lora: LoraConfig) -> tuple[Any, Params]:
 
 
 def output_head(params: Params) -> Float[Array, "V D"]:
-    """The matrix that turns hidden states into logits: the head, or a tied model's embedding."""
+    """Returns the matrix that maps hidden states to logits: the head, or a tied model's embedding."""
     return params["lm_head"]["kernel"] if "lm_head" in params else params["embed"]["embedding"]
 
 
@@ -333,23 +333,22 @@ def make_apply(
 ) -> Apply:
     """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S], prefix_ids=None)`.
 
-    It returns the final hidden states [B, S, D] in the compute dtype, finite on padding (segment 0) too, but
-    meaningless there. Build it once and jit what calls it; each call of make_apply is a new function to jit.
+    It returns the final hidden states [B, S, D] in the compute dtype. They are finite but meaningless on padding
+    (segment 0). Build it once and jit its callers, because each make_apply call creates a new function to compile.
 
     Args:
       config: the model.
-      compute_dtype: dtype of activations and matmuls; the parameters stay what they are.
-      remat: what backward recomputes, a key of `learner.model.decoder.REMAT`.
+      compute_dtype: dtype of activations and matmuls; parameters keep theirs.
+      remat: recomputation policy, a key of `learner.model.decoder.REMAT`.
       attention_path: see `learner.model.attention.dispatch.PATHS`; 'auto' chooses by platform.
-      attention_block: queries taken at a time, in tokens; None is the path's own choice.
-      max_segments: sequences that a row may hold; see `attention`.
-      mesh: what jit's arrays are split over, by `learner.distributed.sharding`; None is one device. Without it XLA may
-      split
-        the hidden dim of activations instead of gathering the weights of an fsdp mesh.
-      lora: the adapters that the parameters have beside the model's own (`bridge.param_names.combine`).
+      attention_block: queries per block, in tokens; None uses the path's default.
+      max_segments: maximum sequences per row; see `attention`.
+      mesh: mesh that splits jit's arrays, by `learner.distributed.sharding`; None means one device. Without it XLA may
+        split the hidden dim of activations instead of gathering the weights of an fsdp mesh.
+      lora: adapters in the parameters in addition to the model's own (`bridge.param_names.combine`).
 
     Raises:
-      ValueError: no such remat policy.
+      ValueError: the remat policy is unknown.
     """
     if remat not in REMAT:
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")

@@ -1,8 +1,8 @@
-"""Hugging Face folders to parameters; safetensors only. `save` is the way back.
+"""Loading of parameters from Hugging Face folders; safetensors only. `save` is the inverse.
 
-Each process reads, of each file, only the bytes that its devices hold. A leaf is filled in place on its device, a
-piece of one Hugging Face tensor at a time, so a host's memory holds what its devices keep there (nothing, but for
-CPUs) and one piece; the files are mapped, and their pages are the system's to drop.
+Each process reads only the bytes that its devices hold. Each leaf is filled in place on its device, one piece of a
+Hugging Face tensor at a time. A host's memory therefore holds only one piece, plus the parameters if its devices are
+CPUs. Files are memory-mapped, and the system can drop their pages.
 """
 
 from __future__ import annotations
@@ -34,41 +34,42 @@ from learner.model.hf_save import INDEX, WEIGHTS, save
 __all__ = ["ShardingFn", "load", "open_folder", "save"]
 
 ShardingFn = Callable[[str, tuple[int, ...]], Sharding | None]
-"""(Flax path, shape of the whole leaf) -> where it goes; None leaves it on the default device."""
+"""Returns the sharding of a leaf from (Flax path, global shape); None means the default device."""
 
 _PIECE_BYTES = 2**22
-"""Small enough for the allocator to use the same memory again; an accelerator's link is busy with one of them."""
+"""Size of a piece: small enough for the allocator to reuse its memory, large enough to keep an accelerator's link
+busy."""
 Device = Any
-"""A `jax.Device`, which type checkers take for a variable."""
+"""`jax.Device`, which type checkers treat as a variable."""
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-"""By the names that safetensors files have for them; what a model's tensors may be."""
+"""Supported tensor dtypes by their safetensors names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """One tensor of an open file."""
+    """Tensor of an open file."""
 
     what: str
-    """File and name, for messages."""
+    """File and tensor name, for messages."""
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[tuple[slice, ...]], np.ndarray]
-    """The slice (step 1 along each dim), and no other bytes of the file."""
+    """Reads a slice (step 1 along each dim) and no other bytes of the file."""
 
 
 def load(
     folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None, sharding_fn: ShardingFn | None = None
 ) -> tuple[Architecture, Params]:
-    """Reads a folder with config.json and safetensors, single or sharded with an index.
+    """Reads a folder with config.json and safetensors, a single file or several with an index.
 
     Args:
-      folder: the folder; every process of a multi-host mesh reads it.
-      dtype: dtype of the parameters; None keeps the files'. The learner's master copy is float32.
+      folder: model folder; every process of a multi-host mesh reads it.
+      dtype: dtype of the parameters; None keeps the files' dtype. The learner's master copy is float32.
       sharding_fn: see `ShardingFn`.
 
     Raises:
-      FileNotFoundError: no folder, no config.json, no weights, or a file the index names is gone.
-      ValueError: a config this decoder doesn't know; names, shapes or dtypes that don't fit it.
+      FileNotFoundError: the folder, config.json, the weights or a file in the index is missing.
+      ValueError: the config is unsupported, or tensor names, shapes or dtypes do not match it.
     """
     folder = pathlib.Path(folder)
     if not folder.is_dir():
@@ -95,11 +96,11 @@ def load(
 
 @contextlib.contextmanager
 def open_folder(folder: pathlib.Path) -> Iterator[dict[str, StoredTensor]]:
-    """The folder's tensors by name, to be read while it is open.
+    """Yields the folder's tensors by name, readable inside the context.
 
     Raises:
-      FileNotFoundError: no weights, or a file the index names is gone.
-      ValueError: no whole safetensors files, or others than the index says.
+      FileNotFoundError: the weights or a file in the index is missing.
+      ValueError: a file is not complete safetensors, or contradicts the index.
     """
     with contextlib.ExitStack() as stack:
         yield _open_files(folder, stack)
@@ -121,7 +122,7 @@ def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, 
             file = stack.enter_context(safe_open(path, framework="np"))
         except SafetensorError as e:
             raise ValueError(f"{path} is not a whole safetensors file: {e}") from e
-        for name in file.keys():  # noqa: SIM118  # a file is no mapping
+        for name in file.keys():  # noqa: SIM118  # the file is not a mapping
             if listed and listed.get(name) != file_name:
                 raise ValueError(f"{path} holds {name}, which {INDEX} puts in {listed.get(name)}")
             stored = file.get_slice(name)
@@ -143,7 +144,7 @@ def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
-    """Drops the copy of the embedding that some writers add as a tied model's head, if it is a copy."""
+    """Drops a tied model's redundant head; raises ValueError if it is not a copy of the embedding."""
     if not config.tie_word_embeddings or "lm_head.weight" not in tensors:
         return
     head, embedding = tensors.pop("lm_head.weight"), tensors.get("model.embed_tokens.weight")
@@ -164,7 +165,7 @@ def _make_leaf(
     dtype: np.dtype,
     sharding: Sharding | None,
 ) -> jax.Array:
-    """The leaf `[*stack, *tensor]`, of which this process fills what its devices hold."""
+    """Returns the leaf `[*stack, *tensor]`, of which this process fills the shards of its devices."""
     whole = tuple(slice(0, d) for d in shape)
     places = {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
     holders: dict[tuple[tuple[int, int], ...], list[Device | None]] = {}
@@ -185,7 +186,7 @@ def _make_leaf(
                 for device in devices:
                     value = jnp.asarray(read) if device is None else jax.device_put(read, device)
                     filled[device] = _fill(filled[device], value, at)
-                # Transfers are asynchronous: without this the pieces of a whole leaf would wait on the host.
+                # Transfers are asynchronous: without this all pieces of a leaf would queue in host memory.
                 jax.block_until_ready([filled[device] for device in devices])
     if sharding is None:
         return filled[None]
@@ -193,7 +194,7 @@ def _make_leaf(
 
 
 def _pieces(index: tuple[slice, ...], shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[slice, ...]]:
-    """Cuts a slice of a tensor along its first dim, into at most `_PIECE_BYTES` each."""
+    """Splits a slice of a tensor along its first dim into pieces of about `_PIECE_BYTES`."""
     bounds = [s.indices(d)[:2] for s, d in zip(index, shape, strict=True)]
     row_bytes = math.prod(stop - start for start, stop in bounds[1:]) * dtype.itemsize
     step, (top, bottom) = max(_PIECE_BYTES // max(row_bytes, 1), 1), bounds[0]
@@ -209,7 +210,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype, device: Device | None) -> ja
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _fill(leaf: jax.Array, piece: jax.Array, at: list[ArrayLike]) -> jax.Array:
-    """The leaf, in place, with the piece cast and written at an offset; missing leading dims count as 1."""
+    """Writes the cast piece into the leaf in place at an offset; missing leading dims count as 1."""
     return jax.lax.dynamic_update_slice(
         leaf, jax.lax.expand_dims(piece, range(leaf.ndim - piece.ndim)).astype(leaf.dtype), at
     )

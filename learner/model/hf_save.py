@@ -1,7 +1,7 @@
-"""Parameters to Hugging Face folders that transformers and vLLM load.
+"""Saving of parameters to Hugging Face folders that transformers and vLLM load.
 
-The tensors of one file are on the host at a time. Where the parameters are spread over hosts, all processes walk the
-tensors together: each is gathered for a moment, and the process that owns its file writes it.
+The host holds the tensors of one file at a time. If parameters span hosts, all processes iterate over the tensors
+together: each tensor is gathered briefly, and the process that owns its file writes it.
 """
 
 from __future__ import annotations
@@ -58,25 +58,24 @@ def save(
     tokenizer_from: str | os.PathLike[str] | None = None,
     max_shard_bytes: int = 1000**3,
 ) -> None:
-    """Writes config.json and safetensors, and copies a tokenizer along.
+    """Writes config.json and safetensors, and copies a tokenizer.
 
-    Everything goes to a temporary folder beside it, is flushed, and is renamed: `folder` is whole or absent.
-
-    Parameters that are spread over hosts are saved by all of them together: every process calls this with the same
-    arguments and a folder that all of them see, and writes every num_processes-th file.
+    Files are written and flushed in a temporary folder next to `folder`, which is then renamed: `folder` is complete or
+    absent. If parameters span hosts, every process calls this with the same arguments and a shared folder, and writes
+    every num_processes-th file.
 
     Args:
-      folder: where to; must not exist, or be empty.
+      folder: target folder; must be absent or empty.
       config: the model.
-      params: its parameters.
-      dtype: dtype of the tensors; None keeps the parameters'.
-      tokenizer_from: a folder whose tokenizer files are copied along.
-      max_shard_bytes: weights above this are split over several files with an index.
+      params: parameters of the model.
+      dtype: dtype of the tensors; None keeps the parameters' dtype.
+      tokenizer_from: folder whose tokenizer files are copied.
+      max_shard_bytes: maximum weights per file; more are split over several files with an index.
 
     Raises:
-      FileExistsError: `folder` has something in it.
-      FileNotFoundError: `tokenizer_from` isn't a folder.
-      ValueError: parameters that don't fit the config.
+      FileExistsError: `folder` is not empty.
+      FileNotFoundError: `tokenizer_from` is not a folder.
+      ValueError: the parameters do not match the config.
     """
     folder = pathlib.Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -106,16 +105,16 @@ def save(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Writers:
-    """The processes that write together: one, or all of a multi-host mesh."""
+    """Processes that write together: one, or all of a multi-host mesh."""
 
     index: int
     count: int
     token: int
-    """Tells this save from an earlier one that died; the same on every process."""
+    """Number that distinguishes this save from an earlier failed one; equal in all processes."""
 
     @classmethod
     def of(cls, leaves: Mapping[str, Any]) -> _Writers:
-        """All processes if any leaf is spread over them, otherwise this one alone."""
+        """Returns all processes if any leaf spans them, otherwise this process alone."""
         if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves.values()):
             return cls(index=0, count=1, token=os.getpid())
         token = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
@@ -126,7 +125,7 @@ class _Writers:
         return self.index == 0
 
     def wait(self, until: str) -> None:
-        """Returns when every writer is here."""
+        """Returns when all writers reach this call."""
         if self.count > 1:
             multihost_utils.sync_global_devices(f"learner.model.hf_save {self.token} {until}")
 
@@ -163,14 +162,14 @@ def _write_weights(
             save_file(dict(zip(names, arrays, strict=True)), folder / file_name, metadata={"format": "pt"})
             flush(folder / file_name)
         else:
-            for _ in arrays:  # the gathers take every process
+            for _ in arrays:  # the gathers are collective
                 pass
     if len(files) > 1 and writers.is_first:
         _write_json(folder / INDEX, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
 
 
 def _specs(config: Architecture, leaves: Mapping[str, Any], dtype: DTypeLike | None) -> dict[str, jax.ShapeDtypeStruct]:
-    """Every tensor, by its Hugging Face name, leaf by leaf."""
+    """Returns the spec of every tensor by Hugging Face name, in order of leaves."""
     specs = {}
     for path in config.param_names.paths():
         leaf, num_stacked = leaves[path], len(config.param_names.stack(path))
@@ -190,13 +189,13 @@ def _host_tensors(
         elif leaf.is_fully_addressable:
             yield np.asarray(_slice(None)(leaf, index, dtype))
         else:
-            # On the host it is read from one device; between hosts it is gathered.
+            # The tensor is gathered over hosts, then read from one local device.
             yield np.asarray(_slice(leaf.sharding.mesh)(leaf, index, dtype).addressable_data(0))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @functools.cache
 def _slice(mesh: jax.sharding.Mesh | None):
-    """Jitted `leaf[index]` as a dtype, a whole copy on each device of the mesh if one is given."""
+    """Returns jitted `leaf[index]` cast to a dtype, replicated over the mesh if one is given."""
 
     def one(leaf: jax.Array, index: tuple[ArrayLike, ...], dtype: np.dtype) -> jax.Array:
         for i in index:
@@ -211,7 +210,7 @@ def _write_the_rest(
     folder: pathlib.Path, config: Architecture, dtype: DTypeLike, tokenizer_from: str | os.PathLike[str] | None
 ) -> None:
     out_config = json.loads(config.hf_json)
-    # Readers such as vLLM pick their dtype from here; transformers 4 calls it torch_dtype.
+    # vLLM and others read the dtype from here; transformers 4 calls it torch_dtype.
     out_config |= {key: str(np.dtype(dtype)) for key in ("dtype", "torch_dtype") if key in out_config}
     _write_json(folder / "config.json", out_config)
     for name in _TOKENIZER_FILES if tokenizer_from is not None else ():

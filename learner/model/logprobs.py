@@ -1,14 +1,14 @@
-"""Log-probabilities, entropies and the loss of sampled tokens, without the [tokens, vocabulary] array.
+"""Log-probabilities, entropies and loss of sampled tokens, without a [tokens, vocabulary] array.
 
-With 150,000 words the logits of one packed row outweigh the model's activations, so they are made a chunk of
-tokens at a time, used and dropped; and only tokens that are scored get any. Each device first lines up its own
-scored tokens, then walks them in chunks: the number of chunks follows the batch, the shapes don't.
+With 150,000 words, the logits of one packed row are larger than the model's activations. They are therefore computed
+per chunk of scored tokens and dropped after use. Each device first orders its scored tokens, then visits them in
+chunks. The number of chunks depends on the batch, the shapes do not.
 
-A token's loss needs nothing but that token's logits, so its gradient is made in the same visit: `token_loss_sum`
-takes three head matmuls (logits, d_hidden, d_head) where differentiating through log-probabilities takes four.
+A token's loss depends only on its own logits, so its gradient is computed in the same visit. `token_loss_sum` needs
+three head matmuls (logits, d_hidden, d_head); differentiating through log-probabilities needs four.
 
-On a mesh the rows are split over the batch axes, their tokens over `sequence`, the vocabulary over `tensor`; the
-head is gathered once in the compute dtype, and its gradient reduced once, after the last chunk.
+On a mesh the batch axes split the rows, `sequence` splits their tokens, and `tensor` splits the vocabulary. The head is
+gathered once in the compute dtype, and its gradient is reduced once, after the last chunk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jaxtyping import Array, Bool, Float, Int
 from learner.distributed.sharding import BATCH_AXES, FSDP, axes_size
 
 TokenLossFn = Callable[[Array, Array, Any], tuple[Array, Any]]
-"""(logprobs [n], entropies [n], inputs) -> (loss to sum [n], more per-token outputs [n]); elementwise."""
+"""Elementwise (logprobs [n], entropies [n], inputs) -> (loss to sum [n], more per-token outputs [n])."""
 
 ROWS = PartitionSpec(BATCH_AXES, "sequence")
 
 
 class Scores(NamedTuple):
-    """Of each scored token, 0 elsewhere; nats."""
+    """Logprob and entropy of each scored token, in nats; 0 elsewhere."""
 
     logprobs: Float[Array, "B S"]
     entropy: Float[Array, "B S"]
@@ -39,24 +39,24 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """How the logits of scored tokens are made."""
+    """Settings that turn hidden states into logits of scored tokens."""
 
     temperature: float = 1.0
-    """What the behaviour policy sampled with; divides the logits."""
+    """Sampling temperature of the behavior policy; divides the logits."""
     soft_cap: float | None = None
-    """Logits z become soft_cap * tanh(z / soft_cap) before the temperature; None leaves them."""
+    """Cap of logits z, which become soft_cap * tanh(z / soft_cap) before the temperature; None disables it."""
     chunk: int = 128
-    """Tokens of a device whose logits exist at once: chunk * (V / tensor) * 4 bytes, a few times."""
+    """Tokens per device whose logits exist at once: chunk * (V / tensor) * 4 bytes, a few times."""
     words_last: bool = False
-    """Sums the head's gradient as [D, V] and turns it at the end. A CPU's matmul kernel wants the token chunk's hidden
-    states as rows, and writes so large a sum 1.4 times as fast; elsewhere it is a transpose for nothing."""
+    """True to sum the head's gradient as [D, V] and transpose it at the end. A CPU's matmul kernel then writes the sum
+    1.4 times as fast; elsewhere the transpose has no benefit."""
     mesh: Mesh | None = None
-    """None: everything is on one device."""
+    """Device mesh; None means one device."""
     is_trained: bool = True
-    """False: the head is frozen, and no gradient of it is made or kept, which would be as large as the head."""
+    """False if the head is frozen: its gradient, as large as the head, is not computed."""
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Raises ValueError if a number is out of range."""
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
         if self.soft_cap is not None and self.soft_cap <= 0:
@@ -66,7 +66,7 @@ class Head:
 
     @property
     def is_spread(self) -> bool:
-        """Whether there is anything to sum over; a sum over one device would still copy its operand."""
+        """True if there are several devices to sum over; a sum over one device would still copy its operand."""
         return self.mesh is not None and self.mesh.size > 1
 
 
@@ -77,20 +77,20 @@ def token_scores(
     targets: Int[Array, "B S"],
     mask: Bool[Array, "B S"],
 ) -> Scores:
-    """Log softmax(hidden weight^T / temperature)[target], and the entropy of that distribution.
+    """Returns log softmax(hidden weight^T / temperature)[target], and the entropy of that distribution.
 
-    Not to be differentiated: gradients come from `token_loss_sum`. The matmul runs in hidden's dtype with float32
-    sums; the softmax is float32.
+    Not differentiable; `token_loss_sum` provides gradients. The matmul runs in hidden's dtype with float32 sums, and
+    the softmax in float32.
 
     Args:
       head: temperature, chunk and mesh.
       hidden: final hidden states; `hidden[b, i]` predicts `targets[b, i]`.
       weight: output head, or the embedding of a tied model.
-      targets: a token id in [0, V) each; ids outside can't be checked under jit and give garbage.
-      mask: which tokens are scored.
+      targets: token ids in [0, V); other ids are not detected under jit and give wrong results.
+      mask: True at scored tokens.
 
     Raises:
-      ValueError: shapes that don't agree.
+      ValueError: shapes do not match.
     """
     _check(hidden, weight, targets, mask)
 
@@ -116,21 +116,21 @@ def token_loss_sum(
     mask: Bool[Array, "B S"],
     inputs: Any,
 ) -> tuple[Float[Array, ""], tuple[Scores, Any]]:
-    """The sum of `loss` over the scored tokens, with its scores and the loss's further outputs, [B, S] each.
+    """Returns the sum of `loss` over the scored tokens, and (scores, the loss's other outputs), [B, S] each.
 
-    Differentiable once with respect to `hidden` and `weight`; the gradient is computed on the way forward.
+    Differentiable once with respect to `hidden` and `weight`; the forward pass computes the gradient.
 
     Args:
-      head: see `token_scores`, as are the next four.
+      head: see `token_scores`, as for `hidden`, `weight`, `targets` and `mask`.
       loss: elementwise; differentiated with respect to logprobs and entropies.
       hidden: final hidden states.
       weight: output head.
       targets: token ids.
-      mask: which tokens are scored.
-      inputs: a tree of [B, S] arrays, handed to `loss` a chunk at a time.
+      mask: True at scored tokens.
+      inputs: tree of [B, S] arrays, passed to `loss` per chunk.
 
     Raises:
-      ValueError: shapes that don't agree.
+      ValueError: shapes do not match.
     """
     _check(hidden, weight, targets, mask)
 
@@ -157,7 +157,7 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
     def weight_gradient(d_logits: Array, h: Array) -> Array:
         if not head.words_last:
             return jnp.einsum("cv,cd->vd", d_logits, h, preferred_element_type=jnp.float32)
-        # Turned apart from the product, or XLA folds the transpose back into it.
+        # The barrier keeps XLA from folding the transpose back into the product.
         rows = jax.lax.optimization_barrier(h.T)
         return jnp.einsum("dc,cv->dv", rows, d_logits, preferred_element_type=jnp.float32)
 
@@ -188,7 +188,7 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
         one_each = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1,), x.dtype), inputs)
         one = jax.ShapeDtypeStruct((1,), jnp.float32)
         more = jax.tree.map(lambda x: jnp.zeros(mask.size, x.dtype), jax.eval_shape(loss, one, one, one_each)[1])
-        # Sums of d_hidden over the vocabulary's shards are taken in float32.
+        # d_hidden is summed over vocabulary shards in float32.
         h_dtype = jnp.float32 if _is_split(head, "tensor") else hidden.dtype
         d_weight_shape = weight.shape[::-1] if head.words_last else weight.shape
         start = (
@@ -221,12 +221,12 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
 
 
 class _Logits:
-    """A chunk's logits [n, V / tensor] in float32, and what is made of them."""
+    """Float32 logits [n, V / tensor] of a chunk, and the values computed from them."""
 
     def __init__(self, head: Head, h: Array, weight: Array, targets: Array) -> None:
         self._temperature = head.temperature
         first_word = jax.lax.axis_index("tensor") * weight.shape[0] if _is_split(head, "tensor") else 0
-        # A word of another shard is out of bounds here: read as 0, and not written.
+        # Words of other shards are out of bounds: they read as 0 and are not written.
         self._own = jnp.where(targets >= first_word, targets - first_word, weight.shape[0])[:, None]
         logits = jnp.einsum("cd,vd->cv", h, weight, preferred_element_type=jnp.float32)
         self._slope = None
@@ -240,12 +240,12 @@ class _Logits:
         sums = (self._exps.sum(-1), picked, (self._exps * self._shifted).sum(-1))
         self._total, picked, weighted = _sum_over(head, "tensor", sums)
         self.logprobs = picked - jnp.log(self._total)
-        # H = log Z - E[logit], both less the peak, so that two large numbers don't cancel.
+        # H = log Z - E[logit], both relative to the peak, to avoid cancellation of large numbers.
         self.entropy = jnp.log(self._total) - weighted / self._total
 
     def gradient(self, d_logprob: Array, d_entropy: Array) -> Array:
-        """With respect to hidden weight^T: d logprob = onehot - p, d entropy = -p (log p + H)."""
-        # -p (d_logprob + d_entropy (log p + H)) with log p = shifted - log total; what is a token's own comes first.
+        """Returns the gradient of hidden weight^T: d logprob = onehot - p, d entropy = -p (log p + H)."""
+        # -p (d_logprob + d_entropy (log p + H)) with log p = shifted - log total; per-token factors are computed first.
         scale = -1 / (self._temperature * self._total)
         constant = d_logprob + d_entropy * (self.entropy - jnp.log(self._total))
         d_logits = self._exps * ((constant * scale)[:, None] + (d_entropy * scale)[:, None] * self._shifted)
@@ -255,10 +255,10 @@ class _Logits:
 
 
 def _walk(chunk: int, mask: Array, start: Any, visit: Callable[..., Any]) -> Any:
-    """Folds `visit(carry, take, put)` over the chunks of the masked tokens, in order.
+    """Folds `visit(carry, take, put)` over chunks of the masked tokens, in order.
 
-    `take` picks the chunk's tokens out of a [b, s, ...] array, `put` writes [n, ...] back to their places in a
-    [b * s, ...] one. The last chunk is filled up with zeros (False in a mask), and what is put there is dropped.
+    `take` selects the chunk's tokens from a [b, s, ...] array, and `put` writes [n, ...] back into a [b * s, ...]
+    array. The last chunk is padded with zeros (False in a mask), whose results are dropped.
     """
     size = mask.size
     chunk = min(chunk, size)
@@ -282,7 +282,7 @@ def _walk(chunk: int, mask: Array, start: Any, visit: Callable[..., Any]) -> Any
 
 
 def _weight_spec(head: Head, weight: Array) -> PartitionSpec:
-    """The head as the chunks want it: the vocabulary split, the other dim whole."""
+    """Returns the head's spec for the chunks: vocabulary split over `tensor`, other dim whole."""
     if head.mesh is not None and weight.shape[0] % head.mesh.shape["tensor"]:
         raise ValueError(
             f"a vocabulary of {weight.shape[0]} doesn't divide by mesh.tensor={head.mesh.shape['tensor']}; "

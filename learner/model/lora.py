@@ -1,10 +1,10 @@
-"""LoRA adapters: shapes, init, merge, checks, PEFT export.
+"""LoRA adapters: shapes, initialization, merge, validation and PEFT export.
 
-    layers/q_proj/lora_a   A [layers, rank, in]     uniform in +-1 / sqrt(in), as PEFT begins
+    layers/q_proj/lora_a   A [layers, rank, in]     uniform in +-1 / sqrt(in), as PEFT initializes it
     layers/q_proj/lora_b   B [layers, out, rank]    zero, so that the first step's model is the base
 
-The base is a tree of the model's own parameters, frozen. `bridge.param_names.combine` puts both into one tree, which
-the decoder applies; `merge` adds s B A to the matrices (Hu et al., 2021, section 4.1).
+The base is a frozen tree of the model's own parameters. `bridge.param_names.combine` joins both into one tree for the
+decoder; `merge` adds s B A to the matrices (Hu et al., 2021, section 4.1).
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ from learner.model.decoder import Params, abstract_params
 
 
 def names_of(architecture: Architecture, config: LoraConfig) -> AdapterNames:
-    """The adapters' names."""
+    """Returns the names of the adapters."""
     return AdapterNames(model=architecture.param_names, modules=config.modules)
 
 
 def abstract_adapters(architecture: Architecture, config: LoraConfig, dtype: DTypeLike = jnp.float32) -> Params:
-    """The adapters as `jax.ShapeDtypeStruct`; an empty tree where they are off."""
+    """Returns the adapters as `jax.ShapeDtypeStruct`; an empty tree without adapters."""
     kernels = flatten(abstract_params(architecture))
     shapes: dict[str, Any] = {}
     for module in config.modules:
@@ -47,7 +47,7 @@ def abstract_adapters(architecture: Architecture, config: LoraConfig, dtype: DTy
 
 
 def init_adapters(architecture: Architecture, config: LoraConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-    """Adapters that change nothing yet; jit it with `out_shardings` to make them in place on a mesh."""
+    """Returns adapters that do not change the model; jit it with `out_shardings` to create them in place on a mesh."""
     shapes = flatten(abstract_adapters(architecture, config, dtype))
     keys = jax.random.split(key, len(shapes))
 
@@ -61,9 +61,9 @@ def init_adapters(architecture: Architecture, config: LoraConfig, key: Array, dt
 
 
 def merge(base: Params, adapters: Params, *, scale: float, dtype: DTypeLike) -> Params:
-    """The base with s B A added, in `dtype` where there is an adapter; all other leaves are the base's own arrays.
+    """Returns the base with s B A added, in `dtype` for adapted matrices; other leaves are the base's arrays.
 
-    The sum is taken in float32, a layer at a time, and split over the mesh as the base is.
+    The sum is in float32, one layer at a time, with the base's sharding.
     """
     leaves, parts = dict(flatten(base)), flatten(adapters)
     for path_a in (path for path in parts if path.endswith(f"/{A}")):
@@ -76,7 +76,7 @@ def merge(base: Params, adapters: Params, *, scale: float, dtype: DTypeLike) -> 
 
 @functools.cache
 def _add(sharding: Any) -> Any:
-    """Jitted `kernel + scale B A`, split as the kernel is."""
+    """Returns jitted `kernel + scale B A`, with the kernel's sharding."""
 
     def add(
         kernel: Float[Array, "L out in"],
@@ -96,17 +96,17 @@ def _add(sharding: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraBase:
-    """The base on the devices, and what a checkpoint says of it."""
+    """Base parameters on the devices, and their checkpoint metadata."""
 
     params: Params
     metadata: dict[str, Any]
 
 
 def lora_metadata(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, Any]:
-    """What must be the same when adapters are restored, as plain data; empty without adapters.
+    """Returns plain data that must match when adapters are restored; empty without adapters.
 
     Raises:
-      ValueError: the folder lacks weights.
+      ValueError: the folder has no weights.
     """
     if not config.is_on:
         return {}
@@ -114,11 +114,7 @@ def lora_metadata(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, A
 
 
 def check_lora(config: LoraConfig, architecture: Architecture, *, publishes_adapters: bool) -> None:
-    """Refuses adapters that this model can't have.
-
-    Raises:
-      ValueError: says which.
-    """
+    """Raises ValueError if the model does not support the configured adapters."""
     if not config.is_on or not architecture.num_experts:
         return
     in_mlp = [target for target in OF_MLP if f"{target}_proj" in config.modules]
@@ -139,14 +135,14 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 def save(
     folder: pathlib.Path, architecture: Architecture, config: LoraConfig, adapters: Mapping[str, Any], *, base: str
 ) -> None:
-    """Writes a folder, which is whole or absent.
+    """Writes a PEFT folder, which is complete or absent.
 
     Args:
-      folder: where to; one that is there is replaced.
-      architecture: the base's.
-      config: the adapters'.
-      adapters: their tree, on the host.
-      base: what is written as the base model's name or folder.
+      folder: target folder; an existing one is replaced.
+      architecture: architecture of the base.
+      config: settings of the adapters.
+      adapters: adapter tree, on the host.
+      base: name or folder of the base model to record.
     """
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -164,7 +160,7 @@ def save(
 
 
 def adapter_config(config: LoraConfig, *, base: str) -> dict[str, Any]:
-    """What PEFT calls a `LoraConfig`."""
+    """Returns a `LoraConfig` in PEFT's format."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

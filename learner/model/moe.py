@@ -1,22 +1,21 @@
 """Mixture-of-experts MLP and grouped matmul.
 
-`jax.lax.ragged_dot` runs everywhere, but not everywhere as a grouped product: XLA-CPU computes all experts by all rows,
-and XLA for TPU does so for the gradient of the kernel (Qwen3-30B-A3B: 23 of 25 s of a micro-batch, compiled for v5p).
-On a TPU it is therefore megablox, the Pallas kernel in JAX. On a GPU it is XLA's lowering, which nobody measured yet.
+A token goes to the k experts of highest router probability, and their outputs are summed with those weights. No token
+is dropped, and experts have no capacity limit. (token, expert) pairs are sorted by expert, and each run of rows is
+multiplied by its expert's kernel.
 
-A token goes to the k experts of the highest router probability; their outputs are summed with those weights.
-Nothing is dropped and no expert has a capacity. (token, expert) pairs are sorted by expert, and
-each run of rows is multiplied with its expert's kernel (`moe.py`).
+`jax.lax.ragged_dot` runs everywhere, but not always as a grouped product. XLA-CPU computes all experts for all rows,
+and XLA for TPU does so for the kernel gradient (Qwen3-30B-A3B: 23 of 25 s of a micro-batch, compiled for v5p). TPUs
+therefore use megablox, the Pallas kernel in JAX. GPUs use XLA's lowering, which is not measured.
 
-On a mesh the layer is one `shard_map`. A device routes its own tokens. The tokens of the devices along `expert` are
-gathered; each of these devices computes the experts it holds, for all of them; the results are summed and
-scattered back (a reduce-scatter). The experts' width is split over `tensor`. Kernels are gathered over their fsdp
-axes in the compute dtype, so their gradients are reduce-scattered over them.
+On a mesh the layer is one `shard_map`. Each device routes its own tokens. Devices along `expert` gather each other's
+tokens, compute the experts that they hold for all of them, and reduce-scatter the results. `tensor` splits the experts'
+width. Kernels are gathered over their fsdp axes in the compute dtype, and their gradients are reduce-scattered.
 
-Memory, a device, in the layer's forward or backward: with n tokens a device and E shards of experts, all
-E n k pairs may meet on one device. They are computed in E steps of n k rows, so the buffers hold
-n k (2 D + 3 F) numbers whatever the balance; steps beyond the last row are skipped. A balanced router takes one
-or two steps; an unbalanced one costs time, not memory. What grows with E is [E n, D] twice (tokens, sums).
+Memory per device, forward or backward: with n tokens per device and E shards of experts, all E n k pairs may be on one
+device. They are computed in E steps of n k rows, so the buffers hold n k (2 D + 3 F) numbers for any balance, and steps
+after the last row are skipped. A balanced router takes one or two steps; an unbalanced one costs time, not memory. Only
+[E n, D] twice (tokens, sums) grows with E.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from jaxtyping import Array, Bool, Float, Int
 from learner.distributed.sharding import BATCH_AXES, Axes, axes_size
 
 GroupedMatmul = Callable[[Array, Array, Array], Array]
-"""(rows [M, in], kernels [E, out, in], sizes [E]) -> [M, out]; what is after the last run is undefined."""
+"""(rows [M, in], kernels [E, out, in], sizes [E]) -> [M, out]; rows after the last run are undefined."""
 
 
 _TILE = (512, 1024, 768)
-"""Rows, contraction, outputs of a tile, at most."""
+"""Maximum rows, contraction and outputs of a tile."""
 
 
 def ragged(
     rows: Float[Array, "M d_in"], kernels: Float[Array, "E d_out d_in"], sizes: Int[Array, " E"]
 ) -> Float[Array, "M d_out"]:
-    """By XLA's own operation, which contracts a kernel's middle dim."""
+    """Computes the grouped product by XLA's own operation, which contracts a kernel's middle dim."""
     return jax.lax.ragged_dot(rows, kernels.swapaxes(1, 2), sizes)
 
 
@@ -54,11 +53,11 @@ def megablox(
     tile: tuple[int, int, int] = _TILE,
     interpret: bool = False,
 ) -> Float[Array, "M d_out"]:
-    """By the TPU's kernel; `interpret` runs it anywhere, for tests. Rows are padded to whole tiles."""
+    """Computes the grouped product by the TPU kernel, with rows padded to tiles; `interpret` is for tests."""
     from jax.experimental.pallas.ops.tpu.megablox import ops
 
     num_rows = rows.shape[0]
-    # Sublanes of the narrowest dtype come in 16; a tile needs no more rows than there are.
+    # Sublanes of the narrowest dtype come in groups of 16; a tile needs no more rows than exist.
     height = min(tile[0], -(-num_rows // 16) * 16)
     padded = jnp.pad(rows, ((0, -num_rows % height), (0, 0)))
     out = ops.gmm(padded, kernels, sizes, rows.dtype, (height, *tile[1:]), None, None, True, interpret)
@@ -66,7 +65,7 @@ def megablox(
 
 
 def grouped_matmul(platform: str) -> GroupedMatmul:
-    """The one for a platform ("tpu", "gpu", "cpu")."""
+    """Returns the grouped product for a platform ("tpu", "gpu", "cpu")."""
     return megablox if platform == "tpu" else ragged
 
 
@@ -76,36 +75,36 @@ Kernels = tuple[Array, Array, Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertLayout:
-    """Which mesh axes split one layer's experts; all whole on one device."""
+    """Partition specs of one layer's experts; unsplit by default."""
 
     gate: PartitionSpec = PartitionSpec(None, None, None)
-    """Of the gate's and up's kernel [experts, out, in]."""
+    """Spec of the gate and up kernels [experts, out, in]."""
     down: PartitionSpec = PartitionSpec(None, None, None)
 
     @classmethod
     def of(cls, specs: Mapping[str, PartitionSpec]) -> ExpertLayout:
-        """From the specs of the stacked kernels, by path."""
+        """Returns the layout from the specs of the stacked kernels, by path."""
         gate, down = (specs[f"layers/experts_{name}/kernel"] for name in ("gate", "down"))
         return cls(gate=PartitionSpec(*gate[1:]), down=PartitionSpec(*down[1:]))
 
     @property
     def expert(self) -> Axes:
-        """What splits the experts."""
+        """Axes that split the experts."""
         return self.gate[0]
 
     @property
     def width(self) -> Axes:
-        """What still splits the experts' width when the kernels are gathered."""
+        """Axis that splits the width of experts after the kernels are gathered."""
         return "tensor" if "tensor" in axes_names(self.gate[1]) else None
 
 
 def route(
     x: Float[Array, "N D"], kernel: Float[Array, "E D"], *, num_per_token: int, normalize: bool
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
-    """The k largest of softmax(x kernel^T), in float32, and which experts they are.
+    """Returns the k largest of softmax(x kernel^T), in float32, and the indices of their experts.
 
-    With `normalize` the k weights are divided by their sum. As in Qwen3-MoE's reference code, but for the logits,
-    which stay float32 there too instead of being rounded to the compute dtype.
+    With `normalize` the k weights are divided by their sum. This matches Qwen3-MoE's reference code, except that logits
+    stay float32 instead of being rounded to the compute dtype.
     """
     logits = jnp.einsum("nd,ed->ne", x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
     weights, experts = jax.lax.top_k(jax.nn.softmax(logits, -1), num_per_token)
@@ -123,15 +122,15 @@ def experts_mlp(
     num_steps: int = 1,
     multiply: GroupedMatmul = ragged,
 ) -> Float[Array, "N D"]:
-    """sum_j weights_j down_e(silu(gate_e x) * up_e x) with e = experts_j; float32 sums.
+    """Returns sum_j weights_j down_e(silu(gate_e x) * up_e x) with e = experts_j; float32 sums.
 
     Args:
       x: tokens, in the compute dtype.
-      weights: of each token's experts.
-      experts: index into the kernels; outside of [0, E) the pair is left out (another device's, or padding).
-      kernels: of the E experts here.
-      multiply: computes the products of each expert's rows.
-      num_steps: the pairs are computed in this many equal steps; those without a row to compute are skipped.
+      weights: weights of each token's experts.
+      experts: indices into the kernels; pairs outside [0, E) are left out (another device's, or padding).
+      kernels: kernels of the E local experts.
+      multiply: grouped product.
+      num_steps: number of equal steps; steps without rows are skipped.
     """
     num_tokens, k = experts.shape
     num_experts, num_rows = kernels[0].shape[0], experts.size // num_steps
@@ -158,7 +157,7 @@ def experts_mlp(
     first = jax.checkpoint(one_step)(jnp.int32(0))
     nothing = jnp.zeros_like(first)  # varies over the same mesh axes as the other branch
 
-    # The checkpoint is around the branch: what a branch saves for backward is otherwise stacked, a copy a step.
+    # The checkpoint is around the branch: otherwise residuals of the branch are stacked, one copy per step.
     @jax.checkpoint
     def one_step_if_any(start: Array) -> Array:
         return jax.lax.cond(start < ends[-1], one_step, lambda _: nothing, start)
@@ -178,17 +177,17 @@ def moe_mlp(
     layout: ExpertLayout,
     mesh: Mesh | None,
 ) -> Float[Array, "... D"]:
-    """The layer's MLP, in x's dtype; padding tokens get zero and are not routed.
+    """Returns the layer's MLP, in x's dtype; padding tokens are not routed and give zero.
 
     Args:
       x: [N, D] split over the batch axes, or [B, S, D] split over them and `sequence`.
       is_real: False for padding.
-      router: the router's kernel.
-      kernels: of all experts.
-      num_per_token: experts a token goes to.
+      router: kernel of the router.
+      kernels: kernels of all experts.
+      num_per_token: experts per token.
       normalize: see `route`.
-      layout: how the kernels are split.
-      mesh: the mesh; None computes everything here.
+      layout: partition specs of the kernels.
+      mesh: device mesh; None computes everything locally.
     """
     num_shards = 1 if mesh is None else axes_size(mesh, layout.expert)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
@@ -218,13 +217,13 @@ def moe_mlp(
     # Flattened tokens are split over the batch axes only: there `sequence` has size 1, and is named for the checker.
     tokens = PartitionSpec((*BATCH_AXES, "sequence")) if x.ndim == 2 else PartitionSpec(BATCH_AXES, "sequence")
     specs = (tokens, tokens, PartitionSpec(), (layout.gate, layout.gate, layout.down))
-    # A Pallas kernel doesn't say over which axes its output varies, so that is not checked.
+    # A Pallas kernel does not declare the axes over which its output varies, so vma is not checked.
     run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)
     return run(x, is_real, router, kernels)
 
 
 def _grouped_mlp(rows: Array, kernels: Kernels, sizes: Array, multiply: GroupedMatmul) -> Array:
-    """down(silu(gate rows) * up rows), each run of rows with its expert's kernels."""
+    """Returns down(silu(gate rows) * up rows), with each run of rows multiplied by its expert's kernels."""
     gate, up, down = kernels
     hidden = jax.nn.silu(multiply(rows, gate, sizes)) * multiply(rows, up, sizes)
     return multiply(hidden, down, sizes)
@@ -235,14 +234,14 @@ def _gather(x: Array, axes: Axes, dim: int) -> Array:
 
 
 def _gather_kernel(kernel: Array, spec: PartitionSpec) -> Array:
-    """[experts here, out, in], whole but for `tensor`."""
+    """Returns [local experts, out, in], split at most over `tensor`."""
     for dim in (1, 2):
-        # `tensor` comes first where a dim is split further, so that what is gathered is one contiguous part.
+        # `tensor` is the first axis of a dim that is split further, so the gathered part is contiguous.
         rest = tuple(name for name in axes_names(spec[dim]) if name != "tensor")
         kernel = _gather(kernel, rest or None, dim)
     return kernel
 
 
 def axes_names(axes: Axes) -> tuple[str, ...]:
-    """The mesh axes of one dim."""
+    """Returns the mesh axes of one dim."""
     return (axes,) if isinstance(axes, str) else tuple(axes or ())

@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies, their scalings, and the rotation.
 
-Frequencies are made once, on the host, in float32 and in the reference implementation's order of operations:
-at position 100,000 one unit in the last place of a frequency is already 0.01 radian.
+Frequencies are computed once, on the host, in float32 and in the reference implementation's order of operations: at
+position 100,000 one unit in the last place of a frequency is already 0.01 radian.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Rotation = tuple[Array, Array]
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Float32[np.ndarray, " half"]:
-    """Radians a position, of each pair of dims: theta^(-2i / hd), then scaled.
+    """Returns radians per position of each pair of dims: theta^(-2i / hd), then scaled.
 
-    The plain one is RoPE (Su et al. 2021, eq. 15). With f the factor and L the original length:
+    Unscaled w is RoPE (Su et al. 2021, eq. 15). With f the factor and L the original length:
 
     - linear: w / f (position interpolation, Chen et al. 2023, eq. 4).
     - yarn (Peng et al. 2023, section 3.2, "NTK-by-parts"): (1 - r) w + r w / f, where r rises linearly from 0 at
-      the pair that turns beta_fast times in L to 1 at the one that turns beta_slow times.
-    - llama3 (Llama 3.1's reference code): w / f where the wavelength is over L / low_freq_factor, w where it is
-      under L / high_freq_factor, and between them a blend linear in L / wavelength.
+      the pair that turns beta_fast times in L to 1 at the pair that turns beta_slow times.
+    - llama3 (Llama 3.1's reference code): w / f if the wavelength is above L / low_freq_factor, w if it is below
+      L / high_freq_factor, and between them a blend linear in L / wavelength.
     """
     plain = _plain(head_dim, theta)
     if scaling is None:
@@ -49,9 +49,9 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
 def rotary_angles(
     positions: Int[Array, "B S"], head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> Rotation:
-    """(sin, cos) of position * frequency, times the attention factor; float32 [B, S, 1, hd / 2].
+    """Returns (sin, cos) of position * frequency, times the attention factor; float32 [B, S, 1, hd / 2].
 
-    yarn's attention factor (Peng et al. 2023, eq. 15) scales queries and keys, so it goes in here.
+    The yarn attention factor (Peng et al. 2023, eq. 15) scales queries and keys, so it is applied here.
     """
     angles = positions.astype(jnp.float32)[..., None, None] * frequencies(head_dim, theta, scaling)
     magnitude = 1.0 if scaling is None else scaling.attention_factor
@@ -59,7 +59,7 @@ def rotary_angles(
 
 
 def rotate(x: Float[Array, "B S H hd"], rotation: Rotation) -> Float[Array, "B S H hd"]:
-    """Rotates the pairs (i, i + hd / 2), Hugging Face's order, in float32 inside."""
+    """Rotates the pairs (i, i + hd / 2), Hugging Face's order, in float32; keeps the dtype."""
     sin, cos = rotation
     a, b = jnp.split(x.astype(jnp.float32), 2, -1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)

@@ -1,1 +1,1 @@
-"""Attention over packed rows, one file an implementation."""
+"""Attention over packed rows: one module per implementation."""

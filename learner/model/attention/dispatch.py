@@ -1,23 +1,23 @@
-"""Packed, causal, grouped-query attention: one call, several paths behind it.
+"""Packed, causal, grouped-query attention behind one function with several implementations (paths).
 
-A token sees the tokens of its own segment that are not after it in the row (a segment's tokens are contiguous and in
-order, so this is causal by position) and, with a window, not `window` or more before it. Segment 0 is padding: it sees
-nothing, is seen by nothing, and its output and gradients are exactly zero. No path makes an [S, S] array. On the xla
-path segments may share a prefix: they see the tokens of one more segment before them (packing.share_prompts).
+A token sees the tokens of its own segment up to itself and, with a window, fewer than `window` tokens back. A segment's
+tokens are contiguous and in sequence, so this is causal by position. Segment 0 is padding: it sees nothing, is seen by
+nothing, and its output and gradients are exactly zero. No path allocates an [S, S] array. On the xla path segments may
+share a prefix: they also see the tokens of one earlier segment (packing.share_prompts).
 
 | path | runs on | file |
 |---|---|---|
 | `splash` | TPU | `splash.py`: JAX's Pallas kernel |
 | `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `gpu.py` |
-| `xla` | everywhere | `xla.py`; the path for CPUs, other GPUs and other types |
+| `xla` | everywhere | `xla.py`; the path for CPUs, other GPUs and other dtypes |
 
-`auto` takes the first of them that serves the platform: that of the mesh's devices, so that a CPU machine compiles for
-a TPU slice what the slice will run. Every path has to pass the tests in tests/learner/model/attention/test_dispatch.py.
+`auto` selects the first path that supports the platform of the mesh's devices, so a CPU machine compiles for a TPU
+slice what the slice will run. Every path must pass tests/learner/model/attention/test_dispatch.py.
 
-On a mesh each device takes its rows, its heads and its share of a row's queries, and gathers keys and values over
-`sequence`. Not a ring: grouped keys are small (Qwen2.5-7B: 4 of 28 heads, 64 MiB a row of 32k tokens in bf16), so one
-gather is cheap, every kernel here can serve it, and a causal ring needs its own balancing. The gradient of the gather
-is a reduce-scatter. The first shard of a row has less to do than the last: the causal half isn't rebalanced.
+On a mesh each device computes its rows, heads and share of a row's queries, and gathers keys and values over
+`sequence`. It is not a ring. Grouped keys are small (Qwen2.5-7B: 4 of 28 heads, 64 MiB per row of 32k tokens in bf16),
+so one gather is cheap and works with every kernel, while a causal ring needs its own balancing. The gradient of the
+gather is a reduce-scatter. Causal work is not rebalanced: the first shard of a row has less of it than the last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from learner.model.attention.gpu import cudnn_attention, cudnn_refusal
 from learner.model.attention.xla import CPU_BLOCK, DEFAULT_BLOCK, xla_attention
 
 PATHS = ("splash", "cudnn", "xla")
-"""In the order in which `auto` tries them."""
+"""Paths in the order in which `auto` tries them."""
 
 
 def attention(
@@ -59,7 +59,7 @@ def attention(
     interpret: bool = False,
     prefix_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B S H hd"]:
-    """softmax(scale q k^T + mask) v within each segment, the softmax in float32.
+    """Returns softmax(scale q k^T + mask) v within each segment, with the softmax in float32.
 
     Args:
       q: queries, after the rotation.
@@ -67,19 +67,19 @@ def attention(
       v: values.
       segment_ids: 0 for padding; equal ids in a row are one sequence, its tokens contiguous.
       scale: factor on the scores, usually hd ** -0.5.
-      window: a query at i sees keys j with i - j < window (Hugging Face's sliding window); None is no limit.
-      soft_cap: scores s become soft_cap * tanh(s / soft_cap) before the mask (Gemma 2); None leaves them.
+      window: a query at i sees keys j with i - j < window (Hugging Face's sliding window); None means no limit.
+      soft_cap: scores s become soft_cap * tanh(s / soft_cap) before the mask (Gemma 2); None disables it.
       path: "auto", or one of `PATHS`.
-      block: tile of the xla and splash paths, in tokens; None takes the path's own choice.
-      mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
-      max_segments: cudnn only: a row with more gives NaN (packing.max_row_sequences keeps rows below it).
-      interpret: run the splash kernel interpreted, on any platform; for tests.
-      prefix_ids: the segment whose tokens a token sees beside its own, 0 for none; it lies right before all that see
-        it. None: nobody sees another segment.
+      block: tile of the xla and splash paths, in tokens; None uses the path's default.
+      mesh: mesh that splits rows, tokens and heads; None runs on one device, or under GSPMD's own choice.
+      max_segments: cudnn only: a row with more segments gives NaN (packing.max_row_sequences keeps rows below it).
+      interpret: run the splash kernel interpreted on any platform, for tests.
+      prefix_ids: segment that a token sees in addition to its own, 0 for none; that segment is directly before all
+        segments that see it. None disables shared prefixes.
 
     Raises:
-      ValueError: no such path, or one that can't serve the call (it says which one can); block, window or
-        max_segments < 1, or a soft_cap <= 0; shapes that don't agree or don't divide over the mesh.
+      ValueError: the path is unknown or unsupported for the call (names the supported ones), a number is out of range,
+        or shapes do not match or do not divide over the mesh.
     """
     _check(q, k, v, segment_ids, window=window, block=block, max_segments=max_segments)
     if soft_cap is not None and soft_cap <= 0:
@@ -98,7 +98,7 @@ def attention(
     )
     length = q.shape[1]
     row = splash.row_multiple(length, split["sequence"]) if path == "splash" else split["sequence"]
-    # Tokens of segment 0 after the row: cheaper than refusing a length that a kernel or the mesh can't cut.
+    # Pad rows with segment 0 to a length that the kernel and the mesh can split.
     q, k, v, segments = jax.tree.map(
         lambda x: jnp.pad(x, [(0, 0), (0, -length % row)] + [(0, 0)] * (x.ndim - 2)),
         (q, k, v, _Segments(segment_ids, prefix_ids)),
@@ -140,21 +140,21 @@ def choose_path(
     interpret: bool = False,
     has_prefixes: bool = False,
 ) -> str:
-    """The path that serves a call: `path` itself, or for "auto" the first of `PATHS` that can.
+    """Returns `path`, or for "auto" the first of `PATHS` that supports the call.
 
     Args:
       path: "auto", or one of `PATHS`.
-      device: one of the devices that will run it; its platform and GPU generation count.
-      dtype: of q.
+      device: a device that runs the call; its platform and GPU generation matter.
+      dtype: dtype of q.
       head_dim: size of a head.
       window: see `attention`.
       soft_cap: see `attention`.
-      sequence: devices that share a row.
-      interpret: the splash kernel may run on any platform.
-      has_prefixes: segments share prefixes.
+      sequence: number of devices that share a row.
+      interpret: True to allow the splash kernel on any platform.
+      has_prefixes: True if segments share prefixes.
 
     Raises:
-      ValueError: no such path, or the named one can't serve the call.
+      ValueError: the path is unknown, or does not support the call.
     """
     capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
     rows = "it takes whole rows, and the mesh splits them over sequence" if sequence > 1 else None
@@ -162,7 +162,7 @@ def choose_path(
     shared = "it knows no shared prompts (packing.share_prompts)" if has_prefixes else None
     reasons: dict[str, str | None] = {
         "splash": (None if device.platform == "tpu" or interpret else "it needs a TPU") or shared,
-        # AMD's devices have one too, of the form gfx942.
+        # AMD devices also have this attribute, in the form gfx942.
         "cudnn": cudnn_refusal(
             dtype=dtype,
             head_dim=head_dim,
@@ -186,7 +186,7 @@ def choose_path(
 
 
 def _refusal_of_prefixes(window: int | None, sequence: int) -> str | None:
-    """Why the xla path can't have segments that share a prefix."""
+    """Returns why the xla path does not support shared prefixes for this call, or None."""
     if window is not None:
         return "counts a window's tokens along the row, where a shared prompt is further away than it is"
     if sequence > 1:
@@ -195,14 +195,14 @@ def _refusal_of_prefixes(window: int | None, sequence: int) -> str | None:
 
 
 class _Segments(NamedTuple):
-    """What masks the tokens of each row."""
+    """Ids that mask the tokens of each row."""
 
     ids: Int[Array, "B S"]
     prefix_ids: Int[Array, "B S"] | None
 
 
 def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, segments: _Segments, kernel) -> Array:
-    """Runs a path on one device's rows, heads and queries; keys come from all devices that share the row."""
+    """Runs a path on one device's rows, heads and queries; gathers keys from the devices that share the row."""
     segment_ids = segments.ids
     if path == "cudnn":
         return local(q, k, v, segment_ids)
@@ -218,7 +218,7 @@ def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, se
 
 
 def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_heads: int) -> Callable[..., Array]:
-    """The same call on arrays of the whole mesh; key heads must divide over `tensor`."""
+    """Returns the function for arrays of the whole mesh; key heads must divide over `tensor`."""
     if num_heads % mesh.shape["tensor"]:
         raise ValueError(
             f"{num_heads} query heads don't divide over tensor={mesh.shape['tensor']}: "
@@ -231,7 +231,7 @@ def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_head
         rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
         if q.shape[0] % rows:
             raise ValueError(f"{q.shape[0]} rows don't divide over {BATCH_AXES} = {rows} devices")
-        # The loops of the xla path start from constants, which vma checking takes for a change of type.
+        # The loops of the xla path start from constants, which vma checking rejects as a change of type.
         return jax.shard_map(
             local, mesh=mesh, in_specs=(heads, heads, heads, tokens, tables), out_specs=heads, check_vma=False
         )(q, k, v, segments, kernel)

@@ -1,14 +1,14 @@
 """Attention on Hopper GPUs and newer: cuDNN packed attention.
 
 JAX's public `dot_product_attention` passes no segments to cuDNN. The private module behind it does (since JAX 0.5), as
-the start and the length of each segment; this file is the only one that uses it. Needs JAX 0.10 with a CUDA
-plugin, cuDNN 9.6 or later, a Hopper GPU or newer, bfloat16 or float16, and head_dim a multiple of 8 up to 128.
+start and length of each segment; only this file uses it. Requires JAX 0.10 with a CUDA plugin, cuDNN 9.6 or later, a
+Hopper GPU or newer, bfloat16 or float16, and head_dim a multiple of 8 up to 128.
 
-Two of its limits shape the code. Up to 0.10.2 the offsets of keys are computed with the query heads' stride (fixed in
-jax pull request 39521), so grouped key heads read the wrong tokens: keys and values are repeated to one a query
-head, which is right before and after that fix. And the number of segments a row is static, and sizes a float32
-[B * max_segments, H, S] array of statistics: a row with more segments gives NaN, which the learner counts and refuses,
-never another answer.
+Two limits shape the code. First, up to JAX 0.10.2 key offsets use the query heads' stride (fixed in jax pull request
+39521), so grouped key heads read wrong tokens. Keys and values are therefore repeated to one per query head, which is
+correct with and without the fix. Second, the number of segments per row is static and sizes a float32 [B *
+max_segments, H, S] array. A row with more segments gives NaN, which the learner counts and rejects, instead of a wrong
+result.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_HEAD_DIM = 128
 
 
 def cudnn_refusal(*, dtype, head_dim: int, compute_capability: str | None) -> str | None:
-    """Why cuDNN can't take such a call, or None if it can.
+    """Returns why cuDNN does not support a call, or None if it does.
 
     Args:
-      dtype: of q, k and v.
+      dtype: dtype of q, k and v.
       head_dim: size of a head.
-      compute_capability: of the GPU, "9.0" for Hopper; None for what is no NVIDIA GPU.
+      compute_capability: capability of the GPU, "9.0" for Hopper; None if it is not an NVIDIA GPU.
     """
     if compute_capability is None:
         return "it needs an NVIDIA GPU"
@@ -44,15 +44,15 @@ def cudnn_refusal(*, dtype, head_dim: int, compute_capability: str | None) -> st
 def segment_layout(
     segment_ids: Int[Array, "B S"], max_segments: int
 ) -> tuple[Int[Array, "B M+1"], Int[Array, "B M"], Bool[Array, " B"]]:
-    """(starts, lengths, fits) of each row's segments in order, -1 where there are fewer than M = max_segments.
+    """Returns (starts, lengths, fits) of each row's segments, padded with -1 to M = max_segments.
 
-    Starts have one column more than lengths, as the kernel wants it; it stays -1. A row fits if it has at most M.
+    The kernel requires one more column in starts than in lengths; it stays -1. A row fits if it has at most M segments.
     """
     ids = segment_ids
     batch, length = ids.shape
     before = jnp.concatenate([jnp.zeros((batch, 1), ids.dtype), ids[:, :-1]], 1)
     begins = (ids != before) & (ids != 0)
-    # Padding and segments beyond the last column land in a column that is cut off.
+    # Padding and segments beyond the last column go to an extra column that is dropped.
     number = jnp.where(ids != 0, jnp.cumsum(begins, 1) - 1, max_segments)
     number = jnp.minimum(number, max_segments)
     row = jnp.arange(batch)[:, None]
@@ -76,11 +76,11 @@ def cudnn_attention(
     window: int | None = None,
     max_segments: int = 64,
 ) -> Float[Array, "B S H hd"]:
-    """`dispatch.attention` for one device. NaN in a row of more than `max_segments` segments."""
+    """Computes `dispatch.attention` on one device; rows with more than `max_segments` segments are NaN."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     group = q.shape[2] // k.shape[2]
-    # One segment a row would select the layout without offsets.
+    # A maximum of one segment per row would select the layout without offsets.
     max_segments = max(2, min(max_segments, q.shape[1]))
     starts, lengths, fits = segment_layout(segment_ids, max_segments)
     real = (segment_ids != 0)[..., None, None]

@@ -1,14 +1,14 @@
-"""Flash attention in XLA ops.
+"""Flash attention in XLA ops, with a custom derivative.
 
-A flash attention (Dao et al. 2022, algorithm 1) with its derivative written by hand (Dao 2023, algorithm 2): the
-forward pass saves the output and the log-sum-exp of each query, the backward pass makes the weights again, so no
-[S, S] array ever exists. Queries and keys are cut into blocks. Since the derivative is ours, the loop over the key
-blocks of a query block may have bounds known only at run time: it starts at the block of the first key that any of
-its queries sees (segments are contiguous) and ends at the diagonal. A query block of padding does nothing.
+Flash attention (Dao et al. 2022, algorithm 1; backward: Dao 2023, algorithm 2). The forward pass saves the output and
+the log-sum-exp of each query, and the backward pass recomputes the weights, so no [S, S] array exists. Queries and keys
+are split into blocks. The custom derivative allows loop bounds that are known only at run time. The loop over key
+blocks starts at the first key that any of the block's queries sees (segments are contiguous) and ends at the diagonal.
+A query block of padding has no iterations.
 
-The query heads that read one key head are laid under each other, so a block is one [G * block, hd] x [hd, block]
-product for each key head. On two CPU threads this measured better than one product a query head, than unbatched
-products, and than larger blocks, which compute more pairs that no query sees.
+The query heads of one key head are stacked, so a block is one [G * block, hd] x [hd, block] product per key head. On
+two CPU threads this measured faster than one product per query head, than unbatched products, and than larger blocks,
+which compute more masked pairs.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 ATTENTION = "attention"
-"""The checkpoint name under which the splash and xla paths keep their output and softmax normaliser; cuDNN names
-nothing, so `attention` is `full` there."""
+"""Checkpoint name of the output and softmax normalizer of the splash and xla paths. cuDNN saves nothing under it, so
+remat `attention` equals `full` there."""
 
 
 CPU_BLOCK = 64
 DEFAULT_BLOCK = 512
-"""Off the CPU, where a loop iteration costs more than masked pairs."""
+"""Block off the CPU, where a loop iteration costs more than masked pairs."""
 
 
 _MASKED = -1e30
-"""Below every real score, and finite, so that no difference of two masked scores is NaN."""
+"""Score of masked pairs: below every real score, and finite so that differences are never NaN."""
 _FLOOR = -1e20
-"""Where a running maximum starts: exp(_MASKED - _FLOOR) is exactly 0, so a masked pair never counts."""
+"""Initial running maximum: exp(_MASKED - _FLOOR) is exactly 0, so masked pairs never count."""
 
 
 class _Blocks(NamedTuple):
-    """Which pairs of blocks meet, and the ids that mask them; T query blocks and U key blocks in all rows."""
+    """Block pairs to compute and the ids that mask them, for T query blocks and U key blocks over all rows."""
 
     query_segments: Int[Array, "T block"]
     query_prefixes: Int[Array, "T block"] | None
     key_segments: Int[Array, "U block"]
     query_index: Int[Array, "T block"]
-    """Place of each query in its whole row."""
+    """Position of each query in its whole row."""
     key_index: Int[Array, "U block"]
     begin: Int[Array, " T"]
     """First key block (of U) that a query block sees."""
     end: Int[Array, " T"]
-    """One after its last key block."""
+    """Index after the last key block that a query block sees."""
 
 
 def xla_attention(
@@ -68,20 +68,20 @@ def xla_attention(
     block: int = CPU_BLOCK,
     prefixes: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B Sq H hd"]:
-    """`learner.model.attention.dispatch.attention` for one device; queries may be a slice of the row.
+    """Computes `learner.model.attention.dispatch.attention` on one device; queries may be a slice of the row.
 
     Args:
       q: queries of tokens query_offset .. query_offset + Sq of each row.
       k: keys of the whole rows.
       v: values of the whole rows.
       query_segments: 0 for padding.
-      key_segments: the same ids for the whole rows; a segment's tokens are contiguous.
-      query_offset: index in its row of the first query.
+      key_segments: segment ids of the whole rows; a segment's tokens are contiguous.
+      query_offset: index of the first query in its row.
       scale: factor on the scores.
-      window: a query at i sees keys j with i - j < window; None is no limit.
-      soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
-      block: queries and keys taken at a time, in tokens.
-      prefixes: see `attention`; queries are whole rows then, and there is no window.
+      window: a query at i sees keys j with i - j < window; None means no limit.
+      soft_cap: scores s become soft_cap * tanh(s / soft_cap); None disables it.
+      block: queries and keys per block, in tokens.
+      prefixes: `prefix_ids` of `attention`; requires whole rows and no window.
     """
     (batch, num_queries, num_heads, head_dim), num_kv = q.shape, k.shape[2]
     block = min(block, -(-k.shape[1] // 8) * 8)
@@ -89,7 +89,7 @@ def xla_attention(
     k, v, key_segments = _pad(k, block), _pad(v, block), _pad(key_segments, block)
     prefixes = None if prefixes is None else _pad(prefixes, block)
     blocks = _plan(query_segments, key_segments, query_offset, window, block, prefixes)
-    # [B, T/B, block, K, G, hd] -> [K, T, G * block, hd], a key head's query heads under each other.
+    # [B, T/B, block, K, G, hd] -> [K, T, G * block, hd], with the query heads of a key head stacked.
     queries = q.reshape(batch, -1, block, num_kv, num_heads // num_kv, head_dim).transpose(3, 0, 1, 4, 2, 5)
     queries = queries.reshape(num_kv, -1, num_heads // num_kv * block, head_dim)
     keys, values = (x.reshape(-1, num_kv, head_dim).swapaxes(0, 1) for x in (k, v))
@@ -99,7 +99,7 @@ def xla_attention(
 
 
 def _pad(x: Array, block: int) -> Array:
-    """Zeros after the tokens up to a whole number of blocks; segment 0, so they see nothing."""
+    """Pads tokens with zeros (segment 0) to a whole number of blocks."""
     return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
 
 
@@ -111,14 +111,14 @@ def _plan(
     block: int,
     prefixes: Array | None = None,
 ) -> _Blocks:
-    """The range of key blocks of each query block, exact to a block; what follows a prefix, from that on."""
+    """Returns the range of key blocks of each query block; a segment with a prefix starts at its prefix."""
     (batch, num_queries), num_keys = query_segments.shape, key_segments.shape[1]
     key_index = jnp.broadcast_to(jnp.arange(num_keys, dtype=jnp.int32), key_segments.shape)
     families = key_segments if prefixes is None else jnp.where(prefixes != 0, prefixes, key_segments)
     begins = jnp.concatenate([jnp.ones((batch, 1), bool), families[:, 1:] != families[:, :-1]], 1)
     segment_start = lax.cummax(jnp.where(begins, key_index, 0), axis=1)
     query_index = jnp.arange(num_queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
-    # A query past the last key is padding of the last block.
+    # A query after the last key is padding.
     first = jnp.take(segment_start, jnp.minimum(query_index, num_keys - 1), axis=1)
     query_index = jnp.broadcast_to(query_index, query_segments.shape)
     if window is not None:
@@ -165,7 +165,7 @@ def _flash_forward(q, k, v, blocks: _Blocks, scale: float, window: int | None, s
         zeros = jnp.zeros((num_kv, rows, 1), jnp.float32)
         start = jnp.zeros((num_kv, rows, head_dim), jnp.float32), zeros + _FLOOR, zeros
         mixed, peak, total = lax.fori_loop(blocks.begin[t], blocks.end[t], one_key_block, start)
-        # Padding sums to 0: its output is 0, and with 0 for its log-sum-exp its weights are exactly 0 again backward.
+        # Padding sums to 0. An output and log-sum-exp of 0 make its weights exactly 0 in the backward pass.
         real = total > 0
         out = jnp.where(real, mixed / jnp.where(real, total, 1.0), 0.0)
         return None, (out.astype(q.dtype), jnp.where(real, peak + jnp.log(total), 0.0))
@@ -183,7 +183,7 @@ def _flash_backward(scale: float, window: int | None, soft_cap: float | None, sa
     def one_query_block(d_keys_values, xs):
         t, log_total = xs
         query, d_mixed = _take(q, t), _take(d_out, t)
-        # d softmax: sum_s P_s dP_s equals out . d_out, which is cheaper.
+        # d softmax: sum_s P_s dP_s equals out . d_out, which is cheaper to compute.
         row_dot = (_take(out, t).astype(jnp.float32) * d_mixed).sum(-1, keepdims=True)
 
         def one_key_block(u, sums):
@@ -194,7 +194,7 @@ def _flash_backward(scale: float, window: int | None, soft_cap: float | None, sa
             d_weights = _matmul("krd,ksd->krs", d_mixed, _keys(v, u, size))
             d_scores = weights * (d_weights - row_dot) * scale
             if soft_cap is not None:
-                # d tanh; masked scores are far below the cap, and have weight 0.
+                # d tanh; masked scores are far below the cap and have weight 0.
                 d_scores *= 1 - jnp.square(jnp.maximum(scores, -soft_cap) / soft_cap)
             d_scores = d_scores.astype(q.dtype)
             d_keys = _add(d_keys, u, _matmul("krs,krd->ksd", d_scores, query))
@@ -216,7 +216,7 @@ _flash.defvjp(_flash_forward, _flash_backward)
 def _scores(
     query: Array, keys: Array, blocks: _Blocks, t, u, scale: float, window: int | None, soft_cap: float | None
 ) -> Array:
-    """[K, G * block, hd] x [K, block, hd] -> float32 [K, G * block, block], `_MASKED` where a key isn't seen."""
+    """Returns [K, G * block, hd] x [K, block, hd] -> float32 [K, G * block, block], `_MASKED` at masked keys."""
     q_segment, k_segment = blocks.query_segments[t][:, None], blocks.key_segments[u][None]
     distance = blocks.query_index[t][:, None] - blocks.key_index[u][None]
     is_own = q_segment == k_segment
@@ -238,16 +238,16 @@ def _matmul(spec: str, a: Array, b: Array) -> Array:
 
 
 def _take(x: Array, t) -> Array:
-    """Query block t of [K, T, G * block, hd]."""
+    """Returns query block t of [K, T, G * block, hd]."""
     return lax.dynamic_index_in_dim(x, t, 1, keepdims=False)
 
 
 def _keys(x: Array, u, size: int) -> Array:
-    """Key block u of [K, U * block, hd]."""
+    """Returns key block u of [K, U * block, hd]."""
     return lax.dynamic_slice_in_dim(x, u * size, size, 1)
 
 
 def _add(x: Array, u, update: Array) -> Array:
-    """Adds to key block u, in place inside a loop."""
+    """Adds to key block u; in place inside a loop."""
     size = update.shape[1]
     return lax.dynamic_update_slice_in_dim(x, _keys(x, u, size) + update, u * size, 1)

@@ -1,1 +1,1 @@
-"""Model families: one small file of differences each."""
+"""Model families: one small module of differences each."""

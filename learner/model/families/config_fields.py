@@ -1,7 +1,7 @@
-"""The fields of a `config.json`: how they are refused and typed, and the rotary embedding read. Pure.
+"""Field validation for a `config.json`, and reading of the rotary embedding.
 
-Where the reference model (transformers) and the engine (vLLM) would read one field differently, it is refused:
-a learner that agrees with only one of them trains on wrong log-probabilities.
+Fields that transformers (the reference model) and vLLM (the engine) read differently are rejected: a learner that
+agrees with only one of them trains on wrong log-probabilities.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
 ROPE_HOMES = ("rope_parameters", "rope_scaling")
-"""Where a config keeps its scaling: transformers 5's name, and the one before."""
+"""Config keys that hold the scaling: transformers 5's name, then the older one."""
 _YARN_FIELDS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -26,14 +26,14 @@ _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How the rotary frequencies are stretched; `learner.model.rope` has the equations."""
+    """Scaling of the rotary frequencies; `learner.model.rope` has the equations."""
 
     kind: Literal["linear", "yarn", "llama3"]
     factor: float
     original_length: int = 0
-    """Context before the stretch, in tokens; 0 for 'linear', which doesn't use it."""
+    """Context before scaling, in tokens; 0 for 'linear', which does not use it."""
     attention_factor: float = 1.0
-    """Multiplies queries and keys (yarn)."""
+    """Factor on queries and keys (yarn)."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -42,36 +42,28 @@ class RopeScaling:
 
 
 class Rope(NamedTuple):
-    """A model's rotary embedding."""
+    """Rotary embedding of a model."""
 
     theta: float
     scaling: RopeScaling | None = None
     local_theta: float | None = None
-    """Of the layers with a window, unscaled; None: they have the others' rotation."""
+    """Base of windowed layers, unscaled; None if all layers share one rotation."""
 
 
 def refuse(field: str, got: object, wanted: str) -> NoReturn:
-    """Raises the ValueError for one field."""
+    """Raises the ValueError for a field."""
     raise ValueError(f"config.json: {field}: got {got!r}, wanted {wanted}")
 
 
 def need(raw: Mapping[str, Any], field: str, kind: type) -> Any:
-    """The field, of that type; an int passes for a float.
-
-    Raises:
-      ValueError: it is missing or of another type.
-    """
+    """Returns a required field of that type (ints pass for floats), or raises ValueError."""
     if field not in raw:
         raise ValueError(f"config.json: {field}: missing, wanted {kind.__name__}")
     return typed(field, raw[field], kind)
 
 
 def typed(field: str, value: Any, kind: type) -> Any:
-    """The value, if it has that type; an int passes for a float.
-
-    Raises:
-      ValueError: another type.
-    """
+    """Returns the value if it has that type (ints pass for floats), else raises ValueError."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -80,11 +72,11 @@ def typed(field: str, value: Any, kind: type) -> Any:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The object in a config.json, given the file or its folder.
+    """Returns the object in a config.json, given the file or its folder.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it isn't a JSON object.
+      FileNotFoundError: the file does not exist.
+      ValueError: the file is not a JSON object.
     """
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -99,15 +91,13 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> Rope:
-    """The rotary base and its scaling, from either home; no scaling is plain rotary embedding.
+    """Returns the rotary base and scaling from either key; `default_theta` replaces a missing base.
 
-    Without a base it is the family's `default_theta`, if it has one.
-
-    'dynamic' is refused: transformers derives its frequencies from the longest sequence of the batch, vLLM from
-    the configured maximum.
+    'dynamic' is rejected: transformers derives its frequencies from the longest sequence of the batch, vLLM from the
+    configured maximum.
 
     Raises:
-      ValueError: a missing base, two homes that disagree, or a scaling that isn't computed here.
+      ValueError: the base is missing, the two keys disagree, or the scaling is unsupported.
     """
     homes: dict[str, Mapping[str, Any]] = {}
     for home in ROPE_HOMES:
@@ -134,10 +124,10 @@ def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> 
 
 
 def read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
-    """The scaling in one home, None for plain; `raw` is the config around it.
+    """Returns the scaling under one key, or None if there is none; `raw` is the surrounding config.
 
     Raises:
-      ValueError: names the field.
+      ValueError: a field is invalid; names it.
     """
     kinds = {f"{home}.{key}": rope[key] or "default" for key in ("rope_type", "type") if key in rope}
     if len(set(kinds.values())) > 1:
@@ -161,7 +151,7 @@ def read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> 
         return RopeScaling(kind="linear", factor=factor)
     if raw.get("original_max_position_embeddings") is not None:
         refuse("original_max_position_embeddings", raw["original_max_position_embeddings"], f"it inside {home} only")
-    # Both readers take the model's maximum where the original one is missing.
+    # transformers and vLLM both default to the model's maximum.
     maximum = need(raw, "max_position_embeddings", int)
     original = typed(
         f"{home}.original_max_position_embeddings", rope.get("original_max_position_embeddings", maximum), int
@@ -201,7 +191,7 @@ def _number(home: str, rope: Mapping[str, Any], name: str) -> float:
 
 
 def _yarn_attention_factor(numbers: Mapping[str, float], factor: float) -> float:
-    """The given one; else m(mscale) / m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1; else m(1)."""
+    """Returns attention_factor, else m(mscale) / m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1, else m(1)."""
 
     def magnitude(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0

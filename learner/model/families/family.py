@@ -1,4 +1,4 @@
-"""What may differ between two families of decoders. Pure: no jax, no arrays."""
+"""Differences between families of decoders. Imports no jax."""
 
 from __future__ import annotations
 
@@ -9,79 +9,80 @@ from typing import Any, Literal
 from learner.model.families.config_fields import Rope, read_rope
 
 Raw = Mapping[str, Any]
-"""A parsed config.json, with the family's defaults where it has no such field."""
+"""Parsed config.json, with the family's defaults for missing fields."""
 Windows = tuple[int | None, tuple[bool, ...]]
-"""The attention window in tokens, and which layers have it; (None, ()) when none does."""
+"""Attention window in tokens, and True per windowed layer; (None, ()) without windows."""
 VLLM_ALONE = "vLLM would compute it and transformers wouldn't"
-"""Why a family refuses what its config.json says (`Only.why`)."""
+"""Reason to reject a config.json (`Only.why`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HfField:
-    """A field of a family's config.json that becomes a field of `Architecture`."""
+    """Field of a family's config.json that becomes a field of `Architecture`."""
 
     key: str
     kind: type
     optional: bool = False
-    """null is a value."""
+    """True if null is a valid value."""
     alias: str | None = None
-    """Another key of the same meaning."""
+    """Alternative key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Only:
-    """The values of a config.json's field that are computed; the first is what its absence means."""
+    """Supported values of a config.json field; the first is the meaning of its absence."""
 
     values: tuple[Any, ...]
     why: str = "nothing else is computed"
 
 
 def no_windows(raw: Raw, num_layers: int) -> Windows:
-    """Of a family that has none."""
+    """Returns no windows, for families without them."""
     return None, ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """One family: what its decoder has, and how its config.json says so."""
+    """Model family: features of its decoder and their config.json keys."""
 
     model_type: str
     architecture: str
-    """The only entry of `architectures`."""
+    """The allowed entry of `architectures`."""
 
     qk_norm: bool = False
-    """Queries and keys are RMS-normalised per head before the rotation."""
+    """True if queries and keys are RMS-normalized per head before the rotation."""
     out_norms: bool = False
-    """What attention and MLP add to the residual stream is RMS-normalised too."""
+    """True if the outputs of attention and MLP are RMS-normalized before the residual add."""
     norm_offset: float = 0.0
-    """Added to a norm's weight before it multiplies."""
+    """Number added to a norm's weight before it multiplies."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Of the MLP's gate; gelu_tanh is GELU's tanh approximation."""
+    """Activation of the MLP's gate; gelu_tanh is GELU's tanh approximation."""
     scaled_embeddings: bool = False
-    """Embeddings are multiplied by sqrt(hidden_size), rounded to the compute dtype."""
+    """True if embeddings are multiplied by sqrt(hidden_size), rounded to the compute dtype."""
     local_rope: bool = False
-    """Layers with a window have a rotation of their own."""
+    """True if windowed layers have a separate rotation."""
     attention_biases: tuple[tuple[bool, bool], ...] = ((False, False), (True, True))
-    """What (q, k and v; o) may be; of several, `attention_bias` says which."""
+    """Allowed (q, k and v bias; o bias) pairs; `attention_bias` selects one of several."""
     derives_heads: bool = False
-    """Without `head_dim` it is hidden_size / num_attention_heads, and null key heads are as many as query heads."""
+    """True if a missing `head_dim` means hidden_size / num_attention_heads, and null key heads mean as many as query
+    heads."""
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Flax path -> Hugging Face name within a layer, where it isn't `bridge.param_names`' own."""
+    """Hugging Face names within a layer by Flax path, where they differ from `bridge.param_names`."""
     activation_key: str = "hidden_act"
     fields: Mapping[str, HfField] = dataclasses.field(default_factory=dict)
-    """Field of `Architecture` that not every family has -> where config.json keeps it."""
+    """Config.json fields of `Architecture` fields that not every family has."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What transformers and vLLM both take where config.json has no such field."""
+    """Defaults that transformers and vLLM share for fields missing in config.json."""
     only: Mapping[str, Only] = dataclasses.field(default_factory=dict)
-    """Fields that would change the numbers; another value is refused by name."""
+    """Fields that would change the computation; other values raise ValueError."""
     check: Callable[[Raw], None] = lambda raw: None
-    """Refuses what `only` can't say."""
+    """Raises ValueError for conditions that `only` cannot express."""
     read_rope: Callable[[Raw], Rope] = read_rope
     read_windows: Callable[[Raw, int], Windows] = no_windows
-    """(raw, number of layers)"""
+    """Reads the windows from (raw, number of layers)."""
 
     @property
     def activation_name(self) -> str:
-        """As config.json calls it."""
+        """Name of the activation in config.json."""
         return {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}[self.activation]

@@ -1,7 +1,7 @@
-"""Gemma 2, Gemma 3.
+"""Gemma 2 and Gemma 3 families.
 
-A config of transformers 5 has a rotation for each kind of layer in `rope_parameters`; one of transformers 4 has
-`rope_theta` and `rope_scaling` for the global layers and `rope_local_base_freq` for the local ones.
+A transformers 5 config has one rotation per kind of layer in `rope_parameters`. A transformers 4 config has
+`rope_theta` and `rope_scaling` for global layers, and `rope_local_base_freq` for local ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ GEMMA2 = Family(
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: 1e6, _LOCAL: 1e4}
-"""Where the config has none."""
+"""Default rotary bases."""
 
 
 def _read_two_ropes(raw: Raw) -> Rope:

@@ -1,6 +1,6 @@
-"""Llama, Mistral.
+"""Llama and Mistral families.
 
-Early configs leave out what later ones say; the defaults are those of transformers' `LlamaConfig`, which vLLM uses too.
+Early configs omit fields; the defaults are those of transformers' `LlamaConfig` and `MistralConfig`, which vLLM shares.
 """
 
 import functools

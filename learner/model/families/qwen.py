@@ -1,7 +1,7 @@
-"""Qwen2, Qwen3, Qwen3-MoE.
+"""Qwen2, Qwen3 and Qwen3-MoE families.
 
 `router_aux_loss_coef` is not used: a balancing loss would bias the policy gradient, and reinforcement learning starts
-from a router that is trained. It stays in the config.json that is handed back.
+from a trained router. It stays in the saved config.json.
 """
 
 from learner.model.families import sliding_window

@@ -1,4 +1,4 @@
-"""Which layers have a sliding window: the forms in which a config.json says it, read. Pure."""
+"""Readers of windowed layers from the forms that config.json files use."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def from_layer(raw: Raw, num_layers: int) -> Windows:
-    """Qwen2 and Qwen3: `layer_types` decides, or, without it, layers from `max_window_layers` on.
+    """Reads Qwen2 and Qwen3: `layer_types` decides; without it, layers from `max_window_layers` on are windowed.
 
     Raises:
-      ValueError: fields that contradict each other, or that vLLM would ignore.
+      ValueError: fields contradict each other, or vLLM would ignore them.
     """
     types = _layer_types(raw, num_layers)
     if not _is_used(raw, types):
         return None, ()
     first = raw.get("max_window_layers", 0) if types is not None else need(raw, "max_window_layers", int)
     windowed = types if types is not None else tuple(i >= first for i in range(num_layers))
-    # vLLM asserts on a mix, except when max_window_layers says that there is none: then it drops the window.
+    # vLLM asserts on a mix, unless max_window_layers says that there is no window, and then it drops the window.
     if len(set(windowed)) > 1 and first == num_layers:
         refuse("layer_types", raw["layer_types"], f"no window in any layer, as max_window_layers = {first} says")
     return _windows(raw, windowed)
 
 
 def all_if_used(raw: Raw, num_layers: int) -> Windows:
-    """Qwen3-MoE: every layer has the window if `use_sliding_window` says that there is one.
+    """Reads Qwen3-MoE: every layer is windowed if `use_sliding_window` is true.
 
     Raises:
-      ValueError: fields that contradict each other.
+      ValueError: fields contradict each other.
     """
     types, windowed = _layer_types(raw, num_layers), (True,) * num_layers
     if not _is_used(raw, types):
@@ -40,10 +40,10 @@ def all_if_used(raw: Raw, num_layers: int) -> Windows:
 
 
 def all_if_given(raw: Raw, num_layers: int) -> Windows:
-    """Mistral: every layer has the window if `sliding_window` is a number.
+    """Reads Mistral: every layer is windowed if `sliding_window` is a number.
 
     Raises:
-      ValueError: layers that differ, which vLLM would serve and transformers wouldn't.
+      ValueError: layers differ, which vLLM would serve and transformers would not.
     """
     types, windowed = _layer_types(raw, num_layers), (raw.get("sliding_window") is not None,) * num_layers
     if types is not None and types != windowed:
@@ -52,20 +52,20 @@ def all_if_given(raw: Raw, num_layers: int) -> Windows:
 
 
 def all_but_every_second(raw: Raw, num_layers: int) -> Windows:
-    """Gemma 2: `layer_types` decides; without it every second layer is global.
+    """Reads Gemma 2: `layer_types` decides; without it every second layer is global.
 
     Raises:
-      ValueError: not a kind for each layer, or no window.
+      ValueError: `layer_types` is invalid, or there is no window.
     """
     types = _layer_types(raw, num_layers)
     return _windows(raw, types if types is not None else _all_but_every(2, num_layers))
 
 
 def all_but_every_nth(raw: Raw, num_layers: int) -> Windows:
-    """Gemma 3: `layer_types` decides; without it every n-th layer is global, n being `sliding_window_pattern`.
+    """Reads Gemma 3: `layer_types` decides; without it every `sliding_window_pattern`-th layer is global.
 
     Raises:
-      ValueError: not a kind for each layer, no such n, or no window.
+      ValueError: `layer_types` or `sliding_window_pattern` is invalid, or there is no window.
     """
     types = _layer_types(raw, num_layers)
     if types is not None:
@@ -77,7 +77,7 @@ def all_but_every_nth(raw: Raw, num_layers: int) -> Windows:
 
 
 def _layer_types(raw: Raw, num_layers: int) -> tuple[bool, ...] | None:
-    """`layer_types`, True for a window; None where there is no such field."""
+    """Returns True per windowed layer in `layer_types`, or None without that field."""
     found = raw.get("layer_types")
     if found is None:
         return None
