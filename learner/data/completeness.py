@@ -65,7 +65,6 @@ class _Key:
 
 @functools.lru_cache(4096)
 def _missing(key: _Key, shape: str) -> str:
-    """Returns a description of the first missing part, or "" if the prompt is complete."""
     chat, given = key.chat, json.loads(shape)
     messages: list[JsonObject] = given["messages"]
     tools: list[JsonObject] = given["tools"]
@@ -131,7 +130,7 @@ def _words_of(call: JsonObject) -> list[str]:
 
 
 def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """Returns the messages with marker words for texts. Ids keep their length, because templates may check it."""
+    """Returns the messages with marker words for texts. Ids keep their length, which templates may check."""
     ids: dict[str, str] = {}
 
     def id_of(given: str, function: str = "", word: str = "") -> str:

@@ -61,11 +61,7 @@ def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tu
 
 
 def read_tools(tools: Any, field: str) -> tuple[JsonObject, ...]:
-    """Returns the JSON schemas of a row's tools.
-
-    Raises:
-      NotAPromptError: the value is not a list of objects, nor JSON text of one.
-    """
+    """Returns the JSON schemas of a row's tools, or raises NotAPromptError if they are not a list of objects."""
     found = _list_of_objects(tools)
     if found is None:
         raise NotAPromptError(f"{field!r} must be a list of tools, each a JSON schema, got {_short(tools)}")
@@ -118,11 +114,7 @@ def _as_messages(value: Any, field: str) -> list[Any] | None:
 
 
 def _within_object(value: Any, field: str) -> Any:
-    """Returns the message list of an object {messages: [...]}, or any other value unchanged.
-
-    Raises:
-      NotAPromptError: the object has other non-empty fields.
-    """
+    """Returns the message list of {messages: [...]}, or `value`; raises NotAPromptError if other fields have values."""
     name = next((n for n in _LISTS if isinstance(value, dict) and isinstance(value.get(n), list)), "")
     if not name or _as_messages(value[name], field) is None:
         return value

@@ -31,11 +31,7 @@ class ReasoningGymSource:
     """Reasoning-gym task: problem i is a function of (seed, i)."""
 
     def __init__(self, source: PromptSource, *, seed: int, where: str = "prompts") -> None:
-        """Creates the first data set block; `where` is the source's config field, for errors.
-
-        Raises:
-          ValueError: the task family does not exist or rejects its arguments.
-        """
+        """Creates the first data set block; raises ValueError if the task is unknown or rejects its arguments."""
         # Imported here because it loads sympy and matplotlib, which runs with other sources do not need.
         import reasoning_gym
 
@@ -97,11 +93,7 @@ class EnvironmentSource:
     """Generated rows of an environment: row i is a function of (seed, i)."""
 
     def __init__(self, form: RowFormat, *, seed: int, where: str = "prompts") -> None:
-        """Loads the function that generates the rows.
-
-        Raises:
-          ValueError: no function generates rows for this environment, or it rejects its arguments.
-        """
+        """Loads the row generator; raises ValueError if there is none or it rejects its arguments."""
         source = form.source
         self._form = dataclasses.replace(form, rewards_field="rewards", metadata_field="metadata")
         self._said = f"{where}.environment={source.environment} with environment_args {source.environment_args}"

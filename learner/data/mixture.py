@@ -94,11 +94,7 @@ SCALE = 10**12
 
 
 def apportion(weights: Mapping[str, float], total: int) -> dict[str, int]:
-    """Returns integers in proportion to the weights that sum to `total` (largest remainders); weight 0 gets 0.
-
-    Raises:
-      ValueError: all weights are 0.
-    """
+    """Returns integers proportional to the weights that sum to `total`; raises ValueError if all weights are 0."""
     whole = sum(weights.values())
     if whole <= 0:
         raise ValueError(f"want a weight above 0, got {dict(weights)}")

@@ -164,7 +164,6 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
 
 
 def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
-    """Returns weights by verifier, from the row or else the source."""
     given = row.get(form.rewards_field) if form.rewards_field else None
     if given is None:
         return form.source.parts

@@ -96,11 +96,7 @@ class PromptStream:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a state of `get_state`; a new source starts at its first problem.
-
-        Raises:
-          ValueError: the rows of a source or an evaluation set differ from the saved ones.
-        """
+        """Restores a saved state; raises ValueError if rows differ. New sources start at their first problem."""
         for name, digest in self._digests.items():
             if state["digests"].get(name, digest) != digest:
                 raise ValueError(
@@ -144,8 +140,6 @@ def _dataset(opened: OpenedSource, seed: int, sieve: "_ProblemFilter") -> grain.
 
 
 class _ProblemFilter:
-    """Filter that passes problems and counts bad rows."""
-
     def __init__(self, quarantine: Callable[[BadRow], None] | None) -> None:
         self._quarantine = quarantine
         self._num_in_a_row = 0

@@ -44,7 +44,7 @@ class Rows(Protocol):
         ...
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
-        """Yields all rows as batches, in order of index."""
+        """Yields all rows as batches, by index."""
         ...
 
 
@@ -77,7 +77,6 @@ class ArrowRows:
     """Rows of an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        """Stores the table, which may be mapped from a file."""
         self._table = _with_short_floats(table)
 
     def __len__(self) -> int:
@@ -93,11 +92,7 @@ class ArrowRows:
 
 
 def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
-    """Returns the rows of a .parquet file with the columns of `wanted_columns`.
-
-    Raises:
-      ValueError: the file is not a readable parquet file.
-    """
+    """Returns the rows of a .parquet file with the columns of `wanted_columns`, or raises ValueError."""
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = wanted_columns(file.schema_arrow.names, columns)
@@ -149,7 +144,6 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _line_starts(data: mmap.mmap | bytes) -> np.ndarray:
-    """Returns the int64 offset of each line, and the end of the last line."""
     found = [np.zeros(1, np.int64)]
     for start in range(0, len(data), _SCAN_BYTES):
         chunk = np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8)
@@ -229,11 +223,7 @@ def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRo
 
 
 def open_rows(source: PromptSource, columns: Sequence[str], *, path: str = "", split: str = "") -> Rows:
-    """Opens the file or data set of a source; `path` or `split` selects its evaluation rows instead.
-
-    Raises:
-      ValueError: the file or data set does not exist or has an unsupported format.
-    """
+    """Opens the source's file or data set, or raises ValueError. `path` or `split` selects the evaluation rows."""
     path = path or source.path
     if path.startswith(HUGGING_FACE):
         return load(dataclasses.replace(source, path=path), columns, split=split or source.split)

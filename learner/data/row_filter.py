@@ -86,11 +86,7 @@ class RowFilter:
     """Reasons by row number for rows whose reference answer is wrong."""
 
     def scan(self, rows: Rows) -> FilterResult:
-        """Parses, renders and measures all rows.
-
-        Raises:
-          ValueError: no row is well-formed, or no prompt of a measured side fits.
-        """
+        """Parses, renders and measures all rows; raises ValueError if none is valid or no measured prompt fits."""
         found = _FilterCounts()
         for batch in rows.batches():
             self._sort(batch, found)
@@ -163,8 +159,6 @@ def _quantiles(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class _FilterCounts:
-    """Counts and indices that a scan accumulates."""
-
     def __init__(self) -> None:
         self.sides: dict[str, list[int]] = {"train": [], "held_out": [], "neither": []}
         self.too_long = {"train": 0, "held_out": 0}
@@ -275,11 +269,7 @@ def write_gold_failures(file: pathlib.Path, gold_failures: SetAside) -> None:
 
 
 def read_gold_failures(file: pathlib.Path) -> SetAside:
-    """Returns reasons by source and row; empty if reference answers were not validated.
-
-    Raises:
-      ValueError: the file is not valid.
-    """
+    """Returns reasons by source and row, or {} without the file; raises ValueError if it is invalid."""
     if not file.is_file():
         return {}
     try:

@@ -186,7 +186,6 @@ def _disagreements(
     named: Mapping[str, set[int]],
     beginning: str,
 ) -> list[str]:
-    """Returns one warning per disagreement between the folder's files."""
     notes: list[str] = []
     of_model = {i for file, ids in named.items() if file != "tokenizer_config.json" for i in ids}
     of_tokenizer = named.get("tokenizer_config.json", set())

@@ -75,7 +75,6 @@ class BatchBroadcast:
         return jax.make_array_from_single_device_arrays(zeros.shape, self._apart, parts)
 
     def _own_shard(self, x: Array, shape: jax.ShapeDtypeStruct) -> Array:
-        """Returns this device's shard of the sum over all devices."""
         assert isinstance(shape.sharding, NamedSharding)
         total, left = x[0], set(self._axes)
         for dim, axes in enumerate(shape.sharding.spec):
@@ -90,5 +89,4 @@ class BatchBroadcast:
 
 @functools.cache
 def _bits(dtype: Any) -> np.dtype:
-    """Returns the unsigned integer dtype of the same width."""
     return np.dtype(f"u{np.dtype(dtype).itemsize}")

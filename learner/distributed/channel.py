@@ -259,7 +259,6 @@ class ServiceChannel:
         return piece
 
     def _read(self, key: str, whose: str, wait_s: float) -> bytes | None:
-        """Returns the value of the key, or None on timeout."""
         try:
             return self._client.blocking_key_value_get_bytes(key, round(max(0.001, wait_s) * 1000))
         except jax.errors.JaxRuntimeError as e:
@@ -309,11 +308,7 @@ class Barrier:
                 raise BarrierBrokenError("another of the learner's processes failed")
 
     def end(self) -> None:
-        """Breaks the barrier permanently; all processes call it after a failure, whatever their other threads do.
-
-        Raises:
-          ProcessLostError: a process did not arrive in time.
-        """
+        """Breaks the barrier permanently, or raises ProcessLostError. All processes call it after a failure."""
         with self._lock:
             if not self._is_over:
                 self._are_all_at(_OVER)

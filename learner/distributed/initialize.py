@@ -64,7 +64,6 @@ def identify(
 
 
 def _detected(init_timeout_s: int) -> Identity:
-    """Returns the identity that JAX detects, or `ALONE` outside a known cluster."""
     found = [c for c in clusters.ClusterEnv._cluster_types if c.name in DETECTED and c.is_env_present()]
     if not found:
         return ALONE

@@ -93,11 +93,7 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Returns a mesh of all devices, in the order of the hardware topology, or of `devices` in the given order.
-
-    Raises:
-      ValueError: an axis is below 1, or the product is not the number of devices.
-    """
+    """Returns a mesh of all devices in topology order, or of `devices` as given; raises ValueError if sizes differ."""
     found = jax.devices() if devices is None else devices
     sizes = dict(zip(AXES, (data, fsdp, expert, sequence, tensor), strict=True))
     if min(sizes.values()) < 1:
@@ -256,5 +252,4 @@ def _gather(mesh: Mesh) -> Any:
 
 
 def _place(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Returns the index as a hashable tuple of (start, stop) per dim."""
     return tuple(slice_.indices(size)[:2] for slice_, size in zip(index, shape, strict=True))

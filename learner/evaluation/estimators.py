@@ -23,11 +23,7 @@ class Estimate:
 
 
 def over_problems(values: Float64[np.ndarray, " N"]) -> Estimate:
-    """Returns the mean of one estimate per problem and its standard error, s / sqrt(N) with s over N - 1.
-
-    Raises:
-      ValueError: there is no problem.
-    """
+    """Returns the mean over N >= 1 problems and its standard error, s / sqrt(N) with s over N - 1."""
     if not values.size:
         raise ValueError("an estimate needs at least one problem")
     stderr = float(values.std(ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.nan
@@ -56,11 +52,7 @@ def pass_at(num_samples: int, num_passed: int, j: int) -> float:
 
 
 def pass_at_j(passed: Bool[np.ndarray, "N k"], j: int) -> Estimate:
-    """Returns pass@j; pass@1 is the fraction of samples that pass.
-
-    Raises:
-      ValueError: j is above k.
-    """
+    """Returns pass@j for 1 <= j <= k, else raises ValueError; pass@1 is the fraction of samples that pass."""
     k = passed.shape[1]
     return over_problems(np.array([pass_at(k, int(c), j) for c in passed.sum(axis=1)], np.float64))
 

@@ -41,11 +41,7 @@ class ProblemSet:
 
 
 def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]:
-    """Opens the sets that have their own source, by name, and logs how many rows of each are kept.
-
-    Raises:
-      ValueError: a source is unusable, or none of its problems fits.
-    """
+    """Opens the sets with their own source and logs row counts; raises ValueError if no problem is usable."""
     setting = SourceContext(config, tokenizer)
     sets = {name: how for name, how in config.evaluation_sets.items() if how.has_source}
     return {name: _open(name, how, setting) for name, how in sets.items()}
@@ -57,11 +53,7 @@ def questions_of(sets: Mapping[str, ProblemSet]) -> set[str]:
 
 
 def all_sets(config: Config, own: Mapping[str, ProblemSet], held_out: Sequence[Problem]) -> list[ProblemSet]:
-    """Returns all sets in config order, which is their evaluation order.
-
-    Raises:
-      ValueError: a held-out prompt leaves no room for a set's responses.
-    """
+    """Returns all sets in config order; raises ValueError if a held-out prompt leaves no room for responses."""
     return [
         own[name] if how.has_source else _of_held_out(name, how, held_out[: how.num_problems], config.model.max_tokens)
         for name, how in config.evaluation_sets.items()

@@ -51,8 +51,6 @@ def is_due(how: EvaluationSet, *, step: int, last: int | None, num_updates: int)
 
 @dataclasses.dataclass(kw_only=True)
 class _Asked:
-    """Evaluation set and its requests in progress."""
-
     one: ProblemSet
     pinned: PinnedRequests
     last_step: int | None
@@ -158,7 +156,6 @@ class Evaluator:
         ]
 
     def _send(self) -> None:
-        """Sends tickets of one set after another, up to the limit."""
         waiting = [a for a in self._out() if a.pinned.num_unsent]
         if not waiting:
             return

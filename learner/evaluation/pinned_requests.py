@@ -83,11 +83,7 @@ class PinnedRequests:
         round: int,
         limit: int | None = None,
     ) -> None:
-        """Sends (problem, samples) pairs; `send` sends those beyond `limit` samples later.
-
-        Raises:
-          RuntimeError: the previous requests are still in progress.
-        """
+        """Sends (problem, samples) pairs, up to `limit` samples; raises RuntimeError if requests are in progress."""
         if self.version is not None:
             raise RuntimeError(f"{self._kind} tickets of {self.version} are still out")
         tickets = pinned_tickets(

@@ -141,7 +141,6 @@ def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
 
 
 def _first_evaluations(lines: list[bytes]) -> set[int]:
-    """Returns the indices of the lines of each set's earliest evaluation."""
     of_sets: dict[str, tuple[float, set[int]]] = {}
     for i, line in enumerate(lines):
         step, name = _about(line)

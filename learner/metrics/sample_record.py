@@ -174,7 +174,6 @@ def turn_starts(sampled: Bool[np.ndarray, " T"]) -> list[int]:
 
 
 def _turns(rollout: Rollout, starts: list[int], decode: Decode, chars: int) -> list[Json]:
-    """Returns the speaker and text of each part of an episode."""
     ends = [*starts[1:], rollout.tokens.size]
     parts = list(zip(starts, ends, strict=True))
     if len(parts) > MAX_TURNS:

@@ -19,7 +19,6 @@ class RewardMetrics:
     """Accumulator of an update's verdicts, scores, turns and shaping parts."""
 
     def __init__(self, config: LossConfig, *, max_response_tokens: int) -> None:
-        """Stores the reward shaping settings."""
         self._config, self._max_response_tokens = config, max_response_tokens
         self.clear()
 

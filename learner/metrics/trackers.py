@@ -49,11 +49,7 @@ class Tracker(Protocol):
     """True if sent rows stay in this process's memory and are safe only after `close` returns."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Sends rows, oldest first.
-
-        Raises:
-          Exception: the rows were not accepted; the caller sends them again.
-        """
+        """Sends rows, oldest first. After any exception the caller sends them again."""
         ...
 
     def close(self) -> None:
@@ -194,11 +190,7 @@ class TrackerFeed:
         self.close()
 
     def close(self) -> None:
-        """Closes the tracker, and records that it has all rows or how many may be missing.
-
-        Raises:
-          UnsureError: closing failed and the feed is not patient.
-        """
+        """Closes the tracker and records possibly missing rows; if not patient, raises UnsureError on failure."""
         self._note(num_left=0)
         if self._tracker is None:
             return

@@ -221,7 +221,6 @@ _OWN_CODE = ("AutoModel", "AutoConfig")
 
 
 def _key(family: Family, name: str) -> str:
-    """Returns the config.json key of an `Architecture` field."""
     owned = {name: field.key for name, field in family.fields.items()}
     return (_HF_KEYS | _OWNED | owned).get(name, name)
 

@@ -82,7 +82,6 @@ class Linear(nnx.Module):
     lora_scale = 0.0
 
     def __init__(self, stack: tuple[int, ...], d_out: int, d_in: int, *, bias: bool, dtype, rngs: nnx.Rngs):
-        """Draws the kernel from N(0, 0.02^2); the bias is zero."""
         kernel = jax.random.normal(rngs.params(), (*stack, d_out, d_in), jnp.float32) * INIT_STD
         self.kernel = nnx.Param(kernel.astype(dtype))
         self.bias = nnx.Param(jnp.zeros((*stack, d_out), dtype)) if bias else None
@@ -110,7 +109,6 @@ class RMSNorm(nnx.Module):
     """RMS norm x / sqrt(mean(x^2) + eps) * (offset + scale), computed in float32."""
 
     def __init__(self, stack: tuple[int, ...], dim: int, *, config: Architecture, dtype):
-        """Initializes to a factor of one."""
         self.eps, self.offset = config.rms_norm_eps, config.family.norm_offset
         self.scale = nnx.Param(jnp.full((*stack, dim), 1.0 - self.offset, dtype))
 
@@ -126,7 +124,6 @@ class Embed(nnx.Module):
     """Token embedding table [V, D]."""
 
     def __init__(self, vocab_size: int, dim: int, *, dtype, rngs: nnx.Rngs):
-        """Draws the table from N(0, 0.02^2)."""
         table = jax.random.normal(rngs.params(), (vocab_size, dim), jnp.float32) * INIT_STD
         self.embedding = nnx.Param(table.astype(dtype))
 
@@ -135,7 +132,6 @@ class Experts(nnx.Module):
     """Stack of one of the three expert kernels, [layers, experts, out, in]."""
 
     def __init__(self, stack: tuple[int, ...], d_out: int, d_in: int, *, dtype, rngs: nnx.Rngs):
-        """Draws the kernel from N(0, 0.02^2)."""
         kernel = jax.random.normal(rngs.params(), (*stack, d_out, d_in), jnp.float32) * INIT_STD
         self.kernel = nnx.Param(kernel.astype(dtype))
 
@@ -156,7 +152,6 @@ class Layer(nnx.Module):
     """Pre-norm attention and gated MLP, dense or MoE; holds all layers' weights and is called with one layer's."""
 
     def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs):
-        """Creates weights for all layers."""
         c, stack = config, (config.num_layers,)
 
         def linear(d_out: int, d_in: int, bias: bool = False) -> Linear:
@@ -229,7 +224,6 @@ class Decoder(nnx.Module):
     """Embedding, layers, final norm, and an output head unless it is tied to the embedding."""
 
     def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs, lora: LoraConfig = NO_LORA):
-        """Creates weights in `dtype`, with zero adapters for `lora`."""
         c = config
         self.config = config
         self.embed = Embed(c.vocab_size, c.hidden_size, dtype=dtype, rngs=rngs)

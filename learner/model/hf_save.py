@@ -169,7 +169,6 @@ def _write_weights(
 
 
 def _specs(config: Architecture, leaves: Mapping[str, Any], dtype: DTypeLike | None) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the spec of every tensor by Hugging Face name, in order of leaves."""
     specs = {}
     for path in config.param_names.paths():
         leaf, num_stacked = leaves[path], len(config.param_names.stack(path))

@@ -56,7 +56,6 @@ class Head:
     """False if the head is frozen: its gradient, as large as the head, is not computed."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a number is out of range."""
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
         if self.soft_cap is not None and self.soft_cap <= 0:

@@ -103,11 +103,7 @@ class LoraBase:
 
 
 def lora_metadata(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, Any]:
-    """Returns plain data that must match when adapters are restored; empty without adapters.
-
-    Raises:
-      ValueError: the folder has no weights.
-    """
+    """Returns plain data that must match on restore, {} without adapters; raises ValueError if weights are missing."""
     if not config.is_on:
         return {}
     return {"config": dataclasses.asdict(config), "base": weights_digest(model_folder)}

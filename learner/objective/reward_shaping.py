@@ -85,11 +85,7 @@ def shaped_rewards(
     config: LossConfig,
     max_response_tokens: int,
 ) -> Float64[np.ndarray, " K"]:
-    """Returns a group's rewards plus all `shaping_parts`.
-
-    Raises:
-      ValueError: a reward is not finite, or the overlong buffer is not below `max_response_tokens`.
-    """
+    """Returns rewards plus all `shaping_parts`; raises ValueError as they do, or if a reward is not finite."""
     if not np.all(np.isfinite(rewards)):
         raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
     shaped = rewards

@@ -157,7 +157,6 @@ def block_sizes(num_queries: int, length: int, block: int | None) -> splash.Bloc
 
 
 def _divisor(length: int, wanted: int) -> int:
-    """Returns the largest multiple of `LANES` up to `wanted` that divides `length`."""
     return next(n for n in range(max(wanted // LANES, 1) * LANES, 0, -LANES) if length % n == 0)
 
 

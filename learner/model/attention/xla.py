@@ -248,6 +248,5 @@ def _keys(x: Array, u, size: int) -> Array:
 
 
 def _add(x: Array, u, update: Array) -> Array:
-    """Adds to key block u; in place inside a loop."""
     size = update.shape[1]
     return lax.dynamic_update_slice_in_dim(x, _keys(x, u, size) + update, u * size, 1)

@@ -72,12 +72,7 @@ def typed(field: str, value: Any, kind: type) -> Any:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a config.json, given the file or its folder.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ValueError: the file is not a JSON object.
-    """
+    """Returns the object in a config.json (the file or its folder), or raises FileNotFoundError or ValueError."""
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"no model config at {path}")
@@ -124,11 +119,7 @@ def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> 
 
 
 def read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
-    """Returns the scaling under one key, or None if there is none; `raw` is the surrounding config.
-
-    Raises:
-      ValueError: a field is invalid; names it.
-    """
+    """Returns the scaling under one key of the config `raw`, or None; raises ValueError for an invalid field."""
     kinds = {f"{home}.{key}": rope[key] or "default" for key in ("rope_type", "type") if key in rope}
     if len(set(kinds.values())) > 1:
         refuse(f"{home}.type", rope["type"], f"the same as rope_type, {rope['rope_type']!r}")

@@ -1,4 +1,8 @@
-"""Readers of windowed layers from the forms that config.json files use."""
+"""Readers of windowed layers from the forms that config.json files use.
+
+All raise ValueError for fields that contradict each other, that are invalid, or that transformers and vLLM read
+differently.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,7 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def from_layer(raw: Raw, num_layers: int) -> Windows:
-    """Reads Qwen2 and Qwen3: `layer_types` decides; without it, layers from `max_window_layers` on are windowed.
-
-    Raises:
-      ValueError: fields contradict each other, or vLLM would ignore them.
-    """
+    """Reads Qwen2 and Qwen3: `layer_types` decides; without it, layers from `max_window_layers` on are windowed."""
     types = _layer_types(raw, num_layers)
     if not _is_used(raw, types):
         return None, ()
@@ -26,11 +26,7 @@ def from_layer(raw: Raw, num_layers: int) -> Windows:
 
 
 def all_if_used(raw: Raw, num_layers: int) -> Windows:
-    """Reads Qwen3-MoE: every layer is windowed if `use_sliding_window` is true.
-
-    Raises:
-      ValueError: fields contradict each other.
-    """
+    """Reads Qwen3-MoE: every layer is windowed if `use_sliding_window` is true."""
     types, windowed = _layer_types(raw, num_layers), (True,) * num_layers
     if not _is_used(raw, types):
         return None, ()
@@ -40,11 +36,7 @@ def all_if_used(raw: Raw, num_layers: int) -> Windows:
 
 
 def all_if_given(raw: Raw, num_layers: int) -> Windows:
-    """Reads Mistral: every layer is windowed if `sliding_window` is a number.
-
-    Raises:
-      ValueError: layers differ, which vLLM would serve and transformers would not.
-    """
+    """Reads Mistral: every layer is windowed if `sliding_window` is a number."""
     types, windowed = _layer_types(raw, num_layers), (raw.get("sliding_window") is not None,) * num_layers
     if types is not None and types != windowed:
         refuse("layer_types", raw["layer_types"], "absent (every layer has the window, or none)")
@@ -52,21 +44,13 @@ def all_if_given(raw: Raw, num_layers: int) -> Windows:
 
 
 def all_but_every_second(raw: Raw, num_layers: int) -> Windows:
-    """Reads Gemma 2: `layer_types` decides; without it every second layer is global.
-
-    Raises:
-      ValueError: `layer_types` is invalid, or there is no window.
-    """
+    """Reads Gemma 2: `layer_types` decides; without it every second layer is global."""
     types = _layer_types(raw, num_layers)
     return _windows(raw, types if types is not None else _all_but_every(2, num_layers))
 
 
 def all_but_every_nth(raw: Raw, num_layers: int) -> Windows:
-    """Reads Gemma 3: `layer_types` decides; without it every `sliding_window_pattern`-th layer is global.
-
-    Raises:
-      ValueError: `layer_types` or `sliding_window_pattern` is invalid, or there is no window.
-    """
+    """Reads Gemma 3: `layer_types` decides; without it every `sliding_window_pattern`-th layer is global."""
     types = _layer_types(raw, num_layers)
     if types is not None:
         return _windows(raw, types)
