@@ -1,17 +1,13 @@
-"""Checkpoints: Orbax and a manifest of hashes.
+"""Checkpoints: Orbax steps and a manifest of file hashes.
 
-One step holds all a restarted learner needs: params and optimizer state (arrays), and the host's books
-(prompt iterator, open tickets, ledger; JSON). Orbax's commit is atomic, but it restores flipped bits
-without a word, so every committed step's files are hashed and a step whose files no longer match is not
-used. A group may be acknowledged only when the step that trained it is committed and hashed.
+A step holds params and optimizer state (arrays) and the host state: prompt iterator, open tickets, group ids (JSON).
+Orbax commits atomically but restores flipped bits silently, so a step that no longer matches its hashes is not used. A
+group may be acknowledged only after the step that trained it is committed and hashed.
 
-Over several hosts all save and restore together, into a folder that all of them see. Each hashes what it wrote itself,
-the leader writes the manifest once all have, and all go by what it found (`HostAgreement`). A save that fails on one of
-them fails on all; each hears of it in its own time, so Orbax, whose opening all have to join, is opened anew by the
-next save alone.
-
-A save that fails, as on a full disk, leaves nothing behind: training goes on, its groups stay in the store until a
-later checkpoint has them, and only several such in a row end the run.
+All hosts save and restore together, into a shared folder. Each host hashes the files that it wrote; the leader writes
+the manifest (`HostAgreement`). A save that fails on one host fails on all. Hosts learn of it at different times but
+must open Orbax together, so only the next save reopens it. A failed save leaves no files, and its groups stay in the
+store until a later checkpoint.
 """
 
 import concurrent.futures
@@ -32,11 +28,11 @@ from learner.checkpoint_hosts import PEER_TIMEOUT_S, CheckpointError, HostAgreem
 from learner.distributed.channel import Barrier, Processes, ProcessLostError, SingleProcess
 
 _HALF = "*.orbax-checkpoint-tmp*"
-"""What Orbax writes a step into before it is whole."""
+"""Glob of the folders that Orbax writes a step into before it commits."""
 
 
 class Checkpoints:
-    """A run's checkpoints. Saves in the background; one save at a time."""
+    """Checkpoints of one run, saved in the background, one at a time."""
 
     def __init__(
         self,
@@ -46,16 +42,13 @@ class Checkpoints:
         max_failed_in_a_row: int = 1,
         hosts: Processes | None = None,
     ) -> None:
-        """Opens or makes the folder, and removes what saves that were killed left in it.
+        """Opens or creates the folder, and removes the partial saves of killed processes.
 
-        Args:
-          folder: of this run alone.
-          keep: steps that stay.
-          max_failed_in_a_row: that many saves in a row that fail are an error, fewer are logged and counted.
-          hosts: all of them make one, and call its methods in the same order; this process alone if not given.
+        Every process in `hosts` must create its own `Checkpoints` and call the same methods in the same order. Fewer
+        than `max_failed_in_a_row` consecutive failed saves are only logged and counted.
 
         Raises:
-          ProcessLostError: the leader did not come to it.
+          ProcessLostError: the leader did not join in time.
         """
         self._hosts = hosts or SingleProcess()
         self._agreement = HostAgreement(self._hosts)
@@ -70,26 +63,23 @@ class Checkpoints:
         self._agreement.say("the folder is there")
         self._meetings, self._num_opened = self._hosts.channel("saving"), 0
         self._meeting: Barrier | None = None
-        """Where Orbax's threads wait for those of the other hosts."""
         self._manager: ocp.CheckpointManager | None = None
-        """Opened by all hosts together; None after a save that failed."""
+        """Manager that all hosts open together, or None after a failed save."""
         self._opened()
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
         self.latest: int | None = None
-        """The step that a restart goes on from, of those restored or saved by this object."""
+        """Step that a restart resumes from, among the steps that this object restored or saved."""
         self.num_failed = 0
-        """Saves that failed."""
         self._num_failed_in_a_row = 0
         self._failure = ""
-        """What is said of the last one."""
 
     def save(self, step: int, arrays: Any, host: dict[str, Any]) -> None:
         """Copies the arrays off the devices, then writes them in the background.
 
         Raises:
-          CheckpointError: too many saves in a row failed, or this step is not after the latest one.
-          ProcessLostError: as `wait`.
+          CheckpointError: too many consecutive saves failed, or `step` is not after the latest step.
+          ProcessLostError: another host did not report its part of a save.
         """
         self.wait()
         args = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host))
@@ -97,7 +87,7 @@ class Checkpoints:
             with self._together(step):
                 manager = self._opened()
                 latest = manager.latest_step()
-                if latest is not None and step <= latest:  # Orbax would leave it out without a word
+                if latest is not None and step <= latest:  # Orbax would skip the step silently
                     raise CheckpointError(
                         f"step {step} is not after the latest checkpoint, {latest}, of {self._folder}"
                     )
@@ -110,21 +100,17 @@ class Checkpoints:
             self._pending = step, self._worker.submit(self._commit, step)
 
     def committed(self) -> int | None:
-        """The step of a save that was committed and hashed since last asked; None if there is none.
-
-        Raises:
-          What `wait` does.
-        """
+        """Returns the step of a save committed and hashed since the last call, or None; raises like `wait`."""
         if self._pending is None or not self._pending[1].done():
             return None
         return self.wait()
 
     def wait(self) -> int | None:
-        """Waits for the save in progress and returns its step; None if there is none, or it failed.
+        """Waits for the save in progress and returns its step, or None if there is none or it failed.
 
         Raises:
-          CheckpointError: too many saves in a row failed.
-          ProcessLostError: another host did not say whether its part is there.
+          CheckpointError: too many consecutive saves failed.
+          ProcessLostError: another host did not report its part of the save.
         """
         if self._pending is None:
             return None
@@ -140,11 +126,7 @@ class Checkpoints:
         return step
 
     def check_saved(self, step: int) -> None:
-        """Makes sure that a step that was to be saved is there.
-
-        Raises:
-          CheckpointError: it isn't, and why.
-        """
+        """Raises CheckpointError with the failure if `step` is not the latest saved step."""
         if self.latest != step:
             raise CheckpointError(self._failure)
 
@@ -155,16 +137,14 @@ class Checkpoints:
         check: Callable[[dict[str, Any]], None] = lambda host: None,
         is_part: bool = False,
     ) -> tuple[int, Any, dict[str, Any]] | None:
-        """The newest intact step: (step, arrays placed like `abstract`, host books). None if there is no step.
+        """Restores the newest intact step as (step, arrays placed like `abstract`, host state), or None without steps.
 
-        A step whose files do not match their hashes is reported, renamed and passed over. So is a lone first
-        save that was killed before it was hashed: nothing was acknowledged yet, so starting afresh is exact.
-
-        `check` sees the host books before any array is read, and may refuse them by raising. With `is_part` what
-        `abstract` lacks of what was saved is not read.
+        A damaged step is logged, renamed and skipped. So is a lone first save that was killed before hashing: no group
+        was acknowledged, so a fresh start is exact. `check` gets the host state before any array is read and may raise
+        to reject it. `is_part` reads only the saved arrays that `abstract` names.
 
         Raises:
-          CheckpointError: there are steps, but not one is intact; nothing is renamed then.
+          CheckpointError: steps exist but none is intact; no step is renamed.
           OSError: the disk fails.
         """
         intact = self._newest_intact() if self._hosts.is_leader else None
@@ -183,11 +163,7 @@ class Checkpoints:
         return intact, arrays["arrays"], host
 
     def close(self) -> None:
-        """Waits for the save in progress and lets go.
-
-        Raises:
-          CheckpointError: too many saves in a row failed.
-        """
+        """Waits for the save in progress and releases all resources, also if that save failed and raises."""
         try:
             self.wait()
         finally:
@@ -196,7 +172,7 @@ class Checkpoints:
                 self._manager.close()
 
     def _opened(self) -> ocp.CheckpointManager:
-        """Orbax's part; where it is not open, all hosts open it together."""
+        """Returns the open manager; if it is closed, all hosts open it together."""
         if self._manager is None:
             self._manager = self._open()
         return self._manager
@@ -210,16 +186,16 @@ class Checkpoints:
             options.async_options = ocp.AsyncOptions(barrier_sync_fn=barrier_fn(self._meeting))
             options.multiprocessing_options = ocp.options.MultiprocessingOptions(
                 primary_host=0,
-                # Named, they meet at the coordination service, with a deadline, from any thread; unnamed, in a
-                # collective.
+                # With named processes Orbax synchronizes at the coordination service: with a deadline and from any
+                # thread. Without names it runs a collective.
                 active_processes=set(range(self._hosts.count)),
-                # Else a host that came to no place last time would be one behind there.
+                # A new prefix, because a host that missed a barrier last time would be one barrier behind.
                 barrier_sync_key_prefix=f"checkpoints-{self._num_opened}",
             )
         return ocp.CheckpointManager(self._folder, options=options)
 
     def _catch_up(self) -> None:
-        """Orbax numbers its saves in each process, by itself; one that began on some hosts alone is counted by all."""
+        """Advances Orbax's per-process save counter to the hosts' maximum; a save may have begun on some hosts only."""
         own = int(OperationIdGenerator.get_current_operation_id())
         furthest = self._agreement.largest(own)
         while int(OperationIdGenerator.get_current_operation_id()) < furthest:
@@ -227,11 +203,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _together(self, step: int) -> Generator[None]:
-        """Around a part of a step's save that all hosts do: where one fails, all do, and nothing of the step is left.
-
-        Raises:
-          RuntimeError: another one failed; says how.
-        """
+        """Runs a part of a save that all hosts perform; if one host fails, all raise and the step is deleted."""
         try:
             with self._agreement.on_success():
                 yield
@@ -242,27 +214,24 @@ class Checkpoints:
             raise
 
     def _abandon(self, step: int) -> None:
-        """Closes Orbax's part, and removes what there is of a step once no host writes it any more; all call it."""
+        """Closes Orbax and deletes the partial step after all hosts stopped writing; every host must call it."""
         if self._meeting is not None:
             self._meeting.end()
         manager, self._manager = self._manager, None
         try:
             if manager is not None:
                 manager.close()
-        except Exception as e:  # it raises once more what it failed with
+        except Exception as e:  # close() raises the save's error again
             logging.info("checkpoint manager closed: %s", e)
         self._agreement.await_all()
-        is_counted_on = (self._hashes / f"{step}.json").exists()  # else nothing does, though it may be whole
+        # without a manifest no group was acknowledged, even if the step is complete
+        is_counted_on = (self._hashes / f"{step}.json").exists()
         if self._hosts.is_leader:
             for left in [*self._folder.glob(_HALF), *([] if is_counted_on else [self._folder / str(step)])]:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _newest_intact(self) -> int | None:
-        """The leader's: the newest step whose files are as they were hashed; those after it are set aside.
-
-        Raises:
-          CheckpointError: there are steps, but not one is intact; nothing is renamed then.
-        """
+        """Returns the newest step that matches its hashes and renames later steps; the leader only."""
         steps = sorted(self._opened().all_steps(), reverse=True)
         intact = None
         for step in steps:
@@ -280,7 +249,7 @@ class Checkpoints:
         return intact
 
     def _agree_on(self, intact: int | None) -> int | None:
-        """The leader's step; until it is found, the others hash what they are asked to."""
+        """Returns the leader's step; until it is known, the other hosts hash the steps that the leader names."""
         if self._hosts.is_leader:
             self._agreement.say(json.dumps({"restore": intact}))
             return intact
@@ -289,11 +258,7 @@ class Checkpoints:
         return said["restore"]
 
     def _failed(self, step: int, error: Exception) -> None:
-        """Says so, and counts; each host in its own time, so it waits for no other.
-
-        Raises:
-          CheckpointError: too many in a row.
-        """
+        """Logs and counts a failed save; does not wait for other hosts, because each one finds out at its own time."""
         self.num_failed += 1
         self._num_failed_in_a_row += 1
         self._failure = f"the checkpoint of step {step} can't be saved to {self._folder}: {reason(error)}"
@@ -313,29 +278,25 @@ class Checkpoints:
         folder = self._folder / str(step)
         with self._together(step):
             self._opened().wait_until_finished()
-        with self._together(
-            step
-        ):  # what may fail is apart from what is said: else one's failure is taken for its hashes
+        # Hashing may fail, so it is separate from the exchange: a failure message would be read as hashes.
+        with self._together(step):
             own = self._agreement.own_hashes(folder)
         with self._together(step):
             hashes = self._agreement.all_hashes(own)
             if self._hosts.is_leader:
-                # Durable: groups are acknowledged on its account.
+                # Durable, because groups are acknowledged once the manifest exists.
                 manifest = json.dumps(hashes, indent=1).encode()
                 replace_file(self._hashes / f"{step}.json", manifest, is_durable=True)
         if not self._hosts.is_leader:
             return
-        try:  # not before the new one can be restored, and that one is saved whatever becomes of the others
+        # After the commit, because old steps are needed until then. A failed deletion does not fail the save.
+        try:
             self._delete_old()
         except Exception as e:
             logging.warning("old checkpoints stay until the next save: %s", reason(e))
 
     def _delete_old(self) -> None:
-        """Deletes all steps but the last ones, then hashes of what is not there; each failure leaves the rest to do.
-
-        Raises:
-          Exception: the first one's.
-        """
+        """Deletes all but the newest steps, then manifests without a step; raises the first failure at the end."""
         failures: list[Exception] = []
         for old in sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())[: -self._keep]:
             try:
@@ -357,7 +318,7 @@ class Checkpoints:
     def _damage(self, step: int) -> str | None:
         manifest = self._hashes / f"{step}.json"
         if not manifest.is_file():
-            # Committed by Orbax, killed before hashing: nothing was acknowledged on its account.
+            # Orbax committed the step and the process was killed before hashing: no group was acknowledged.
             return "it was never hashed"
         try:
             wanted = json.loads(manifest.read_text())

@@ -1,4 +1,4 @@
-"""How the learner's hosts save and restore one checkpoint together, and what a save fails with."""
+"""Agreement between the learner's hosts on one checkpoint, and errors of saves and restores."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from blake3 import blake3
 from learner.distributed.channel import Barrier, BarrierBrokenError, Processes, ProcessLostError
 
 _OF_SYSTEM = " [os_error_code="
-"""What TensorStore, by which Orbax reads and writes, says of an error of the system."""
+"""Marker of operating-system errors in messages of TensorStore, the storage layer of Orbax."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -20,11 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextlib.contextmanager
 def system_errors(step: pathlib.Path) -> Generator[None]:
-    """What Orbax's storage could not read comes as a ValueError, as if something wrong had been given.
-
-    Raises:
-      OSError: it is the system's.
-    """
+    """Converts a ValueError of Orbax's storage into an OSError if it reports an operating-system error."""
     try:
         yield
     except ValueError as e:
@@ -35,7 +31,7 @@ def system_errors(step: pathlib.Path) -> Generator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Why a save failed, in one line; Orbax's own errors tell of the files inside, and come as other errors."""
+    """Returns one line on why a save failed; a full disk is recognized in Orbax's long errors."""
     text = str(error)
     if "No space left on device" in text or (isinstance(error, OSError) and error.errno in _FULL):
         return "its disk is full"
@@ -43,7 +39,7 @@ def reason(error: Exception) -> str:
 
 
 def cause(error: Exception) -> Exception:
-    """What a host failed with, before it heard at the next meeting that it failed alone."""
+    """Returns the host's own failure behind the BarrierBrokenError that followed it."""
     while isinstance(error, BarrierBrokenError) and isinstance(error.__context__, Exception):
         error = error.__context__
     return error
@@ -53,15 +49,15 @@ _OF_HOST = re.compile(r"ocdbt\.process_(\d+)")
 
 
 PEER_TIMEOUT_S = 1800.0
-"""How long one host waits for another one's part: writing, and hashing, of a checkpoint."""
+"""Timeout for another host to write or hash its part of a checkpoint, in seconds."""
 
 
 class CheckpointError(ValueError):
-    """No usable checkpoint where one must be."""
+    """Error for a checkpoint that cannot be saved, restored or used."""
 
 
 def barrier_fn(meeting: Barrier) -> Callable[..., None]:
-    """As Orbax calls it; a bound of its own would end one host's wait alone."""
+    """Returns the barrier function for Orbax; it ignores Orbax's timeout, which would end one host's wait alone."""
 
     def wait(*, key: str, timeout_ms: int) -> None:
         del timeout_ms
@@ -71,44 +67,39 @@ def barrier_fn(meeting: Barrier) -> Callable[..., None]:
 
 
 class HostAgreement:
-    """How the hosts that save and restore together go by what each of them found."""
+    """Exchange of findings and failures between the hosts that save and restore together."""
 
     def __init__(self, hosts: Processes) -> None:
-        """Nothing was said yet."""
         self._hosts, self._channel = hosts, hosts.channel("checkpoints")
 
     def say(self, message: str | None = None) -> str:
-        """The leader's message, at all of them."""
+        """Broadcasts the leader's message and returns it on every host."""
         data = None if message is None or not self._hosts.is_leader else message.encode()
         return self._channel.broadcast(data, timeout_s=PEER_TIMEOUT_S).decode()
 
     def own_hashes(self, folder: pathlib.Path) -> dict[str, str]:
-        """Those of the folder's files that this host wrote."""
+        """Returns the hashes of the folder's files that this host wrote."""
         return hash_files(folder, self._hosts.index, self._hosts.count)
 
     def all_hashes(self, own: dict[str, str]) -> dict[str, str]:
-        """Those of all hosts at the leader; its own elsewhere."""
+        """Gathers every host's hashes at the leader; returns `own` on the other hosts."""
         if self._hosts.count == 1:
             return own
         parts = self._channel.gather(json.dumps(own).encode(), timeout_s=PEER_TIMEOUT_S)
         return {name: digest for part in parts for name, digest in json.loads(part).items()} or own
 
     def await_all(self) -> None:
-        """Returns at the leader when all have come; elsewhere at once."""
+        """Waits on the leader until all hosts call it; returns immediately on the others."""
         self._channel.gather(b"", timeout_s=PEER_TIMEOUT_S)
 
     def largest(self, number: int) -> int:
-        """Of the hosts' numbers, at all of them."""
+        """Returns the largest of the hosts' numbers, on every host."""
         parts = self._channel.gather(b"%d" % number, timeout_s=PEER_TIMEOUT_S)
         return int(self.say(str(max(map(int, parts))) if parts else None))
 
     @contextlib.contextmanager
     def on_success(self) -> Generator[None]:
-        """Around a part that all of them do: where one fails, all do.
-
-        Raises:
-          RuntimeError: another one failed; says how.
-        """
+        """Runs a part that all hosts perform; if one host fails, all raise."""
         if self._hosts.count == 1:
             yield
             return
@@ -130,7 +121,7 @@ class HostAgreement:
 
 
 def hash_files(folder: pathlib.Path, index: int = 0, count: int = 1) -> dict[str, str]:
-    """Of the files that a host of so many wrote; of one alone, of all."""
+    """Returns the BLAKE3 hashes of the files that host `index` of `count` wrote, by relative path."""
     return {
         str(path.relative_to(folder)): blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -139,6 +130,6 @@ def hash_files(folder: pathlib.Path, index: int = 0, count: int = 1) -> dict[str
 
 
 def _writer(path: pathlib.PurePath) -> int:
-    """The host that wrote a file of a step, by the folder that Orbax gives each; the leader, who writes the rest."""
+    """Returns the index of the host that wrote a file: from Orbax's per-process folder, else 0 (the leader)."""
     found = [_OF_HOST.fullmatch(part) for part in path.parts]
     return next((int(match[1]) for match in found if match), 0)

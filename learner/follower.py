@@ -1,4 +1,4 @@
-"""A learner's process other than the first: it restores with the others, and then does what the leader tells."""
+"""Follower: a learner process other than the leader; restores with the others and performs the leader's commands."""
 
 import dataclasses
 import pathlib
@@ -25,7 +25,7 @@ from learner.update.train_step import build_train_step
 
 @dataclasses.dataclass
 class Follower:
-    """The parts of a learner's process that does not lead."""
+    """Components of a follower process."""
 
     config: Config
     hosts: Processes
@@ -36,15 +36,11 @@ class Follower:
     has_updated: bool = False
 
     def follow(self) -> int:
-        """Does what the leader tells until all end; the exit code that all are to have.
-
-        Raises:
-          ProcessLostError: the leader is lost.
-        """
+        """Performs the leader's commands until the run ends and returns the exit code; raises ProcessLostError."""
         return follow(self.trainer, self.hosts, self.config, did=self._did)
 
     def close(self) -> None:
-        """Lets go of everything; a save in progress is finished first, with the others."""
+        """Releases all resources after the save in progress has finished on all hosts."""
         self.publisher.close()
         self.checkpoints.close()
 
@@ -62,14 +58,14 @@ def join_run(
     liveness: Liveness | None = None,
     destinations: Sequence[Destination] = (),
 ) -> Follower:
-    """Builds a learner's process that does not lead; what the first one's `open_run` does with all, it does too.
+    """Builds a follower, calling the collective parts of the leader's `open_run` in the same order.
 
-    Asked to end by a signal, it asks the leader, which ends all. `destinations` are where its rows of the weights go
-    besides this machine's memory and the bucket.
+    SIGTERM and SIGINT forward a stop request to the leader, which stops all processes. `destinations` receive this
+    process's rows of the weights in addition to local shared memory and the bucket.
 
     Raises:
-      ValueError, FileNotFoundError: the model or the mesh are unusable (one line says why).
-      ProcessLostError: the leader did not come.
+      ValueError, FileNotFoundError: the model or the mesh is unusable; the message is one line.
+      ProcessLostError: the leader did not join in time.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: hosts.request_stop())

@@ -1,4 +1,4 @@
-"""The learner's signs of life, its lead of the run, and its ear for being told to stop."""
+"""Learner heartbeat: liveness, leader lease, and stop-signal listener."""
 
 import os
 import threading
@@ -14,20 +14,20 @@ from learner.distributed.channel import Processes, SingleProcess
 
 HEARTBEAT_S = 2.0
 STOP_POLL_S = 1.0
-"""How often the learner asks whether another of its processes was told to stop."""
+"""Interval between checks for a stop request in another learner process, in seconds."""
 LAST_BEAT_S = 10.0
-"""How long the last one may take at the end: the store may be away."""
+"""Timeout for each thread to exit at the end, in seconds; the store may be unreachable."""
 ACTORS_CHECK_S = 10.0
-"""How often, while it waits, the learner looks whether an actor lives."""
+"""Interval between checks for live actors while the learner waits, in seconds."""
 NO_ACTOR_WARNING_S = 60.0
 
 
-class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """The process was asked to end; what is in the last checkpoint and the store is enough to go on."""
+class Stopped(Exception):  # noqa: N818  # not an error
+    """Raised after a stop request; the last checkpoint and the store suffice to resume."""
 
 
 class LearnerHeartbeat:
-    """Says that the learner lives, from threads of its own, and how far it is; tells it when to stop."""
+    """Heartbeats and leader lease renewal, from background threads, and the stop checks of the training loop."""
 
     def __init__(
         self,
@@ -39,15 +39,10 @@ class LearnerHeartbeat:
         hosts: Processes | None = None,
         say_alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """Not beating yet.
+        """Prepares the threads without starting them.
 
-        Args:
-          store: where it beats.
-          stop: set when this process is asked to end.
-          liveness: felt by who started this process.
-          leader_lease_s: `store.leader_lease_s`.
-          hosts: the learner's processes, each of which may be asked to end; this one alone if not given.
-          say_alive: called wherever the learner waits; tells the others.
+        `stop` is set when any process in `hosts` is asked to stop. The parent process reads `liveness`. `say_alive`
+        sends a keep-alive to the followers whenever the learner waits.
         """
         self._hosts, self._say_alive = hosts or SingleProcess(), say_alive
         self._store = store
@@ -57,32 +52,32 @@ class LearnerHeartbeat:
         self._failure: Exception | None = None
         self._thread_stop = threading.Event()
         self._thread = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
-        # Apart: while the store is away a beat waits for it, and who is asked to end must be heard all the same.
+        # Separate thread: heartbeats block while the store is unreachable, but stop requests must still be handled.
         self._stop_listener = threading.Thread(target=self._listen_for_stop, name="ear", daemon=True)
         self._checked_s = self._warned_s = time.monotonic()
         self._has_no_actors = False
         self._has_updated = False
 
     def start(self) -> None:
-        """Starts beating, and listening to the other processes."""
+        """Starts the heartbeat and the stop-signal listener."""
         self._thread.start()
         self._stop_listener.start()
 
     def stop(self) -> None:
-        """Beats a last time and ends; more than once is fine."""
+        """Stops both threads; idempotent."""
         self._thread_stop.set()
         for thread in (self._thread, self._stop_listener):
             if thread.ident is not None:
                 thread.join(LAST_BEAT_S)
 
     def check(self) -> None:
-        """Called wherever the learner waits for others.
+        """Checks for stop requests and failures; called whenever the learner waits.
 
         Raises:
-          Stopped: a process of the learner was asked to end.
-          ProcessLostError: the learner's other processes can't be reached.
-          SupersededLearnerError: another learner leads the run.
-          StoreLostError: the store was away for too long.
+          Stopped: a learner process was asked to stop.
+          ProcessLostError: other learner processes are unreachable.
+          SupersededLearnerError: another learner holds the leader lease.
+          StoreLostError: the store was unreachable for too long.
         """
         if self._stop.is_set():
             raise Stopped
@@ -93,18 +88,14 @@ class LearnerHeartbeat:
         self._liveness.report(Activity.NO_ACTORS if self._has_no_actors else Activity.WAITING)
 
     def report_progress(self) -> None:
-        """Called wherever a part of the learner's work is done, and wherever a wait is over before more work begins.
+        """Reports progress to the hang detector, after each part of the work and after each wait.
 
-        Up to the first update the next part may have to compile, which takes longer than work does.
+        Reports STARTING before the first update, because the next part may have to compile.
         """
         self._liveness.report(Activity.WORKING if self._has_updated else Activity.STARTING)
 
     def updated(self) -> None:
-        """Called after each update.
-
-        Raises:
-          What `check` does.
-        """
+        """Marks an update as complete, then checks like `check`."""
         self._has_updated = True
         self.check()
         self.report_progress()
@@ -126,7 +117,7 @@ class LearnerHeartbeat:
             try:
                 self._store.heartbeat(Heartbeat(process="learner", role="learner", pid=os.getpid(), time_s=time.time()))
                 self._store.renew_leadership(lease_s=self._lead_s)
-            except Exception as e:  # raised where the learner next looks
+            except Exception as e:  # check() raises it
                 self._failure = e
                 return
             if self._thread_stop.wait(min(HEARTBEAT_S, self._lead_s / 3)):
@@ -137,12 +128,12 @@ class LearnerHeartbeat:
             try:
                 if self._hosts.stop_requested:
                     self._stop.set()
-            except Exception as e:  # raised where the learner next looks
+            except Exception as e:  # check() raises it
                 self._failure = e
                 return
 
 
 def live_actors(store: LearnerStore) -> list[Heartbeat]:
-    """The last signs of life of the actors that most likely live, by the store's clock."""
+    """Returns the heartbeats of actors seen in the last 5 heartbeat intervals, by the store's clock."""
     since_s = store.now_s() - 5 * HEARTBEAT_S
     return [b for b in store.heartbeats() if b.role == "actor" and b.time_s > since_s]
