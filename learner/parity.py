@@ -1,15 +1,13 @@
-"""Engine against learner logprobs after a publish; fencing and readmission of actors.
+"""Parity check of engine and learner logprobs after a publish; fencing and re-admission of actors.
 
-Silently wrong weights are this field's most common serious bug: nothing crashes, only the ratios are off
-(docs/publishing_and_proof.md). So right after a publish a few fresh responses are sampled, and the learner, whose
-weights are still the ones it published, computes the same tokens' logprobs. An actor that is off by more than the
-served dtype explains is fenced.
+Wrong weights in an engine raise no error and change only the importance ratios (docs/publishing_and_proof.md). After a
+publish the learner samples a few responses and computes their logprobs with the published weights. An actor whose
+logprobs differ by more than the tolerance is fenced.
 
-The learner offers them whenever the weights it would compare with are the published ones: after a publish until the
-next update, and while it waits for a probe. A fenced actor drops all it had, fetches the published version in full and
-answers (`actor.weight_updates`); if all its answers are the learner's own within the bound, it is let in. After
-`MAX_TRIES` it stays out for good, and ends: also under its name a new process is not served, until whoever keeps the
-run in order puts it on probation (`launch.tools.runs --unfence`), for as many tries again.
+A fenced actor discards its samples, fetches the published version in full and answers a probe (`actor.weight_updates`).
+It is re-admitted if all its answers are within the tolerance. After `MAX_TRIES` failed probes it is fenced permanently
+and exits; a new process under its name is not served. The operator can grant it `MAX_TRIES` more with
+`launch.tools.runs --unfence`.
 """
 
 import dataclasses
@@ -31,20 +29,20 @@ from learner.heartbeat import live_actors
 from learner.update.packing import PackedBatch, pack_groups
 
 _ANY_LOSS = LossConfig()
-"""Packing wants a normalisation; nothing here reads what it gives."""
+"""Loss config that packing requires; the parity check does not read the loss weights."""
 
 
 ScoreFunction = Callable[[PackedBatch], Float32[np.ndarray, "B S"]]
-"""log pi of a batch's trained tokens by the learner's current weights, in nats."""
+"""Function that returns log pi of a batch's trained tokens by the learner's current weights, in nats."""
 
 
 def max_abs_dlogprob(score: ScoreFunction, group: Group, packing: PackingConfig) -> float:
-    """Largest |log pi - log mu| over a group's sampled tokens, in nats; the weights must be its version's."""
+    """Returns the largest |log pi - log mu| over a group's sampled tokens, in nats, by weights of its version."""
     worst = 0.0
     for micro in pack_groups([group], packing=packing, loss=_ANY_LOSS, max_response_tokens=1):
         logprobs = score(micro.batch)
         off = np.abs(logprobs - micro.batch.behavior_logprobs)[np.asarray(micro.batch.loss_mask)]
-        worst = float(np.maximum(worst, off.max(initial=0.0)))  # a NaN stays one, and no bound holds
+        worst = float(np.maximum(worst, off.max(initial=0.0)))  # np.maximum keeps NaN, which exceeds every tolerance
     return worst
 
 
@@ -57,18 +55,11 @@ def settle(
     fence: Callable[[str, str, float], None],
     before_score: Callable[[], None] = lambda: None,
 ) -> float:
-    """Waits for the probe that is out; returns the largest |log pi - log mu| among the actors that pass, NaN of none.
+    """Waits for the probe; returns the largest |log pi - log mu| of passing actors in nats, NaN if none passes.
 
-    The parity fence: an actor over the bound may claim nothing more, and its groups are made again by
-    others.
-
-    Args:
-      probe: what is out.
-      score: the learner's own forward pass, by weights that are still the ones published.
-      packing: the shape of a micro-batch.
-      bound: nats; `Config.parity_bound`.
-      fence: told the actor, the reason and by how many nats it is off.
-      before_score: called when a group is back, before the forward pass, which may have to compile.
+    Fences each actor over `bound` (nats): `fence` gets the actor, the reason and the difference. Other actors
+    regenerate its groups. `score` must use the published weights. `before_score` is called before each forward pass,
+    which may have to compile.
     """
     worst = 0.0
 
@@ -90,32 +81,32 @@ def settle(
 MAX_TRIES = 3
 LOOK_AT_BEATS_S = 2.0
 ALONE_S = 30.0
-"""For so long nobody but fenced actors may live while the learner can't probe; then they end, and others may come."""
+"""Seconds without a possible probe or another live actor after which fenced actors are banned and exit."""
 
 
 class Gate(Protocol):
-    """Who is fenced, and what may be done about it (`learner.schedule.rollout_stream.RolloutStream`)."""
+    """Fenced actors of the run, and methods to change them (`learner.schedule.rollout_stream.RolloutStream`)."""
 
     @property
     def fenced_actors(self) -> Collection[str]:
-        """Their names."""
+        """Names of the fenced actors."""
         ...
 
     @property
     def round(self) -> int:
-        """The round now being trained."""
+        """Round being trained."""
         ...
 
     def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
-        """Refuses an actor's groups and claims."""
+        """Rejects an actor's groups and claims."""
         ...
 
     def unfence(self, actor: str) -> None:
-        """Lets it in again."""
+        """Re-admits an actor."""
         ...
 
     def is_sound(self, group: Group, ticket: Ticket) -> bool:
-        """Whether nothing in a group contradicts the run."""
+        """Returns True if a group is consistent with the run and its ticket."""
         ...
 
 
@@ -123,12 +114,12 @@ class Gate(Protocol):
 class _Probe:
     version: Version
     tickets: dict[str, Ticket]
-    """Those not answered yet."""
+    """Tickets not answered yet."""
     ids: tuple[str, ...]
 
 
 class ParityFence:
-    """The probes that are out for fenced actors."""
+    """Re-admission of fenced actors: pending probes and their results."""
 
     def __init__(
         self,
@@ -142,17 +133,11 @@ class ParityFence:
         bound: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is out.
+        """Starts without pending probes.
 
-        Args:
-          store: where probes go and answers come from.
-          gate: who is fenced.
-          problems: (problem, samples) pairs of a probe; none: nobody comes back.
-          sampling: how a probe is sampled.
-          published: the version announced last, as long as the learner's weights are the very same; else None.
-          score: largest |log pi - log mu| of a group by the learner's weights, in nats.
-          bound: nats; `Config.parity_bound`.
-          clock: monotonic, in seconds.
+        `problems` holds the (problem, samples) pairs of a probe; if it is empty, no actor is re-admitted. `published`
+        returns the last announced version if the learner still has its weights, else None. `score` returns a group's
+        largest |log pi - log mu|, and `bound` is its tolerance, both in nats.
         """
         self._store, self._gate = store, gate
         self._problems, self._sampling = problems, sampling
@@ -164,14 +149,11 @@ class ParityFence:
         self._alive: set[str] = set()
         self._looked_at, self._could_probe_at = -float("inf"), clock()
         self._fenced: set[str] = set()
-        """Not for good, at the last look."""
+        """Actors fenced, but not permanently, at the last poll."""
         self._for_good: set[str] = set()
 
     def poll(self) -> None:
-        """Offers probes to fenced actors that live, and takes in their answers; never waits.
-
-        Called wherever the learner waits, and between two micro-batches.
-        """
+        """Offers probes to live fenced actors and checks their answers; never blocks."""
         if not self._gate.fenced_actors:
             self._fenced = set()
             return
@@ -184,11 +166,11 @@ class ParityFence:
         new, self._fenced = fenced - self._fenced, fenced
         if not fenced:
             return
-        # Whoever was just fenced has its full time: the last look may lie long back.
+        # A newly fenced actor gets the full ALONE_S: the last poll may have been long ago.
         if new or version is not None or self._alive - set(self._gate.fenced_actors) or not self._alive & fenced:
             self._could_probe_at = now
         for actor in [a for a, probe in self._out.items() if probe.version != version]:
-            self._withdraw(actor)  # what it would be compared with is gone
+            self._withdraw(actor)  # the learner no longer has that version's weights
         if version is not None and self._problems:
             for actor in sorted(fenced & self._alive - self._out.keys()):
                 self._offer(actor, version)
@@ -199,15 +181,12 @@ class ParityFence:
                 self.ban(actor, f"{why}, so it can't be proved clean", None)
 
     def ban(self, actor: str, reason: str, off: float | None = None) -> None:
-        """Fences an actor for good: no probe is asked of it any more, and it ends.
-
-        `off`: by how many nats its logprobs are off, if that is why.
-        """
+        """Fences an actor permanently: it gets no more probes and exits; `off` is its logprob difference in nats."""
         self._for_good.add(actor)
         self._gate.fence(actor, f"{PERMANENT}{reason}", off)
 
     def _look_at_reasons(self) -> None:
-        """Whoever keeps the run in order may have put a live actor on probation that was fenced for good."""
+        """Detects live, permanently fenced actors that the operator put on probation."""
         for actor in sorted(self._alive & set(self._gate.fenced_actors)):
             if (self._store.fenced(actor) or "").startswith(PERMANENT):
                 self._for_good.add(actor)
@@ -244,7 +223,8 @@ class ParityFence:
     def _judge(self, actor: str, probe: _Probe, group: Group, ticket: Ticket) -> None:
         at, version = (group.incarnation, group.min_step, group.max_step), probe.version
         if at != (version.incarnation, version.step, version.step):
-            return self._withdraw(actor)  # it was not there yet, or already further: asked again
+            # the actor served another version: offer the probe again
+            return self._withdraw(actor)
         off = self._score(group) if self._gate.is_sound(group, ticket) else float("nan")
         if not off <= self._bound:
             return self._refuse(actor, version, off)
@@ -274,18 +254,17 @@ class ParityFence:
 
 
 MAX_LOST_IN_A_ROW = 8
-"""Groups of an actor that are missing in the bucket without one that is there between them."""
+"""Consecutive missing groups of one actor in the bucket until the actor is fenced."""
 
 
 class LostGroupsFence:
-    """Keeps out actors whose large groups never reach the bucket; their tickets go to others."""
+    """Permanent fence for actors whose large groups never reach the bucket; their tickets go to other actors."""
 
     def __init__(self, store: LearnerStore, *, bucket: str, keep_out: Callable[[str, str], None]) -> None:
-        """`keep_out` fences an actor for good, for a reason."""
         self._store, self._bucket, self._keep_out = store, bucket, keep_out
 
     def look(self) -> None:
-        """Called while the learner waits, and between two micro-batches."""
+        """Fences actors over the limit; called while the learner waits and between micro-batches."""
         for actor, num in list(self._store.lost_in_a_row.items()):
             if num >= MAX_LOST_IN_A_ROW:
                 del self._store.lost_in_a_row[actor]

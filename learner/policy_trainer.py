@@ -1,15 +1,11 @@
-"""Weights, optimizer state, update epochs, scores, export; commands that all processes run.
+"""Policy trainer: train state, epoch buffer, export, and the commands that all learner processes perform.
 
-They are kept as packed, each process's rows in its memory, with their logprobs under the policies that the loss
-compares with, so that no policy scores a token twice: 29 bytes a place of a packed row, and 4 more for each such
-policy. Nothing of it is in a checkpoint: those are made between updates, and a learner that is killed between two
-passes begins the batch anew.
+The epoch buffer keeps packed micro-batches in each process's memory with the logprobs of the frozen policies, so no
+policy scores a token twice. It takes 29 bytes per position of a packed row, and 4 more per frozen policy. Checkpoints
+exclude it: they are made between updates, and a learner killed between two epochs restarts the batch.
 
-Every process calls the same methods in the same order, as the leader decides (`learner.policy_trainer`): behind each
-there is a program that the devices of all run together.
-
-A command is told to the others before the leader performs it, so all performs the same ones in the same order. The
-list is all that processes must agree on: whatever else the leader does touches no parameters.
+All processes perform the same commands in the same order, because each command runs a program on all devices. The
+leader broadcasts a command before performing it. No other operation of the leader changes parameters.
 """
 
 import dataclasses
@@ -39,20 +35,14 @@ from learner.update.train_step import TrainStep
 
 
 class EpochCache:
-    """Micro-batches in the order in which they were first trained; keeps nothing where there is one pass alone."""
+    """Epoch buffer: micro-batches in training order; empty if there is only one epoch."""
 
     def __init__(self, steps: TrainStep, *, epochs: int) -> None:
-        """Empty.
-
-        Args:
-          steps: has the policy's own logprobs of the micro-batch last accumulated, if the loss wants them.
-          epochs: passes over a batch.
-        """
         self._steps, self._is_needed = steps, epochs > 1
         self._kept: list[tuple[MicroBatch, FrozenLogprobs]] = []
 
     def add(self, micro: MicroBatch, anchors: FrozenLogprobs) -> None:
-        """Keeps the micro-batch just accumulated, and what the loss compared it with."""
+        """Keeps the micro-batch just accumulated and the frozen policies' logprobs of it."""
         if not self._is_needed:
             return
         self._move_last_to_host()
@@ -62,25 +52,25 @@ class EpochCache:
 
     @property
     def ticket_ids(self) -> list[tuple[str, ...]]:
-        """The groups that end with each."""
+        """Group ids that end in each micro-batch."""
         return [micro.ticket_ids for micro, _ in self._kept]
 
     def __getitem__(self, index: int) -> tuple[MicroBatch, FrozenLogprobs]:
-        """The one of that number, from 0, with the logprobs that its later passes are handed."""
+        """Returns micro-batch `index` (from 0) with the logprobs for its later epochs."""
         self._move_last_to_host()
         return self._kept[index]
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, FrozenLogprobs]]:
-        """All of them, each with the logprobs that its later passes are handed."""
+        """Iterates over the micro-batches with the logprobs for their later epochs."""
         self._move_last_to_host()
         return iter(self._kept)
 
     def clear(self) -> None:
-        """The update is made, or given up."""
+        """Empties the buffer after an update or a discarded batch."""
         self._kept = []
 
     def _move_last_to_host(self) -> None:
-        """Waits for the last one; done when the next one is there, so that the devices never idle."""
+        """Moves the last micro-batch to the host; called after the next one is queued, so that devices do not idle."""
         if self._kept:
             micro, anchors = self._kept[-1]
             batch, anchors = jax.tree.map(own_on_host, (micro.batch, anchors))
@@ -88,16 +78,16 @@ class EpochCache:
 
 
 class Publishing(Protocol):
-    """Where weights go."""
+    """Publisher interface of the trainer."""
 
     def publish(self, params: Params, *, step: int, must_publish: bool = False) -> Any:
-        """Hands them over; every process calls it at the same place, with its parts of them."""
+        """Publishes weights; a collective call in which every process passes its parts."""
         ...
 
 
 @dataclasses.dataclass
 class PolicyTrainer:
-    """The state, the functions that change it, and where it goes."""
+    """Train state, the operations that change it, and the publisher and checkpoints that receive it."""
 
     config: Config
     architecture: Architecture
@@ -108,18 +98,18 @@ class PolicyTrainer:
     publisher: Publishing
     checkpoints: Checkpoints
     base: LoraBase | None = None
-    """What the state's adapters belong to; None where all parameters are trained."""
+    """Base of the state's adapters; None if all parameters are trained."""
 
     @property
     def frozen(self) -> Params | None:
-        """The base's parameters."""
+        """Parameters of the frozen base; None if all parameters are trained."""
         return None if self.base is None else self.base.params
 
     def accumulate(self, micro: MicroBatch) -> None:
-        """Adds a micro-batch's gradient in the first pass over its batch.
+        """Adds a micro-batch's gradient in the first epoch of its batch.
 
-        Returns when the one before is done, so that the devices have work while the next is prepared; where none is
-        packed yet, when this one is, so that waiting for groups is not mistaken for computing.
+        Waits only for the previous micro-batch, so that devices compute while the host packs. Waits for this one if it
+        ends the pack, so that waiting for groups does not count as computing.
         """
         before = self.steps.pending
         batch = self.steps.spread(micro.batch)
@@ -129,46 +119,46 @@ class PolicyTrainer:
         jax.block_until_ready(self.steps.pending if micro.ends_pack else before)
 
     def accumulate_cached(self, index: int) -> None:
-        """Adds the gradient of the batch's micro-batch of that number, from 0, in a later pass."""
+        """Adds the gradient of the batch's micro-batch `index` (from 0) in a later epoch."""
         micro, anchors = self.kept[index]
         before = self.steps.pending
         self.state = self.steps.accumulate(self.state, micro.batch, anchors, self.frozen)
         jax.block_until_ready(before)
 
     def optimizer_step(self, epoch: int) -> dict[str, Any]:
-        """Steps the optimizer, which ends a pass over the batch; the metrics, on the host."""
+        """Makes the optimizer step that ends an epoch; returns the metrics on the host."""
         self.state, metrics = self.steps.apply(self.state, epoch)
         if epoch == self.config.rounds.epochs - 1:
             self.kept.clear()
         return jax.device_get(metrics)
 
     def discard(self) -> None:
-        """Throws the batch away that is being filled."""
+        """Discards the batch being accumulated."""
         self.state = self.steps.discard(self.state)
         self.kept.clear()
 
     def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
-        """Log pi of each trained token by the current weights, in nats, on the host."""
+        """Returns log pi of each trained token by the current weights, in nats, on the host."""
         return whole_on_host(self.steps.score(self.state.params, self.steps.spread(batch), self.frozen))
 
     def publish(self, step: int, *, must_publish: bool) -> None:
-        """Hands the current weights over to the publisher; see there."""
+        """Publishes the current weights and updates the frozen policies that follow publishes."""
         self.publisher.publish(self.published_params(), step=step, must_publish=must_publish)
         self.anchors.publish(self.state.params)
 
     def published_params(self) -> Params:
-        """What is published: the parameters; of a run with adapters these, or the base with them added to it."""
+        """Returns the weights to publish: the parameters, the adapters, or the base merged with the adapters."""
         if self.base is None or self.config.publishes_adapters:
             return self.state.params
         scale, dtype = self.config.lora.scale, self.config.model.served_dtype
         return merge(self.base.params, self.state.params, scale=scale, dtype=dtype)
 
     def save(self, step: int, host_state: dict[str, Any]) -> None:
-        """Starts a checkpoint of the state as it is between two updates; `books` are the leader's."""
+        """Starts a checkpoint of the state between two updates; only the leader's `host_state` is written."""
         self.checkpoints.save(step, saved_part(self.state), host_state)
 
     def save_model(self, folder: pathlib.Path, tokenizer_from: pathlib.Path) -> None:
-        """Writes the model as it is now; see `save_model`."""
+        """Writes the current model; see the function `save_model`."""
         save_model(
             self.config,
             self.architecture,
@@ -181,7 +171,7 @@ class PolicyTrainer:
 
 
 def saved_part(state: TrainState) -> dict[str, Any]:
-    """What a checkpoint holds of the state; it is saved between updates, where the accumulator is empty."""
+    """Returns the checkpointed part of the state; the accumulator is empty between updates."""
     return {
         "params": state.params,
         "opt_state": state.opt_state,
@@ -200,16 +190,10 @@ def save_model(
     folder: pathlib.Path,
     tokenizer_from: pathlib.Path,
 ) -> None:
-    """Writes a model in Hugging Face's format; one with adapters merged, and those in PEFT's format beside it.
+    """Writes a model in Hugging Face format to `folder`.
 
-    Args:
-      config: the run's.
-      architecture: the model's.
-      params: its parameters, or adapters.
-      base: what adapters belong to.
-      step: of the parameters.
-      folder: where to; the adapters' is the run folder's own, above it.
-      tokenizer_from: the model that the run began with.
+    If `base` is given, `params` are its adapters: `folder` gets the merged model, and the adapters are written in PEFT
+    format to the run folder that contains `folder`. `tokenizer_from` is the folder of the run's initial model.
     """
     if base is None:
         hf_save.save(folder, architecture, params, tokenizer_from=tokenizer_from)
@@ -225,96 +209,96 @@ def save_model(
 
 @dataclasses.dataclass(frozen=True)
 class Accumulate:
-    """A micro-batch, in the first pass over its batch."""
+    """Command: train a micro-batch in the first epoch of its batch."""
 
     micro: MicroBatch
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Trains it."""
+        """Accumulates the micro-batch."""
         trainer.accumulate(self.micro)
 
 
 @dataclasses.dataclass(frozen=True)
 class AccumulateAgain:
-    """The micro-batch of that number, from 0, of the batch that every process kept."""
+    """Command: train micro-batch `index` (from 0) of the epoch buffer."""
 
     index: int
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Trains it once more."""
+        """Accumulates the micro-batch from the epoch buffer."""
         trainer.accumulate_cached(self.index)
 
 
 @dataclasses.dataclass(frozen=True)
 class Apply:
-    """The optimizer step that ends a pass over the batch."""
+    """Command: make the optimizer step that ends an epoch."""
 
     epoch: int
 
     def perform(self, trainer: PolicyTrainer) -> dict[str, Any]:
-        """Makes it; its metrics."""
+        """Makes the step and returns its metrics."""
         return trainer.optimizer_step(self.epoch)
 
 
 @dataclasses.dataclass(frozen=True)
 class Discard:
-    """The batch being filled is not used."""
+    """Command: discard the batch being accumulated."""
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Empties the accumulator."""
+        """Empties the accumulator and the epoch buffer."""
         trainer.discard()
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreBatch:
-    """A batch of samples whose logprobs are compared with the current weights' own."""
+    """Command: compute a batch's logprobs by the current weights."""
 
     batch: PackedBatch
 
     def perform(self, trainer: PolicyTrainer) -> Float32[np.ndarray, "B S"]:
-        """Scores them."""
+        """Returns log pi of the trained tokens, in nats."""
         return trainer.score(self.batch)
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """The current weights go out, as those of a step."""
+    """Command: publish the current weights as version of `step`."""
 
     step: int
     must_publish: bool
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Hands them over."""
+        """Publishes the weights."""
         trainer.publish(self.step, must_publish=self.must_publish)
 
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """A checkpoint of a step; the books are the leader's, who alone writes them, and are not told."""
+    """Command: save a checkpoint; `host_state` is not broadcast, because only the leader writes it."""
 
     step: int
     host_state: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Starts it."""
+        """Starts the checkpoint."""
         trainer.save(self.step, self.host_state)
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveModel:
-    """The model, in Hugging Face's format, to a folder that all see."""
+    """Command: write the model in Hugging Face format to a shared folder."""
 
     folder: str
     tokenizer_from: str
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Writes it."""
+        """Writes the model."""
         trainer.save_model(pathlib.Path(self.folder), pathlib.Path(self.tokenizer_from))
 
 
 @dataclasses.dataclass(frozen=True)
 class Alive:
-    """Nothing: the leader lives, and waits for others."""
+    """No-op keep-alive from the leader."""
 
     def perform(self, trainer: PolicyTrainer) -> None:
         """Does nothing."""
@@ -323,12 +307,12 @@ class Alive:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """All processes end, with that exit code."""
+    """Command: exit with `code`."""
 
     code: int
 
     def perform(self, trainer: PolicyTrainer) -> None:
-        """Does nothing: who is told closes what it has and ends."""
+        """Does nothing; the follower's loop returns the exit code."""
         del trainer
 
 
@@ -345,7 +329,7 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode(command: Command) -> bytes:
-    """As it is told: of the arrays of a batch their shapes, all that `TrainStep.spread` wants of the others."""
+    """Serializes a command; batch arrays are sent as shapes only, which is all that `TrainStep.spread` needs."""
     if isinstance(command, Accumulate):
         fields: Any = encode_micro(command.micro)
     elif isinstance(command, ScoreBatch):
@@ -358,10 +342,10 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: bytes, packing: PackingConfig) -> Command:
-    """What was told.
+    """Deserializes a command.
 
     Raises:
-      ValueError: it is no command, or one of another build or configuration.
+      ValueError: the message is not a command, or comes from another build or config.
     """
     try:
         message = msgspec.msgpack.decode(data, type=_Message)

@@ -1,8 +1,4 @@
-"""Where training resumes: checkpoint or initial model; reference and LoRA base; what must match.
-
-They are measurements, and part of no update: what the store knows from after the checkpoint that a learner goes back to
-stays there.
-"""
+"""Restore of a run: checkpoint or initial model, LoRA base, compatibility checks, and timeout anchors."""
 
 import dataclasses
 import functools
@@ -33,17 +29,13 @@ from learner.update.train_step import TrainStep
 
 @dataclasses.dataclass(frozen=True)
 class WeightLoader:
-    """Reads Hugging Face folders of the run's model, split over its mesh."""
+    """Loader of Hugging Face folders onto the run's mesh."""
 
     config: Config
     architecture: Architecture
 
     def load(self, folder: pathlib.Path, dtype: str) -> Params:
-        """A folder's parameters in `dtype`.
-
-        Raises:
-          ValueError: it is another model.
-        """
+        """Returns the parameters of a folder in `dtype`; raises ValueError if the architecture differs from the run's."""
         mesh = make_mesh(**self.config.mesh.axes, devices=None)
         loaded, params = hf_io.load(
             folder,
@@ -55,7 +47,7 @@ class WeightLoader:
 
 
 def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | None:
-    """The frozen base of adapters, from the model's folder at every start; None where all parameters are trained.
+    """Loads the frozen base of LoRA adapters from the model folder, or returns None if all parameters are trained.
 
     Raises:
       ValueError: the folder lacks weights.
@@ -85,12 +77,12 @@ def restore(
     model_folder: pathlib.Path,
     base: LoraBase | None,
 ) -> tuple[int, TrainState, dict[str, Any] | None]:
-    """The latest checkpoint as (step, state, books), or the model's own weights at step 0 and no books.
+    """Returns the latest checkpoint as (step, state, host state), or initial weights as (0, state, None).
 
-    With a `base` the weights are adapters: the checkpoint's, if they are of this very base, or fresh ones.
+    With a `base` the parameters are adapters: the checkpoint's, whose base must match, or fresh ones.
 
     Raises:
-      CheckpointError: there are checkpoints, and none is intact or fits.
+      CheckpointError: checkpoints exist, but none is intact or compatible.
     """
     check = functools.partial(_check_host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
     restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
@@ -108,12 +100,10 @@ def restore_params(
     model_folder: pathlib.Path,
     base: LoraBase | None,
 ) -> tuple[int, Params]:
-    """The latest checkpoint's (step, parameters), for who does not train: there is no room for an optimizer's state.
-
-    With a `base` they are adapters.
+    """Returns the latest checkpoint's (step, parameters), or adapters with a `base`; loads no optimizer state.
 
     Raises:
-      CheckpointError: there is none, or none that is intact or fits.
+      CheckpointError: no checkpoint exists, or none is intact or compatible.
     """
     config, architecture = weights.config, weights.architecture
     mesh, dtype = make_mesh(**config.mesh.axes, devices=None), config.model.param_dtype
@@ -138,12 +128,7 @@ def _check_host_state(
     model_folder: pathlib.Path,
     base: LoraBase | None,
 ) -> None:
-    """Refuses a checkpoint of another format or model, or of other adapters.
-
-    Raises:
-      CheckpointError: names what differs.
-      OtherFormatError: the format differs.
-    """
+    """Raises CheckpointError or OtherFormatError if a checkpoint's format, model or adapters differ from the run's."""
     if host_state.get("format") != codec.FORMAT:
         raise codec.OtherFormatError.of(f"the checkpoint of {folder}", host_state.get("format", "none"))
     now, mesh = _shape_fields(weights.architecture), weights.config.mesh.axes
@@ -165,13 +150,13 @@ def trainer_of(
     checkpoints: Checkpoints,
     base: LoraBase | None,
 ) -> PolicyTrainer:
-    """The trainer of what was restored; every process makes one at the same place, for all load the reference."""
+    """Builds the trainer of the restored state; a collective call, because every process may load the reference."""
     reference = pathlib.Path(config.loss.reference_path or model_folder)
 
     def load_reference() -> Params:
         if loads_reference(config):
             return weights.load(reference, config.model.compute_dtype)
-        assert base is not None  # whose adapters, turned off, are the reference
+        assert base is not None  # the reference is the base without its adapters
         return base.params
 
     return PolicyTrainer(
@@ -194,11 +179,7 @@ def trainer_of(
 
 
 def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
-    """Compares what a checkpoint was made for with what is to go on from it.
-
-    Raises:
-      CheckpointError: they differ; names the fields.
-    """
+    """Raises CheckpointError with the names of the fields in which a checkpoint and the run differ."""
     differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
     if differing:
         fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
@@ -208,11 +189,7 @@ def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pa
 def check_same_adapters(
     saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path, model_folder: pathlib.Path
 ) -> None:
-    """Compares the adapters that a checkpoint holds, and their base, with the run's.
-
-    Raises:
-      CheckpointError: they differ; names the fields, or the base's folder.
-    """
+    """Raises CheckpointError if a checkpoint's adapters or their base differ from the run's."""
     check_same("lora", saved.get("config", {}), now.get("config", {}), folder)
     if saved.get("base") != now.get("base"):
         raise CheckpointError(
@@ -222,11 +199,7 @@ def check_same_adapters(
 
 
 def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: pathlib.Path) -> None:
-    """A reference may be another checkpoint of the model, not another model.
-
-    Raises:
-      ValueError: its shape differs; names the field.
-    """
+    """Raises ValueError if the architecture of `folder`, for example of a reference, differs from the model's."""
     wanted = _shape_fields(architecture)
     for name, got in _shape_fields(loaded).items():
         if got != wanted[name]:
@@ -234,30 +207,32 @@ def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: 
 
 
 def _shape_fields(config: Architecture) -> dict[str, Any]:
-    """What makes two models compute alike: not the notes in a config.json."""
+    """Returns the fields that define the computation, without the notes of config.json."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.compare}
 
 
 FIELD = "timeout_anchors"
-"""Of the books: {task's key: seconds by test case, with spaces between them}. Not there where there are none."""
+"""Key of the timeout anchors in the host state: {task key: space-separated seconds per test case}; may be absent."""
 TASKS_A_PAGE = 512
 MAX_BYTES = 64 * 2**20
-"""Of a checkpoint's anchors; 100,000 tasks of 20 test cases take a quarter of it."""
+"""Limit of the anchors in a checkpoint, in bytes; 100,000 tasks of 20 test cases take a quarter of it."""
 _PATIENCE_S = 5.0
-"""For how long a store that is away holds up a checkpoint."""
+"""Timeout for an unreachable store while a checkpoint is saved, in seconds."""
 
 
 class TimeoutAnchors:
-    """One learner's: taken along in each checkpoint, and put back into a store that lacks them."""
+    """Timeout anchors of one learner: saved in each checkpoint, and restored to a store that lacks them.
+
+    Anchors are measurements and belong to no update, so a rollback keeps the newer anchors of the store.
+    """
 
     def __init__(self, store: LearnerStore, *, max_bytes: int = MAX_BYTES) -> None:
-        """Asks nothing yet."""
         self._store, self._max_bytes = store, max_bytes
         self._known: dict[str, str] = {}
-        """As of the last checkpoint. Texts: numbers of Python's own would take several times as much."""
+        """Anchors at the last checkpoint, as text, because Python numbers would take several times the memory."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Their part of a checkpoint; JSON, and empty where there are none. As of the last one if the store is away."""
+        """Returns the anchors as a JSON part of a checkpoint; the last known anchors if the store is unreachable."""
         try:
             self._known = self._stored()
         except TimeoutError as e:
@@ -265,7 +240,7 @@ class TimeoutAnchors:
         return {FIELD: self._known} if self._known else {}
 
     def resume(self, host_state: Mapping[str, Any] | None) -> None:
-        """Puts those of a checkpoint into the store, if it lacks them; nothing if there is none, or it has none."""
+        """Restores the anchors of a checkpoint that the store lacks."""
         saved: dict[str, str] = (host_state or {}).get(FIELD, {})
         if not saved:
             return
@@ -279,7 +254,7 @@ class TimeoutAnchors:
         logging.info("anchors restored num_tasks=%d reopen_update=%d", len(saved), num_put)
 
     def _stored(self) -> dict[str, str]:
-        """All that the store has, up to the bound: whoever may write them shall fill neither memory nor disk."""
+        """Returns the store's anchors up to the limit, since any actor may write anchors."""
         found: dict[str, str] = {}
         num_bytes = 0
         for key, seconds in self._pages():

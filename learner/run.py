@@ -1,4 +1,4 @@
-"""`Run`, and how it is built from its config and folder, or resumed."""
+"""Run: the components of one learner process, built from config and run folder, or resumed."""
 
 import contextlib
 import dataclasses
@@ -54,7 +54,7 @@ from learner.update.train_step import TrainStep, build_train_step
 
 @dataclasses.dataclass
 class Run:
-    """The parts of one learner process."""
+    """Components of one learner process."""
 
     config: Config
     folder: pathlib.Path
@@ -67,7 +67,7 @@ class Run:
     trainer: PolicyTrainer
     lead: Replicator
     last_saved_step: int
-    """Of the last checkpoint that was begun; `checkpoints.latest` is there."""
+    """Step of the last checkpoint begun; `checkpoints.latest` is the last one committed."""
     publisher: Publisher
     checkpoints: Checkpoints
     evaluations: Evaluator
@@ -78,25 +78,25 @@ class Run:
     heartbeat: LearnerHeartbeat
     lock: RunLock
     finished_step: int | None
-    """That it was finished at, if it was, before this start took it up again."""
+    """Step at which the run had finished before this start reopened it, or None."""
     on_stop: Save | None = None
-    """What is saved if the learner is told to stop before the next update."""
+    """Checkpoint to save if the learner is asked to stop before the next update."""
 
     @property
     def step(self) -> int:
-        """Updates made, on the host: the version of the weights."""
+        """Number of updates made, which is the version of the weights."""
         return self.stream.step
 
     def do(self, command: Command) -> Any:
-        """Does it here and in the learner's other processes; what it returns here."""
+        """Performs a command on all learner processes and returns this process's result."""
         return self.lead.do(command, self.trainer)
 
     def save(self) -> None:
-        """Starts a checkpoint of the run as it is between two updates; the one before is finished first."""
+        """Starts a checkpoint of the current state after the previous save has finished; call it between updates."""
         self._start(self.checkpoint())
 
     def checkpoint(self) -> Save:
-        """The run as it is between two updates; its arrays are those of the moment when it is made."""
+        """Returns a checkpoint command with the current host state; its arrays are read when it is performed."""
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
         model = json.loads(self.architecture.hf_json)
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
@@ -104,7 +104,7 @@ class Run:
         return Save(self.step, host_state)
 
     def save_on_stop(self) -> None:
-        """Makes the checkpoint that the run remembers, if it is newer than the last one; waits until it is there."""
+        """Saves the checkpoint in `on_stop` if it is newer than the last one, and waits for the commit."""
         if self.on_stop is not None and self.on_stop.step > self.last_saved_step:
             self._start(self.on_stop)
             self.stream.acknowledge(self.checkpoints.wait())
@@ -112,14 +112,14 @@ class Run:
     def _start(self, save: Save) -> None:
         self.stream.acknowledge(self.checkpoints.wait())
         self.heartbeat.report_progress()
-        # Of now, not of when `save` was made: read once a checkpoint, and not once an update.
+        # Anchors are read here, not in checkpoint(): per save instead of per update.
         self.do(dataclasses.replace(save, host_state=save.host_state | self.timeouts.state_dict()))
         self.last_saved_step = save.step
         self.heartbeat.report_progress()
 
     def close(self) -> None:
-        """Lets go of everything; a save in progress is finished first. The next start publishes anew."""
-        with contextlib.ExitStack() as parts:  # each of them, also when one fails
+        """Releases all resources after the save in progress has finished; the next start publishes again."""
+        with contextlib.ExitStack() as parts:  # closes every part, even if one raises
             for part in (
                 self.store,
                 self.timeline,
@@ -134,7 +134,7 @@ class Run:
 
 
 def readmission_of(run: Run) -> ParityFence:
-    """Probes by the published weights, scored by the learner's own as long as those are the same."""
+    """Builds the re-admission of fenced actors; probes run only while the published weights are the current ones."""
     sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
 
     def published() -> Version | None:
@@ -165,15 +165,15 @@ def open_run(
     destinations: Sequence[Destination] = (),
     lead: Replicator | None = None,
 ) -> Run:
-    """Builds a learner; resumes if the folder has a checkpoint. A follower's part is `learner.follower.join_run`.
+    """Builds the leading learner process and resumes from a checkpoint if one exists; followers use `join_run`.
 
-    `liveness` is read by this process's parent, `destinations` take versions besides this machine's memory and the
-    bucket, and `lead` tells the learner's other processes what to do (None: there are none).
+    The parent process reads `liveness`. `destinations` receive versions in addition to shared memory and the bucket.
+    `lead` broadcasts commands to the followers (default: no followers).
 
     Raises:
-      ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
-      CheckpointError: there are checkpoints, and none is intact or fits.
-      ProcessLostError: another process did not come.
+      ValueError, FileNotFoundError: the model, the prompts or the mesh is unusable; the message is one line.
+      CheckpointError: checkpoints exist, but none is intact or compatible.
+      ProcessLostError: another process did not join in time.
     """
     report_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)
@@ -204,8 +204,6 @@ def open_run(
 
 @dataclasses.dataclass(frozen=True)
 class _Problems:
-    """What is trained on, and what is evaluated."""
-
     prompts: PromptStream
     held_out: list[Problem]
     sets: list[ProblemSet]
@@ -213,20 +211,18 @@ class _Problems:
 
 @dataclasses.dataclass(frozen=True)
 class _Restored:
-    """Where a learner goes on from."""
-
     checkpoints: Checkpoints
     step: int
     host_state: dict[str, Any] | None
     timeouts: TimeoutAnchors
     trainer: Callable[..., PolicyTrainer]
-    """Called with `publisher`; every process of the learner makes its trainer at the same place."""
+    """Called with `publisher`; a collective call of all learner processes."""
 
 
 def _restore(
     context: RunContext, architecture: Architecture, steps: TrainStep, model_folder: pathlib.Path
 ) -> _Restored:
-    """The last checkpoint, or the model's own weights; the store goes back with it, and actors are told of the run."""
+    """Restores a checkpoint or loads the initial weights, records the restore in the store, and puts the run card."""
     config, folder, store = context.config, context.folder, context.store
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
@@ -272,7 +268,7 @@ def _open_publisher(
         on_wait=context.heartbeat.check,
         announce=announcer(context.store, token),
     )
-    context.wait_hooks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
+    context.wait_hooks.append(publisher.check)  # a failed publish would make the learner wait forever for samples
     return publisher
 
 
@@ -284,7 +280,6 @@ def _build(
     restored: _Restored,
     publisher: Publisher,
 ) -> Run:
-    """The parts that are made of what was restored."""
     config, folder, step = context.config, context.folder, restored.step
     metrics = MetricsWriter(
         folder,
@@ -343,7 +338,7 @@ def _build(
 
 
 def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
-    """TensorBoard's files, where they are wanted; other trackers follow the record in processes of their own."""
+    """Returns the TensorBoard sink if the config asks for it; other trackers run in separate processes."""
     if "tensorboard" not in config.run.tracker_names:
         return None
     from learner.metrics.tensorboard import TensorBoardSink
@@ -352,7 +347,7 @@ def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) ->
 
 
 def _open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> _Problems:
-    """Rows that are bad are set aside in a file."""
+    """Opens prompts and evaluation sets, and quarantines invalid rows."""
     gold_failures = read_gold_failures(RunFolder(folder).gold_failures)
     quarantine = Quarantine(RunFolder(folder).quarantine)
     own = open_own_sets(config, tokenizer)
@@ -369,7 +364,7 @@ def _open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -
 
 
 def _say_ready(run: Run, incarnation: int) -> None:
-    """Keeps what the loss really uses, and logs it with the sizes of the run."""
+    """Writes the effective loss constants to the run folder and logs them with the run's sizes."""
     constants = losses.effective_constants(
         run.config.loss,
         temperature=run.config.sampling.temperature,

@@ -1,4 +1,4 @@
-"""What parts of a run are given: store, leadership, heartbeats, wait hooks."""
+"""Run context: store, leader lease, heartbeat and wait hooks that components share."""
 
 import dataclasses
 import pathlib
@@ -27,11 +27,11 @@ POLL_INTERVAL_S = 1.0
 
 
 def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
-    """The run's store; the run is made in it where it is new.
+    """Opens the run's store, and creates the run in it if it is new.
 
     Raises:
-      ValueError: the store can't be used; one line says why.
-      TimeoutError: it can't be reached.
+      ValueError: the store is unusable; the message is one line.
+      TimeoutError: the store is unreachable.
     """
     url, run, retry_s = store_url(config), run_id(folder), config.store.outage_timeout_s
     create_run(url, run=run, name=config.run.name, actor_role=config.store.actor_role, retry_s=retry_s)
@@ -54,10 +54,10 @@ def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
 
 
 def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path) -> int:
-    """Becomes the run's one learner; waits for the lease of one elsewhere that may be dead. Returns the incarnation.
+    """Acquires the leader lease and returns the incarnation; waits for another learner's lease to expire.
 
     Raises:
-      LearnerLivesError: a learner elsewhere lives.
+      LearnerLivesError: another learner holds the lease and renews it.
     """
     lease_s = config.store.leader_lease_s
     deadline = time.monotonic() + lease_s + POLL_INTERVAL_S
@@ -75,7 +75,7 @@ def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path
 
 
 def announcer(store: LearnerStore, token: Token | None) -> Callable[[Announcement], None]:
-    """How the learner tells actors of a version and its sources: signed, where there is a token."""
+    """Returns the function that announces a version and its sources to actors, signed if there is a token."""
 
     def announce(announcement: Announcement) -> None:
         store.announce(sign(announcement, token) if token is not None else announcement)
@@ -85,7 +85,7 @@ def announcer(store: LearnerStore, token: Token | None) -> Callable[[Announcemen
 
 @dataclasses.dataclass
 class RunContext:
-    """What most parts of a run are given."""
+    """Resources that most components of a run need."""
 
     config: Config
     folder: pathlib.Path
@@ -94,37 +94,37 @@ class RunContext:
     store: SqlStore
     incarnation: int
     finished_step: int | None
-    """The step at which the run was finished, if it was, before this start took it up again."""
+    """Step at which the run had finished before this start reopened it, or None."""
     heartbeat: LearnerHeartbeat
     timeline: Timeline
     wait_hooks: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called while the learner waits; none of them waits itself."""
+    """Functions called while the learner waits; they must not block."""
 
     def check(self) -> None:
-        """Called on every look that found nothing.
+        """Runs the heartbeat checks and the wait hooks; called on each poll that found nothing.
 
         Raises:
-          What `LearnerHeartbeat.check` and the hooks do.
+          Exception: see `LearnerHeartbeat.check`; hooks may raise as well.
         """
         self.heartbeat.check()
         self.look()
 
     def look(self) -> None:
-        """Called between two micro-batches."""
+        """Runs the wait hooks; called between micro-batches."""
         for hook in self.wait_hooks:
             hook()
 
 
 def open_context(config: Config, folder: pathlib.Path, lead: Replicator, liveness: Liveness) -> RunContext:
-    """Opens the run's store, leads the run, and begins the heartbeats; SIGTERM and SIGINT stop the learner from now on.
+    """Opens the store, acquires leadership and starts the heartbeat; SIGTERM and SIGINT request a stop from now on.
 
     Raises:
-      ValueError, TimeoutError: the store can't be used, or reached.
-      LearnerLivesError: a learner elsewhere lives.
+      ValueError, TimeoutError: the store is unusable or unreachable.
+      LearnerLivesError: another learner is alive.
     """
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     store = open_run_store(config, folder)
-    finished = store.finished()  # leading takes the run up again
+    finished = store.finished()  # before acquire_leadership(), which clears the finished flag
     incarnation = acquire_leadership(store, config, folder)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -137,7 +137,7 @@ def open_context(config: Config, folder: pathlib.Path, lead: Replicator, livenes
         hosts=lead.hosts,
         say_alive=lead.keep_alive,
     )
-    heartbeat.start()  # before a checkpoint is restored, which may take longer than the lead lasts
+    heartbeat.start()  # before the restore, which may take longer than the lease
     return RunContext(
         config,
         folder,

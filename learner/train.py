@@ -1,10 +1,9 @@
-"""The training loop: accumulate, update, publish, checkpoint, finish.
+"""Training loop: accumulate, update, publish, checkpoint, finish.
 
-When the effective sample size of a full batch is below the floor, the batch is not trained: its tickets are issued
-again, and the policy stands still until a full batch by its own, current weights is there
-(`RolloutStream.drop_update`). That batch is trained whatever its ESS, since nothing fresher exists. What is in progress
-on older weights is aborted and begun anew. The papers' ratio (equation 5) is a whole sequence's; the ESS here is over
-tokens, as in their public code.
+A full batch whose effective sample size (ESS) is below the floor is not trained (`RolloutStream.drop_update`). Its
+tickets are reissued, samples in progress on older weights are restarted, and the policy waits for a batch by its
+current weights. That batch is trained at any ESS, since no fresher samples exist. The papers' ratio (equation 5) is per
+sequence; the ESS here is per token, as in their public code.
 """
 
 import dataclasses
@@ -25,13 +24,10 @@ from learner.update_metrics import StepMetrics
 
 
 def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> bool:
-    """Whether the update that is now full must not be made.
+    """Returns True if the full batch must be discarded by the ESS stop.
 
-    Args:
-      ess: the batch's effective sample size, 0 to 1, over tokens.
-      floor: `rounds.ess_floor`.
-      is_fresh: the batch is by the current weights alone.
-      step: the learner's.
+    `ess` is the batch's effective sample size over tokens, 0 to 1. A batch that is `is_fresh`, made by the current
+    weights only, is trained at any ESS.
     """
     if ess >= floor:
         return False
@@ -49,10 +45,10 @@ def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> boo
 
 
 def train(run: Run) -> None:
-    """Trains until `run.num_updates` steps are done; the result is in the run folder.
+    """Trains until `run.num_updates` steps are done, and writes the model to the run folder.
 
     Raises:
-      Stopped: a process of the learner was asked to end; with checkpoint.on_stop what may be saved is.
+      Stopped: a learner process was asked to stop; with checkpoint.on_stop a checkpoint is saved first.
     """
     try:
         train_all(run)
@@ -62,9 +58,9 @@ def train(run: Run) -> None:
 
 
 def train_all(run: Run) -> None:
-    """The updates, and what ends a run; nothing where one that is finished was started again."""
+    """Runs all updates and finishes the run; returns immediately if it is already finished."""
     if is_finished(run):
-        run.store.finish(run.step)  # said again: the run was taken up
+        run.store.finish(run.step)  # Acquiring leadership cleared the finished flag; set it again.
         logging.info("finished already step=%d", run.step)
         return
     publish(run)
@@ -79,7 +75,7 @@ def train_all(run: Run) -> None:
     )
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:
-        micro = next(batches)  # waits until complete groups are there
+        micro = next(batches)  # blocks until complete groups arrive
         run.heartbeat.report_progress()
         accumulate(run, micro, step_metrics)
         if not micro.ends_update:
@@ -108,15 +104,15 @@ def train_all(run: Run) -> None:
 
 
 def accumulate(run: Run, micro: MicroBatch, step_metrics: StepMetrics) -> None:
-    """Adds a micro-batch's gradient in the first pass over its batch."""
+    """Adds a micro-batch's gradient in the first epoch of its batch."""
     _, start, end = compute(run, Accumulate(micro), "train", step=run.step, groups=",".join(micro.ticket_ids))
     step_metrics.add_batch(micro, start, end)
     run.heartbeat.report_progress()
-    run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
+    run.stream.poll()  # races may be decided, or the oldest group evicted, during the computation
 
 
 def accumulate_cached(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
-    """Adds the gradients of the whole batch in a later pass, from the micro-batches of the first one."""
+    """Adds the gradients of the whole batch in a later epoch, from the epoch buffer."""
     for index, ticket_ids in enumerate(run.trainer.kept.ticket_ids):
         groups = ",".join(ticket_ids)
         _, start, end = compute(run, AccumulateAgain(index), "train", step=run.step, groups=groups, epoch=epoch)
@@ -126,7 +122,7 @@ def accumulate_cached(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
 
 
 def below_ess_floor(run: Run) -> bool:
-    """Whether the ESS stop keeps the update that is full from being made."""
+    """Returns True if the ESS stop applies to the full batch, and records the stop in the event log."""
     floor = run.config.rounds.ess_floor
     if floor == 0:
         return False
@@ -138,7 +134,7 @@ def below_ess_floor(run: Run) -> bool:
 
 
 def drop(run: Run, step_metrics: StepMetrics) -> None:
-    """Undoes the update that is full; what is to be sampled by the current weights needs them published."""
+    """Discards the full batch, and publishes the current weights if needed, since the next batch is sampled by them."""
     run.do(Discard())
     run.stream.drop_update()
     step_metrics.drop()
@@ -147,12 +143,12 @@ def drop(run: Run, step_metrics: StepMetrics) -> None:
 
 
 def update(run: Run, step_metrics: StepMetrics) -> None:
-    """Makes the update whose batch is full: an optimizer step for each pass over it; writes its metrics.
+    """Makes an update from the full batch, one optimizer step per epoch, and writes its metrics.
 
     Raises:
-      NotFiniteError: too many optimizer steps in a row had a loss or a gradient that was not finite.
+      NotFiniteError: too many consecutive optimizer steps had a non-finite loss or gradient.
     """
-    run.on_stop = None  # the parameters are others from here on
+    run.on_stop = None  # the update changes the parameters
     apply(run, step_metrics, epoch=0)
     for epoch in range(1, run.config.rounds.epochs):
         run.heartbeat.check()
@@ -172,15 +168,15 @@ def update(run: Run, step_metrics: StepMetrics) -> None:
 
 
 def apply(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
-    """Steps the optimizer, which ends a pass over the batch."""
+    """Makes the optimizer step that ends an epoch."""
     metrics, start, end = compute(run, Apply(epoch), "apply", step=run.step + 1, epoch=epoch)
     step_metrics.add_epoch(metrics, start, end)
 
 
 def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:
-    """Has all processes compute something; its result, when it began and when it ended (monotonic seconds).
+    """Performs a command on all processes and returns (result, start, end), in monotonic seconds.
 
-    The event log has it by its name, and whether it was compiled first.
+    The event log records it under `name`, and notes a compilation.
     """
     num_before = run.trainer.steps.num_compilations
     start = time.monotonic()
@@ -192,11 +188,11 @@ def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, f
 
 
 def publish(run: Run) -> None:
-    """Hands the current weights over, and sends out the probe and the evaluations that are due for them.
+    """Publishes the current weights, and starts the probe and the evaluations that are due.
 
-    Both may be asked for before the weights are out: actors serve a ticket by its version or later ones only. Weights
-    go out at once; an evaluation under way ends on newer ones, and one of its set that falls due meanwhile starts with
-    a later publish. With evaluation.at_publish=wait what is out is waited for first: it is of one version.
+    Both may start before the weights are available, because actors serve a ticket only by its version or a later one.
+    An evaluation in progress finishes on newer weights, and a set that comes due meanwhile starts at a later publish.
+    With evaluation.at_publish=wait, publishing waits for evaluations in progress, so each uses one version.
     """
     with run.stream.aside("hand over"):
         if run.evaluations.waits:
@@ -213,14 +209,14 @@ def publish(run: Run) -> None:
 
 
 def await_weights(run: Run) -> None:
-    """Waits until the weights handed over are out; who reaches a bucket alone hears of them later."""
+    """Waits until the published weights are available, except in buckets, whose uploads continue in the background."""
     with run.stream.aside("await weights"):
         run.publisher.wait_until_published()
     run.heartbeat.report_progress()
 
 
 def start_probe(run: Run) -> None:
-    """Asks for a few responses by the weights handed over; the next step waits for them, so they are short."""
+    """Requests a few short responses by the published weights; they are short because the next step waits for them."""
     assert run.publisher.version is not None
     sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
     sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
@@ -228,7 +224,7 @@ def start_probe(run: Run) -> None:
 
 
 def check_parity(run: Run) -> None:
-    """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
+    """Waits for the pending probe, if any, and compares its logprobs with the learner's."""
     version = run.probe.version
     if version is not None:
         with run.stream.aside("probe"):
@@ -244,35 +240,34 @@ def check_parity(run: Run) -> None:
 
 
 def is_save_due(run: Run, *, ends_round: bool) -> bool:
-    """Every n steps; by rounds the first round's end after.
+    """Returns True if a checkpoint is due: every n steps, in round mode at the next round end.
 
-    Saved at a round's end, a checkpoint's weights are the ones the next round is sampled by, so a restart
-    can use every group of that round.
+    A checkpoint at a round end has the weights that sample the next round, so a restart can use all its groups.
     """
     every = run.config.checkpoint.every_n_steps
     return may_save(run, ends_round=ends_round) and run.step // every > run.last_saved_step // every
 
 
 def may_save(run: Run, *, ends_round: bool) -> bool:
-    """After any update, by rounds after a round's last one."""
+    """Returns True if a checkpoint is allowed: after any update, in round mode only at a round end."""
     return run.config.publish.when == "every" or ends_round
 
 
 def is_finished(run: Run) -> bool:
-    """Whether an earlier start did all, to the model in the run folder; not where more steps are asked for since."""
+    """Returns True if an earlier start finished all steps and wrote the model; False if more steps are requested."""
     return (
         run.finished_step == run.step >= run.config.run.num_updates and RunFolder(run.folder).model(run.step).exists()
     )
 
 
 def finish(run: Run) -> None:
-    """The last evaluations, checkpoint and the model in Hugging Face's format."""
+    """Runs the last evaluations, saves the last checkpoint and writes the model in Hugging Face format."""
     if not run.publisher.is_published(run.step):
         publish(run)
     check_parity(run)
     with run.timeline.measure("await evaluations"):
         run.evaluations.wait()
-    if run.evaluations.is_due(run.step):  # an earlier one was still out when the last weights were published
+    if run.evaluations.is_due(run.step):  # an earlier evaluation was in progress at the last publish
         assert run.publisher.version is not None
         run.evaluations.start(version=run.publisher.version, round=run.stream.round)
         with run.timeline.measure("await evaluations"):
@@ -291,6 +286,6 @@ def finish(run: Run) -> None:
         with run.timeline.measure("write model"):
             run.do(SaveModel(str(target), tokenizer_from=str(run.tokenizer.folder)))
         run.heartbeat.report_progress()
-    run.publisher.finish()  # a bucket may take its time, and has the last weights too
-    run.store.finish(run.step)  # last: actors end by it
+    run.publisher.finish()  # waits for buckets, which get the last version as well
+    run.store.finish(run.step)  # last, because actors exit on it
     logging.info("finished step=%d model=%s", run.step, target)

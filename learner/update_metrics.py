@@ -1,4 +1,4 @@
-"""What the host knows of the update being filled: its groups, its times, and the row they make."""
+"""Metrics of the update being filled: its groups, its times, and its row."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,18 +16,18 @@ from learner.schedule.rollout_stream import RolloutStream
 from learner.update.packing import MicroBatch
 
 _SHOWN_REASONS = ("stale", "below_min_version", "zero_variance", "overflow", *group_validation.REASONS)
-"""Why groups were kept out, of those that have a metric of their own."""
+"""Reasons for dropped groups that have a metric."""
 
 
 NO_LORA = LoraConfig()
 
 
 class NotFiniteError(RuntimeError):
-    """Updates are left out one after the other: training does not go on by itself."""
+    """Raised if too many consecutive optimizer steps are skipped, since training does not recover by itself."""
 
 
 class StepMetrics:
-    """Collects an update's micro-batches and makes its row of metrics."""
+    """Collector of an update's micro-batches and epochs for its row of metrics."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class StepMetrics:
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
-        """Starts at the run's first wait; `num_skipped` optimizer steps were left out before."""
+        """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
         self._config, self._architecture, self._stream, self._store = config, architecture, stream, store
         self._lora = lora
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
-        """The optimizer steps' metrics, one a pass over the batch."""
+        """Metrics of the optimizer steps, one per epoch."""
         self._train_s = 0.0
         self._sum_squared_lengths = 0.0
         self._num_skipped = num_skipped
@@ -54,22 +54,22 @@ class StepMetrics:
         self._last_end_s: float | None = None
 
     def add_batch(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
-        """Books one micro-batch's first training, from `start_s` to `end_s` (monotonic seconds)."""
+        """Adds a micro-batch of the first epoch, trained from `start_s` to `end_s` (monotonic seconds)."""
         self._ticket_ids += micro.ticket_ids
         self._sum_squared_lengths += micro.sum_squared_lengths
         self.computed(start_s, end_s)
 
     def computed(self, start_s: float, end_s: float) -> None:
-        """Books whatever else the learner computed for the update, as in the later passes over its batch."""
+        """Adds the time of any other computation for the update, as in later epochs."""
         self._train_s += end_s - start_s
         self._stream.trained(start_s, end_s)
 
     def drop(self) -> None:
-        """The update being filled is not made; its times stay."""
+        """Forgets the groups of a discarded batch; its times are kept."""
         self._ticket_ids, self._sum_squared_lengths = [], 0.0
 
     def add_epoch(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
-        """Books the optimizer step that ends a pass over the batch; it took from `start_s` to `end_s`."""
+        """Adds the optimizer step that ends an epoch, made from `start_s` to `end_s`."""
         self.computed(start_s, end_s)
         skipped = int(metrics["skipped_updates"])
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
@@ -77,7 +77,7 @@ class StepMetrics:
         self._of_passes.append(metrics)
 
     def row(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
-        """The row of the update just made, and its groups; `end_s` is when its last pass ended."""
+        """Returns the update's metrics and group ids, and resets the collector; its last epoch ended at `end_s`."""
         metrics, last = self._of_passes[0], self._of_passes[-1]
         wait_s = self._stream.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
@@ -107,11 +107,7 @@ class StepMetrics:
         return row, ids
 
     def check_skipped(self) -> None:
-        """Stops a run whose updates do nothing.
-
-        Raises:
-          NotFiniteError: the last optimizer.max_skipped_in_a_row optimizer steps were left out.
-        """
+        """Raises NotFiniteError if the last optimizer.max_skipped_in_a_row optimizer steps were skipped."""
         bound = self._config.max_skipped_in_a_row
         if self._num_skipped_in_a_row >= bound:
             raise NotFiniteError(
@@ -123,7 +119,7 @@ class StepMetrics:
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What all passes computed for the model, a second of the learner's own time, against the chips' peak."""
+        """Returns model TFLOP/s over the learner's computing time, and its share of the chips' peak (MFU)."""
         flops = len(self._of_passes) * model_flops(
             self._architecture,
             num_tokens=float(metrics["real_tokens"]),
@@ -136,7 +132,7 @@ class StepMetrics:
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
 
     def _actor_metrics(self) -> dict[str, float]:
-        """The slowest actor's last weight update, what all actors sampled for nothing, and what failed them."""
+        """Returns the slowest actor's last weight update times, and sums of discards and failures over actors."""
         reports = [b.report for b in live_actors(self._store) if b.report is not None]
         times_s = {
             "actor/pause_s": [r.pause_s for r in reports if r.pause_s is not None],
