@@ -35,7 +35,7 @@ class WeightLoader:
     architecture: Architecture
 
     def load(self, folder: pathlib.Path, dtype: str) -> Params:
-        """Returns the parameters of a folder in `dtype`; raises ValueError if the architecture differs from the run's."""
+        """Returns the parameters of a folder in `dtype`; raises ValueError if its architecture differs."""
         mesh = make_mesh(**self.config.mesh.axes, devices=None)
         loaded, params = hf_io.load(
             folder,
