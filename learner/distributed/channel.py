@@ -1,7 +1,7 @@
 """Broadcast, gather and barrier between learner processes, over JAX's coordination service.
 
 Process 0 leads: it alone reads the store and decides. Its decisions reach the others over an ordered channel. Packed
-batches are too large for a channel and use `learner.distributed.broadcast`, once every process has received the
+batches are too large for a channel and use `learner.distributed.sharding`, once every process has received the
 announcement. Channels do not use devices, so no process waits in a collective for a decision.
 
 This is the only module that uses the service's client, which JAX does not export. A message is a key, and its last

@@ -31,10 +31,10 @@ from jaxtyping import Array, Float, Float32
 from bridge.liveness import end_phase, report_phase
 from bridge.param_names import combine
 from configs.schema import Config
-from learner.distributed.broadcast import BatchBroadcast
 from learner.distributed.channel import Processes, SingleProcess
 from learner.distributed.sharding import (
     BATCH_AXES,
+    BatchBroadcast,
     abstract,
     batch_sharding,
     compiler_options,

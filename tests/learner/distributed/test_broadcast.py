@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from learner.distributed.sharding import batch_sharding, make_mesh, replicated
 from learner.distributed.sharding import abstract, placed
-from learner.distributed.broadcast import BatchBroadcast
+from learner.distributed.sharding import BatchBroadcast
 
 ROWS, TOKENS = 8, 12
 SPECIAL = np.array(
@@ -88,7 +88,7 @@ from learner.policy_trainer import Accumulate, decode, encode
 from learner.distributed.sharding import batch_sharding, make_mesh, replicated
 from learner.update.packing import MicroBatch, empty_batch
 from learner.distributed.sharding import abstract, placed
-from learner.distributed.broadcast import BatchBroadcast
+from learner.distributed.sharding import BatchBroadcast
 
 packing = PackingConfig(rows=64, row_tokens=36864)
 empty = empty_batch(packing)
