@@ -44,7 +44,7 @@ T = TypeVar("T", bound=Message)
 
 
 class OtherFormatError(ValueError):
-    """A message, store or checkpoint has another `FORMAT`."""
+    """Error for a message, store or checkpoint with another `FORMAT`."""
 
     @classmethod
     def of(cls, what: str, number: object) -> "OtherFormatError":
@@ -91,8 +91,8 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
 
     Raises:
       OtherFormatError: the message has another `FORMAT`.
-      ValueError: the message is larger than `max_bytes`, has another type, is truncated, has trailing bytes, has an
-        unknown or missing field, or has a value that the type rejects.
+      ValueError: the message exceeds `max_bytes`, has another type, is malformed, has an unknown or missing field, or
+        has a value that the type rejects.
     """
     if type_ not in TYPES:
         raise ValueError(f"no wire type: {type_!r}; wanted one of {_names()}")

@@ -156,11 +156,7 @@ class RunLock:
     """Exclusive lock on a run folder, held until `release` or until the process exits."""
 
     def __init__(self, file: pathlib.Path, role: str) -> None:
-        """Acquires the lock.
-
-        Raises:
-          ValueError: a live process holds the lock.
-        """
+        """Acquires the lock. Raises ValueError if a live process holds the lock."""
         self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not try_flock(self._fd, fcntl.LOCK_EX):
             os.close(self._fd)
@@ -178,8 +174,8 @@ class RunLock:
 def lock_owner(folder: pathlib.Path) -> str:
     """Returns an id of a run folder that is unique across machines.
 
-    Two processes share file locks only if their ids are equal. The id contains the folder's inode, because containers
-    of one image share the machine id, and cloned machines share both host name and machine id.
+    Processes with equal ids share file locks; different ids prove nothing. The id contains the folder's inode, because
+    containers of one image share the machine id, and cloned machines share both host name and machine id.
     """
     machine = pathlib.Path("/etc/machine-id")
     machine_id = machine.read_text().strip() if machine.is_file() else ""

@@ -70,7 +70,6 @@ class ActorReport:
     """Requests that the engine preempted because the KV cache was full."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value is negative or not finite."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None and not 0 <= value < float("inf"):

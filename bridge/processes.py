@@ -30,11 +30,7 @@ HEAD_BYTES = _LENGTH.size
 
 
 def frame(body: bytes, *, max_bytes: int) -> bytes:
-    """Returns a message with its length prefix.
-
-    Raises:
-      ValueError: the body exceeds `max_bytes`.
-    """
+    """Returns a message with its length prefix. Raises ValueError if the body exceeds `max_bytes`."""
     if len(body) > max_bytes:
         raise ValueError(f"a message of {len(body)} bytes, at most {max_bytes} may be sent")
     return _LENGTH.pack(len(body)) + body

@@ -78,11 +78,7 @@ class Version:
 
     @classmethod
     def parse(cls, text: str) -> "Version":
-        """Parses `incarnation:step`.
-
-        Raises:
-          ValueError: the text has another form.
-        """
+        """Parses `incarnation:step`. Raises ValueError if the text has another form."""
         head, sep, tail = text.partition(":")
         if not (sep and head.isdigit() and tail.isdigit()):
             raise ValueError(f"a version reads incarnation:step, got {text!r}")
@@ -185,7 +181,6 @@ class Ticket:
     """Oldest weight version that may generate a token of this ticket's group."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if no actor could serve the ticket."""
         check_choice("kind", self.kind, TicketKind)
         check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.id:
@@ -252,7 +247,6 @@ class Rollout:
     """True unless the last turn finishes inside its thinking and therefore has no answer."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for empty, non-finite or inconsistent data."""
         check_choice("finish", self.finish, Finish)
         check_vector("tokens", self.tokens, np.int32)
         check_vector("loss_mask", self.loss_mask, np.bool_)
@@ -315,7 +309,6 @@ class Group:
     """Unix time at which its last reward was known."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for empty or inconsistent data."""
         check_choice("kind", self.kind, TicketKind)
         check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:

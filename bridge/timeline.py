@@ -25,11 +25,7 @@ class Timeline:
     """Event writer of one process. Thread-safe. The file has times in Unix microseconds."""
 
     def __init__(self, folder: str | os.PathLike[str], process: str) -> None:
-        """Opens `folder/process.jsonl` for appending.
-
-        Raises:
-          ValueError: `process` is not a plain file name.
-        """
+        """Opens `folder/process.jsonl` for appending. Raises ValueError if `process` is not a plain file name."""
         if not process or os.path.basename(process) != process:
             raise ValueError(f"a process's name must do as a file name, got {process!r}")
         path = pathlib.Path(folder)
@@ -153,7 +149,6 @@ def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
 
 
 def _events(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yields the events process by process, in the form of `read`."""
     for track, path in enumerate(sorted(pathlib.Path(folder).glob("*.jsonl")), start=1):
         with open(path, encoding="utf-8", errors="replace") as lines:
             torn = 0

@@ -133,7 +133,6 @@ class Block:
     num_cols: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the block is empty or has a negative start."""
         if min(self.first_tensor, self.first_row, self.first_col) < 0 or self.num_values < 1:
             raise ValueError(f"a block must hold something and begin at 0 or later, got {self}")
 
@@ -187,7 +186,6 @@ class WeightManifest:
     incarnation; empty if the writer does not know them."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for overlapping tensors, duplicate names or unordered hosts."""
         if not math.isfinite(self.created_s):
             raise ValueError(f"created_s must be finite, got {self.created_s}")
         names = [t.name for t in self.tensors]

@@ -1,1 +1,1 @@
-"""Weight snapshots: immutable, versioned, hashed; written by the learner, mapped by actors."""
+"""Weight snapshots: immutable, versioned and hashed; written by the learner, mapped by actors."""

@@ -1,13 +1,13 @@
-"""Versions in a bucket (S3, GCS, a folder): for actors that don't reach the learner, or too many of them for its link.
+"""Snapshots in a bucket (S3, GCS, a folder), for actors that cannot reach the learner or would overload its network.
 
-    v1/RUN/INCARNATION:STEP/slot-0      the data, as it lies in the learner's memory
-    v1/RUN/INCARNATION:STEP/delta-0     where there is one
-    v1/RUN/INCARNATION:STEP/manifest    put last: a version without it isn't there
+    v1/RUN/INCARNATION:STEP/slot-0      data, as in the learner's memory
+    v1/RUN/INCARNATION:STEP/delta-0     delta, if there is one
+    v1/RUN/INCARNATION:STEP/manifest    put last: a version without a manifest is incomplete
 
-Of several learner hosts each puts its own piece; the manifest is put when all are there. A version is deleted the other
-way round, its manifest first. The run's learner alone writes here.
+Each of several learner hosts puts its own shard, and the manifest follows when all shards are stored. To delete a
+version, its manifest goes first. Only the run's learner writes here.
 
-What goes up is a copy in memory, made under the slot's lock: the learner's next versions never wait for a bucket.
+An upload reads a copy in memory, made under the slot's lock, so the learner's next versions never wait for a bucket.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 PART_BYTES = 8 * 2**20
-"""Bytes of one part of an upload; S3 takes up to 10,000 parts, and a larger file has larger ones."""
+"""Bytes per part of an upload. S3 allows 10,000 parts, so larger files have larger parts."""
 _MAX_PARTS = 9_000
 _MAX_CONCURRENCY = 8
 _ATTEMPTS = 3
@@ -48,27 +48,25 @@ _MAX_RETRIES = 5
 
 @dataclasses.dataclass(slots=True)
 class BucketVersion:
-    """What a bucket has of one version."""
+    """Objects of one version in a bucket."""
 
     names: set[str] = dataclasses.field(default_factory=set[str])
 
     @property
     def is_whole(self) -> bool:
-        """Whether its manifest was put, which is done last."""
+        """True if the manifest, which is put last, exists."""
         return MANIFEST in self.names
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Copy:
-    """A piece's bytes, ours alone."""
-
     piece: ShardEntry
     data: memoryview
     delta: bytes
 
 
 class SnapshotBucket:
-    """Puts a run's versions into a bucket and deletes old ones. Not for several threads at once."""
+    """Uploader of a run's versions, which also deletes old ones. Not thread-safe."""
 
     def __init__(
         self,
@@ -83,21 +81,21 @@ class SnapshotBucket:
         part_bytes: int = PART_BYTES,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Asks nothing of the bucket yet.
+        """Connects lazily: sends no request.
 
         Args:
           url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
-          folder: where the learner publishes; a slot is locked against its writer while it is copied.
-          run: the run's id.
-          keep: versions that stay, besides one that the delta of a kept one leads from.
-          host: which of the learner's processes this is: whose pieces it puts there.
-          timeout_s: how long one request may take.
-          max_retries: how often a request is made again before the attempt counts as failed.
-          part_bytes: what is sent in one request.
-          pause: waits between attempts, in seconds.
+          folder: the learner's snapshot folder; a slot is locked against its writer while it is copied.
+          run: id of the run.
+          keep: number of newest versions that stay, in addition to the bases of their deltas.
+          host: index of this learner process, whose shards it puts.
+          timeout_s: timeout of one request, in seconds.
+          max_retries: retries of a request before the attempt fails.
+          part_bytes: bytes per request of an upload.
+          pause: sleeps between attempts, in seconds.
 
         Raises:
-          ValueError: a URL that is no bucket's.
+          ValueError: the URL is not a bucket's, or `keep` is below 1.
         """
         if urllib.parse.urlsplit(url).scheme not in BUCKET_SCHEMES:
             raise ValueError(f"a bucket is s3://..., gs://... or file:///..., got {url}")
@@ -110,27 +108,22 @@ class SnapshotBucket:
         self._bases: dict[Version, frozenset[Version]] = {}
 
     def put(self, manifest: WeightManifest) -> tuple[str, ...]:
-        """Puts the announced version of a single host there; returns the URL under which it lies.
+        """Puts the announced version of a single host; returns its URL.
 
         Raises:
-          SupersededError: a newer one is out, and nothing was put.
-          SnapshotError: it did not get there in a few attempts. It may be put again as long as it is announced, and
-            the next version goes there all the same.
+          SupersededError: a newer version was announced; nothing was put.
+          SnapshotError: the upload failed in several attempts. It may be retried while the version is announced.
         """
         self.put_piece(manifest)
         return self.put_manifest(manifest)
 
     def put_piece(self, manifest: WeightManifest) -> None:
-        """Puts this host's piece of the announced version there.
-
-        Raises:
-          SupersededError, SnapshotError: as `put`.
-        """
+        """Puts this host's shard of the announced version. Raises SupersededError or SnapshotError as `put`."""
         copy = _copied(self._folder, manifest, self._host)
         self._try(manifest.version, lambda: self._put_piece(manifest.version, copy))
 
     def put_manifest(self, manifest: WeightManifest) -> tuple[str, ...]:
-        """Makes a version whole of which all pieces are there, then deletes what is too old; returns its URL.
+        """Completes a version whose shards are all stored, and deletes old versions; returns the version's URL.
 
         Raises:
           SnapshotError: as `put`.
@@ -172,7 +165,7 @@ class SnapshotBucket:
         )
 
     def _delete_old(self, newest: Version) -> None:
-        """Deletes what is too old, and what uploads before `newest` left; a later one is of the next learner."""
+        """Deletes old versions, and incomplete uploads before `newest`; later ones belong to the next learner."""
         stored = stored_versions(self._place)
         whole = [version for version, objects in stored.items() if objects.is_whole]
         self._bases = {version: self._bases_of(version) for version in whole}
@@ -197,7 +190,7 @@ class SnapshotBucket:
         self._bases.pop(version, None)
 
     def _delete_part_files(self, newest: Version) -> None:
-        """What only a folder keeps of older versions: parts of files, which a listing leaves out, and empty folders."""
+        """Deletes remains of older versions in a folder that a listing omits: partial files and empty folders."""
         parts = urllib.parse.urlsplit(place_of_run(self._url, self._run))
         if parts.scheme != "file":
             return
@@ -209,18 +202,18 @@ class SnapshotBucket:
 
 
 def place_of_run(url: str, run: str) -> str:
-    """The URL under which a run's versions lie in a bucket."""
+    """Returns the URL of a run's versions in a bucket."""
     return version_url(url, run, Version(incarnation=0, step=0)).rpartition("/")[0]
 
 
 def stored_versions(run_place: ObjectStore) -> dict[Version, BucketVersion]:
-    """What a run has in a bucket, oldest version first; what has another form is left alone.
+    """Returns a run's versions in a bucket, oldest first; ignores other objects.
 
     Args:
       run_place: `open_source(place_of_run(url, run))`.
     """
     found: dict[Version, BucketVersion] = {}
-    # Its other return type is pyarrow's, which isn't here.
+    # Its other return type needs pyarrow, which is not installed.
     batches: "Iterable[Sequence[ObjectMeta]]" = obstore.list(run_place)  # pyright: ignore[reportUnknownMemberType]
     for batch in batches:
         for item in batch:
@@ -232,11 +225,11 @@ def stored_versions(run_place: ObjectStore) -> dict[Version, BucketVersion]:
 
 
 def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightManifest:
-    """A version's manifest, as it lies in the bucket; its signature is yet to be checked.
+    """Returns a version's manifest from the bucket. The caller must check its signature.
 
     Raises:
-      SupersededError: the version is not there, or not any more.
-      SnapshotError: it is damaged or of another format.
+      SupersededError: the version is not in the bucket.
+      SnapshotError: the manifest is corrupt or has another format.
     """
     key = f"{version}/{MANIFEST}"
     try:
@@ -253,19 +246,17 @@ def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightMani
 
 
 def expired(versions: Collection[Version], *, keep: int, bases_of: dict[Version, frozenset[Version]]) -> list[Version]:
-    """Versions that may go, oldest first: all but the `keep` newest and what those have deltas against."""
+    """Returns the versions to delete, oldest first: all but the `keep` newest and the bases of their deltas."""
     kept = set(sorted(versions)[-keep:])
     kept |= {base for version in kept for base in bases_of.get(version, ())}
     return sorted(set(versions) - kept)
 
 
 def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
-    """The bytes of a host's piece of the announced version.
-
-    Read under the lock that any reader takes, so they are those of this version.
+    """Copies a host's shard of the announced version, under the lock that every reader takes.
 
     Raises:
-      SupersededError: a newer one is announced.
+      SupersededError: a newer version is announced.
     """
     version = manifest.version
     piece = next(piece for piece in manifest.shards if piece.host == host)
@@ -278,8 +269,8 @@ def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
             raise SupersededError(f"version {version} was superseded before it was put into the bucket")
         data = np.empty(piece.file.num_bytes, np.uint8)
         with mmap.mmap(fd, piece.file.num_bytes, prot=mmap.PROT_READ) as slot:
-            np.copyto(data, np.frombuffer(slot, np.uint8))  # without Python's lock
-        # Written under its slot's lock too.
+            np.copyto(data, np.frombuffer(slot, np.uint8))  # releases Python's global lock
+        # The delta is also written under its slot's lock.
         delta = (folder / piece.delta.name).read_bytes() if piece.delta is not None else b""
         if piece.delta is not None and len(delta) != piece.delta.num_bytes:
             raise SupersededError(f"the delta of version {version} is not there any more")

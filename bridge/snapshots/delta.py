@@ -1,16 +1,16 @@
-"""Deltas: the XOR of two versions' data in the served dtype, compressed chunk by chunk; exact to the bit.
+"""Deltas: XOR of two versions' data in the served dtype, compressed chunk by chunk, bit-exact.
 
-A step of reinforcement learning changes few of the served bytes (a bfloat16 weight moves only when the float32 one
-crosses a rounding boundary), and most of those in the last bits. So a chunk is kept as the places that changed and what
-they are XORed with. One with too many of them is kept whole, split into its words' bytes, so that the quiet high bytes
-lie together. Either way zstd has the last word, and a chunk that didn't change is nothing at all.
+A reinforcement learning step changes few of the served bytes, mostly in the low bits: a bfloat16 weight changes only
+when the float32 weight crosses a rounding boundary. A chunk therefore stores the positions and XOR values of its
+changed words. A chunk with too many changes is stored whole, split into the byte planes of its words, so that the
+stable high bytes are adjacent. Both forms are compressed with zstd. An unchanged chunk is empty.
 
-A compressed chunk is one byte that says how, and then
+A compressed chunk begins with one byte for its form:
 
-    0: how many 16-bit words changed (4 bytes, little-endian), zstd of their gaps' four byte planes and values' two
-    2, 4: zstd of the XOR's byte planes, the words having that many bytes
+    0: number of changed 16-bit words (4 bytes, little-endian), zstd of the gaps' four byte planes and the values' two
+    2, 4: zstd of the XOR's byte planes, for words of that many bytes
 
-What comes out is believed only once its hash is that of the full file's chunk: so a wrong base can't pass.
+A decompressed chunk is accepted only if it has the hash of the full file's chunk, so a wrong base is detected.
 """
 
 import collections
@@ -31,17 +31,17 @@ _HEAD_BYTES = 5
 _ALIGN_BYTES = 8
 _CHANGE_BYTES = 6
 _SPARSE_SHARE = 8
-"""One word in so many may have changed at most, so that decompressing takes less than a chunk."""
+"""Sparse form: one word in so many may have changed at most, so that it decompresses into less than a chunk."""
 _WORTH_SHARE = 2
-"""A delta larger than the full file over this isn't made."""
+"""A delta must not exceed the full file's size divided by this number."""
 
 
 class DeltaError(SnapshotError):
-    """A delta that can't be applied: take the full file."""
+    """Error for a delta that cannot be applied; the caller should fetch the full file."""
 
 
 def has_same_layout(base: WeightManifest, new: WeightManifest) -> bool:
-    """Whether both versions have the same tensors at the same places, in like pieces and chunks of the same size."""
+    """Returns True if both versions have equal tensors, offsets, shards and chunk sizes."""
 
     def layout(manifest: WeightManifest) -> tuple[object, ...]:
         pieces = [(p.host, p.blocks, p.file.num_bytes, p.file.chunk_bytes) for p in manifest.shards]
@@ -53,16 +53,16 @@ def has_same_layout(base: WeightManifest, new: WeightManifest) -> bool:
 def make_delta(
     base: WeightManifest, base_data: np.ndarray, new: WeightManifest, new_data: np.ndarray, *, name: str
 ) -> tuple[DeltaEntry, list[bytes]] | None:
-    """What leads from one version's piece to another's: its entry, and the file's bytes chunk by chunk; on all cores.
+    """Returns the delta between two versions of one shard: its entry and its file's bytes per chunk. Uses all cores.
 
-    None where there is no short way: another layout, or more than half of the full file.
+    Returns None if the layouts differ, or the delta exceeds half of the full file.
 
     Args:
-      base: the older version's manifest, of this piece alone.
-      base_data: the piece's bytes.
-      new: the newer one's, of this piece alone.
-      new_data: the piece's bytes.
-      name: the file that will hold the delta.
+      base: manifest of the older version, with this shard only.
+      base_data: bytes of the older shard.
+      new: manifest of the newer version, with this shard only.
+      new_data: bytes of the newer shard.
+      name: name of the delta file.
     """
     if not has_same_layout(base, new):
         return None
@@ -83,14 +83,10 @@ def make_delta(
 
 
 def check_delta(delta: DeltaEntry, *, full_bytes: int) -> None:
-    """Refuses, before anything of it is read, a delta that this build can't apply.
-
-    Args:
-      delta: what a manifest says of it.
-      full_bytes: size of the full file.
+    """Checks, before any byte is read, that this build can apply a delta.
 
     Raises:
-      DeltaError: another codec, or no shorter than the full file.
+      DeltaError: the delta has another codec, or is larger than the full file (`full_bytes`).
     """
     if delta.codec != CODEC:
         raise DeltaError(f"the delta {delta.name} is in {delta.codec!r}, this build reads {CODEC!r}")
@@ -99,14 +95,14 @@ def check_delta(delta: DeltaEntry, *, full_bytes: int) -> None:
 
 
 def compressed_range(delta: DeltaEntry, index: int) -> tuple[int, int]:
-    """Where a compressed chunk begins and ends in the delta's file, in bytes."""
+    """Returns the first byte of a compressed chunk in the delta file and the byte after its last."""
     return (delta.chunk_ends[index - 1] if index else 0), delta.chunk_ends[index]
 
 
 def compress_chunk(base: np.ndarray, new: np.ndarray, *, planes: int) -> bytes:
-    """What leads from one chunk to another of the same size, both uint8 vectors; empty if they are equal.
+    """Returns the compressed delta between two chunks of equal size, both uint8 vectors; empty if they are equal.
 
-    Where many words changed, it holds the byte planes of words of `planes` bytes.
+    If many words changed, it contains the byte planes of words of `planes` bytes.
     """
     xor = np.bitwise_xor(_padded(base).view(np.uint64), _padded(new).view(np.uint64))
     touched = np.flatnonzero(xor)
@@ -124,12 +120,12 @@ def compress_chunk(base: np.ndarray, new: np.ndarray, *, planes: int) -> bytes:
 
 
 def apply_chunk(piece: bytes | memoryview, base: np.ndarray, into: np.ndarray) -> None:
-    """Makes a chunk from the older version's; `into` and `base` are uint8 vectors of one size and don't overlap.
+    """Reconstructs a chunk from the older version's. `into` and `base` are disjoint uint8 vectors of equal size.
 
-    Its hash is still to be compared.
+    The caller must check the hash of the result.
 
     Raises:
-      DeltaError: the bytes are no compressed chunk of this size.
+      DeltaError: the bytes are not a compressed chunk of this size.
     """
     if len(piece) == 0:
         np.copyto(into, base)
@@ -157,7 +153,7 @@ def apply_chunk(piece: bytes | memoryview, base: np.ndarray, into: np.ndarray) -
 
 
 def _word_bytes(manifest: WeightManifest) -> int:
-    """Size of the words that most of the data consists of."""
+    """Returns the word size of the dtype with the most bytes."""
     num_bytes = collections.Counter[int]()
     for t in manifest.tensors:
         num_bytes[DTYPES[t.dtype].itemsize] += t.num_bytes
@@ -165,18 +161,17 @@ def _word_bytes(manifest: WeightManifest) -> int:
 
 
 def _padded(data: np.ndarray) -> np.ndarray:
-    """The same bytes, with zeros after them up to whole 64-bit words."""
+    """Returns the bytes, padded with zeros to whole 64-bit words."""
     missing = -data.size % _ALIGN_BYTES
     return np.concatenate([data, np.zeros(missing, np.uint8)]) if missing else data
 
 
 def _split(data: np.ndarray, planes: int) -> np.ndarray:
-    """All words' first bytes, then all second ones and so on."""
+    """Returns the first bytes of all words, followed by all second bytes, and so on."""
     return np.ascontiguousarray(data.reshape(-1, planes).T).reshape(-1)
 
 
 def _joined(data: np.ndarray, planes: int) -> np.ndarray:
-    """What `_split` was given."""
     return np.ascontiguousarray(data.reshape(planes, -1).T).reshape(-1)
 
 
@@ -185,9 +180,9 @@ def _compress(data: np.ndarray) -> bytes:
 
 
 def _decompress(data: memoryview, num_bytes: int) -> np.ndarray:
-    """Decompresses what must give exactly so many bytes; nothing larger is ever allocated."""
+    """Decompresses data to exactly `num_bytes` and never allocates more."""
     try:
-        # zstd believes a frame's header: it is compared before, or it could ask for any amount of memory.
+        # zstd trusts the frame header, which could request any amount of memory, so check it first.
         promised = zstandard.frame_content_size(data)
         if promised != num_bytes:
             raise DeltaError(f"a compressed chunk promises {promised} bytes, wanted {num_bytes}")

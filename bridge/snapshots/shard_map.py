@@ -1,7 +1,8 @@
-"""Tensor offsets; where the bytes of one process's shard lie in the whole file.
+"""Tensor offsets, and the map from one process's shard to the whole file.
 
-A piece is its blocks' rectangles, tensor after tensor, each at an aligned offset. A rectangle of whole rows is one run
-of bytes in the whole file; one of some columns is a run a row. The one piece of a single host is one run, all of it.
+A shard contains its blocks' rectangles, tensor after tensor, each at an aligned offset. A rectangle of full rows is one
+contiguous run in the whole file. A rectangle of some columns is one run per row. The only shard of a single host is the
+whole file.
 """
 
 import bisect
@@ -23,20 +24,20 @@ DTYPES = {
 
 
 def aligned(position: int) -> int:
-    """The first place for a tensor from there on, in bytes."""
+    """Returns the first aligned tensor offset at or after `position`, in bytes."""
     return -(-position // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """[rows, cols] of a tensor: the last dim has the columns, all others are rows; a vector is one row."""
+    """Returns [rows, cols] of a tensor: the last dim is columns, and all others are rows. A vector is one row."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[TensorEntry, ...], int]:
-    """Places tensors one after another at aligned offsets; returns them and the total in bytes.
+    """Places tensors consecutively at aligned offsets; returns them and the total size in bytes.
 
     Raises:
-      ValueError: a dtype that is not served, or no bytes at all.
+      ValueError: a dtype is not supported, or the total size is 0.
     """
     tensors: list[TensorEntry] = []
     end = 0
@@ -55,13 +56,13 @@ def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[Te
 
 
 def view(data: np.ndarray, tensor: TensorEntry) -> np.ndarray:
-    """A tensor's part of the data file's bytes, in its dtype and shape; no copy."""
+    """Returns a tensor as a view of the data file's bytes, in its dtype and shape."""
     raw = data[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
     return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def zero_gaps(whole: np.ndarray, tensors: Sequence[TensorEntry]) -> None:
-    """Writes the zeros between tensors, which lie in no host's piece unless it has both neighbours."""
+    """Zeroes the gaps between tensors. A shard contains a gap only if it has both neighbors."""
     for before, after in zip(tensors, tensors[1:], strict=False):
         end = before.offset_bytes + before.num_bytes
         if after.offset_bytes > end:
@@ -70,29 +71,29 @@ def zero_gaps(whole: np.ndarray, tensors: Sequence[TensorEntry]) -> None:
 
 MAX_BLOCKS_OF_A_TENSOR = 4096
 _MAX_PAIRS = 2**30
-"""Pairs of blocks that are held against each other, at most: a few seconds."""
+"""Most pairs of blocks that are compared, which takes a few seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StridedRows:
-    """Rows of bytes that follow on one another in a piece, and lie `stride` apart in the whole file."""
+    """Rows of bytes that are contiguous in a shard and `stride` bytes apart in the whole file."""
 
     start: int
-    """Where it begins in the piece."""
+    """Offset of the first row in the shard."""
     whole: int
-    """Where its first row begins in the whole file."""
+    """Offset of the first row in the whole file."""
     num_rows: int
     row_bytes: int
     stride: int
 
     @property
     def end(self) -> int:
-        """Where it ends in the piece."""
+        """Offset after the last row in the shard."""
         return self.start + self.num_rows * self.row_bytes
 
 
 def full_blocks(tensors: Sequence[TensorEntry]) -> tuple[Block, ...]:
-    """All of every tensor that isn't empty: what a single host writes."""
+    """Returns blocks that cover every non-empty tensor: the shard of a single host."""
     blocks: list[Block] = []
     first = 0
     for i in range(1, len(tensors) + 1):
@@ -108,15 +109,15 @@ def full_blocks(tensors: Sequence[TensorEntry]) -> tuple[Block, ...]:
 
 
 def check_tiling(tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> None:
-    """Whether the blocks hold every value of every tensor, and none twice.
+    """Checks that blocks cover every value of every tensor exactly once.
 
     Args:
-      tensors: of the whole file.
-      blocks: of all pieces together.
+      tensors: tensors of the whole file.
+      blocks: blocks of all shards.
 
     Raises:
-      ValueError: a block lies outside its tensors or covers unlike ones; a value is in none, or in two; or there are
-        more blocks than can be looked through.
+      ValueError: a block exceeds its tensors or mixes kinds of tensors, a value is in no block or in two, or there are
+        too many blocks.
     """
     ends = _ends_of_kinds(tensors)
     for block in blocks:
@@ -144,17 +145,17 @@ def check_tiling(tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> Non
 
 
 class ShardMap:
-    """The map between the bytes of a piece and those of the whole file."""
+    """Map between the bytes of a shard and of the whole file."""
 
     def __init__(self, tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> None:
-        """Works out the runs; blocks must lie within their tensors (`check_tiling`)."""
+        """Computes the runs; blocks must lie within their tensors (`check_tiling`)."""
         self.starts: list[tuple[int, ...]] = []
-        """For each block, where each of its tensors' rectangles begins in the piece."""
+        """Offset of each tensor's rectangle in the shard, per block."""
         self._runs: list[StridedRows] = []
         self._gaps: list[tuple[int, int]] = []
         end = 0
         last: int | None = None
-        """The tensor that the last run reaches the end of, whatever lies behind it; None if it ends within one."""
+        """Tensor whose end the last run reaches; None if the run ends within a tensor."""
         for block in blocks:
             starts: list[int] = []
             for index in range(block.first_tensor, _end(block)):
@@ -168,32 +169,32 @@ class ShardMap:
                 last = index if is_last else None
             self.starts.append(tuple(starts))
         self.num_bytes = end
-        """Of the piece's file."""
+        """Size of the shard's file."""
         self._run_starts = [run.start for run in self._runs]
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Where the piece holds no tensor's bytes, but zeros."""
+        """Yields the byte ranges of the shard between tensors, which are zero."""
         yield from self._gaps
 
     def contiguous(self, start: int, end: int) -> int | None:
-        """Where bytes `start` to `end` of the piece begin in the whole file; None if not in one row there."""
+        """Returns the offset in the whole file of bytes `start` to `end`; None if they are not in one row."""
         run = self._runs[max(0, bisect.bisect_right(self._run_starts, start) - 1)]
         is_one = run.num_rows == 1 and run.start <= start and end <= run.end
         return run.whole + start - run.start if is_one else None
 
     def room(self, whole: np.ndarray, start: int, end: int) -> np.ndarray:
-        """Where bytes `start` to `end` of the piece may be written: in their place, or, for `put`, beside it."""
+        """Returns memory for bytes `start` to `end`: a view of `whole` if they are contiguous, otherwise a buffer."""
         at = self.contiguous(start, end)
         return np.empty(end - start, np.uint8) if at is None else whole[at : at + end - start]
 
     def put(self, piece: np.ndarray, start: int, whole: np.ndarray) -> None:
-        """Brings bytes of the piece, from `start` on, to their place, if they were not written there (`room`)."""
-        # A part of a larger room may lie in one row where all of the room does not.
+        """Moves bytes of the shard, from `start` on, to the whole file unless `room` returned a view of it."""
+        # A part of a larger buffer may lie in one row even if the whole buffer does not.
         if not np.may_share_memory(piece, whole):
             self.scatter(piece, start, whole)
 
     def gather(self, whole: np.ndarray, start: int, end: int) -> np.ndarray:
-        """Bytes `start` to `end` of the piece, out of the whole file's; a view where they lie in one row."""
+        """Returns the shard's bytes `start` to `end` from the whole file; a view if they are in one row."""
         if (at := self.contiguous(start, end)) is not None:
             return whole[at : at + end - start]
         piece = np.zeros(end - start, np.uint8)
@@ -202,12 +203,12 @@ class ShardMap:
         return piece
 
     def scatter(self, piece: np.ndarray, start: int, whole: np.ndarray) -> None:
-        """Puts bytes of the piece, from `start` on, where they lie in the whole file; zeros between them go nowhere."""
+        """Writes bytes of the shard, from `start` on, into the whole file; drops the zeros in gaps."""
         for part, (lie, stride) in self._parts(start, start + piece.size):
             _copy(part.of(piece), _rows(whole, lie, part.shape_in(stride)))
 
     def _extend(self, run: StridedRows) -> bool:
-        """Makes the last run longer by one that follows it in the piece as in the whole file."""
+        """Extends the last run by an adjacent one; returns False if they are not adjacent."""
         before = self._runs[-1]
         if before.num_rows != 1 or run.num_rows != 1 or run.whole - before.whole != run.start - before.start:
             return False
@@ -216,7 +217,7 @@ class ShardMap:
         return True
 
     def _parts(self, start: int, end: int) -> "Iterator[tuple[_Part, tuple[int, int]]]":
-        """What lies between two bytes of the piece: rows of bytes, each beside its place in the whole file."""
+        """Yields the rows of bytes between two offsets of the shard, with their offset and stride in the whole file."""
         for i in range(max(0, bisect.bisect_right(self._run_starts, start) - 1), len(self._runs)):
             run = self._runs[i]
             position, last = max(start, run.start), min(end, run.end)
@@ -233,14 +234,11 @@ class ShardMap:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of bytes in an extract of a piece."""
-
     start: int
     num_rows: int
     row_bytes: int
 
     def of(self, piece: np.ndarray) -> np.ndarray:
-        """`[rows, bytes]`."""
         return piece[self.start : self.start + self.num_rows * self.row_bytes].reshape(self.num_rows, self.row_bytes)
 
     def shape_in(self, stride: int) -> tuple[int, int, int]:
@@ -260,7 +258,7 @@ def _copy(source: np.ndarray, target: np.ndarray) -> None:
 
 
 def _run_of(tensor: TensorEntry, block: Block, start: int) -> tuple[StridedRows, bool, bool]:
-    """A block's rectangle of one tensor; whether it begins at the tensor's first byte, and ends at its last."""
+    """Returns the run of a block in one tensor, and if it starts at the tensor's first byte and ends at its last."""
     rows, cols = matrix_shape(tensor.shape)
     item = DTYPES[tensor.dtype].itemsize
     whole = tensor.offset_bytes + (block.first_row * cols + block.first_col) * item
@@ -281,7 +279,7 @@ def _end(block: Block) -> int:
 
 
 def _ends_of_kinds(tensors: Sequence[TensorEntry]) -> list[int]:
-    """For each tensor, the end of the like ones that follow it."""
+    """Returns for each tensor the end of the following tensors with its dtype and shape."""
     ends = [0] * len(tensors)
     end = len(tensors)
     for i in range(len(tensors) - 1, -1, -1):
@@ -301,7 +299,6 @@ def _check_block(tensors: Sequence[TensorEntry], ends: Sequence[int], block: Blo
 
 
 def _check_rectangles(tensor: TensorEntry, blocks: Sequence[Block]) -> None:
-    """Whether the blocks' rectangles, all within a tensor, cover it, and none covers another."""
     table = np.array([(b.first_row, b.first_col, b.num_rows, b.num_cols) for b in blocks], np.int64)
     low, high = table[:, :2], table[:, :2] + table[:, 2:]
     meet = np.ones((len(blocks), len(blocks)), np.bool_)

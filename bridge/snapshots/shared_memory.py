@@ -1,9 +1,7 @@
-"""Warm, locked shared-memory files; parallel map over cores.
+"""Warm, locked shared-memory files, and a parallel map over cores.
 
-One bad chunk can be told from the others and taken again, and a download that broke off goes on where it stopped.
-
-Writing to pages that the kernel has yet to find and clear costs several times the copy itself, so
-a segment is allocated in full, touched once, kept mapped, and only ever grows.
+Writing to pages that the kernel must first allocate and clear takes several times as long as the copy itself. A segment
+is therefore allocated in full, touched once, kept mapped, and never shrinks.
 """
 
 import concurrent.futures
@@ -26,9 +24,9 @@ R = TypeVar("R")
 
 
 def each_on_all_cores(work: Callable[[int], R], indices: Iterable[int]) -> list[R]:
-    """The results of `work`, in order; what it does on large arrays must be outside Python's lock.
+    """Returns the results of `work` in index order, computed in threads. `work` must release Python's global lock.
 
-    Measured on two cores, 4 MiB a piece: two threads hash 11.9 GB/s, one 6.2, blake3's own threads over the whole 12.2.
+    Measured on two cores with chunks of 4 MiB: two threads hash 11.9 GB/s, one thread 6.2, blake3's own threads 12.2.
     """
     indices = list(indices)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(indices))
@@ -39,14 +37,14 @@ def each_on_all_cores(work: Callable[[int], R], indices: Iterable[int]) -> list[
 
 
 _PIECE_BYTES = 4 * 2**20
-"""Bytes of the target that one core writes at a time, so that a large embedding keeps no other core idle."""
+"""Bytes of the target that one task writes, so that a large tensor keeps no other core idle."""
 
 
 def cast_all_into(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Writes each source into its target of the same shape, rounding to nearest even like `astype`.
+    """Writes each source into its target of equal shape, rounding to nearest even like `astype`.
 
     Raises:
-      ValueError: shapes of a pair differ.
+      ValueError: the shapes of a pair differ.
     """
     pieces = [piece for pair in pairs for piece in _pieces(*pair)]
     each_on_all_cores(lambda i: np.copyto(*pieces[i], casting="unsafe"), range(len(pieces)))
@@ -59,7 +57,7 @@ def _pieces(target: np.ndarray, source: np.ndarray) -> Iterator[tuple[np.ndarray
         yield target, source
         return
     to, from_ = target.reshape(-1), source.reshape(-1)
-    if to.dtype == from_.dtype:  # a copy of bytes, whatever numpy knows of the dtype
+    if to.dtype == from_.dtype:  # a copy of bytes works for every dtype
         to, from_ = to.view(np.uint8), from_.view(np.uint8)
     step = max(1, _PIECE_BYTES // to.itemsize)
     for start in range(0, to.size, step):
@@ -67,17 +65,17 @@ def _pieces(target: np.ndarray, source: np.ndarray) -> Iterator[tuple[np.ndarray
 
 
 ALIGN_BYTES = 64
-"""A cache line, and enough for every dtype and vector instruction."""
+"""Tensor alignment: one cache line, sufficient for every dtype and vector instruction."""
 
 
 class SharedMemoryFile:
-    """A file that stays mapped; grows, never shrinks."""
+    """File that stays mapped; grows, never shrinks."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens or makes the file; it is mapped by `reserve`.
+        """Opens or creates the file; `reserve` maps it.
 
         Raises:
-          ValueError: the file is another user's, or a link.
+          ValueError: another user owns the file, or the path is a link.
         """
         self.path = path
         self._fd = open_own(path, os.O_RDWR | os.O_CREAT)
@@ -85,7 +83,7 @@ class SharedMemoryFile:
         self._num_mapped_bytes = 0
 
     def is_at(self, path: pathlib.Path) -> bool:
-        """Whether this file is the one that lies there now."""
+        """Returns True if the path still leads to this file."""
         try:
             there = os.stat(path)
         except FileNotFoundError:
@@ -94,11 +92,11 @@ class SharedMemoryFile:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def missing_bytes(self, num_bytes: int) -> int:
-        """Memory that `reserve(num_bytes)` would take beyond what the file holds."""
+        """Returns the bytes that `reserve(num_bytes)` would additionally allocate."""
         return max(0, num_bytes - os.fstat(self._fd).st_blocks * 512)
 
     def reserve(self, num_bytes: int) -> None:
-        """Makes at least so many bytes warm; what the file holds stays.
+        """Allocates and maps at least `num_bytes`; the content stays.
 
         Raises:
           OSError: the file system is full (ENOSPC).
@@ -107,18 +105,18 @@ class SharedMemoryFile:
             return
         size = max(num_bytes, os.fstat(self._fd).st_size, 1)
         os.posix_fallocate(self._fd, 0, size)
-        # Views of an older, smaller map keep that one alive; both show the same memory.
+        # Views of an older, smaller map keep it alive. Both maps show the same memory.
         self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._num_mapped_bytes = size
 
     def bytes_view(self, num_bytes: int) -> np.ndarray:
-        """The first `num_bytes` as a writable uint8 vector."""
+        """Returns the first `num_bytes` as a writable uint8 vector."""
         if self._map is None or num_bytes > self._num_mapped_bytes:
             raise ValueError(f"{self.path}: {num_bytes} bytes wanted, {self._num_mapped_bytes} reserved")
         return np.frombuffer(self._map, np.uint8, num_bytes)
 
     def lock(self, *, timeout_s: float) -> bool:
-        """Keeps readers out; False if one is still copying when the time is up."""
+        """Locks out readers; returns False if a reader is still copying at the timeout."""
         deadline = time.monotonic() + timeout_s
         while not try_flock(self._fd, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
@@ -127,11 +125,11 @@ class SharedMemoryFile:
         return True
 
     def unlock(self) -> None:
-        """Lets readers in."""
+        """Admits readers."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Lets go of the file; views handed out stay valid."""
+        """Closes the file; existing views stay valid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""A version of the weights that is being written into a slot of shared memory."""
+"""Draft of a weight version that is being written into a shared-memory slot."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -16,7 +16,7 @@ from bridge.weight_types import (
 
 
 class SnapshotDraft:
-    """A version being written; left without `commit` or `seal`, it is as if it had never begun."""
+    """Version being written. Without `commit` or `seal`, it has no effect."""
 
     def __init__(
         self,
@@ -28,9 +28,15 @@ class SnapshotDraft:
         publish: Callable[[WeightManifest], WeightManifest],
         end: Callable[[], None],
     ) -> None:
-        """Called by `SnapshotWriter.begin`, with the segment locked.
+        """Initializes a draft for `SnapshotWriter.begin`, with the segment locked.
 
-        `seal` hashes what was written, `publish` announces what is sealed, `end` lets the writer begin another version.
+        Args:
+          manifest: manifest of this host's unsealed part.
+          placement: byte map of the part.
+          segment: the locked slot.
+          seal: hashes the written part.
+          publish: announces a sealed version.
+          end: lets the writer begin another version.
         """
         self._manifest, self._placement, self._segment = manifest, placement, segment
         self._seal, self._publish, self._end = seal, publish, end
@@ -46,16 +52,16 @@ class SnapshotDraft:
 
     @property
     def version(self) -> Version:
-        """The version this will be."""
+        """Version being written."""
         return self._manifest.version
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """The model's, as they lie in the whole file."""
+        """The model's tensors with their positions in the whole file."""
         return self._manifest.tensors
 
     def block(self, number: int) -> np.ndarray:
-        """A block's place in the slot, `[num_tensors, num_rows, num_cols]`; to be filled completely, as `buffer`.
+        """Returns the slot's memory of a block, `[num_tensors, num_rows, num_cols]`, which must be filled completely.
 
         Raises:
           ValueError: the draft was sealed or aborted.
@@ -67,12 +73,12 @@ class SnapshotDraft:
         return self._views[number]
 
     def buffer(self, name: str) -> np.ndarray:
-        """The tensor's place in the slot, to be filled completely before `commit`.
+        """Returns the slot's memory of a tensor, which must be filled completely before `commit`.
 
-        It holds what an earlier version left there. Cast straight into it (`shared_memory.cast_all_into`).
+        It contains data of an older version. Cast directly into it (`shared_memory.cast_all_into`).
 
         Raises:
-          KeyError: `begin` was not told of this tensor.
+          KeyError: the tensor was not passed to `begin`.
           ValueError: the draft was sealed or aborted, or this host writes only a part of the tensor.
         """
         self._check_open()
@@ -93,44 +99,42 @@ class SnapshotDraft:
         return buffer
 
     def seal(self) -> WeightManifest:
-        """Hashes what was written; returns this host's part of the version, which nobody is told of yet.
+        """Hashes the written data and returns this host's part of the version, which is not announced yet.
 
         Raises:
-          ValueError: a tensor's buffer was never asked for, so it would be an old version's.
+          ValueError: a tensor's memory was never requested, so it would contain old data.
         """
         self._check_open()
         if self._unwritten:
             missing = sorted({self._manifest.tensors[i].name for _, i in self._unwritten})
             raise ValueError(f"version {self.version}: {len(missing)} tensors not written, first {missing[0]}")
-        for start, end in self._placement.gaps():  # they are hashed too: equal weights give equal hashes
+        for start, end in self._placement.gaps():  # gaps are hashed, so they must be zero
             self._data[start:end] = 0
         part = self._seal(self._manifest, self._data)
-        # Unlocked before it is announced: who reads the new manifest must not find the slot locked.
+        # Unlock before the announcement: a reader of the new manifest must not find the slot locked.
         self._close()
         return part
 
     def commit(self) -> WeightManifest:
-        """Hashes what was written and announces it, all of it by one host; from here on readers find this version.
+        """Seals and announces a version that one host wrote completely.
 
         Raises:
           ValueError: as `seal`.
-          SnapshotError: it is a part of the version only.
+          SnapshotError: the draft is only a part of the version.
         """
         return self._publish(self.seal())
 
     def abort(self) -> None:
-        """Gives the slot back; the announced version stays what it was."""
+        """Releases the slot; the announced version is unchanged."""
         if self._is_open:
             self._close()
 
     def __enter__(self) -> "SnapshotDraft":
-        """The draft itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Aborts unless it was committed."""
         self.abort()
 
     def _view(self, number: int) -> np.ndarray:
@@ -151,7 +155,7 @@ class SnapshotDraft:
 
     def _close(self) -> None:
         self._is_open = False
-        # A late write would change an announced version.
+        # A late write would change an announced version, so make the views read-only.
         for array in (*self._views.values(), *self._buffers.values()):
             array.flags.writeable = False
         self._end()

@@ -1,18 +1,16 @@
-"""Folder layout, chunk hashes, manifest checks, signatures, errors.
+"""Snapshot format: folder layout, chunk hashes, manifest checks, signatures and errors.
 
-One bad chunk can be told from the others and taken again, and a download that broke off goes on where it stopped.
+manifest            announced snapshot (a `WeightManifest`), replaced by one rename
+slot-0, slot-1      tensor data; the manifest names one, another may be incomplete
+slot-2              additional slot, if a version is kept for slow readers
+delta-0, ...        delta from the previous version to a slot's data, if the manifest names it
+writer              locked by the one process that publishes here
 
-manifest            the announced snapshot (a `WeightManifest`), replaced by one rename
-slot-0, slot-1      tensor data; the manifest names one, another may be half-written
-slot-2              one more, where a version is kept for readers that are slower than versions come
-delta-0, ...        what leads to a slot's data from the version before, if the manifest names it
-writer              held locked by the one process that publishes here
+Files of the learner's process 3 are slot-0.host-3 and so on, because hosts of one machine share a folder, and all hosts
+share a bucket.
 
-Those of the learner's process 3 are slot-0.host-3 and so on: hosts of one machine share a folder, and all of them a
-bucket.
-
-Data files need none: the manifest holds their hashes. A message says its type, so the signature of one is none of the
-other.
+Data files have no signature, because the signed manifest holds their hashes. A signed message contains its type, so a
+signature of one type is not valid for another.
 """
 
 import dataclasses
@@ -35,18 +33,18 @@ from bridge.snapshots.shared_memory import SharedMemoryFile, each_on_all_cores
 from bridge.weight_types import Announcement, FileEntry, ShardEntry, WeightManifest
 
 CHUNK_BYTES = 4 * 2**20
-"""Size of a chunk, unless a file would have more than MAX_CHUNKS: large enough that Python's part costs nothing, small
-enough that taking one again doesn't either."""
+"""Chunk size, unless a file would exceed MAX_CHUNKS. Large enough to make Python's overhead negligible, and small
+enough to repeat a chunk cheaply."""
 MAX_CHUNKS = 4096
-"""Chunks of one file at most: 128 KiB of digests in a manifest."""
+"""Most chunks of one file: 128 KiB of digests in a manifest."""
 
 
-# Copied and hashed while it is still in the second-level cache.
+# A block is copied and hashed while it is in the L2 cache.
 COPY_BLOCK_BYTES = 256 * 2**10
 
 
 def chunk_bytes_of(num_bytes: int, *, smallest: int = CHUNK_BYTES) -> int:
-    """The chunk size of a file: a power-of-two multiple of `smallest`, so that it has MAX_CHUNKS chunks at most."""
+    """Returns a file's chunk size: `smallest` times the lowest power of two that gives at most MAX_CHUNKS chunks."""
     size = smallest
     while num_bytes > size * MAX_CHUNKS:
         size *= 2
@@ -54,14 +52,14 @@ def chunk_bytes_of(num_bytes: int, *, smallest: int = CHUNK_BYTES) -> int:
 
 
 def unhashed(name: str, num_bytes: int, *, smallest: int = CHUNK_BYTES) -> FileEntry:
-    """The entry of a file that is yet to be written."""
+    """Returns the entry of a file that is not written yet."""
     chunk_bytes = chunk_bytes_of(num_bytes, smallest=smallest)
     hashes = bytes(blake3.blake3.digest_size * -(-num_bytes // chunk_bytes))
     return FileEntry(name=name, num_bytes=num_bytes, chunk_bytes=chunk_bytes, chunk_hashes=hashes, blake3="")
 
 
 def hashed(file: FileEntry, data: np.ndarray) -> FileEntry:
-    """The same entry with the digests of what the file holds: one pass over `data`, a uint8 vector."""
+    """Returns the entry with the digests of the file's content, in one pass over `data`, a uint8 vector."""
 
     def digest(index: int) -> bytes:
         start, end = file.chunk(index)
@@ -78,12 +76,12 @@ def hashed(file: FileEntry, data: np.ndarray) -> FileEntry:
 
 
 def hash_of_hashes(chunk_hashes: bytes) -> str:
-    """What `FileEntry.blake3` is of a file whose chunks have these digests."""
+    """Returns `FileEntry.blake3` for the digests of a file's chunks."""
     return blake3.blake3(chunk_hashes).hexdigest()
 
 
 def is_chunk(chunk: np.ndarray, file: FileEntry, index: int) -> bool:
-    """Whether these bytes are that chunk."""
+    """Returns True if the bytes have the chunk's hash."""
     return blake3.blake3(chunk.data).digest() == file.chunk_hash(index)
 
 
@@ -91,21 +89,21 @@ MANIFEST = "manifest"
 
 
 class HostFiles:
-    """The names of what one of the learner's processes writes into a snapshot folder."""
+    """File names of one learner process in a snapshot folder."""
 
     def __init__(self, host: int = 0) -> None:
         of_host = f".host-{host}" if host else ""
         self.spare = f"slot-2{of_host}"
-        """Empty until it is needed; not there where no slow readers are waited for."""
+        """Empty until needed; missing if slow readers get no grace period."""
         self.slots = (f"slot-0{of_host}", f"slot-1{of_host}", self.spare)
         self.writer = f"writer{of_host}"
         """Locked by the one live writer."""
         self.all = (*(delta_of(slot) for slot in self.slots), *self.slots, self.writer)
-        """Every file of this process alone."""
+        """All files of this process."""
 
 
 def delta_of(slot: str) -> str:
-    """The delta that leads to what a slot holds, and is written under that slot's lock."""
+    """Returns the name of the delta to a slot's data, which is written under the slot's lock."""
     return slot.replace("slot", "delta", 1)
 
 
@@ -114,35 +112,35 @@ TensorTable = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class SnapshotError(RuntimeError):
-    """A snapshot that cannot be written, or must not be used."""
+    """Error for a snapshot that cannot be written, or must not be used."""
 
 
 class SupersededError(SnapshotError):
-    """A newer version was announced meanwhile: take that one."""
+    """Error for a version that a newer announced version replaced; the caller should use the newer one."""
 
 
 class UnreachableError(SnapshotError):
-    """None of a version's sources could be read for long; that says nothing against the version."""
+    """Error for a version whose sources were all unreachable for long; the version itself may be valid."""
 
 
 class SnapshotBusyError(SnapshotError):
-    """Somebody kept a lock for longer than the deadline."""
+    """Error for a lock that another process held past the deadline."""
 
 
 def latest(folder: str | os.PathLike[str]) -> WeightManifest | None:
-    """The announced snapshot's manifest, None before the first one; one small file is read.
+    """Returns the announced snapshot's manifest; None before the first. Reads one small file.
 
     Raises:
-      SnapshotError: the manifest is damaged or of another format.
+      SnapshotError: the manifest is corrupt or has another format.
     """
     return read_manifest(pathlib.Path(folder) / MANIFEST)
 
 
 def read_manifest(path: pathlib.Path) -> WeightManifest | None:
-    """A manifest file's contents; None if there is no such file.
+    """Returns the content of a manifest file; None if the file does not exist.
 
     Raises:
-      SnapshotError: it is damaged, of another format, or another user's.
+      SnapshotError: the file is corrupt, has another format, or belongs to another user.
     """
     try:
         with open(open_own(path, os.O_RDONLY), "rb") as file:
@@ -158,27 +156,27 @@ def read_manifest(path: pathlib.Path) -> WeightManifest | None:
 
 
 def manifest_path(into: pathlib.Path) -> pathlib.Path:
-    """Where it is written which version a reader's copy holds; there only while the copy is whole."""
+    """Returns the marker of the version in a reader's copy; it exists only while the copy is complete."""
     return into.with_name(f"{into.name}.manifest")
 
 
 def part_path(into: pathlib.Path) -> pathlib.Path:
-    """Where it is written which version a reader's copy is being filled with; there only while it is not whole."""
+    """Returns the marker of an incomplete copy: the version that the file is being filled with."""
     return into.with_name(f"{into.name}.part")
 
 
 def version_url(base: str, run: str, version: Version) -> str:
-    """The URL under which a version's files lie, on the server or in the bucket at `base`."""
+    """Returns the URL of a version's files on the server or in the bucket at `base`."""
     return f"{base.rstrip('/')}/v1/{urllib.parse.quote(run, safe='')}/{version}"
 
 
 def older_place(announcement: Announcement) -> tuple[Version, str] | None:
-    """The older version that an announcement names besides its own, and the URL under which that one lies."""
+    """Returns the newest older version among an announcement's sources, and its URL; None if there is none."""
     return max(_older(announcement), default=None)
 
 
 def own_sources(announcement: Announcement, piece: int) -> tuple[str, ...]:
-    """Where the announced version itself lies, or one of its pieces, by its index: those of its host first."""
+    """Returns the sources of the announced version or of its shard `piece`; sources of the shard's host come first."""
     older = {url for _, url in _older(announcement)}
     of_piece = announcement.host_sources[piece] if announcement.host_sources else ()
     return (*of_piece, *(s for s in announcement.sources if s not in older))
@@ -189,7 +187,7 @@ def _older(announcement: Announcement) -> list[tuple[Version, str]]:
     for url in announcement.sources:
         try:
             version = Version.parse(url.rpartition("/")[2])
-        except ValueError:  # a place that is not named as `place_of` does
+        except ValueError:  # a URL that `version_url` did not make
             continue
         if version < announcement.manifest.version:
             found.append((version, url))
@@ -197,11 +195,11 @@ def _older(announcement: Announcement) -> list[tuple[Version, str]]:
 
 
 def check_layout(manifest: WeightManifest) -> None:
-    """Refuses a manifest that would be read outside its tensors, or that contradicts itself.
+    """Checks that a manifest is consistent and stays within its tensors.
 
     Raises:
-      SnapshotError: it is empty, a tensor's size is not its shape's or its place not where it belongs, its pieces don't
-        make up all of it or overlap, or one of them is malformed.
+      SnapshotError: the manifest is empty, a tensor has a wrong size or offset, the shards are incomplete or overlap,
+        or a shard is malformed.
     """
     end = 0
     for t in manifest.tensors:
@@ -225,7 +223,6 @@ def check_layout(manifest: WeightManifest) -> None:
 
 
 def _check_piece(manifest: WeightManifest, piece: ShardEntry) -> None:
-    """Refuses a piece that names a foreign file or one of another size, or whose chunks are too many or not its own."""
     file = piece.file
     if file.name not in HostFiles(piece.host).slots:
         raise ValueError(f"names the file {file.name!r}, not a slot of host {piece.host}")
@@ -241,11 +238,7 @@ def _check_piece(manifest: WeightManifest, piece: ShardEntry) -> None:
 
 
 def check_table(manifest: WeightManifest, expected: TensorTable) -> None:
-    """Refuses a snapshot whose names, dtypes or shapes are not exactly the expected ones.
-
-    Raises:
-      SnapshotError: says which tensor differs first and how many do.
-    """
+    """Raises SnapshotError if names, dtypes or shapes of a snapshot differ from the expected ones."""
     got = {t.name: (t.dtype, t.shape) for t in manifest.tensors}
     want = {name: (dtype, tuple(shape)) for name, (dtype, shape) in expected.items()}
     wrong = sorted(name for name in got.keys() | want.keys() if got.get(name) != want.get(name))
@@ -258,10 +251,10 @@ def check_table(manifest: WeightManifest, expected: TensorTable) -> None:
 
 
 def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expected: TensorTable | None) -> None:
-    """Refuses, before anything is allocated or read, what is not a snapshot of this run and this model.
+    """Checks a manifest against this run and model before any allocation or read.
 
     Raises:
-      SnapshotError: another run or tokenizer, a malformed manifest, or other tensors than `expected`, where given.
+      SnapshotError: the run, the tokenizer or, if given, the `expected` tensors differ, or the manifest is malformed.
     """
     for what, got, want in (
         ("run", manifest.run, run),
@@ -275,10 +268,10 @@ def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expect
 
 
 def reserve(segments: Sequence[SharedMemoryFile], num_bytes: int) -> None:
-    """Makes each segment at least so large and warm.
+    """Grows each segment to at least `num_bytes` of allocated memory.
 
     Raises:
-      SnapshotError: their file system has too little room.
+      SnapshotError: the file system has too little free space.
     """
     folder = segments[0].path.parent
     stat = os.statvfs(folder)
@@ -298,16 +291,12 @@ T = TypeVar("T", WeightManifest, Announcement)
 
 
 def sign(signed: T, token: Token) -> T:
-    """The same with the keyed hash of all the rest of it."""
+    """Returns the message with the keyed hash of its other fields."""
     return dataclasses.replace(signed, hmac=token.sign(_message(signed)))
 
 
 def check_signature(signed: WeightManifest | Announcement, token: Token) -> None:
-    """Refuses what the token has not signed.
-
-    Raises:
-      SnapshotError: it is unsigned, or its signature is another's or another message's.
-    """
+    """Raises SnapshotError if the message is unsigned, or not signed with this token."""
     manifest = signed if isinstance(signed, WeightManifest) else signed.manifest
     what = "manifest" if signed is manifest else "announcement"
     if signed.hmac is None:

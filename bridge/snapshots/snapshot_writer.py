@@ -1,10 +1,10 @@
-"""Weight snapshots in shared memory: written in place, announced by one rename.
+"""Writer of weight snapshots in shared memory, announced by one rename.
 
-A version is written into the slot that nobody has been told of, hashed, and announced. Until then,
-and whatever happens to its writer, readers find the version before it, whole.
+A version is written into the slot that is not announced, hashed, and announced. Until the rename, whatever happens to
+the writer, readers find the complete previous version.
 
-Of several learner hosts each has a writer, which writes its blocks. A version is sealed by all of them, joined
-(`join`), and announced when all pieces are there.
+Each of several learner hosts has a writer for its own blocks. All hosts seal a version, one joins it (`join`), and it
+is announced when all shards exist.
 """
 
 import dataclasses
@@ -49,14 +49,15 @@ from bridge.weight_types import (
 )
 
 _SPARE_AFTER_S = 1.0
-"""A copy within a machine is over by then, and costs no third slot."""
+"""Seconds to wait for a reader before a third slot is used. A copy within a machine is faster."""
 _SPARE_AGAIN_S = 1.0
-"""Room for it may come while we wait, and the server, which looks all the time, then keeps the other slot for long."""
+"""Seconds between two attempts to reserve the third slot. Memory may become free; the server then keeps the other slot
+for slow readers."""
 _POLL_S = 0.001
 
 
 class SnapshotWriter:
-    """Publishes into one folder; the only process that may. Not for several threads at once."""
+    """Publisher of one snapshot folder; only one process may publish there. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,18 +75,26 @@ class SnapshotWriter:
         chunk_bytes: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Makes the folder, or takes it over from a dead writer of the same run; what it announced stays.
+        """Creates the folder, or takes it over from a dead writer of the same run. The announced snapshot stays.
 
-        `host` of `num_hosts` is this process's index among the learner's; those of one machine share the folder.
-
-        With a token manifests are signed, as actors on other machines want them. Of this writer's versions each
-        `full_every`-th, from the first on, has no delta against the one before. With `has_spare` a third slot is taken,
-        and stays, as soon as a version has to go out while the one that is not announced is still being read.
-        `base_steps` has the step that each incarnation of the learner began at.
+        Args:
+          folder: snapshot folder, in shared memory.
+          run: id of the run.
+          tokenizer_hash: hash of the model's tokenizer.
+          lock_timeout_s: seconds to wait for readers of a slot.
+          token: signs manifests, as actors on other machines require; None: no signature.
+          full_every: every `full_every`-th version of this writer, starting with the first, has no delta.
+          has_spare: allocate a third slot when a version is due while the free slot is still being read. It stays
+            allocated.
+          host: index of this process among the learner's; hosts of one machine share the folder.
+          num_hosts: number of the learner's processes.
+          base_steps: step that each incarnation of the learner began at.
+          chunk_bytes: smallest chunk size.
+          clock: returns Unix seconds.
 
         Raises:
-          SnapshotError: another writer lives, or the folder holds another run's snapshots.
-          ValueError: the folder, or a file in it, is not this user's alone.
+          SnapshotError: another writer is live, or the folder holds another run's snapshots.
+          ValueError: the folder, or a file in it, is not private to this user.
         """
         self._folder = pathlib.Path(folder)
         self._run, self._tokenizer_hash = run, tokenizer_hash
@@ -124,13 +133,14 @@ class SnapshotWriter:
         """Starts a version of the given (name, dtype, shape) tensors; waits for slow readers.
 
         Args:
-          version: newer than the announced one.
+          version: newer than the announced version.
           entries: the model's tensors.
-          blocks: what this host writes of them; None: all.
+          blocks: the part that this host writes; None: all.
 
         Raises:
-          ValueError: not newer than the announced version, a dtype not served, a draft still open.
-          SnapshotError: too little room; or (SnapshotBusyError) a reader did not finish in time.
+          ValueError: the version is not newer, a dtype is not supported, or a draft is still open.
+          SnapshotError: too little memory is free.
+          SnapshotBusyError: a reader did not finish in time.
         """
         if self._draft is not None:
             raise ValueError(f"version {self._draft.version} is neither committed nor aborted")
@@ -157,10 +167,10 @@ class SnapshotWriter:
         return self._draft
 
     def join(self, parts: Sequence[WeightManifest]) -> WeightManifest:
-        """What is announced of a version that all hosts have sealed, each its part; signed, where there is a token.
+        """Returns the manifest of a version that all hosts have sealed, signed if there is a token.
 
         Raises:
-          SnapshotError: the parts are of different versions or models, or don't make up one, whole.
+          SnapshotError: the parts are of different versions or models, or do not make up a complete version.
         """
         first = parts[0]
         if any(dataclasses.replace(p, shards=first.shards, created_s=first.created_s) != first for p in parts):
@@ -171,7 +181,7 @@ class SnapshotWriter:
         return whole if self._token is None else sign(whole, self._token)
 
     def announce(self, manifest: WeightManifest) -> None:
-        """From here on readers find this version, of which this host's piece is sealed and all others are there."""
+        """Makes a version visible to readers. All of its shards must exist."""
         replace_file(self._folder / MANIFEST, codec.encode(manifest))
         self._base = manifest
         self._num_announced += 1
@@ -182,9 +192,9 @@ class SnapshotWriter:
         return manifest
 
     def _seal(self, part: WeightManifest, data: np.ndarray) -> WeightManifest:
-        """This host's part of a version that is written, hashed, and with a delta where it gets one.
+        """Returns this host's part of a written version with hashes and, if due, a delta.
 
-        Called by the draft, under the lock of the version's slot: so nobody reads the file whose place a delta takes.
+        The draft calls it under the lock of the version's slot, so no reader has the old delta file open.
         """
         (piece,) = part.shards
         part = dataclasses.replace(part, shards=(dataclasses.replace(piece, file=hashed(piece.file, data)),))
@@ -195,29 +205,29 @@ class SnapshotWriter:
         self._draft = None
 
     def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
-        """Publishes arrays as they are at hand, all cast to one dtype."""
+        """Publishes arrays, all cast to one dtype."""
         with self.begin(version, [(name, dtype, a.shape) for name, a in tensors.items()]) as draft:
             cast_all_into((draft.buffer(name), array) for name, array in tensors.items())
             return draft.commit()
 
     def remove(self) -> None:
-        """Closes, and deletes the folder; readers keep what they have mirrored.
+        """Closes the writer and deletes the folder; readers keep their copies.
 
-        A folder that somebody else has put something into stays, with that, and the log says so.
+        If the folder contains foreign files, it stays, with a log message.
         """
         self.close()
         names = (MANIFEST, *self._files.all)
-        part_written = (path for name in names for path in self._folder.glob(f".{name}.*"))  # by killed writers
+        part_written = (path for name in names for path in self._folder.glob(f".{name}.*"))  # left by killed writers
         for path in (*part_written, *(self._folder / name for name in names)):
             path.unlink(missing_ok=True)
         try:
             self._folder.rmdir()
-        except OSError as e:  # all that was published is gone, and what ends here has ended well
-            if not any(self._folder.glob("writer*")):  # else it is another host's, who removes it
+        except OSError as e:  # the published files are deleted, so this is not a failure
+            if not any(self._folder.glob("writer*")):  # otherwise another host removes the folder
                 logging.warning("snapshot folder stays: %s", e)
 
     def close(self) -> None:
-        """Lets the next writer in; the announced snapshot stays."""
+        """Releases the folder to the next writer; the announced snapshot stays."""
         if self._draft is not None:
             self._draft.abort()
         for segment in self._segments.values():
@@ -227,7 +237,7 @@ class SnapshotWriter:
             self._lock_fd = -1
 
     def _lock_free(self, announced: str, num_bytes: int) -> SharedMemoryFile:
-        """The announced slot is only ever read; any other is free as soon as its last reader is done."""
+        """Returns a locked slot that is not announced, as soon as its last reader has finished."""
         name_of_spare = self._files.spare
         free = [segment for name, segment in self._segments.items() if name not in (announced, name_of_spare)]
         spare = None if announced == name_of_spare else self._segments.get(name_of_spare)
@@ -247,7 +257,7 @@ class SnapshotWriter:
                     reserve([spare], num_bytes)
                     free.append(spare)
                     spare = None
-                except SnapshotError as e:  # no room: the server does not keep a slot then (`SlotLocks`)
+                except SnapshotError as e:  # too little memory: the server keeps no slot either (`SlotLocks`)
                     if not is_told:
                         logging.warning("no third slot for slow readers: %s", e)
                     is_told, try_spare_s = True, waited_s + _SPARE_AGAIN_S
@@ -267,7 +277,7 @@ class SnapshotWriter:
             return None
         try:
             replace_file(path, b"".join(made[1]))
-        except OSError as e:  # no room: the version goes out all the same
+        except OSError as e:  # too little memory: publish the version without a delta
             logging.warning("no delta for version %s: %s", part.version, e)
             return None
         return made[0]
@@ -281,7 +291,7 @@ def _piece_of(manifest: WeightManifest, host: int) -> ShardEntry | None:
 
 
 def _sweep(folder: pathlib.Path, num_hosts: int) -> None:
-    """Removes what dead processes left here when the learner had more of them."""
+    """Removes files of dead processes from a time when the learner had more hosts."""
     for lock in folder.glob("writer.host-*"):
         host = lock.name.rpartition("-")[2]
         if not host.isdigit() or int(host) < num_hosts:

@@ -1,9 +1,7 @@
-"""A reader's verified copy of a snapshot, mapped without a copy.
+"""Verified local copy of a snapshot, from which a reader maps tensors.
 
-One bad chunk can be told from the others and taken again, and a download that broke off goes on where it stopped.
-
-The copy has a warm file of its own, so a publisher never waits for a model being loaded, only for
-a copy. Beside it lies `<file>.manifest`, which exists only while the file holds that version, whole.
+The copy has its own warm file, so a publisher waits only for a copy and never for a model load. The marker
+`<file>.manifest` exists only while the file holds that version completely.
 """
 
 import contextlib
@@ -35,19 +33,19 @@ from bridge.weight_types import FileEntry, ShardEntry, WeightManifest
 
 
 def copy_chunks(fd: int, file: FileEntry, placement: ShardMap, into: np.ndarray) -> list[int]:
-    """Copies a piece to where it lies in the whole file and hashes what arrived, still in cache.
+    """Copies a shard into the whole file and hashes the data while it is in cache.
 
     Args:
-      fd: the piece's file.
-      file: what it should be.
-      placement: where it goes.
-      into: the whole file's bytes.
+      fd: the shard's file.
+      file: entry of the shard's file.
+      placement: map from the shard to the whole file.
+      into: bytes of the whole file.
 
     Returns:
-      The chunks that are not what was announced.
+      Indices of chunks with a wrong hash.
 
     Raises:
-      EOFError: the file is shorter.
+      EOFError: the file is too short.
     """
 
     def copy(index: int) -> bool:
@@ -68,7 +66,7 @@ def copy_chunks(fd: int, file: FileEntry, placement: ShardMap, into: np.ndarray)
 
 
 class VerifiedCopy:
-    """Fetches version after version into one warm local file."""
+    """Local file into which one version after another is fetched."""
 
     def __init__(
         self,
@@ -80,12 +78,12 @@ class VerifiedCopy:
         expected: TensorTable | None = None,
         lock_timeout_s: float = 60.0,
     ) -> None:
-        """Opens or makes the local file `into`, best in shared memory; its folder is made.
+        """Opens or creates the local file `into`, best in shared memory, and its folder.
 
-        `expected` lists the model's tensors: a snapshot with other names, dtypes or shapes is refused.
+        Snapshots with names, dtypes or shapes other than `expected` are rejected.
 
         Raises:
-          ValueError: the local file is another user's, or a link.
+          ValueError: another user owns the local file, or the path is a link.
         """
         self._folder, self._into = pathlib.Path(folder), pathlib.Path(into)
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
@@ -94,12 +92,12 @@ class VerifiedCopy:
         self._segment = SharedMemoryFile(self._into)
 
     def fetch(self, manifest: WeightManifest) -> None:
-        """Copies a version here and proves that it arrived; `map_tensors` then gives its tensors.
+        """Copies a version and verifies the copy; `map_tensors` returns its tensors.
 
         Raises:
-          SupersededError: a newer one was announced; take `latest(folder)` and call again.
-          SnapshotBusyError: somebody still maps the version that is here.
-          SnapshotError: another run, tokenizer or model, or bytes that do not match their hash.
+          SupersededError: a newer version was announced; retry with `latest(folder)`.
+          SnapshotBusyError: a process still maps the previous version in the file.
+          SnapshotError: the run, tokenizer or model differs, or the data does not match its hash.
         """
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
         reserve([self._segment], manifest.num_bytes)
@@ -117,15 +115,15 @@ class VerifiedCopy:
             self._segment.unlock()
 
     def close(self) -> None:
-        """Lets go of the local file; it stays, and so does what is mapped."""
+        """Closes the local file; the file and existing maps stay."""
         self._segment.close()
 
     def _copy(self, manifest: WeightManifest, into: np.ndarray) -> str:
-        """Puts the data together from all pieces; returns which chunks are not what was announced, empty if all are."""
+        """Assembles the data from all shards; returns a description of corrupt chunks, "" if there are none."""
         zero_gaps(into, manifest.tensors)
         with contextlib.ExitStack() as opened:
             fds = [self._open(manifest, piece, opened) for piece in manifest.shards]
-            # A writer locks only the slot that is not announced; while we hold ours its bytes cannot change.
+            # A writer locks only slots that are not announced, so the bytes of a slot locked here cannot change.
             are_locked = [try_flock(fd, fcntl.LOCK_SH) for fd in fds]
             announced = latest(self._folder)
             if announced != manifest:
@@ -161,14 +159,14 @@ class VerifiedCopy:
 
 
 def is_verified(path: str | os.PathLike[str]) -> WeightManifest | None:
-    """Which version a mirror's file holds, whole and verified; None if none."""
+    """Returns the manifest of the complete, verified version in a copy's file; None if there is none."""
     return read_manifest(manifest_path(pathlib.Path(path)))
 
 
 def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[str, np.ndarray]:
-    """The tensors of a mirrored version as read-only views of the file: no copy.
+    """Returns the tensors of a verified version as read-only views of the file, without a copy.
 
-    The file stays locked against the next fetch until the last view is gone.
+    The file stays locked against the next fetch until the last view is released.
 
     Raises:
       SnapshotBusyError: a fetch is writing the file.
@@ -188,7 +186,7 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
         if held != manifest or os.fstat(fd).st_size < manifest.num_bytes:
             now = held.version if held is not None else "no whole version"
             raise SnapshotError(f"{path} holds {now}, wanted {manifest.version}")
-        # The map keeps a duplicate of fd, and with it the lock, for as long as a view lives.
+        # The map holds a duplicate of fd, and with it the lock, for as long as a view exists.
         data = mmap.mmap(fd, manifest.num_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
     finally:
         os.close(fd)

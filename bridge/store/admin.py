@@ -112,11 +112,7 @@ class Runs:
         return found
 
     def find(self, name_or_id: str) -> RunState:
-        """Returns the run with that name or id.
-
-        Raises:
-          ValueError: no run or several runs match.
-        """
+        """Returns the run with that name or id. Raises ValueError if no run or several runs match."""
         found = [r for r in self.all() if name_or_id in (r.run, r.name)]
         found = [r for r in found if r.run == name_or_id] or found
         if not found:

@@ -48,7 +48,7 @@ _REFUSED = (
 
 
 class BadBlobError(ValueError):
-    """A referenced object is missing, or has another size or content than was put."""
+    """Error for a referenced object that is missing, or has another size or content than was put."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,16 +60,11 @@ class BlobReference:
     blake3: str
 
     def __str__(self) -> str:
-        """Returns the form stored in a row."""
         return f"{self.nonce}:{self.num_bytes}:{self.blake3}"
 
     @classmethod
     def parse(cls, text: str) -> "BlobReference":
-        """Parses the form stored in a row.
-
-        Raises:
-          BadBlobError: the text is not a reference.
-        """
+        """Parses the form stored in a row. Raises BadBlobError if the text is not a reference."""
         match = _REFERENCE.fullmatch(text)
         if match is None:
             raise BadBlobError(f"a reference to an object reads nonce:bytes:blake3, got {text[:200]!r}")

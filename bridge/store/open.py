@@ -89,11 +89,11 @@ class SqliteStore(SqlStore):
 
 
 class NoRunError(ValueError):
-    """The store has no such run that this role may see; it may be created later."""
+    """Error for a run that the store does not have for this role; it may be created later."""
 
 
 class FinishedRunError(NoRunError):
-    """The run is finished. Its learner may resume it, or a new run may take its name."""
+    """Error for a finished run. Its learner may resume it, or a new run may take its name."""
 
 
 _SQLITE = "sqlite:///"
@@ -218,11 +218,7 @@ def namesakes(url: str, name: str, *, run: str, retry_s: float = 600.0) -> list[
 
 
 def sqlite_path(url: str) -> pathlib.Path | None:
-    """Returns the file of a sqlite:/// URL; None for a PostgreSQL URL.
-
-    Raises:
-      ValueError: the URL is neither.
-    """
+    """Returns the file of a sqlite:/// URL; None for a PostgreSQL URL. Raises ValueError if the URL is neither."""
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return pathlib.Path(url.removeprefix(_SQLITE))
     if not url.startswith(_POSTGRES):

@@ -160,7 +160,7 @@ class SqliteClock:
 
 
 class StoreBusyError(TimeoutError):
-    """Another process held the store's write lock for longer than the busy timeout."""
+    """Error for a write lock that another process held for longer than the busy timeout."""
 
 
 class _Connection(sqlite3.Connection):

@@ -51,19 +51,19 @@ PERMANENT = "for good: "
 
 
 class StoreLostError(TimeoutError):
-    """The store was unreachable for longer than its retry time."""
+    """Error for a store that was unreachable for longer than its retry time."""
 
 
 class LearnerLivesError(ValueError):
-    """Another learner leads the run, and its lease has not expired."""
+    """Error for a run that another learner leads with an unexpired lease."""
 
 
 class StoreWentBackError(StoreLostError):
-    """The store is a copy from before this learner became leader. The learner must restart from its checkpoint."""
+    """Error for a store that is older than this learner's leadership; the learner must restart from its checkpoint."""
 
 
 class SupersededLearnerError(RuntimeError):
-    """Another learner leads the run now. This learner has an older incarnation and must exit."""
+    """Error for a learner of an older incarnation than the run's leader; the learner must exit."""
 
     @classmethod
     def of(cls, incarnation: int, leading: object) -> "SupersededLearnerError | StoreWentBackError":
@@ -77,11 +77,11 @@ class SupersededLearnerError(RuntimeError):
 
 
 class UnfitGroupError(ValueError):
-    """A group does not match the ticket with its id, for example because the prompt was replaced."""
+    """Error for a group that does not match the ticket with its id, for example because the prompt was replaced."""
 
 
 class NameTakenError(ValueError):
-    """Another live actor at another location has this name."""
+    """Error for an actor whose name belongs to a live actor at another location."""
 
     def __init__(self, name: str, location: str, *, beat_s: float) -> None:
         """Makes the error for the actor at `location`, whose last heartbeat was at `beat_s` by the store's clock."""
@@ -90,4 +90,4 @@ class NameTakenError(ValueError):
 
 
 class FencedError(RuntimeError):
-    """The actor is fenced: its generated tokens did not match the learner's weights."""
+    """Error for a fenced actor: its generated tokens did not match the learner's weights."""

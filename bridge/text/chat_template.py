@@ -151,11 +151,6 @@ class ChatTemplate:
         return before if behind.startswith(" ") else before.rstrip()
 
     def _first(self, source: str, messages: list[JsonObject], variables: Mapping[str, Any]) -> str:
-        """Renders the first form of the messages that the template accepts.
-
-        Raises:
-          ValueError: the template accepts none.
-        """
         refusal: Exception | None = None
         quoted = ""
         for form in _forms(messages):
@@ -231,7 +226,6 @@ class _Parts(list[Any]):
 
 
 def _parts_of(message: Mapping[str, Any]) -> list[JsonObject] | None:
-    """Returns the parts of a message's content; None if the content is text or missing."""
     content = message.get("content")
     return cast(list[JsonObject], content) if isinstance(content, list) else None
 
@@ -242,7 +236,6 @@ def _as_parts(message: JsonObject) -> JsonObject:
 
 
 def _joined(message: JsonObject) -> JsonObject:
-    """Returns the message with its parts joined to one text, if all parts are texts."""
     parts = _parts_of(message)
     if parts is None or not all(isinstance(p.get("text"), str) for p in parts):
         return message
@@ -285,7 +278,6 @@ def _stand_in(messages: list[JsonObject]) -> str:
 
 
 def _with_end(messages: list[JsonObject], end: str) -> list[JsonObject]:
-    """Returns the messages with text appended to the last one."""
     *others, last = copy.deepcopy(messages)
     parts = _parts_of(last)
     if parts is not None:

@@ -53,11 +53,7 @@ def read_templates(folder: pathlib.Path) -> dict[str, str]:
 
 
 def read_special_tokens(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the texts of a tokenizer's named tokens, such as bos_token.
-
-    Raises:
-      ValueError: a file is corrupt.
-    """
+    """Returns the texts of a tokenizer's named tokens, such as bos_token. Raises ValueError if a file is corrupt."""
     older, newer = (read_json(folder / f"{name}.json") for name in ("special_tokens_map", "tokenizer_config"))
     found = {name: _token_text(newer.get(name, older.get(name))) for name in _SPECIAL}
     of_model = newer.get("extra_special_tokens")

@@ -118,8 +118,7 @@ class ThinkingFormat:
         - Marks within code count as text outside the thinking. After an unknown prompt, the first closing mark counts
         anywhere.
         - Tool calls are not searched for marks.
-        - A tag such as `<think>` that the response does not close is text if it is quoted or in the middle of a
-        sentence, as in "the <think> mode".
+        - An unclosed tag such as `<think>` is text if quoted or inside a sentence, as in "the <think> mode".
 
         Args:
           text: the response, with special tokens as text.
@@ -294,12 +293,10 @@ def _kind(found: re.Match[str]) -> tuple[str, int]:
 
 
 def _thinking(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:
-    """Returns the text of the blocks from `start` on, without their marks."""
     return "\n".join(filter(None, (text[max(begin, start) : end].strip() for _, begin, end, _ in blocks)))
 
 
 def _outside(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:
-    """Returns the text between and after the blocks from `start` on."""
     if not blocks:
         return text[start:]
     ends = [0, *(end for _, _, _, end in blocks)]

@@ -1,1 +1,1 @@
-"""Snapshots from other machines: a version from any place that has it into a local file, verified chunk by chunk."""
+"""Remote snapshots: download of a version from any source into a local file, and the server that provides it."""

@@ -1,4 +1,4 @@
-"""Who gets in where snapshots are served: bounded connections, each with a bounded time to show the token."""
+"""Admission of connections to a snapshot server: a bounded number, each with limited time to send the token."""
 
 import asyncio
 import collections
@@ -10,25 +10,25 @@ from collections.abc import Callable
 
 MAX_CONNECTIONS = 256
 PROVE_S = 10.0
-"""A connection that has not shown the token by then is closed; so is one that is too slow in TLS's handshake."""
+"""Seconds after which a connection without a valid token, or with an incomplete TLS handshake, is closed."""
 _MAX_ADDRESSES = 1024
 _NO_DESCRIPTORS_S = 0.1
 
 
 class FailedTokens:
-    """How often each address has shown a wrong token lately; in bounded memory.
+    """Rate limit on wrong tokens per address, in bounded memory.
 
-    Ten failures may come at once, and one a second after that. An address beyond is not compared at all, so it can't
-    try more often; a fault of one actor's set-up, which tries again ever less often, doesn't lock its neighbours out.
+    Allows a burst of ten failures and one per second after that. Tokens of an address beyond the limit are not
+    compared, which bounds guessing. A misconfigured actor, whose retries become rarer, does not lock out its neighbors.
     """
 
     def __init__(self, *, burst: int = 10, per_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._burst, self._per_s, self._clock = burst, per_s, clock
         self._failures: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
-        """Network -> how many failures count now, and since when they have been forgotten."""
+        """Current number of failures per network, and the time since which it decays."""
 
     def is_limited(self, address: str) -> bool:
-        """Whether no token of this address is compared now."""
+        """Returns True if tokens of this address are not compared now."""
         return self._count(_network(address)) > self._burst - 1
 
     def add(self, address: str) -> None:
@@ -41,7 +41,6 @@ class FailedTokens:
             self._failures.popitem(last=False)
 
     def __len__(self) -> int:
-        """How many addresses are remembered."""
         return len(self._failures)
 
     def _count(self, network: str) -> float:
@@ -50,9 +49,9 @@ class FailedTokens:
 
 
 class ConnectionGuard:
-    """Takes connections on a listening socket and gives each a protocol; never more than a bound of them.
+    """Acceptor of connections on a listening socket, up to a maximum number.
 
-    When it is full, the oldest that has not shown the token makes room for the next.
+    At the maximum, the oldest connection without a valid token is closed for a new one.
     """
 
     def __init__(
@@ -64,33 +63,33 @@ class ConnectionGuard:
         max_connections: int = MAX_CONNECTIONS,
         prove_s: float = PROVE_S,
     ) -> None:
-        """`listener` is bound and listens; it is closed by whoever made it."""
+        """Stores the bound, listening socket; its creator must close it."""
         self._listener, self._protocol, self._tls = listener, protocol, tls
         self._max_connections, self._prove_s = max_connections, prove_s
         self._unproven: dict[asyncio.BaseTransport | asyncio.Task[None], None] = {}
-        """Connections, and those in their handshake; the oldest first."""
+        """Connections without a token and pending handshakes, oldest first."""
         self._proven: set[asyncio.BaseTransport] = set()
 
     @property
     def num_connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._unproven) + len(self._proven)
 
     def prove(self, transport: asyncio.BaseTransport | None) -> None:
-        """Remembers that a connection has shown the token."""
+        """Records that a connection has sent a valid token."""
         if transport is not None and transport in self._unproven:
             del self._unproven[transport]
             self._proven.add(transport)
 
     async def run(self) -> None:
-        """Takes connections until it is cancelled."""
+        """Accepts connections until cancelled."""
         loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         try:
             while True:
                 try:
                     taken, _ = await loop.sock_accept(self._listener)
-                except OSError:  # no descriptor is free, or the peer is gone already
+                except OSError:  # no free file descriptor, or the peer disconnected
                     await asyncio.sleep(_NO_DESCRIPTORS_S)
                     continue
                 if self._make_room():
@@ -153,6 +152,6 @@ class ConnectionGuard:
 
 
 def _network(address: str) -> str:
-    """What counts as one: an IPv4 address, or the 2**64 addresses that one host of IPv6 has."""
+    """Returns the key of an address: the IPv4 address, or the /64 network that one IPv6 host may own."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else str(parsed)

@@ -1,8 +1,7 @@
-"""Verified parallel range download; sources over obstore.
+"""Verified parallel range download from object stores.
 
-Also those of a delta, which are proved by what they make of the version before.
-
-What arrived stays: a broken connection, a place that fails and a bad chunk cost only what was on its way.
+Verified chunks are kept: a broken connection, a failing source or a corrupt chunk costs only the data in transit. A
+delta's chunks are verified by the chunks that they reconstruct.
 """
 
 import asyncio
@@ -28,43 +27,43 @@ from bridge.weight_types import FileEntry
 
 
 class SourceTransientError(Exception):
-    """A place failed, and may do better when it is asked again."""
+    """Error of a source that may succeed on a retry."""
 
 
 class SourceRefusedError(Exception):
-    """A place refused, or does not have what is wanted: asking again is no use."""
+    """Error of a source that rejected the request or lacks the data; a retry is useless."""
 
 
 class SourceMissingError(SourceRefusedError):
-    """A place does not have this version (any more)."""
+    """Error of a source that does not have this version, or not any more."""
 
 
 _BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
 _CAUSE = re.compile(r"kind: (ConnectionRefused|ConnectionReset|TimedOut|HostUnreachable|NetworkUnreachable)")
 _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 2**16, 2**20
-"""What is handed to Python at once: more where it comes fast, so that a slow place is still seen to send something.
-Measured on loopback: 256 KiB are slower than 1 MiB, 4 MiB no faster."""
+"""Bytes per block handed to Python: larger for fast sources, and small for slow ones so that they show progress.
+Measured on loopback: 256 KiB are slower than 1 MiB, and 4 MiB are no faster."""
 _BLOCK_S = 0.25
-"""As much as a range brings in this time is what the next one hands over at once."""
+"""Target duration of one block, in seconds; sets the block size of the next range."""
 
 
 class ObjectSource:
-    """What obstore opened (`bridge.object_store.open_source`)."""
+    """Source over an object store (`bridge.object_store.open_source`)."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Nothing is asked of it yet."""
         self._store = store
         self._block_bytes = _MIN_BLOCK_BYTES
 
     async def read(self, name: str, start: int, into: memoryview) -> AsyncGenerator[int]:
         """Fills `into` with a file's bytes from `start` on, in order.
 
-        Gives how many bytes more are there now: 0 once the place has answered, then block after block. When a step
-        was cancelled and has ended, nothing is written any more.
+        Yields the number of new bytes: 0 once the source has answered, and then per block. After a cancelled step has
+        ended, nothing more is written.
 
         Raises:
-          BrokenError: the place failed, or sent something other than this range.
-          RefusedError: it refused; SourceMissingError: it has no such file.
+          SourceTransientError: the source failed, or sent other data than this range.
+          SourceRefusedError: the source rejected the request.
+          SourceMissingError: the source has no such file.
         """
         position, size = 0, len(into)
         try:
@@ -95,7 +94,7 @@ class ObjectSource:
 
 
 def _first_line(error: Exception) -> str:
-    """What is wrong, of an error that goes on with its whole history."""
+    """Returns an error's first line, with its cause if that is in a later line."""
     cause = _CAUSE.search(str(error))
     line = first_line(error, max_chars=2000)
     return f"{line}: {cause.group(1)}" if cause else line
@@ -106,59 +105,59 @@ _STOP_POLL_S = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How a download deals with a place that is slow, silent or wrong."""
+    """Retry policy of a download for slow, silent or faulty sources."""
 
     num_ranges: int = 4
-    """Ranges read at once, on a good day."""
+    """Most concurrent ranges."""
     range_bytes: int = 64 * 2**20
-    """Size of a range, on a good day. After a failure fewer and shorter ones are read, down to one of one chunk.
-    Measured on loopback: to be asked every 16 MiB takes reader and server a third more CPU."""
+    """Largest range, in bytes. Failures reduce the number and size of ranges, down to one range of one chunk. Measured
+    on loopback: ranges of 16 MiB cost reader and server a third more CPU."""
     silence_s: float = 10.0
-    """A connection on which a block did not arrive within this time is given up."""
+    """Seconds without a block after which a connection is closed."""
     give_up_s: float = 60.0
-    """A download that no new chunk has arrived of for so long fails; what is there stays."""
+    """Seconds without a new chunk after which a download fails; verified chunks are kept."""
     max_bad: int = 3
-    """Copies of one chunk that did not match its hash before a place is given up."""
+    """Corrupt copies of one chunk after which a source is dropped."""
     first_backoff_s: float = 0.2
     last_backoff_s: float = 2.0
 
     def shared_by(self, num: int) -> "RetryPolicy":
-        """What each of so many downloads at once has, which together read as many ranges, and hold as many bytes."""
+        """Returns the policy of each of `num` concurrent downloads that together follow this policy."""
         num_ranges = max(1, self.num_ranges // num)
         range_bytes = max(1, self.num_ranges * self.range_bytes // (num_ranges * num))
         return dataclasses.replace(self, num_ranges=num_ranges, range_bytes=range_bytes)
 
 
 class Stop(Protocol):
-    """Whether to stop: a `threading.Event`, or several in one."""
+    """Stop signal, such as a `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Whether it is time; looked at again and again."""
+        """Returns True if the download must stop; polled."""
         ...
 
 
 class DownloadStoppedError(SnapshotError):
-    """A download that was told to stop; what is there stays."""
+    """Error of a download that was stopped; verified chunks are kept."""
 
 
 @dataclasses.dataclass(slots=True)
 class DownloadStats:
-    """What a download took."""
+    """Counters of a download."""
 
     num_bytes: int = 0
-    """Bytes that arrived, bad ones included."""
+    """Received bytes, including corrupt ones."""
     num_bad: int = 0
-    """Chunks that arrived and did not match their hash."""
+    """Received chunks with a wrong hash."""
     num_breaks: int = 0
-    """Times that a place failed in the middle."""
+    """Transient failures of a source."""
     num_by_delta: int = 0
-    """Chunks that were made from the version before."""
+    """Chunks reconstructed from the previous version."""
     num_failed_deltas: int = 0
-    """Deltas that did not lead to all of the version, so that the rest was fetched in full."""
+    """Deltas that did not reconstruct all chunks, so that the rest was fetched in full."""
 
     @classmethod
     def sum(cls, tallies: "Iterable[DownloadStats]") -> "DownloadStats":
-        """Of several downloads."""
+        """Returns the sum over several downloads."""
         total = cls()
         for tally in tallies:
             for field in dataclasses.fields(cls):
@@ -168,24 +167,23 @@ class DownloadStats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """A file that comes chunk by chunk; where a chunk is received, and how it is proved and brought to its place."""
+    """File that is downloaded chunk by chunk: where chunks are received, and how they are verified and stored."""
 
     name: str
-    """The file's, in each place."""
+    """File name in each source."""
     num: int
     num_bytes: int
-    """Of all of them."""
+    """Total size of all chunks."""
     where: Callable[[int], tuple[int, int]]
-    """Where a chunk begins and ends in the file, in bytes."""
+    """Returns the first byte of a chunk in the file and the byte after its last."""
     room: Callable[[int, int], np.ndarray]
-    """Memory for these bytes of the file."""
+    """Returns memory for a byte range of the file."""
     accept: Callable[[int, np.ndarray], bool]
-    """Whether a chunk that was received is what was announced: then it is where it belongs. Called in a thread of its
-    own."""
+    """Verifies and stores a received chunk; returns False if it is corrupt. Called in a thread."""
 
     @classmethod
     def of(cls, file: FileEntry, placement: ShardMap, whole: np.ndarray) -> "Chunks":
-        """The chunks of a piece of a snapshot that arrives in `whole`."""
+        """Returns the chunks of a shard that is received into `whole`."""
 
         def accept(index: int, chunk: np.ndarray) -> bool:
             if not is_chunk(chunk, file, index):
@@ -213,29 +211,29 @@ def download(
     tally: DownloadStats,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Brings the chunks that are wanted, each verified. Blocks its thread; runs an event loop of its own.
+    """Downloads and verifies chunks. Blocks its thread and runs its own event loop.
 
     Args:
-      chunks: the file, what its chunks must be, and where they go.
-      places: (what to call it, what opens it), the best one first.
-      wanted: the chunks to bring, by index.
-      stop: once set, the download ends within a moment.
-      patience: with failures.
-      tally: what it takes is added here, also where it fails.
-      clock: monotonic, in seconds.
+      chunks: the file's chunks.
+      places: (name, opener) of each source, best first.
+      wanted: indices of the chunks to download.
+      stop: stops the download within a moment once set.
+      patience: retry policy.
+      tally: counters, updated even if the download fails.
+      clock: monotonic clock in seconds.
 
     Raises:
-      SupersededError: every place says that it has no such version (any more).
-      StoppedError: `stop` was set.
-      UnreachableError: no place could be read for long.
-      SnapshotError: each place refused, or chunks were bad again and again.
+      SupersededError: every source reports that it does not have the version.
+      DownloadStoppedError: `stop` was set.
+      UnreachableError: no source could be read for long.
+      SnapshotError: every source rejected the request, or sent corrupt chunks repeatedly.
     """
     work = _Download(chunks, wanted, patience, tally, clock)
     asyncio.run(_until(work.run(places), stop, num_threads=patience.num_ranges))
 
 
 async def _until(work: Coroutine[Any, Any, None], stop: Stop, *, num_threads: int) -> None:
-    """Runs `work` to its end, or until `stop` is set; each of its ranges needs one thread at a time."""
+    """Runs `work` until it ends or `stop` is set; each of its ranges needs one thread at a time."""
     threads = concurrent.futures.ThreadPoolExecutor(num_threads, thread_name_prefix="sluice-download")
     asyncio.get_running_loop().set_default_executor(threads)
     task = asyncio.create_task(work)
@@ -263,11 +261,11 @@ class _Download:
         self._num_bad: collections.Counter[int] = collections.Counter()
         self._patience, self._clock = patience, clock
         self._arrived_s = clock()
-        # All ranges have work to do, also where the chunks are small.
+        # Limits the span so that all ranges have work, even with few or small chunks.
         fair = -(-chunks.num // patience.num_ranges)
         self._max_span = max(1, min(fair, patience.range_bytes * chunks.num // max(1, chunks.num_bytes)))
         self._width, self._span = patience.num_ranges, self._max_span
-        """Ranges at once, and chunks in each."""
+        """Current number of concurrent ranges and of chunks per range."""
 
     async def run(self, places: Sequence[tuple[str, Callable[[], ObjectSource]]]) -> None:
         left = dict(places)
@@ -310,7 +308,7 @@ class _Download:
             )
 
     async def _read_from(self, place: ObjectSource) -> None:
-        """Reads ranges until nothing is missing; after a failure those on their way are read to their end."""
+        """Reads ranges until no chunk is missing. After a failure, running ranges are completed."""
         running: set[asyncio.Task[None]] = set()
         failure: Exception | None = None
         try:
@@ -331,13 +329,12 @@ class _Download:
         finally:
             for task in running:
                 task.cancel()
-            if running:  # so that nothing of them comes back to an event loop that is closed
+            if running:  # so that no task outlives the event loop
                 await asyncio.wait(running)
         if failure is not None:
             raise failure
 
     def _take(self) -> list[int]:
-        """The next chunks that follow on one another."""
         taken = [self._missing.popleft()]
         where = self._chunks.where
         while self._missing and where(self._missing[0])[0] == where(taken[-1])[1] and len(taken) < self._span:
@@ -345,7 +342,7 @@ class _Download:
         return taken
 
     async def _read_range(self, place: ObjectSource, chunks: list[int]) -> None:
-        """Reads chunks that follow on one another; what is not there in the end is missing again."""
+        """Reads contiguous chunks; unread ones are missing again afterwards."""
         where = self._chunks.where
         begin, end = where(chunks[0])[0], where(chunks[-1])[1]
         position = begin
@@ -370,7 +367,6 @@ class _Download:
             self._missing.extendleft(reversed(waiting))
 
     async def _verify(self, chunk: int, received: np.ndarray) -> None:
-        """Hashes a chunk in another thread, so that the next one is copied meanwhile."""
         if await asyncio.to_thread(self._chunks.accept, chunk, received):
             self._arrived_s = self._clock()
             return
@@ -379,6 +375,6 @@ class _Download:
         self._missing.append(chunk)
         message = f"chunk {chunk} does not match its hash"
         if self._num_bad[chunk] >= self._patience.max_bad:
-            self._num_bad[chunk] = 0  # another place may do better
+            self._num_bad[chunk] = 0  # another source may have a correct copy
             raise SourceRefusedError(f"corrupt: {message}, {self._patience.max_bad} times")
         logging.warning("snapshot %s; it is fetched again", message)

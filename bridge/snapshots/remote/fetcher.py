@@ -1,7 +1,7 @@
-"""Snapshots from other machines: announced by the store, read from a server or a bucket, verified chunk by chunk.
+"""Fetcher of snapshots from other machines: announced by the store, read from a server or bucket, verified per chunk.
 
-Everything is checked before the first byte: signatures, run, tokenizer, names, shapes, dtypes, sizes, and that the
-hosts' pieces make up the whole file. Then all pieces are fetched at once (`ShardFetch`).
+Before the first byte, it checks signatures, run, tokenizer, names, shapes, dtypes, sizes, and that the hosts' shards
+make up the whole file. It then fetches all shards concurrently (`ShardFetch`).
 """
 
 import contextlib
@@ -41,13 +41,13 @@ from bridge.snapshots.snapshot_format import (
 from bridge.weight_types import Announcement, WeightManifest
 
 _MANIFEST_S = 30.0
-"""How long each of the two requests for a manifest may take."""
+"""Timeout of each of the two requests for a manifest, in seconds."""
 _REQUEST_S = 600.0
-"""How long one range may take in all; that blocks keep coming is watched apart (`RetryPolicy.silence_s`)."""
+"""Timeout of one range, in seconds. `RetryPolicy.silence_s` separately bounds the time between blocks."""
 
 
 class SnapshotFetcher:
-    """Fetches announced versions into warm local files. One thread at a time, `older` and `check` apart."""
+    """Fetcher of announced versions into warm local files. One thread at a time, except for `older` and `check`."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class SnapshotFetcher:
         patience: RetryPolicy | None = None,
         lock_timeout_s: float = 10.0,
     ) -> None:
-        """Nothing is opened yet.
+        """Stores the settings; opens nothing.
 
         Args:
-          run: whose snapshots.
-          tokenizer_hash: the model's.
-          expected: the model's tensors: a snapshot with other names, dtypes or shapes is refused.
-          token: what servers are shown, and announcements and manifests must be signed with; None: neither, and only
-            what lies on this machine is fetched.
-          tls: whom to trust besides the system's authorities.
-          patience: with places that are slow or fail.
-          lock_timeout_s: how long a file that somebody maps is waited for.
+          run: id of the run.
+          tokenizer_hash: hash of the model's tokenizer.
+          expected: the model's tensors; snapshots with other names, dtypes or shapes are rejected.
+          token: authenticates to servers, and must have signed announcements and manifests. None: only sources on this
+            machine are allowed.
+          tls: CA that is trusted in addition to the system's.
+          patience: retry policy.
+          lock_timeout_s: seconds to wait for a file that another process maps.
         """
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
         self._token, self._tls = token, tls
@@ -78,22 +78,22 @@ class SnapshotFetcher:
         self._lock_timeout_s = lock_timeout_s
         self._segments: dict[pathlib.Path, SharedMemoryFile] = {}
         self.num_deltas = 0
-        """Versions that came by their delta, wholly or in part."""
+        """Cumulative number of versions that used a delta, at least in part."""
         self.num_failed_deltas = 0
-        """Deltas that did not lead to all of a version, so that the rest was fetched in full."""
+        """Cumulative number of deltas that did not reconstruct all chunks, so that the rest was fetched in full."""
         self._tallies: list[DownloadStats] = []
 
     @property
     def num_arrived_bytes(self) -> int:
-        """Of the fetch that is under way, or of the last one; any thread may look whether it grows."""
+        """Bytes received by the current or last fetch. Any thread may poll it."""
         return sum(tally.num_bytes for tally in self._tallies)
 
     def check(self, announcement: Announcement) -> None:
-        """Refuses what may not be fetched, before anything is allocated or read, and any source is asked.
+        """Checks an announcement before any allocation or request.
 
         Raises:
-          SnapshotError: unsigned or signed by another, on another machine and nobody vouches for it here, another run,
-            tokenizer or model, or malformed.
+          SnapshotError: the announcement is unsigned or has a wrong signature, names another machine without a token,
+            has another run, tokenizer or model, or is malformed.
         """
         manifest = announcement.manifest
         if self._token is not None:
@@ -107,18 +107,18 @@ class SnapshotFetcher:
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
 
     def older(self, announcement: Announcement, *, than: Version | None) -> Announcement | None:
-        """The older version that an announcement names besides its own, as if it were announced alone.
+        """Returns the older version that an announcement names as a fallback, as its own announcement.
 
-        Asks its place for its manifest alone, and only where it is newer than one that was fetched before.
+        Returns None if the version is not newer than `than`. Requests only the manifest.
 
         Args:
-          announcement: the learner's.
+          announcement: the learner's announcement.
           than: the version fetched before.
 
         Raises:
-          SupersededError: it is not there (any more).
-          UnreachableError: its place can't be read.
-          SnapshotError: refused by `check`, or what lies there is another version.
+          SupersededError: the source does not have the version any more.
+          UnreachableError: the source cannot be read.
+          SnapshotError: `check` fails, or the source has another version.
         """
         self.check(announcement)
         place = older_place(announcement)
@@ -136,7 +136,7 @@ class SnapshotFetcher:
         if manifest.version != version:
             raise SnapshotError(f"version {manifest.version} lies where {version} was announced, at {url}")
         alone = Announcement(manifest=manifest, sources=(url,))
-        # The place is named by the announcement that was just checked; the manifest has a signature of its own.
+        # The checked announcement names the URL, and the manifest has its own signature.
         alone = sign(alone, self._token) if self._token is not None else alone
         self.check(alone)
         return alone
@@ -149,19 +149,19 @@ class SnapshotFetcher:
         stop: threading.Event,
         base: pathlib.Path | None = None,
     ) -> DownloadStats:
-        """Brings a version into a local file and proves that it arrived; `map_tensors` then gives its tensors.
+        """Downloads a version into a local file and verifies it; `map_tensors` returns its tensors.
 
         Args:
-          announcement: which version, and from where.
+          announcement: the version and its sources.
           into: the local file.
-          stop: once set, the download ends within a moment.
-          base: another such file; if it holds the version that a delta leads from, the delta is fetched.
+          stop: stops the download within a moment once set.
+          base: another local file; if it holds the base of a delta, the delta is fetched.
 
         Raises:
-          SupersededError: no source has it any more; take the one that is announced now.
-          SnapshotBusyError: somebody still maps what the file holds.
-          StoppedError: `stop` was set.
-          SnapshotError: refused by `check`, no room, or no source could be read for long enough.
+          SupersededError: no source has the version any more; fetch the currently announced one.
+          SnapshotBusyError: a process still maps the file.
+          DownloadStoppedError: `stop` was set.
+          SnapshotError: `check` fails, too little memory is free, or no source could be read in time.
         """
         manifest = announcement.manifest
         self.check(announcement)
@@ -172,7 +172,7 @@ class SnapshotFetcher:
         try:
             data = segment.bytes_view(manifest.num_bytes)
             held = ReusableData.marker(into)
-            # From here on the file holds no whole version, and says so; what it holds is told by its chunks.
+            # The file is incomplete from here on, and the marker says so. Hashes decide which chunks are valid.
             replace_file(part_path(into), codec.encode(manifest))
             manifest_path(into).unlink(missing_ok=True)
             zero_gaps(data, manifest.tensors)
@@ -231,13 +231,13 @@ class SnapshotFetcher:
         )
 
     def close(self) -> None:
-        """Lets go of the local files; they stay, and so does what is mapped."""
+        """Closes the local files; the files and existing maps stay."""
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
 
     def _segment(self, into: pathlib.Path) -> SharedMemoryFile:
-        """The file, still mapped since the last fetch unless somebody put another one in its place."""
+        """Returns the file, which stays mapped between fetches unless it was replaced."""
         kept = self._segments.get(into)
         if kept is not None and not kept.is_at(into):
             kept.close()
@@ -248,11 +248,11 @@ class SnapshotFetcher:
 
 
 def source_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> ObjectSource:
-    """What `bridge.object_store.open_source` opens.
+    """Opens the source at a URL.
 
     Raises:
-      ValueError: as `open_source`.
-      SourceMissingError: a folder that is not there (any more).
+      ValueError: as `bridge.object_store.open_source`.
+      SourceMissingError: a folder does not exist.
     """
     try:
         return ObjectSource(open_source(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))

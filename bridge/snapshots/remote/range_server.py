@@ -1,7 +1,7 @@
 """HTTP(S) range server of one snapshot folder.
 
-Plain HTTP is served on loopback only; any other address needs TLS and a token, or nothing starts. Who doesn't show the
-token is told nothing but that; who does reads the files of the announced version and nothing else.
+Plain HTTP is served on loopback only. Any other address requires TLS and a token at startup. Clients without the token
+get only an error. Clients with the token can read only the files of the announced version and of versions in transfer.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from bridge.snapshots.snapshot_format import SnapshotError
 from bridge.validation import is_loopback
 
 STALL_S = 60.0
-"""A reader that takes less than a block in this time is cut off."""
+"""Seconds per block after which a slow reader is disconnected."""
 _BLOCK_BYTES = 256 * 2**10
-"""Encrypted blocks are copied three times on the way, best in cache: measured 64 KiB to 4 MiB. Python's TLS in threads,
-from mapped memory, takes 0.6 s of CPU for a GB, this 0.66; AES-128 in place of AES-256 is a tenth less."""
+"""Bytes per block. Encrypted blocks are copied three times, best in cache: measured 64 KiB to 4 MiB. Per GB, this takes
+0.66 s of CPU, and Python's TLS in threads from mapped memory 0.6 s. AES-128 instead of AES-256 saves a tenth."""
 _KEEP_ALIVE_S = 30.0
 _MAX_LINE_BYTES = 4096
 _SWEEP_S = 0.1
@@ -38,16 +38,17 @@ _NO_LOG = stdlib_logging.Logger("sluice.serve", stdlib_logging.CRITICAL + 1)
 
 
 def listen(address: str, *, scheme: str, token: Token | None, tls: Tls) -> tuple[socket.socket, ssl.SSLContext | None]:
-    """A listening socket, and what encrypts it.
+    """Returns a listening socket, and its TLS context for https.
 
     Args:
-      address: host:port; port 0 takes a free one.
+      address: host:port; port 0 takes a free port.
       scheme: http or https.
-      token: what readers must show; None only on loopback.
-      tls: with the certificate and key for https.
+      token: token of the readers; None is allowed only on loopback.
+      tls: certificate and key for https.
 
     Raises:
-      ValueError: an address that others reach without token and TLS, no certificate, or the address can't be had.
+      ValueError: the address is reachable by others without token and TLS, the certificate is missing or invalid, or
+        the address cannot be bound.
     """
     parts = urllib.parse.urlsplit(f"//{address}")
     host, port = parts.hostname, parts.port
@@ -71,13 +72,13 @@ def listen(address: str, *, scheme: str, token: Token | None, tls: Tls) -> tuple
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
-    """Under which URL a listening socket is reached."""
+    """Returns the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class SnapshotServer:
-    """Serves one snapshot folder on one listening socket."""
+    """Server of one snapshot folder on one listening socket."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class SnapshotServer:
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is taken before `run`; the folder may be made later. The waits are those of `SlotLocks`."""
+        """Stores the settings, with grace periods as in `SlotLocks`. The folder may be created later."""
         self.slots = SlotLocks(
             folder, reader_grace_s=reader_grace_s, slow_reader_grace_s=slow_reader_grace_s, clock=clock
         )
@@ -103,7 +104,7 @@ class SnapshotServer:
         self.door: ConnectionGuard | None = None
 
     async def run(self) -> None:
-        """Serves until it is cancelled; then every transfer ends and every slot is free."""
+        """Serves until cancelled, aborts all transfers, and releases all slots."""
         app = web.Application(middlewares=[self._only_with_token], client_max_size=1)
         app.router.add_get("/v1/{run}/{version}/{file}", self._get, allow_head=False)
         app.on_response_prepare.append(_say_little)
@@ -141,7 +142,7 @@ class SnapshotServer:
         while True:
             try:
                 self.slots.sweep()
-            except SnapshotError as e:  # a damaged manifest: the learner's next one heals it
+            except SnapshotError as e:  # corrupt manifest: the learner's next one fixes it
                 logging.error("snapshots not served: %s", e)
             await asyncio.sleep(_SWEEP_S)
 
@@ -166,7 +167,7 @@ class SnapshotServer:
         if task is None or transport is None:
             raise ConnectionResetError
 
-        def abort() -> None:  # all reads of the file are the task's: after this there is none
+        def abort() -> None:  # only the task reads the file, so no read follows
             task.cancel()
             transport.abort()
 
@@ -207,18 +208,18 @@ class SnapshotServer:
                     await response.write(block)
                 start += len(block)
             await response.write_eof()
-        except OSError:  # the reader does not read, or is gone; or the file is shorter than it was
+        except OSError:  # the reader stalled or disconnected, or the file became shorter
             transport.abort()
         return response
 
 
 class _QuietHandler(web.RequestHandler):
-    """A connection that answers what can't be read with a number and no words: they would repeat what was sent."""
+    """Connection handler that answers malformed requests with a status only and does not echo their content."""
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Says in the log what it was, but none of what was sent: there may be a token in it."""
+        """Logs the error type without the request's content, which may contain a token."""
         is_fault = exc is not None and status >= 500
         logging.warning("request refused status=%d error=%s", status, type(exc).__name__, exc_info=is_fault and exc)
         response = web.Response(status=status, headers={"Server": _NAME})
@@ -243,5 +244,4 @@ def _refuse(status: int, headers: dict[str, str] | None = None) -> web.Response:
 
 
 async def _say_little(_: web.Request, response: web.StreamResponse) -> None:
-    """No word of which server and version this is."""
     response.headers["Server"] = _NAME

@@ -1,10 +1,10 @@
-"""One shard, whole or by its delta; resume of broken downloads.
+"""Fetch of one shard, in full or by its delta, with resume of broken downloads.
 
-A piece has no hash of its own: it is right if and only if the chunk that it makes of the version before has the hash
-that is announced. So neither a broken piece nor a wrong base gets through.
+A delta's chunk has no hash of its own. It is valid only if the reconstructed chunk has the announced hash, so a corrupt
+delta or a wrong base is detected.
 
-Chunks that are there already are not fetched again: those of a download that broke off, and those that the version
-before has too. Where the version before lies beside it, the delta is fetched in place of the rest.
+Existing chunks are not fetched again: chunks of a broken download, and chunks unchanged since the file's previous
+version. If another file holds the delta's base version, the delta is fetched instead of the remaining chunks.
 """
 
 import concurrent.futures
@@ -43,11 +43,11 @@ from bridge.weight_types import DeltaEntry, ShardEntry, WeightManifest
 
 @contextlib.contextmanager
 def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Version, np.ndarray] | None]:
-    """The version that a file holds and its bytes, locked against being overwritten; None if no delta leads from it.
+    """Yields the version in a file and its bytes, locked against overwriting; None if no delta has it as base.
 
     Args:
       path: the file.
-      manifest: of the version that is to be fetched.
+      manifest: manifest of the version to fetch.
     """
     if not path.exists():
         yield None
@@ -67,37 +67,37 @@ def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Ver
 def _held_base(path: pathlib.Path, manifest: WeightManifest) -> Version | None:
     try:
         held = read_manifest(manifest_path(path))
-    except SnapshotError:  # damaged, or of another build
+    except SnapshotError:  # corrupt, or of another build
         return None
     bases = {piece.delta.base_version for piece in manifest.shards if piece.delta is not None}
     if held is None or held.version not in bases:
         return None
-    # Longer than its data a file may be; a map of a shorter one would end the process.
+    # A file may be longer than its data. Mapping a shorter file would crash the process.
     return held.version if os.stat(path).st_size >= manifest.num_bytes else None
 
 
 MAX_AT_ONCE = 16
-"""Pieces that are fetched at the same time."""
+"""Most shards that are fetched concurrently."""
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReusableData:
-    """What a file may hold of a version that is to be fetched into it; each chunk is hashed before it is believed."""
+    """Data of a file that a fetch into it may reuse; every chunk is verified by its hash."""
 
     is_part: bool
-    """Whether a download broke off in it, so that any chunk may be there."""
+    """True if a download into the file broke off, so that any chunk may exist."""
     manifest: WeightManifest | None
-    """Of the version that it holds whole."""
+    """Manifest of the complete version in the file; None if there is none."""
 
     @classmethod
     def marker(cls, into: pathlib.Path) -> "ReusableData":
-        """What is written beside a file."""
+        """Reads the markers next to a file."""
         return cls(part_path(into).exists(), held_in(into))
 
 
 class ShardFetch:
-    """The fetch of one piece."""
+    """Fetch of one shard."""
 
     def __init__(
         self,
@@ -108,29 +108,29 @@ class ShardFetch:
         *,
         patience: RetryPolicy,
     ) -> None:
-        """Nothing is read yet.
+        """Prepares the fetch; reads nothing.
 
         Args:
-          manifest: the version's, checked.
-          piece: which of its pieces.
-          places: (what to call it, what opens it) of those that have it, the best one first.
-          whole: the whole file's bytes.
-          patience: with places that are slow or fail.
+          manifest: checked manifest of the version.
+          piece: the shard to fetch.
+          places: (name, opener) of each source, best first.
+          whole: bytes of the whole file.
+          patience: retry policy.
         """
         self.piece, self.tally = piece, DownloadStats()
         self._manifest, self._places, self._whole, self._patience = manifest, places, whole, patience
         self._placement = ShardMap(manifest.tensors, piece.blocks)
 
     def run(self, *, held: ReusableData, before: tuple[Version, np.ndarray] | None, stop: Stop) -> None:
-        """Brings it, and proves that it arrived. Blocks its thread.
+        """Fetches and verifies the shard. Blocks its thread.
 
         Args:
-          held: what `whole` may hold already.
-          before: another version, and its whole file's bytes.
-          stop: once set, the download ends within a moment.
+          held: data that `whole` may already hold.
+          before: another version and the bytes of its whole file.
+          stop: stops the download within a moment once set.
 
         Raises:
-          SupersededError, StoppedError, UnreachableError, SnapshotError: as `download`.
+          SupersededError, DownloadStoppedError, UnreachableError, SnapshotError: as `download`.
         """
         file, there = self.piece.file, self._chunks_there(held)
         missing = [i for i in range(file.num_chunks) if i not in there]
@@ -141,7 +141,7 @@ class ShardFetch:
         download(chunks, self._places, wanted=wanted, stop=stop, patience=self._patience, tally=self.tally)
 
     def _chunks_there(self, held: ReusableData) -> set[int]:
-        """The chunks that need not be fetched; each hashed anew, whatever is written of it."""
+        """Returns the chunks that need not be fetched, each verified by its hash."""
         file = self.piece.file
         candidates: list[int] = []
         if held.is_part:
@@ -157,7 +157,6 @@ class ShardFetch:
         return is_chunk(self._placement.gather(self._whole, start, end), self.piece.file, index)
 
     def _like_piece(self, manifest: WeightManifest | None) -> ShardEntry | None:
-        """The piece of another version that lies at the same places, in chunks of the same size."""
         if manifest is None or manifest.tensors != self._manifest.tensors:
             return None
         for old in manifest.shards:
@@ -166,7 +165,7 @@ class ShardFetch:
         return None
 
     def _by_delta(self, before: tuple[Version, np.ndarray] | None, missing: list[int], stop: Stop) -> list[int]:
-        """Makes what it can from the version before; returns the chunks that are still missing."""
+        """Reconstructs chunks from the previous version; returns the chunks that are still missing."""
         delta = self.piece.delta
         if before is None or delta is None or delta.base_version != before[0] or not missing:
             return missing
@@ -183,11 +182,11 @@ class ShardFetch:
         return left
 
     def _apply_delta(self, delta: DeltaEntry, base: np.ndarray, wanted: list[int], stop: Stop) -> list[int]:
-        """Makes chunks from the version before and the delta; returns those that could not be made so.
+        """Reconstructs chunks from the previous version and the delta; returns the unchanged chunks that failed.
 
         Raises:
-          DeltaError: this build can't apply it.
-          SupersededError, StoppedError, UnreachableError, SnapshotError: as `download`.
+          DeltaError: this build cannot apply the delta.
+          SupersededError, DownloadStoppedError, UnreachableError, SnapshotError: as `download`.
         """
         file, placement = self.piece.file, self._placement
         check_delta(delta, full_bytes=file.num_bytes)
@@ -220,16 +219,16 @@ class ShardFetch:
 
 
 def num_connections(num_pieces: int, patience: RetryPolicy) -> int:
-    """Returns the connections that one reader of a version of so many pieces has at once, to all hosts together."""
+    """Returns the number of concurrent connections of one reader to all hosts for `num_pieces` shards."""
     at_once = min(MAX_AT_ONCE, num_pieces)
     return at_once * patience.shared_by(at_once).num_ranges
 
 
 def rotated(pieces: Sequence[T], reader: str) -> list[T]:
-    """Returns the pieces in the order in which a reader asks for them.
+    """Returns the shards in the order in which a reader fetches them.
 
-    All readers hear of a version at the same moment. Each begins with another piece, by a hash of its name, so that
-    they do not all begin with the same host of the learner.
+    All readers see a new version at the same moment. The hash of its name selects each reader's first shard, so that
+    readers spread over the learner's hosts.
     """
     start = int.from_bytes(blake3.blake3(reader.encode()).digest()[:8]) % max(1, len(pieces))
     return [*pieces[start:], *pieces[:start]]
@@ -243,12 +242,12 @@ def fetch_all(
     stop: Stop,
     reader: str = socket.gethostname(),
 ) -> None:
-    """Runs all of them, each in a thread, in this machine's order (`rotated`).
+    """Runs all fetches in threads, in this machine's order (`rotated`).
 
-    When one fails the others end soon, and what arrived stays.
+    If one fetch fails, the others stop soon; verified chunks are kept.
 
     Raises:
-      SnapshotError: what the first one failed with.
+      SnapshotError: the first failure.
     """
     if len(fetches) == 1:
         return fetches[0].run(held=held, before=before, stop=stop)
@@ -273,16 +272,14 @@ def fetch_all(
 
 
 def held_in(into: pathlib.Path) -> WeightManifest | None:
-    """Which version a file holds, whole and verified; None also where that can't be read."""
+    """Returns the manifest of the complete version in a file; None if there is none or it is unreadable."""
     try:
         return read_manifest(manifest_path(into))
-    except SnapshotError:  # damaged, or of another build: it is fetched anew
+    except SnapshotError:  # corrupt, or of another build: fetch it again
         return None
 
 
 class _Any:
-    """Set as soon as one of several is."""
-
     def __init__(self, *events: Stop) -> None:
         self._events = events
 

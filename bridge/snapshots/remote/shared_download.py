@@ -1,7 +1,7 @@
-"""One download for all actors of a host: two files in shared memory, in turn, from which each maps its tensors.
+"""Shared download of one host: two files in shared memory, used in turn, from which all its actors map their tensors.
 
-copy-0, copy-1      as a mirror's file, each with its `.manifest`, or its `.part` while it is being filled
-download            locked by whoever downloads; a dead one's lock goes to the next, who goes on with what is there
+copy-0, copy-1      copies, each with its `.manifest`, or its `.part` while it is being filled
+download            locked by the downloading process; if it dies, the next one resumes the download
 users               locked by every process that uses the folder; the last one removes it
 """
 
@@ -29,19 +29,19 @@ _POLL_S = 0.05
 
 
 class SharedDownload:
-    """A run's newest snapshots on this host, as one of its processes uses them. One thread at a time, `older` apart."""
+    """Newest snapshots of a run, shared by a host's processes. One thread at a time, except for `older`."""
 
     def __init__(self, root: pathlib.Path, *, run: str, fetcher: SnapshotFetcher, wait_s: float = 600.0) -> None:
-        """Joins the other processes of this user on this host that follow the run, and sweeps what dead ones left.
+        """Joins this user's processes on this host that follow the run, and removes folders of dead ones.
 
         Args:
           root: a folder in shared memory.
-          run: which one.
-          fetcher: this process's own.
-          wait_s: how long another process's download is waited for.
+          run: id of the run.
+          fetcher: this process's fetcher.
+          wait_s: seconds to wait for another process's download.
 
         Raises:
-          ValueError: somebody else owns what lies there.
+          ValueError: another user owns the folder.
         """
         _sweep(root)
         self._folder = root / f"{_PREFIX}-{os.geteuid()}-{urllib.parse.quote(run, safe='')}"
@@ -51,14 +51,14 @@ class SharedDownload:
         self._pin_fd: int | None = None
 
     def fetch(self, announcement: Announcement, *, stop: threading.Event) -> pathlib.Path:
-        """The file that holds a version, whole and verified, fetched by this process or another one.
+        """Returns the file with a complete, verified version, fetched by this process or another.
 
-        It stays so until the next call, or `release`.
+        The file is not overwritten until the next call or `release`.
 
         Raises:
-          SupersededError: this host has a newer one already, or no source has this one any more.
-          SnapshotBusyError: another process was downloading for all of `wait_s`.
-          StoppedError: `stop` was set.
+          SupersededError: this host has a newer version, or no source has this version any more.
+          SnapshotBusyError: another process was downloading for `wait_s`.
+          DownloadStoppedError: `stop` was set.
           SnapshotError: as `SnapshotFetcher.fetch`.
         """
         self.release()
@@ -81,22 +81,22 @@ class SharedDownload:
         return path
 
     def older(self, announcement: Announcement, *, than: Version | None) -> Announcement | None:
-        """As `SnapshotFetcher.older`."""
+        """Returns an older version, as `SnapshotFetcher.older`."""
         return self._fetcher.older(announcement, than=than)
 
     @property
     def num_arrived_bytes(self) -> int:
-        """Of this process's own download; another one's, for which it waits, is none."""
+        """Bytes received by this process's own download; downloads of other processes do not count."""
         return self._fetcher.num_arrived_bytes
 
     def release(self) -> None:
-        """Lets the file of the last `fetch` be overwritten."""
+        """Allows the file of the last `fetch` to be overwritten."""
         if self._pin_fd is not None:
             os.close(self._pin_fd)
             self._pin_fd = None
 
     def forget(self) -> None:
-        """From here on trusts nothing of what lies here, but what others of this host use at this moment."""
+        """Invalidates all files of this folder that no process is using, so that they are downloaded again."""
         self.release()
         for file in (self._folder / name for name in _FILES):
             try:
@@ -109,7 +109,7 @@ class SharedDownload:
             os.close(fd)
 
     def close(self) -> None:
-        """Leaves; the last one to leave removes the folder."""
+        """Leaves the folder; the last process removes it."""
         self.release()
         self._fetcher.close()
         if self._users_fd is not None:
@@ -125,16 +125,16 @@ class SharedDownload:
         try:
             self._fetcher.fetch(announcement, into, stop=stop, base=before)
         except SnapshotBusyError:
-            # Whoever still maps the file keeps it; it is only no longer found here.
+            # Processes that map the file keep it; only its name is removed.
             for file in (manifest_path(into), part_path(into), into):
                 file.unlink(missing_ok=True)
             self._fetcher.fetch(announcement, into, stop=stop, base=before)
 
     def _find(self, manifest: WeightManifest) -> pathlib.Path | None:
-        """The file that holds a version.
+        """Returns the file that holds a version; None if there is none.
 
         Raises:
-          SupersededError: there is a newer one.
+          SupersededError: a file holds a newer version.
         """
         for name in _FILES:
             held = held_in(self._folder / name)
@@ -145,7 +145,7 @@ class SharedDownload:
         return None
 
     def _pinned(self, manifest: WeightManifest) -> pathlib.Path | None:
-        """The file that holds a version, locked against being overwritten; None if there is none."""
+        """Returns the file that holds a version, locked against overwriting; None if there is none."""
         path = self._find(manifest)
         if path is None:
             return None
@@ -153,11 +153,11 @@ class SharedDownload:
         if try_flock(fd, fcntl.LOCK_SH) and held_in(path) == manifest:
             self._pin_fd = fd
             return path
-        os.close(fd)  # it is being overwritten at this moment
+        os.close(fd)  # it is being overwritten
         return None
 
     def _oldest(self) -> pathlib.Path:
-        """The file to fill: one whose filling broke off, one that holds nothing, or else the older version's."""
+        """Returns the file to fill: a broken download, an empty file, or the older version."""
 
         def rank(path: pathlib.Path) -> tuple[bool, tuple[int, int]]:
             held = held_in(path)
@@ -169,14 +169,13 @@ class SharedDownload:
 
 
 def _join(folder: pathlib.Path) -> int:
-    """Makes the folder, or finds it, and marks it as used by this process."""
     while True:
         try:
             make_private_folder(folder)
             fd = open_own(folder / _USERS, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
-            continue  # removed in between
-        # Whoever removes the folder holds the lock exclusively for that moment.
+            continue  # removed by another process
+        # A process that removes the folder holds the lock exclusively.
         fcntl.flock(fd, fcntl.LOCK_SH)
         if (folder / _USERS).exists() and os.fstat(fd).st_nlink:
             return fd
@@ -184,7 +183,6 @@ def _join(folder: pathlib.Path) -> int:
 
 
 def _sweep(root: pathlib.Path) -> None:
-    """Removes the folders of this user that no live process uses."""
     for folder in root.glob(f"{_PREFIX}-{os.geteuid()}-*"):
         if not is_own_folder(folder):
             continue

@@ -1,12 +1,12 @@
-"""Which versions are being read over the network: their slots are locked until the readers are done, or long enough.
+"""Slot locks of versions that are being read over the network.
 
-A slot's lock is taken at the first range of a version while it is the announced one, so its bytes can't change since.
-It goes when nobody has read for a moment, at the latest `reader_grace_s` after another version was announced, also in
-the middle of a transfer: the writer waits no longer than that.
+A slot is locked at the first range of the announced version, so its bytes cannot change during a read. The lock is
+released when no range has been read for a moment. A transfer is aborted at the latest `reader_grace_s` after another
+version was announced, so the writer never waits longer.
 
-One version at a time is kept for longer, for readers slower than versions come, where the writer has a third slot, or
-the room for one: it goes on with the other two. So whoever is slow gets a whole version in the end: this one, or, when
-its readers are done, the next that is read for so long.
+One version at a time gets an additional grace period for slow readers, if the writer has a third slot or memory for
+one. The writer continues with the other two slots. A slow reader thereby gets a complete version eventually: this
+version, or a later one that is kept after this version's readers finish.
 """
 
 import dataclasses
@@ -23,39 +23,39 @@ from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError,
 from bridge.weight_types import ShardEntry, WeightManifest
 
 _IDLE_S = 0.25
-"""A reader that fetches range after range is not done between two of them."""
+"""Seconds without a read after which a version counts as unread; a reader pauses between ranges."""
 
 
 class NoSuchFileError(LookupError):
-    """No version that is announced or being read has such a file."""
+    """Error for a file of no version that is announced or being read."""
 
 
 class GoneError(LookupError):
-    """A version that is no longer served: a newer one is announced."""
+    """Error for a version that is not served any more, because a newer one is announced."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file of a version whose slot is locked."""
+    """Open file of a version whose slot is locked."""
 
     fd: int
     num_bytes: int
 
 
 class _Held:
-    """A piece of a version, whose slot we hold locked."""
+    """Shard of a version whose slot is locked."""
 
     def __init__(self, manifest: WeightManifest, piece: ShardEntry, slot: OpenFile, now_s: float) -> None:
         self.manifest, self.piece = manifest, piece
         self.files: dict[str, OpenFile] = {piece.file.name: slot}
         self.aborts: dict[object, Callable[[], None]] = {}
-        """How to end each transfer that is under way."""
+        """Functions that abort the current transfers."""
         self.read_s = now_s
         self.superseded_s: float | None = None
         self.is_locked = True
 
     def unlock(self) -> None:
-        """Lets the writer in; what is still being read is closed by its reader."""
+        """Unlocks the slot for the writer; its files are closed after the last transfer."""
         if self.is_locked:
             self.is_locked = False
             fcntl.flock(self.files[self.piece.file.name].fd, fcntl.LOCK_UN)
@@ -69,7 +69,7 @@ class _Held:
 
 
 class SlotLocks:
-    """The slots of one snapshot folder that somebody reads. Of one event loop."""
+    """Locks on the slots of one snapshot folder that are being read. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -79,19 +79,19 @@ class SlotLocks:
         slow_reader_grace_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is opened yet; the folder may be made later.
+        """Stores the settings; opens nothing. The folder may be created later.
 
         Args:
-          folder: the writer's; with `slow_reader_grace_s` of a writer with a third slot.
-          reader_grace_s: how long any version is served on after another one was announced.
-          slow_reader_grace_s: how long one version is served on after that; 0: none is.
-          clock: monotonic, in seconds.
+          folder: the writer's folder; with `slow_reader_grace_s`, its writer must have a third slot.
+          reader_grace_s: seconds for which any version is served after another one was announced.
+          slow_reader_grace_s: additional seconds for one version; 0: none.
+          clock: monotonic clock in seconds.
         """
         self._folder, self._reader_wait_s, self._clock = pathlib.Path(folder), reader_grace_s, clock
         self._slow_reader_s = slow_reader_grace_s
         self._kept: tuple[Version, str] | None = None
         self._held: dict[tuple[Version, str], _Held] = {}
-        """Version and slot; of several hosts' pieces each is read, and kept, by itself."""
+        """Locked shards by version and slot; shards of several hosts are read and kept separately."""
         self._seen: tuple[int, int, int] | None = None
         self._announced: WeightManifest | None = None
 
@@ -99,12 +99,12 @@ class SlotLocks:
     def reading(
         self, run: str, version: Version, name: str, *, abort: Callable[[], None]
     ) -> Generator[OpenFile, None, None]:
-        """A file of a version, for as long as the block lasts; `abort` is called when it lasts too long.
+        """Yields a file of a version. Calls `abort` if the block lasts too long.
 
         Raises:
-          NoSuchFileError: there is none, of this name.
-          GoneError: a newer version was announced, and nobody was reading this one.
-          SnapshotError: the file is shorter than it was announced.
+          NoSuchFileError: no served version has this file.
+          GoneError: a newer version was announced, and this one was not being read.
+          SnapshotError: the file is shorter than announced.
         """
         held = self._hold(run, version, name)
         file = self._open(held, name)
@@ -118,13 +118,13 @@ class SlotLocks:
             held.close_if_unread()
 
     def sweep(self) -> None:
-        """Lets go of what nobody reads, and of what was read for too long; to be called every fraction of a second."""
+        """Releases slots that are unread or past their grace period. Call it several times per second."""
         now_s = self._clock()
         announced = self._latest()
         for key, held in list(self._held.items()):
             if announced != held.manifest and held.superseded_s is None:
                 held.superseded_s = now_s
-            # Who is slow may have lost its connection, and begins again in a moment.
+            # A slow reader may have lost its connection and will reconnect.
             idle_s = self._reader_wait_s if key == self._kept else _IDLE_S
             is_unread = not held.aborts and now_s - held.read_s >= idle_s
             late_s = -1.0 if held.superseded_s is None else now_s - held.superseded_s - self._reader_wait_s
@@ -132,7 +132,7 @@ class SlotLocks:
                 self._let_go(key)
 
     def close(self) -> None:
-        """Ends every transfer and lets go of every slot."""
+        """Aborts every transfer and releases every slot."""
         for key in list(self._held):
             self._let_go(key)
 
@@ -145,7 +145,7 @@ class SlotLocks:
         held.unlock()
 
     def _keeps(self, key: tuple[Version, str], piece: ShardEntry, late_s: float) -> bool:
-        """Whether a version is served on, though others are announced and it is late."""
+        """Returns True if a version past its grace period is served for slow readers."""
         if late_s >= self._slow_reader_s or self._kept not in (None, key):
             return False
         if not self._has_spare(piece):
@@ -154,7 +154,7 @@ class SlotLocks:
         return True
 
     def _has_spare(self, piece: ShardEntry) -> bool:
-        """Whether the writer can go on without the slot that is kept: looked at again and again."""
+        """Returns True if the writer has, or can allocate, a third slot."""
         num_bytes = piece.file.num_bytes
         try:
             if os.stat(self._folder / HostFiles(piece.host).spare).st_size >= num_bytes:
@@ -182,7 +182,7 @@ class SlotLocks:
             fd = open_own(self._folder / piece.file.name, os.O_RDONLY)
         except (FileNotFoundError, ValueError):
             raise NoSuchFileError from None
-        # As in `VerifiedCopy`: locked first, then looked whether it is still the announced one.
+        # As in `VerifiedCopy`: lock first, and then check that the version is still announced.
         if not try_flock(fd, fcntl.LOCK_SH) or self._latest() != manifest:
             os.close(fd)
             raise GoneError
@@ -191,7 +191,7 @@ class SlotLocks:
         return held
 
     def _open(self, held: _Held, name: str) -> OpenFile:
-        """The data file is open already; the delta lies beside it, and is written under the same lock."""
+        """Returns the data file or the delta, which is also written under the slot's lock."""
         if name not in held.files:
             delta = held.piece.delta
             if delta is None or name != delta_of(held.piece.file.name):
@@ -204,7 +204,7 @@ class SlotLocks:
         return held.files[name]
 
     def _latest(self) -> WeightManifest | None:
-        """The announced manifest, read again only when its file is another one."""
+        """Returns the announced manifest, read again only if its file changed."""
         try:
             stat = os.stat(self._folder / MANIFEST)
         except FileNotFoundError:
@@ -221,7 +221,7 @@ def _has_file(piece: ShardEntry, name: str) -> bool:
 
 
 def _open_file(fd: int, num_bytes: int) -> OpenFile:
-    """Takes over `fd`, and closes it where the file is too short."""
+    """Wraps `fd`; closes it and raises SnapshotError if the file is too short."""
     if os.fstat(fd).st_size < num_bytes:
         os.close(fd)
         raise SnapshotError(f"a file that is announced with {num_bytes} bytes is shorter")

@@ -67,11 +67,7 @@ def parse(url: str) -> dict[str, Any]:
 
 
 def libpq_target_of(url: str) -> LibpqTarget:
-    """Returns the target of a URL's connections in the current environment.
-
-    Raises:
-      ValueError: as `parse`.
-    """
+    """Returns the target of a URL's connections in the current environment. Raises ValueError as `parse`."""
     given = parse(url)
     # Environment and service file as libpq merges them, with libpq's built-in defaults.
     defaults = {o.keyword.decode(): (o.val or b"").decode() for o in psycopg.pq.Conninfo.get_defaults()}

@@ -281,7 +281,6 @@ def _execute(db: Connection, step: Statement) -> "psycopg.Cursor[Row]":
 
 @functools.cache
 def _in_postgres(text: str) -> sql.SQL:
-    """Returns a shared statement in PostgreSQL's dialect."""
     form = r"= ANY (CAST(:\1 AS text[]))"
     words = translate(text.replace("%", "%%"), now="now_s()", list_form=form, parameter_form=r"%(\1)s")
     return sql.SQL(words)  # pyright: ignore[reportArgumentType] a text of ours

@@ -28,11 +28,7 @@ def pack(key: str, seconds: Sequence[float]) -> str:
 
 
 def unpack(text: str) -> tuple[float, ...]:
-    """Returns the seconds per test case of a row; inverse of `pack`.
-
-    Raises:
-      ValueError: the text is not a row.
-    """
+    """Returns the seconds per test case of a row; inverse of `pack`. Raises ValueError if the text is not a row."""
     return tuple(int(ms) / 1000 for ms in text.split(","))
 
 

@@ -54,7 +54,6 @@ class SharedStore:
     """
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """Wraps a database. `run` is the run's id in the database's rows."""
         self._database = database
         self._run = run
         self._max_bytes = max_message_bytes

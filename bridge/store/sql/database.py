@@ -92,7 +92,7 @@ class Database(Protocol):
 
 
 class StoreClosedError(RuntimeError):
-    """The store was closed before or during a call."""
+    """Error for a call on a store that was closed before or during the call."""
 
 
 def list_names(sql: str) -> list[str]:

@@ -156,7 +156,6 @@ class BlobCollector:
     """Thread that deletes the objects of deleted groups, when woken and every `SWEEP_EVERY_S` seconds."""
 
     def __init__(self, delete_dropped: Callable[[], int], sweep: Callable[[], int]) -> None:
-        """Starts the thread, which begins with a sweep."""
         self._delete_dropped, self._sweep = delete_dropped, sweep
         self._woken, self._is_over = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="object-keeper", daemon=True)
@@ -192,7 +191,6 @@ class GroupRows(GroupBucket, Tickets):
     """Groups for the learner. Unreadable groups are rejected, and their tickets are offered again."""
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """Wraps a database, as `SharedStore`."""
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
         self.unreadable: collections.Counter[str] = collections.Counter()
         """Number of unreadable groups by the actor in the row; their tickets were offered again."""

@@ -23,8 +23,8 @@ _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  #
 class Tickets(SharedStore):
     """Tickets from their creation until they are acknowledged or withdrawn, and fences.
 
-    A ticket is `open`, `claimed` (leased by one actor), `done` (its group is stored), `acknowledged` (its group is
-    trained, and a checkpoint on disk includes it) or `failed`.
+    Ticket states: `open`; `claimed`: leased by one actor; `done`: its group is stored; `acknowledged`: its group is
+    trained, and a checkpoint on disk includes it; `failed`.
     """
 
     def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
