@@ -174,8 +174,8 @@ def open_sources(
     setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
     shares = apportion({name: source.weight for name, source in sources.items()}, config.evaluation.num_problems)
     opened: dict[str, OpenedSource] = {}
-    # A hash keeps its questions out of whatever holds out by hash; from those beside an evaluation file they are kept
-    # by their text.
+    # Sources that hold out by hash come first. The hash already excludes their held-out questions from each other, and
+    # sources with an evaluation file exclude them by text.
     for name in sorted(sources, key=lambda name: name in of_eval):
         if sources[name].path:
             opened[name] = open_file(

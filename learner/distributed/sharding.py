@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 _TPU = {
     # XLA would turn the product of activations with gathered weights, and the reduce-scatter of their gradient, into
-    # loops over the shards ("windowed einsums"): a contraction of D / fsdp a step, and the whole result through HBM
+    # loops over the shards ("windowed einsums"): a contraction of D / fsdp per step, and the whole result through HBM
     # each time. Compiled for v5e-16 that takes 1.35 times as long as gathering first (1.7B, rows of 16k tokens).
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
 }
@@ -54,8 +54,8 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "layers/mlp_out_norm/scale": (None, None),
     "layers/q_norm/scale": (None, None),
     "layers/k_norm/scale": (None, None),
-    # [layers, out, in]: the layer dim is scanned, so it is never split. The last dim is left whole where it can be: a
-    # TPU keeps it in tiles of 128, and turns gathers of thinner slices into sums twice as large.
+    # [layers, out, in]: the layer dim is scanned, so it is never split. The last dim is whole if possible:
+    # a TPU stores it in tiles of 128, and turns gathers of thinner slices into sums twice as large.
     "layers/q_proj/kernel": (None, ("tensor", *FSDP), None),
     "layers/k_proj/kernel": (None, ("tensor", *FSDP), None),
     "layers/v_proj/kernel": (None, ("tensor", *FSDP), None),
@@ -70,8 +70,8 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "layers/gate_proj/bias": (None, "tensor"),
     "layers/up_proj/bias": (None, "tensor"),
     "layers/down_proj/bias": (None, None),
-    # Adapters: A [layers, rank, in], B [layers, out, rank]. The rank is small and stays whole; what is split of a
-    # matrix's inputs or outputs over `tensor` is split of its adapter's too.
+    # Adapters: A [layers, rank, in], B [layers, out, rank]. The rank is small and stays whole. Inputs
+    # or outputs of a matrix that `tensor` splits are also split in its adapter.
     **{f"layers/{name}_proj/lora_a": (None, None, FSDP) for name in ("q", "k", "v", "gate", "up")},
     **{f"layers/{name}_proj/lora_b": (None, ("tensor", *FSDP), None) for name in ("q", "k", "v", "gate", "up")},
     **{f"layers/{name}_proj/lora_a": (None, None, ("tensor", *FSDP)) for name in ("o", "down")},

@@ -197,7 +197,7 @@ class TrackerFeed:
         tracker, self._tracker = self._tracker, None
         try:
             tracker.close()
-        except Exception as e:  # whatever a library raises that we don't know
+        except Exception as e:  # a tracker library may raise anything
             self._did_not_close(e)
         else:
             self._note(num_unsure=0)
@@ -221,7 +221,7 @@ class TrackerFeed:
                 sent=before | {row["kind"]: row["step"] for row in rows}, num_unsure=self._num_in_memory + len(rows)
             )
             self._tracker.send(rows)
-        except Exception as e:  # whatever a library raises that we don't know
+        except Exception as e:  # a tracker library may raise anything
             self._failed(e, before)
             return
         self._num_taken += len(rows)

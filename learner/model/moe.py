@@ -144,8 +144,7 @@ def experts_mlp(
         pairs = jax.lax.dynamic_slice(order, (start,), (num_rows,))
         rows_of = jnp.clip(ends - start, 0, num_rows)
         sizes = jnp.diff(rows_of, prepend=0).astype(jnp.int32)
-        # Nothing is said about rows beyond the last group; masking both ends keeps their values and
-        # gradients out.
+        # Rows beyond the last group are undefined; masking input and output excludes their values and gradients.
         is_row = (jnp.arange(num_rows) < rows_of[-1])[:, None]
         rows = jnp.where(is_row, x[pairs // k], 0)
         out = jnp.where(is_row, _grouped_mlp(rows, kernels, sizes, multiply), 0)
@@ -214,7 +213,7 @@ def moe_mlp(
 
     if mesh is None:
         return local(x, is_real, router, kernels)
-    # Flattened tokens are split over the batch axes only: there `sequence` has size 1, and is named for the checker.
+    # Flattened tokens are split over the batch axes only: `sequence` has size 1 and is named for the vma checker.
     tokens = PartitionSpec((*BATCH_AXES, "sequence")) if x.ndim == 2 else PartitionSpec(BATCH_AXES, "sequence")
     specs = (tokens, tokens, PartitionSpec(), (layout.gate, layout.gate, layout.down))
     # A Pallas kernel does not declare the axes over which its output varies, so vma is not checked.
