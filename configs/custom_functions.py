@@ -54,7 +54,7 @@ def check_name(field: str, name: str, ours: Collection[str]) -> None:
         return
     near = difflib.get_close_matches(name, ours, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{field} wants one of {', '.join(ours)}, or module:function of your own, got {name!r}{hint}")
+    raise ValueError(f"{field}: expected one of {', '.join(ours)}, or module:function, got {name!r}{hint}")
 
 
 def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         where = f" (looked in {here}, on PYTHONPATH and among the installed packages)"
         is_missing = isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}.")
         raise ValueError(
-            f"{field}={name}: the module {module_name} does not import: {first_line(e)}{where if is_missing else ''}"
+            f"{field}={name}: cannot import module {module_name}: {first_line(e)}{where if is_missing else ''}"
         ) from e
     function = getattr(module, function_name, None)
     if function is None:
@@ -81,9 +81,9 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{field}={name}: {module.__file__} has no {function_name!r}{hint}")
     if not callable(function):
-        raise ValueError(f"{field}={name} must be a function {wanted}, got {type(function).__name__}")
+        raise ValueError(f"{field}={name}: expected a function {wanted}, got {type(function).__name__}")
     if kind := _unfit_kind(function, wanted):
-        raise ValueError(f"{field}={name} must be a plain function {wanted}, got {kind}")
+        raise ValueError(f"{field}={name}: expected a plain function {wanted}, got {kind}")
     _check_fits(field, name, function, wanted)
     return function
 
@@ -150,7 +150,7 @@ def _unfit_kind(function: Callable[..., Any], wanted: Signature) -> str:
         inner = inner.func
     for called in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(called):
-            return "an async one"
+            return "an async function"
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             return "a generator (it has yield)"
     return ""
@@ -160,8 +160,10 @@ def _check_fits(field: str, name: str, function: Callable[..., Any], wanted: Sig
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as e:
-        raise ValueError(f"{field}={name} must be a function {wanted}; what it takes is not known: {e}") from e
+        raise ValueError(
+            f"{field}={name}: expected a function {wanted}, got one without a readable signature: {e}"
+        ) from e
     try:
         signature.bind(*wanted.takes, **dict.fromkeys(constant_defaults(function, wanted)))
     except TypeError as e:
-        raise ValueError(f"{field}={name} must be a function {wanted}, it is {signature}: {e}") from e
+        raise ValueError(f"{field}={name}: expected a function {wanted}, got {signature}: {e}") from e

@@ -75,7 +75,7 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             continue
         path, sep, value = body.removeprefix("config.").partition("=")
         if not sep:
-            raise ValueError(f"{arg}: an override needs a value, as in --config.{path}=VALUE")
+            raise ValueError(f"{arg}: expected a value. Use --config.{path}=VALUE")
         if path in overrides:
             raise ValueError(f"--config.{path} is given twice")
         overrides[path] = value
@@ -110,7 +110,7 @@ def load_preset(preset: str) -> Config:
         except (Exception, SystemExit) as e:  # it is the user's code
             raise ValueError(_failure(file, e)) from e
         if not callable(getattr(module, "get_config", None)):
-            raise ValueError(f"{name} is no preset: it has no function get_config(); {_presets()}")
+            raise ValueError(f"{name}: expected a function get_config(), got none; {_presets()}")
         try:
             config = module.get_config(*([argument] if argument else []))
         except (ValueError, TypeError) as e:  # an argument that it doesn't take, a value that is refused
@@ -157,7 +157,7 @@ def _load_json(file: pathlib.Path) -> Config:
     try:
         raw = json.loads(file.read_text())
         if not isinstance(raw, dict):
-            raise ValueError(f"wanted a JSON object, got {type(raw).__name__}")
+            raise ValueError(f"expected a JSON object, got {type(raw).__name__}")
         return from_dict(cast(dict[str, Any], raw))
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{file}: {e}") from e
@@ -232,7 +232,7 @@ def _field_type(path: str) -> Any:
                 return node  # whatever has dots in it is one key
             continue
         if not dataclasses.is_dataclass(node):
-            raise ValueError(f"config.{'.'.join(seen)} is a value, it has no field {part!r}")
+            raise ValueError(f"config.{'.'.join(seen)}: expected no subfield, got {part!r}")
         hints = typing.get_type_hints(node)
         if part not in hints:
             raise ValueError(f"config has no field {path!r}; {_instead(path, part, seen, list(hints))}")
@@ -270,14 +270,14 @@ def _all_paths(node: Any = Config, prefix: str = "") -> list[str]:
 
 def _parse(path: str, text: str, kind: Any) -> Any:
     if dataclasses.is_dataclass(kind):
-        raise ValueError(f"config.{path} is a section; set one of its fields, as in --config.{path}.FIELD=VALUE")
+        raise ValueError(f"config.{path}: expected a field, got a section. Use --config.{path}.FIELD=VALUE")
     if typing.get_origin(kind) is dict:
         try:
             # Plain data where values are sections: what they have no field for is found by name, not dropped.
             is_plain = not dataclasses.is_dataclass(typing.get_args(kind)[1])
             return msgspec.json.decode(text, type=kind if is_plain else dict[str, dict[str, Any]])
         except msgspec.DecodeError as e:
-            raise ValueError(f"--config.{path} wants a JSON object, got {text!r} ({e})") from e
+            raise ValueError(f"--config.{path}: expected a JSON object, got {text!r} ({e})") from e
     if text.lower() in ("none", "null") and type(None) in typing.get_args(kind):
         return None
     if {int, str} <= set(typing.get_args(kind)):  # any plain value (a task's argument): what reads as JSON is not text
@@ -291,7 +291,7 @@ def _parse(path: str, text: str, kind: Any) -> Any:
     except msgspec.ValidationError as e:
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         wanted = f"one of {', '.join(map(str, choices))}" if choices else type_name(kind)
-        raise ValueError(f"--config.{path} wants {wanted}, got {text!r}") from e
+        raise ValueError(f"--config.{path}: expected {wanted}, got {text!r}") from e
 
 
 def type_name(kind: Any) -> str:

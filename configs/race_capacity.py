@@ -39,13 +39,13 @@ def check_race_capacity(
     wanted = f"{math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} sequences"
     if num_engines == 0:
         return (
-            f"the {num_requests} requests of {what} race, so all must run at once: it wants {wanted} "
+            f"the {num_requests} requests of {what} race, so all must run concurrently: this requires {wanted} "
             "(actor.max_num_seqs)"
         )
     engines = "one engine" if num_engines == 1 else f"{num_engines} engines"
     return (
-        f"with {engines} the {num_requests} requests of {what} race for {num_sequences} places, and those that start "
-        f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
+        f"with {engines} the {num_requests} requests of {what} race for {num_sequences} slots, and the last to start "
+        f"lose regardless of length: this requires {wanted} (actor.num_engines, actor.max_num_seqs)"
     )
 
 
@@ -60,6 +60,6 @@ def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
     width = -(-num_useful // config.rounds.requests_per_group)
     return (
         f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
-        f"{num_sequences} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
-        f"faster than serial. Set admission.width to at most {width}: launch.tools.plan with a profile says which"
+        f"{num_sequences} slots (actor.max_num_seqs). If more sequences make the engines faster, this schedule is no "
+        f"faster than serial. Set admission.width to at most {width}; launch.tools.plan with a profile reports the best"
     )

@@ -120,15 +120,15 @@ def check_run_folder(config: Config) -> None:
             differing = [d for d in differing if not d.startswith(("store ", "store.url "))]
         if differing:
             raise ValueError(
-                f"{folder} is the run of another config: {'; '.join(differing)}. "
-                "Choose another --config.run.dir, or remove the folder."
+                f"{folder} holds a run of another config: {'; '.join(differing)}. Choose another --config.run.dir, or "
+                "remove the folder."
             )
     elif folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
-            f"{folder} has files but no {file.name}, so it is no run of ours; choose another --config.run.dir"
+            f"{folder}: expected a run folder, got files without {file.name}. Choose another --config.run.dir."
         )
     elif folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; choose another --config.run.dir")
+        raise ValueError(f"{folder}: expected a folder, got a file. Choose another --config.run.dir.")
 
 
 def with_template_date(config: Config) -> Config:
@@ -151,9 +151,9 @@ def _set_up_with(file: pathlib.Path) -> _Json | None:
     try:
         old = json.loads(file.read_text())
     except ValueError as e:
-        raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
+        raise ValueError(f"{file}: expected JSON, got an error ({e}). Choose another --config.run.dir.") from e
     if not isinstance(old, dict):
-        raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
+        raise ValueError(f"{file}: expected a JSON object, got {type(old).__name__}. Choose another --config.run.dir.")
     return cast(_Json, old)
 
 
@@ -179,8 +179,8 @@ def set_up_run(config: Config) -> pathlib.Path:
             _put_new_id(run)
     except OSError as e:
         raise refusal(
-            f"the run folder {run.path} can't be made or written: {e.strerror} ({e.filename}); "
-            "choose another --config.run.dir"
+            f"run folder {run.path}: cannot create or write it: {e.strerror} ({e.filename}). "
+            "Choose another --config.run.dir."
         ) from e
     return run.path
 
@@ -202,13 +202,13 @@ def settle_run_id(config: Config) -> list[str]:
         return []
     if is_remote_store(config) or config.store.bucket:
         raise ValueError(
-            f"{run.path} is a copy of the run folder {home}, and both would share one run in the store: continue the "
-            "original, or start another run from its model (--config.model.path)"
+            f"{run.path} is a copy of the run folder {home}, and both would share one run in the store. Resume the "
+            "original, or start a new run from its model (--config.model.path)."
         )
     for marks in (run.path / "trackers").glob("*.json"):
         marks.unlink()
     _put_new_id(run)
-    return [f"{run.path} is a copy of the run folder {home}: it continues as a run of its own ({run_id(run.path)})"]
+    return [f"{run.path} is a copy of the run folder {home}: it resumes as a separate run ({run_id(run.path)})"]
 
 
 def _is_copy_of(folder: pathlib.Path, home: pathlib.Path) -> bool:

@@ -71,7 +71,7 @@ class Config:
         """Raises ValueError for an invalid combination of sections."""
         if (self.admission.policy == "window") != (self.publish.when == "every"):
             raise ValueError(
-                "admission.policy=window and publish.when=every go together (a window has no round to end), "
+                "admission.policy=window and publish.when=every require each other (a window has no round to end), "
                 f"got {self.admission.policy} and {self.publish.when}"
             )
         self._check_lengths()
@@ -83,22 +83,22 @@ class Config:
         self._check_proximal()
         if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
             raise ValueError(
-                "evaluation.num_problems=0 leaves the probes no problems; set publish.probe_every_n_publishes=0 too"
+                "evaluation.num_problems=0 leaves no problems for probes. Set publish.probe_every_n_publishes=0"
             )
         if self.loss.name == "dapo" and not self.rounds.filter_zero_variance:
             raise ValueError(
-                "loss.name=dapo includes dynamic sampling, got rounds.filter_zero_variance=False; turn it on, or take "
+                "loss.name=dapo requires rounds.filter_zero_variance=True (dynamic sampling), got False. Set it, or "
                 "loss.name=grpo_clip and loss.clip_high=0.28"
             )
         if self.actor.elastic and self.environments.max_in_flight:
             raise ValueError(
-                "actor.elastic has no effect beside environments.max_in_flight, which bounds what is in service "
-                "instead; turn one of them off"
+                "actor.elastic has no effect with environments.max_in_flight, which limits sequences in service. "
+                "Turn one of them off"
             )
         self.judge.check_beside(self.actor.gpu_memory_utilization)
         self._check_evaluation()
         if "judge" in self.parts and not self.judge.is_on:
-            raise ValueError("verifier=judge needs judge.url with judge.model, or judge.colocate")
+            raise ValueError("verifier=judge requires judge.url with judge.model, or judge.colocate")
         self._check_devices()
         self._check_lora()
 
@@ -107,8 +107,8 @@ class Config:
         if self.optimizer.warmup_steps > num_steps:
             raise ValueError(
                 f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) must be at most the run's {num_steps} "
-                "optimizer steps (run.num_updates x rounds.epochs), or optimizer.learning_rate is never reached; lower "
-                "it, or raise run.num_updates"
+                "optimizer steps (run.num_updates x rounds.epochs), or optimizer.learning_rate is never reached. "
+                "Lower it, or raise run.num_updates"
             )
 
     def _check_lengths(self) -> None:
@@ -125,44 +125,44 @@ class Config:
         if self.loss.overlong_tokens >= self.sampling.max_response_tokens:
             raise ValueError(
                 f"loss.overlong_buffer_tokens (here {self.loss.overlong_tokens}; dapo's default is 4096) must be below "
-                f"sampling.max_response_tokens ({self.sampling.max_response_tokens}), or every response is punished"
+                f"sampling.max_response_tokens ({self.sampling.max_response_tokens}), or every response is penalized"
             )
 
     def _check_window(self) -> None:
         rounds, every = self.rounds, self.publish.every_n_steps
         if rounds.overprovision_prompts > 1 and self.sequences < rounds.groups_per_race * rounds.requests_per_group:
             raise ValueError(
-                f"rounds.overprovision_prompts wants a window that holds a heat, {rounds.groups_per_race} groups of "
-                f"{rounds.requests_per_group} sequences (eta_P U, eta_R K), got {self.sequences} sequences; raise "
-                "admission.sequences or admission.width, or prompts lose that never began"
+                f"rounds.overprovision_prompts: expected a window of a speculative batch, {rounds.groups_per_race} "
+                f"groups of {rounds.requests_per_group} sequences (eta_P U, eta_R K), got {self.sequences} sequences. "
+                "Raise admission.sequences or admission.width"
             )
         if rounds.train_start == "round_complete":
-            raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
+            raise ValueError("rounds.train_start=round_complete requires publish.when=round_end")
         if self.max_lag_steps is not None and self.max_lag_steps < every - 1:
             field = "rounds.max_lag_steps" if self.max_lag_steps == rounds.max_lag_steps else "admission.async_ratio"
             raise ValueError(
                 f"{field} ({self.max_lag_steps}) is below publish.every_n_steps - 1 = {every - 1}, the lag of the "
-                "newest weights right before a publish; such a run would drop all groups for ever"
+                "newest weights right before a publish; every group would exceed the lag bound and be dropped"
             )
 
     def _check_rounds(self) -> None:
         rounds, steps_per_round = self.rounds, self.rounds.groups_per_round // self.rounds.groups_per_update
         if rounds.overprovision_prompts > 1 and self.admission.policy == "frontier":
             raise ValueError(
-                "rounds.overprovision_prompts needs admission.policy=fifo: behind a frontier the last prompts issued "
-                "would lose, not the long ones"
+                "rounds.overprovision_prompts requires admission.policy=fifo: with a frontier, the last prompts issued "
+                "lose instead of the long ones"
             )
         if self.actor.elastic and rounds.overprovision_prompts > 1:
             self._check_rounds_are_told_apart()
         if rounds.ess_floor > 0:
             raise ValueError(
-                "rounds.ess_floor needs publish.when=every: inside a round the engines have no newer weights to sample "
-                "a fresh batch by"
+                "rounds.ess_floor requires publish.when=every: within a round the engines have no newer weights to "
+                "sample a new batch with"
             )
         if rounds.max_lag_steps is not None and rounds.max_lag_steps < steps_per_round - 1:
             raise ValueError(
                 f"rounds.max_lag_steps ({rounds.max_lag_steps}) is below R/U - 1 = {steps_per_round - 1}, "
-                "the lag of a round's last update; such a run would drop groups for ever"
+                "the lag of a round's last update; every group would exceed the lag bound and be dropped"
             )
         if self.run.num_updates % steps_per_round:
             raise ValueError(
@@ -176,8 +176,8 @@ class Config:
         refused, instead = ("round", "published") if by_window else ("published", "round")
         if loss.proximal == refused:
             raise ValueError(
-                f"loss.proximal={refused} needs publish.when={'round_end' if by_window else 'every'}, got "
-                f"{self.publish.when}; take loss.proximal={instead}, or batch with rounds.epochs=2"
+                f"loss.proximal={refused} requires publish.when={'round_end' if by_window else 'every'}, got "
+                f"{self.publish.when}. Set loss.proximal={instead}, or batch with rounds.epochs=2"
             )
         if loss.name not in PROXIMAL_LOSSES or self.steps_per_proximal > 1:
             return
@@ -193,19 +193,19 @@ class Config:
         if loss.name in DECOUPLED_LOSSES:
             raise ValueError(
                 f"loss.name={loss.name} would be loss.name=truncated_is with loss.max_weight="
-                f"{loss.constants['max_weight']:g}, bit for bit: {why}; take that loss, or rounds.epochs=2, or {more}"
+                f"{loss.constants['max_weight']:g}, bit for bit: {why}. Set that loss, rounds.epochs=2, or {more}"
             )
         for name, value in loss.given_clips.items():
             raise ValueError(
-                f"loss.{name}={value} has no effect: {why}; leave it out (None), or take rounds.epochs=2, or {more}"
+                f"loss.{name}={value} has no effect: {why}. Leave it out (None), or set rounds.epochs=2, or {more}"
             )
 
     def _check_rounds_are_told_apart(self) -> None:
         if self.rounds.requests_per_group == self.rounds.samples_per_group or self.admission.unit == "sample":
             raise ValueError(
-                "actor.elastic with rounds.overprovision_prompts needs rounds.overprovision_samples and "
-                "admission.unit=group: an actor tells a short round from a long one by tickets whose samples race, and "
-                "holds each against its kind only"
+                "actor.elastic with rounds.overprovision_prompts requires rounds.overprovision_samples > 1 and "
+                "admission.unit=group: actors recognize short rounds by tickets whose samples race, and compare only "
+                "rounds of one kind"
             )
 
     def _check_evaluation(self) -> None:
@@ -226,8 +226,8 @@ class Config:
             )
         if self.mesh.num_devices % self.learner.num_processes:
             raise ValueError(
-                f"learner.num_processes ({self.learner.num_processes}) must divide the mesh's devices, "
-                f"{self.mesh.num_devices}: each process has as many"
+                f"learner.num_processes ({self.learner.num_processes}) must divide the {self.mesh.num_devices} "
+                "devices of the mesh evenly"
             )
         if self.packing.row_tokens % self.mesh.sequence:
             raise ValueError(
@@ -239,11 +239,11 @@ class Config:
         if self.publish.lora != "adapter":
             return
         if not self.lora.is_on:
-            raise ValueError("publish.lora=adapter needs adapters: give lora.rank, or take publish.lora=merged")
+            raise ValueError("publish.lora=adapter requires lora.rank > 0. Set it, or publish.lora=merged")
         if self.publish.kv_cache == "recompute":
             raise ValueError(
-                "publish.kv_cache=recompute has no effect with publish.lora=adapter, where running requests end under "
-                "the adapter that they began with; leave it out"
+                "publish.kv_cache=recompute has no effect with publish.lora=adapter, where running requests finish "
+                "under the adapter they started with; leave it out"
             )
 
     @property

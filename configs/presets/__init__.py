@@ -42,7 +42,7 @@ def schedule(
       ValueError: the preset does not exist.
     """
     if preset not in PRESETS:
-        raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"no preset {preset!r}; expected one of {', '.join(PRESETS)}")
     base = PRESETS[preset](size)
     admission = base.admission
     if admission.policy == "window" and admission.sequences:

@@ -43,7 +43,7 @@ def sections(size: str, preset: str, paper: PaperSize) -> dict[str, Any]:
         return _tiny(preset)
     if size == "paper":
         return _paper(preset, paper)
-    raise ValueError(f"no size {size!r}; presets come as tiny, paper, as in {preset}:tiny")
+    raise ValueError(f"no size {size!r}; expected tiny or paper, for example {preset}:tiny")
 
 
 def _tiny(preset: str) -> dict[str, Any]:

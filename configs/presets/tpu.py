@@ -69,7 +69,7 @@ def pick(preset: str, model: str, sizes: dict[str, Config]) -> Config:
     """Returns the config for a model; "" selects the default. Raises ValueError for an unknown model."""
     name = model or next(c.model for c in CASES if c.preset == preset)
     if name not in sizes:
-        raise ValueError(f"no model {name!r}; {preset} comes as {', '.join(f'{preset}:{m}' for m in sizes)}")
+        raise ValueError(f"no model {name!r}; expected {', '.join(f'{preset}:{m}' for m in sizes)}")
     return sizes[name]
 
 

@@ -85,8 +85,8 @@ class ActorConfig(CheckedSection):
         super().__post_init__()
         if 0 < self.max_tensor_parallel_size < self.tensor_parallel_size:
             raise ValueError(
-                f"actor.max_tensor_parallel_size ({self.max_tensor_parallel_size}) is below "
-                f"actor.tensor_parallel_size ({self.tensor_parallel_size})"
+                f"actor.max_tensor_parallel_size: expected 0 or >= actor.tensor_parallel_size "
+                f"({self.tensor_parallel_size}), got {self.max_tensor_parallel_size}"
             )
         self._check_devices()
         self._check_cores()
@@ -112,40 +112,40 @@ class ActorConfig(CheckedSection):
         groups, least, most = self.device_groups, self.tensor_parallel_size, self.max_devices_per_engine
         if groups and len(groups) != self.num_engines:
             raise ValueError(
-                f"actor.devices={self.devices!r} is {len(groups)} groups, got actor.num_engines={self.num_engines}; "
-                'want a group for each engine, ";" between groups and "," within one'
+                f"actor.devices={self.devices!r}: expected {self.num_engines} groups (actor.num_engines), got "
+                f'{len(groups)}. Separate engines with ";" and devices of an engine with ","'
             )
         for group in groups:
             if not all(group) or len(set(group)) != len(group):
-                raise ValueError(f"actor.devices={self.devices!r}: {','.join(group)!r} is no list of different devices")
+                raise ValueError(f"actor.devices={self.devices!r}: expected distinct devices, got {','.join(group)!r}")
             if not least <= len(group) <= most:
                 wanted = f"{least}" if least == most else f"{least} to {most}"
                 raise ValueError(
-                    f"actor.devices={self.devices!r}: the group {','.join(group)!r} has {len(group)} devices, an "
-                    f"engine takes {wanted} (actor.tensor_parallel_size, and an elastic one up to "
-                    "actor.max_tensor_parallel_size)"
+                    f"actor.devices={self.devices!r}: expected {wanted} devices per engine "
+                    "(actor.tensor_parallel_size; elastic: up to actor.max_tensor_parallel_size), got "
+                    f"{','.join(group)!r}"
                 )
         shares = collections.Counter(device for group in groups for device in group)
         for device, count in shares.items():
             if count > 1 and count * self.gpu_memory_utilization > 1:
                 raise ValueError(
-                    f"actor.devices={self.devices!r} gives device {device} to {count} engines, which take "
-                    f"{self.gpu_memory_utilization:g} of its memory each (actor.gpu_memory_utilization)"
+                    f"actor.devices={self.devices!r}: {count} engines use device {device}, each with "
+                    f"{self.gpu_memory_utilization:g} of its memory. Lower actor.gpu_memory_utilization"
                 )
 
     def _check_cores(self) -> None:
         groups, size = self.core_groups, self.tensor_parallel_size
         if groups and len(groups) != self.num_engines:
             raise ValueError(
-                f"actor.cpu_cores={self.cpu_cores!r} is {len(groups)} groups, got actor.num_engines="
-                f'{self.num_engines}; want a group for each engine, ";" between groups'
+                f"actor.cpu_cores={self.cpu_cores!r}: expected {self.num_engines} groups (actor.num_engines), got "
+                f'{len(groups)}. Separate engines with ";"'
             )
         for group in groups:
             parts = group.split("|")
             if not all(map(is_core_list, parts)) or len(parts) != size:
                 raise ValueError(
-                    f'actor.cpu_cores={self.cpu_cores!r}: {group!r} is no list of cores ("0", "0-3" or "0,2") for each '
-                    f'of {size} processes (actor.tensor_parallel_size), "|" between processes'
+                    f'actor.cpu_cores={self.cpu_cores!r}: expected {size} core lists ("0", "0-3" or "0,2") separated '
+                    f'by "|" (actor.tensor_parallel_size), got {group!r}'
                 )
 
 
@@ -207,6 +207,6 @@ class SamplingConfig(CheckedSection):
         temperature("sampling", self.temperature)  # 0 too is refused: a greedy choice has no ratio
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
-                "sampling.top_p and sampling.top_k must stay 1.0 and 0: importance ratios need the learner's "
-                f"distribution truncated alike, got top_p={self.top_p} top_k={self.top_k}"
+                "sampling.top_p and sampling.top_k must be 1.0 and 0, because the learner does not truncate its "
+                f"distribution, got top_p={self.top_p} top_k={self.top_k}"
             )

@@ -106,8 +106,8 @@ def temperature(section: str, value: float) -> None:
     """Raises ValueError if vLLM would not sample at exactly this temperature."""
     if not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
         raise ValueError(
-            f"{section}.temperature must be in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}] (vLLM raises what is lower to "
-            f"{MIN_TEMPERATURE}, and refuses what is higher), got {value}"
+            f"{section}.temperature must be in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}] (vLLM raises lower values to "
+            f"{MIN_TEMPERATURE}, and rejects higher ones), got {value}"
         )
 
 
@@ -116,9 +116,9 @@ def check_pattern(where: str, pattern: str, *, needs_group: bool) -> None:
     try:
         groups = re.compile(pattern).groups
     except re.error as e:
-        raise ValueError(f"{where} is no regular expression: {e}") from e
+        raise ValueError(f"{where}: expected a regular expression, got an error: {e}") from e
     if needs_group and groups < 1:
-        raise ValueError(f"{where} needs a group in parentheses, got {pattern!r}")
+        raise ValueError(f"{where}: expected a group in parentheses, got {pattern!r}")
 
 
 def is_core_list(text: str) -> bool:

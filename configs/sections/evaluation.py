@@ -65,8 +65,7 @@ class EvaluationSet(PromptSource):
         where = f"evaluation.sets.{name}"
         if not _SET_NAME.fullmatch(name) or name in _TAKEN:
             raise ValueError(
-                f"evaluation.sets: a set's name is made of letters, digits, _ and - and not {', '.join(_TAKEN)}, got "
-                f"{name!r}"
+                f"evaluation.sets: expected a name of letters, digits, _ and - (not {', '.join(_TAKEN)}), got {name!r}"
             )
         check_ranges(where, self)
         if self.temperature:
@@ -74,9 +73,13 @@ class EvaluationSet(PromptSource):
         defaults = PromptSource()
         for field in _OF_TRAINING:
             if getattr(self, field) != getattr(defaults, field):
-                raise ValueError(f"{where}.{field} has no effect: nothing trains on an evaluation set; leave it out")
+                raise ValueError(
+                    f"{where}.{field} has no effect, because evaluation sets are not trained; leave it out"
+                )
         if name == HELD_OUT and self.has_source:
-            raise ValueError(f"{where} is of the held-out problems of prompts; give a set of its own another name")
+            raise ValueError(
+                f"{where} must use the held-out problems of prompts. Give a set with its own source another name"
+            )
         if not self.has_source:
             self._check_is_of_prompts(where)
 
@@ -86,7 +89,7 @@ class EvaluationSet(PromptSource):
         for field in dataclasses.fields(self):
             if field.name not in asks and getattr(self, field.name) != getattr(default, field.name):
                 raise ValueError(
-                    f"{where}.{field.name} has no effect without {where}.path, task or environment: the set asks the "
+                    f"{where}.{field.name} has no effect without {where}.path, task or environment: the set uses the "
                     "held-out problems of prompts"
                 )
 
@@ -124,20 +127,20 @@ class EvaluationConfig(CheckedSection):
         if self.temperature != 0:
             temperature("evaluation", self.temperature)
         if len(self.sets) > MAX_SETS:
-            raise ValueError(f"evaluation.sets has {len(self.sets)} sets, at most {MAX_SETS} are possible")
+            raise ValueError(f"evaluation.sets: expected at most {MAX_SETS} sets, got {len(self.sets)}")
         for name, one in self.sets.items():
             one.check_set(name)
             if not one.has_source and not self.num_problems:
                 raise ValueError(
-                    f"evaluation.sets.{name} is of the held-out problems, and evaluation.num_problems=0 holds out none"
+                    f"evaluation.sets.{name} uses held-out problems, which require evaluation.num_problems > 0, got 0"
                 )
         for name, one in self.resolved.items():
             if not one.path and not one.num_problems:
-                raise ValueError(f"evaluation.sets.{name}.num_problems must be > 0: its problems are made by index")
+                raise ValueError(f"evaluation.sets.{name}.num_problems must be > 0, because its problems are generated")
             if one.temperature == 0 and one.k > 1:
                 raise ValueError(
-                    f"evaluation.sets.{name}: {one.k} greedy samples of a problem are all alike; set its k=1, or a "
-                    "temperature"
+                    f"evaluation.sets.{name}: expected k=1 for greedy sampling, got k={one.k}. Set k=1 or a "
+                    "temperature > 0"
                 )
 
     @property

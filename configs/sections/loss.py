@@ -138,7 +138,7 @@ class LossConfig(CheckedSection):
         custom_functions.check_name("loss.name", self.name, LOSS_CONSTANTS)
         custom_functions.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
         if self.proximal not in (policies := get_args(Proximal)):
-            raise ValueError(f"loss.proximal wants one of {', '.join(policies)}, got {self.proximal!r}")
+            raise ValueError(f"loss.proximal: expected one of {', '.join(policies)}, got {self.proximal!r}")
         self._refuse_unread()
         self._check_constants()
         self._check_whole_method()
@@ -150,13 +150,15 @@ class LossConfig(CheckedSection):
             raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
         least, most = constants.get("min_weight", 0.0), constants.get("max_weight", math.inf)
         if not 0 <= least < most:
-            raise ValueError(f"want 0 <= loss.min_weight < loss.max_weight, got {least} and {most}")
+            raise ValueError(
+                f"loss.min_weight: expected 0 <= loss.min_weight < loss.max_weight, got {least} and {most}"
+            )
 
     def _check_whole_method(self) -> None:
         if self.name == "dapo" and self.overlong_tokens == 0:
             raise ValueError(
-                "loss.name=dapo includes the overlong penalty, got loss.overlong_buffer_tokens=0; without it take "
-                "loss.name=grpo_clip and loss.clip_high=0.28"
+                "loss.name=dapo includes the overlong penalty, got loss.overlong_buffer_tokens=0; to train without "
+                "it, set loss.name=grpo_clip and loss.clip_high=0.28"
             )
         wanted = {
             "dapo": {"advantage": ("grpo",), "normalization": ("token",), "length_penalty": (0.0,)},
@@ -168,8 +170,8 @@ class LossConfig(CheckedSection):
             if got not in values:
                 whole = " and ".join(f"loss.{f}={v[0]}" for f, v in wanted.items())
                 raise ValueError(
-                    f"loss.name={self.name} is the whole method and wants {whole}, got loss.{field}={got}; set what it "
-                    "wants, or take loss.name=grpo_clip for another combination"
+                    f"loss.name={self.name} requires {whole}, got loss.{field}={got}. Set these values, or "
+                    "loss.name=grpo_clip for another combination"
                 )
 
     def _refuse_unread_constants(self, read: dict[str, Any]) -> None:

@@ -60,9 +60,9 @@ class LoraConfig(CheckedSection):
         super().__post_init__()
         given = self.targets.split(",")
         if unknown := sorted(set(given) - set(TARGETS)):
-            raise ValueError(f"lora.targets: no matrix {unknown[0]!r}, wanted some of {','.join(TARGETS)}")
+            raise ValueError(f"lora.targets: expected some of {','.join(TARGETS)}, got {unknown[0]!r}")
         if len(set(given)) != len(given):
-            raise ValueError(f"lora.targets names one twice: {self.targets!r}")
+            raise ValueError(f"lora.targets: expected distinct matrices, got {self.targets!r}")
         if not self.is_on:
             self._check_says_nothing()
 
@@ -71,7 +71,7 @@ class LoraConfig(CheckedSection):
             value = getattr(self, field.name)
             if value != field.default:
                 raise ValueError(
-                    f"lora.{field.name}={value} has no effect without lora.rank; give that, or leave it out"
+                    f"lora.{field.name}={value} has no effect without lora.rank; set lora.rank, or leave it out"
                 )
 
     @property

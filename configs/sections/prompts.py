@@ -115,9 +115,9 @@ class PromptSource(SourceFields):
           where: path of the source in the config.
         """
         if self.path and self.task:
-            raise ValueError(f"{where}.path and {where}.task are two sources; give one, or a mixture of both")
+            raise ValueError(f"{where}.path and {where}.task are two sources. Set one, or a mixture of both")
         if not (self.path or self.task or self.environment):
-            raise ValueError(f"{where} wants a path, a task or an environment")
+            raise ValueError(f"{where}: set path, task or environment")
         check_ranges(where, self)
         check_parts(where, self.verifier, self.rewards)
         self._check_judges(where)
@@ -126,33 +126,33 @@ class PromptSource(SourceFields):
 
     def _check_judges(self, where: str) -> None:
         if not self.parts and not self.environment:
-            raise ValueError(f"{where} needs a verifier, or rewards")
+            raise ValueError(f"{where}: set verifier or rewards")
         if "reasoning_gym" in self.parts and not self.task:
             raise ValueError(
-                f"{where}.verifier=reasoning_gym needs a reasoning-gym task; for {where}.path use exact or math"
+                f"{where}.verifier=reasoning_gym requires a reasoning-gym task; for {where}.path use exact or math"
             )
 
         if "code" in self.parts and self.task:
             raise ValueError(
-                f"{where}.verifier=code needs rows with test cases ({where}.path), got {where}.task={self.task}"
+                f"{where}.verifier=code requires rows with test cases ({where}.path), got {where}.task={self.task}"
             )
 
     def _check_fields_have_effect(self, where: str) -> None:
         of_hub = {n: getattr(self, n) for n in ("subset", "revision", "eval_split")}
         if not self.is_hugging_face and (self.split != "train" or any(of_hub.values())):
             raise ValueError(
-                f"{where}.subset, split, revision and eval_split are of a Hugging Face data set (path=hf:NAME), got "
+                f"{where}.subset, split, revision and eval_split require a Hugging Face dataset (path=hf:NAME), got "
                 f"{where}.path={self.path!r}"
             )
         if self.eval_path and self.eval_split:
-            raise ValueError(f"{where}.eval_path and {where}.eval_split both say what is held out; give one")
+            raise ValueError(f"{where}.eval_path and {where}.eval_split both select held-out problems. Set only one")
         if self.eval_path and not self.path:
-            raise ValueError(f"{where}.eval_path needs {where}.path: a task makes its own held-out problems")
+            raise ValueError(f"{where}.eval_path requires {where}.path, because a task generates its held-out problems")
         makes_rows = self.environment and not (self.path or self.task)
         if (self.environment_args or self.environment_rows) and not makes_rows:
             raise ValueError(
-                f"{where}.environment_args and {where}.environment_rows need an environment that makes its own rows "
-                f"({where}.environment without a path or a task)"
+                f"{where}.environment_args and {where}.environment_rows require an environment that generates its own "
+                f"rows ({where}.environment without a path or a task)"
             )
         if self.environment_rows:
             custom_functions.check_name(f"{where}.environment_rows", self.environment_rows, ())
@@ -271,7 +271,8 @@ class PromptsConfig(SourceFields):
         check_parts("prompts", self.verifier, self.rewards)
         if self.rewards and self.verifier not in ("exact", *self.rewards):
             raise ValueError(
-                f"prompts.verifier={self.verifier} has no effect beside prompts.rewards; put it there, or leave it out"
+                f"prompts.verifier={self.verifier} has no effect with prompts.rewards; add it to prompts.rewards, or "
+                "leave it out"
             )
         if self.held_out_one_in < 2:
             raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
@@ -283,7 +284,7 @@ class PromptsConfig(SourceFields):
         if self.answer_in != "conclusion" and not any("math" in s.parts for s in self.sources.values()):
             raise ValueError(
                 f"prompts.answer_in={self.answer_in} has no effect with prompts.verifier={', '.join(self.parts)}; "
-                "leave it out, or take math"
+                "leave it out, or set prompts.verifier=math"
             )
         self._check_curriculum()
 
@@ -303,30 +304,32 @@ class PromptsConfig(SourceFields):
     def _check_mixture(self) -> None:
         for name in self.mixture:
             if not _SOURCE_NAME.fullmatch(name):
-                raise ValueError(f"prompts.mixture: a source's name is made of letters, digits, _ and -, got {name!r}")
+                raise ValueError(f"prompts.mixture: expected a source name of letters, digits, _ and -, got {name!r}")
         fields = {f.name: f for f in dataclasses.fields(self)}
         for name in _OF_ONE_SOURCE if self.mixture else ():
             default = fields[name].default
             if getattr(self, name) != ({} if default is dataclasses.MISSING else default):
                 raise ValueError(
-                    f"prompts.{name} has no effect beside prompts.mixture; put it into one of its sources, as in "
+                    f"prompts.{name} has no effect with prompts.mixture; set it in a source, for example "
                     f"prompts.mixture.{next(iter(self.mixture))}.{name}"
                 )
 
     def _check_curriculum(self) -> None:
         if self.curriculum == "learnable" and self.learnable_floor == 0:
-            raise ValueError("prompts.learnable_floor must be > 0, or a source with no reward yet would never be asked")
+            raise ValueError("prompts.learnable_floor must be > 0, or a source without rewards is never sampled")
         if self.curriculum != "none" and len(self.mixture) < 2:
-            raise ValueError(f"prompts.curriculum={self.curriculum} needs a prompts.mixture of two sources or more")
+            raise ValueError(f"prompts.curriculum={self.curriculum} requires a prompts.mixture of at least two sources")
         if self.curriculum != "none" and self.num_epochs:
             raise ValueError(
-                f"prompts.num_epochs can't be kept with prompts.curriculum={self.curriculum}: how often a source is "
-                "asked is only known as its rewards come"
+                f"prompts.num_epochs must be 0 with prompts.curriculum={self.curriculum}, got {self.num_epochs}: "
+                "rewards decide how often a source is sampled"
             )
         if self.curriculum == "stages" and len({s.stage for s in self.mixture.values()}) < 2:
-            raise ValueError("prompts.curriculum=stages needs sources of different stages (prompts.mixture.NAME.stage)")
+            raise ValueError(
+                "prompts.curriculum=stages requires sources of different stages (prompts.mixture.NAME.stage)"
+            )
         if self.curriculum != "stages" and any(s.stage for s in self.mixture.values()):
-            raise ValueError("prompts.mixture.NAME.stage needs prompts.curriculum=stages")
+            raise ValueError("prompts.mixture.NAME.stage requires prompts.curriculum=stages")
 
     @property
     def template_settings(self) -> TemplateSettings:

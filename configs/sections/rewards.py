@@ -134,12 +134,12 @@ class JudgeConfig(CheckedSection):
         self._check_parser()
         if self.colocate and self.max_tokens >= self.max_model_tokens:
             raise ValueError(
-                f"judge.max_tokens={self.max_tokens} of the answer leave nothing of judge.max_model_tokens="
-                f"{self.max_model_tokens} for what is asked"
+                f"judge.max_tokens must be below judge.max_model_tokens ({self.max_model_tokens}) to leave room for "
+                f"the question, got {self.max_tokens}"
             )
         if self.gpu_memory_utilization == 1:
             raise ValueError(
-                "judge.gpu_memory_utilization must be below 1, got 1: the actor's engine needs a share too"
+                "judge.gpu_memory_utilization must be below 1, because the actor's engine needs memory, got 1"
             )
 
     @property
@@ -152,7 +152,7 @@ class JudgeConfig(CheckedSection):
         if self.colocate and self.gpu_memory_utilization + gpu_memory_utilization > 1:
             raise ValueError(
                 f"judge.gpu_memory_utilization={self.gpu_memory_utilization:g} and actor.gpu_memory_utilization="
-                f"{gpu_memory_utilization:g} are more than a GPU's memory; with judge.colocate they add up to 1 at most"
+                f"{gpu_memory_utilization:g}: expected a sum of at most 1 with judge.colocate. Lower one of them"
             )
 
     def _check_place(self) -> None:
@@ -160,13 +160,12 @@ class JudgeConfig(CheckedSection):
             return
         if not self.model:
             raise ValueError(
-                "judge.model is empty; give the model's name at judge.url, or with judge.colocate a folder"
+                "judge.model: expected a model name at judge.url, or a folder with judge.colocate, got none"
             )
         if self.colocate:
             if self.url or self.api_key_file:
                 raise ValueError(
-                    "judge.colocate starts an endpoint with a key of its own; leave out judge.url and "
-                    "judge.api_key_file"
+                    "judge.colocate starts its own endpoint and key; leave out judge.url and judge.api_key_file"
                 )
             return
         parts = urllib.parse.urlsplit(self.url)
@@ -175,10 +174,12 @@ class JudgeConfig(CheckedSection):
                 f"judge.url must be like http://127.0.0.1:8000/v1 or https://host/v1, got {self.url[:80]!r}"
             )
         if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError("judge.url must hold no user, password or query; the key goes into judge.api_key_file")
+            raise ValueError(
+                "judge.url must not contain a user, password or query. Put the key into judge.api_key_file"
+            )
         if self.api_key_file and parts.scheme == "http" and not is_loopback(parts.hostname):
             raise ValueError(
-                f"judge.api_key_file with {parts.scheme}://{parts.hostname} would send the key in the clear; use https"
+                f"judge.api_key_file with {parts.scheme}://{parts.hostname} would send the key unencrypted. Use https"
             )
 
     def _check_template(self) -> None:
@@ -188,9 +189,9 @@ class JudgeConfig(CheckedSection):
     def _check_parser(self) -> None:
         check_pattern("judge.pattern", self.pattern, needs_group=self.parser == "regex")
         if self.parser == "json" and self.json_fields.get("score") != "number":
-            raise ValueError(f"judge.json_fields needs score, a number, got {self.json_fields}")
+            raise ValueError(f"judge.json_fields: expected score of type number, got {self.json_fields}")
         if self.parser == "verdict" and not all(word.strip() for word in self.verdicts or ("",)):
-            raise ValueError(f"judge.verdicts needs words and their scores, got {self.verdicts}")
+            raise ValueError(f"judge.verdicts: expected words with scores, got {self.verdicts}")
         if not self.min_score < self.max_score:
             raise ValueError(
                 f"judge.min_score must be below judge.max_score, got {self.min_score} and {self.max_score}"
@@ -202,7 +203,7 @@ def check_template(template: str) -> None:
     found = set(_PLACEHOLDER.findall(template))
     if "response" not in found or not found <= set(PLACEHOLDERS):
         raise ValueError(
-            f"judge.template must have {{response}}, and of others only {{question}} and {{answer}}; got "
+            f"judge.template: expected {{response}}, and optionally {{question}} and {{answer}}, got "
             f"{', '.join(sorted(found)) or 'none'}"
         )
 
@@ -260,15 +261,16 @@ class RewardsConfig(CheckedSection):
         super().__post_init__()
         if self.sandbox_processes < 4:
             raise ValueError(
-                f"rewards.sandbox_processes must be >= 4 (a compiler is several), got {self.sandbox_processes}"
+                f"rewards.sandbox_processes must be >= 4 (a compiler starts several), got {self.sandbox_processes}"
             )
         if self.max_timeout_s < self.min_timeout_s:
             raise ValueError(
-                f"rewards.max_timeout_s ({self.max_timeout_s}) is below rewards.min_timeout_s ({self.min_timeout_s})"
+                f"rewards.max_timeout_s must be >= rewards.min_timeout_s ({self.min_timeout_s}), got "
+                f"{self.max_timeout_s}"
             )
         for name in self.package_names:
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-                raise ValueError(f"rewards.packages must be names of packages with commas between them, got {name!r}")
+                raise ValueError(f"rewards.packages: expected comma-separated package names, got {name!r}")
         if self.cpu_cores and not is_core_list(self.cpu_cores):
-            raise ValueError(f'rewards.cpu_cores={self.cpu_cores!r} is no list of cores ("0", "0-3" or "0,2")')
+            raise ValueError(f'rewards.cpu_cores: expected a core list ("0", "0-3" or "0,2"), got {self.cpu_cores!r}')
         check_pattern("rewards.format_pattern", self.format_pattern, needs_group=False)

@@ -38,8 +38,7 @@ class CheckpointConfig(CheckedSection):
         super().__post_init__()
         if self.keep < 2:
             raise ValueError(
-                "checkpoint.keep must be >= 2 (while one is being written, the one before is all there is to fall "
-                f"back on), got {self.keep}"
+                f"checkpoint.keep must be >= 2, so that one complete checkpoint exists during a save, got {self.keep}"
             )
 
 
@@ -79,7 +78,7 @@ class RunConfig(CheckedSection):
             )
         unknown = [name for name in self.tracker_names if name not in TRACKERS]
         if unknown:
-            raise ValueError(f"run.trackers knows {', '.join(TRACKERS)}, got {unknown[0]!r}")
+            raise ValueError(f"run.trackers: expected some of {', '.join(TRACKERS)}, got {unknown[0]!r}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.project):
             raise ValueError(f"run.project must be letters, digits, '.', '_' or '-', got {self.project!r}")
 
@@ -135,7 +134,8 @@ class StoreConfig(CheckedSection):
         super().__post_init__()
         if secret := secret_in(self.url):
             raise ValueError(
-                f"store.url holds a {secret}, and the config is kept in files; use PGPASSFILE or PGPASSWORD"
+                f"store.url must not contain a {secret}, because the config is stored in files. Use PGPASSFILE or "
+                "PGPASSWORD"
             )
         shown = self.url.partition("://")[0]  # the rest may hold a secret
         if self.url and not self.url.startswith(("sqlite:///", "postgresql://", "postgres://")):

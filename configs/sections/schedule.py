@@ -51,19 +51,19 @@ class AdmissionConfig(CheckedSection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.async_ratio is not None and self.policy != "window":
-            raise ValueError(f"admission.async_ratio needs admission.policy=window, got {self.policy}")
+            raise ValueError(f"admission.async_ratio requires admission.policy=window, got {self.policy}")
         if self.when_full == "drop_oldest" and self.policy != "window":
             raise ValueError(
-                f"admission.when_full=drop_oldest needs admission.policy=window (a round wants each of its groups), "
+                f"admission.when_full=drop_oldest requires admission.policy=window (a round needs all of its groups), "
                 f"got {self.policy}"
             )
         for name in ("sequences", "queue_groups"):
             if getattr(self, name) and self.policy != "window":
-                raise ValueError(f"admission.{name} needs admission.policy=window, got {self.policy}; leave it out")
+                raise ValueError(f"admission.{name} requires admission.policy=window, got {self.policy}; leave it out")
         if self.sequences and self.width:
             raise ValueError(
-                f"admission.sequences ({self.sequences}) and admission.width ({self.width}) both say what a window "
-                "keeps in service; leave one out"
+                f"admission.sequences ({self.sequences}) and admission.width ({self.width}) both set the size of a "
+                "window. Leave one out"
             )
 
 
@@ -148,7 +148,7 @@ class PublishConfig(CheckedSection):
         if self.lora != "adapter" and self.max_adapters != DEFAULT_MAX_ADAPTERS:
             raise ValueError(
                 f"publish.max_adapters={self.max_adapters} has no effect with publish.lora={self.lora}; leave it out, "
-                "or take publish.lora=adapter"
+                "or set publish.lora=adapter"
             )
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(
@@ -205,11 +205,11 @@ class RoundsConfig(CheckedSection):
             )
         if self.groups_per_round % self.groups_per_update:
             raise ValueError(
-                f"rounds.groups_per_update (U={self.groups_per_update}) must divide "
-                f"rounds.groups_per_round (R={self.groups_per_round})"
+                f"rounds.groups_per_update (U={self.groups_per_update}) must divide rounds.groups_per_round "
+                f"(R={self.groups_per_round})"
             )
         if self.ess_floor == 1:
-            raise ValueError("rounds.ess_floor must be below 1, got 1: no update off policy reaches it")
+            raise ValueError("rounds.ess_floor must be below 1, because no off-policy update reaches 1, got 1")
 
     @property
     def groups_issued(self) -> int:

@@ -99,13 +99,15 @@ class CalculatorArgs:
 
     def __post_init__(self) -> None:
         if self.num_terms < 1 or not 0 <= self.min_value <= self.max_value:
-            raise ValueError(f"environment calculator wants num_terms >= 1 and 0 <= min_value <= max_value, got {self}")
+            raise ValueError(
+                f"environment calculator: expected num_terms >= 1 and 0 <= min_value <= max_value, got {self}"
+            )
         if not self.operators or set(self.operators) - set("+-*"):
-            raise ValueError(f"environment calculator wants operators out of + - *, got {self.operators!r}")
+            raise ValueError(f"environment calculator: expected operators from + - *, got {self.operators!r}")
         if self.parser not in PARSERS or self.style not in ("words", "short") or not self.tool.isidentifier():
             raise ValueError(
-                f"environment calculator wants parser {', '.join(PARSERS)}, style words or short and a tool that is a "
-                f"name, got {self.parser!r}, {self.style!r} and {self.tool!r}"
+                f"environment calculator: expected parser {', '.join(PARSERS)}, style words or short, and an "
+                f"identifier as tool, got {self.parser!r}, {self.style!r} and {self.tool!r}"
             )
 
 

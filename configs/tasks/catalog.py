@@ -31,9 +31,7 @@ def rows(name: str, *, seed: int, args: Args) -> Callable[[int], EpisodeRow]:
       ValueError: the environment has no row generator, or rejects the arguments.
     """
     if name not in ROWS:
-        raise ValueError(
-            f"environment {name!r} makes no rows of its own, want one of {', '.join(ROWS)}, or a file's rows"
-        )
+        raise ValueError(f"environment {name!r} generates no rows. Use one of {', '.join(ROWS)}, or rows of a file")
     return ROWS[name](seed, args)
 
 

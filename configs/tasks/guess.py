@@ -27,11 +27,11 @@ class GuessArgs:
     def __post_init__(self) -> None:
         if not 1 <= self.min_size <= self.max_size <= self.max_value + 1:
             raise ValueError(
-                "environment guess wants 1 <= min_size <= max_size <= max_value + 1, got "
+                "environment guess: expected 1 <= min_size <= max_size <= max_value + 1, got "
                 f"{self.min_size}, {self.max_size}, {self.max_value + 1}"
             )
         if self.max_guesses < 0 or self.style not in ("words", "short"):
-            raise ValueError(f"environment guess wants max_guesses >= 0 and style words or short, got {self}")
+            raise ValueError(f"environment guess: expected max_guesses >= 0 and style words or short, got {self}")
 
 
 def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:

@@ -50,7 +50,9 @@ def read_args(kind: type[T], environment: str, args: Args) -> T:
     defaults = vars(kind())
     for name, value in args.items():
         if name not in defaults:
-            raise ValueError(f"environment {environment} has no argument {name!r}; there are {', '.join(defaults)}")
+            raise ValueError(
+                f"environment {environment} has no argument {name!r}; expected one of {', '.join(defaults)}"
+            )
         wanted = cast(type[object], type(defaults[name]))
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ValueError(f"environment {environment}: {name} must be {wanted.__name__}, got {value!r}")

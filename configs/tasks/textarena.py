@@ -54,7 +54,7 @@ def num_players(game: str) -> int:
     if found is None:
         raise ValueError(f"TextArena has no game {game!r} (docs/environments.md lists them)")
     if found["problem"]:
-        raise ValueError(f"TextArena's {game} can't be played: {found['problem']} (docs/environments.md)")
+        raise ValueError(f"TextArena game {game} cannot be played: {found['problem']} (docs/environments.md)")
     return int(found["num_players"])
 
 

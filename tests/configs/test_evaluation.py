@@ -49,20 +49,20 @@ def test_sets_come_back_from_json():
         ({"sets.a.k": "-1"}, r"evaluation.sets.a.k must be >= 0"),
         ({"sets.a.path": "x", "sets.a.weight": "2"}, r"evaluation.sets.a.weight has no effect"),
         ({"sets.a.path": "x", "sets.a.eval_path": "y"}, r"evaluation.sets.a.eval_path has no effect"),
-        ({"sets.heldout.task": "chain_sum"}, r"evaluation.sets.heldout is of the held-out problems"),
+        ({"sets.heldout.task": "chain_sum"}, r"evaluation.sets.heldout must use the held-out problems"),
         ({"sets.a.verifier": "math"}, r"evaluation.sets.a.verifier has no effect without"),
-        ({"sets.a.temperature": "0", "sets.a.k": "4"}, r"4 greedy samples of a problem are all alike"),
+        ({"sets.a.temperature": "0", "sets.a.k": "4"}, r"expected k=1 for greedy sampling, got k=4"),
         ({"sets.a.temperature": "3"}, r"evaluation.sets.a.temperature must be in"),
         ({"sets.a.top_p": "0"}, r"evaluation.sets.a.top_p must be in"),
-        ({"sets.rewards.k": "2"}, r"a set's name is made of"),
-        ({"sets.a b.k": "2"}, r"a set's name is made of"),
+        ({"sets.rewards.k": "2"}, r"expected a name of letters"),
+        ({"sets.a b.k": "2"}, r"expected a name of letters"),
         ({"sets.a.path": "x", "sets.a.verifier": "nope"}, r"evaluation.sets.a.verifier"),
         (
             {"sets.a.path": "x", "sets.a.task": "chain_sum"},
             r"evaluation.sets.a.path and evaluation.sets.a.task are two",
         ),
         ({"sets.a.max_tokens": "4000"}, r"evaluation.sets.a.max_tokens \(4000\) must leave room"),
-        ({"sets.a.path": "x", "sets.a.verifier": "judge"}, r"verifier=judge needs judge.url"),
+        ({"sets.a.path": "x", "sets.a.verifier": "judge"}, r"verifier=judge requires judge.url"),
         ({"max_engine_fraction": "0"}, r"evaluation.max_engine_fraction must be in"),
         ({"k": "0"}, r"evaluation.k must be > 0"),
         ({"top_p": "2"}, r"evaluation.top_p must be in"),
@@ -77,7 +77,7 @@ def test_what_can_not_be_is_refused_by_its_field(given, says):
 
 def test_no_held_out_problems_leave_nothing_to_a_set_of_them_nor_a_number_to_one_made_by_index():
     with pytest.raises(
-        ValueError, match=r"evaluation.sets.a is of the held-out problems, and evaluation.num_problems=0"
+        ValueError, match=r"evaluation.sets.a uses held-out problems, which require evaluation.num_problems > 0"
     ):
         EvaluationConfig(num_problems=0, sets={"a": EvaluationSet(k=2)})
     with pytest.raises(ValueError, match=r"evaluation.sets.a.num_problems must be > 0"):

@@ -94,7 +94,7 @@ def test_load_preset_json_is_the_config_that_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[]", "wanted a JSON object"),
+        ("[]", "expected a JSON object"),
         ("{", "Expecting"),
         ('{"preset": "a", "runs": {}}', "has no field"),
         ("[" * 99999, ""),
@@ -107,7 +107,7 @@ def test_load_preset_json_that_is_no_config_is_refused_with_the_file(text, says,
 
 
 def test_load_preset_of_ours_that_is_no_preset_names_those_that_are():
-    with pytest.raises(ValueError, match=r"schema.py is no preset: it has no function get_config\(\); .*cgp"):
+    with pytest.raises(ValueError, match=r"schema.py: expected a function get_config\(\), got none; .*cgp"):
         overrides.load_preset(f"{FOLDER}/schema.py")
 
 
@@ -137,7 +137,7 @@ def test_split_argv_takes_the_overrides_and_leaves_the_rest():
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--config.run.seed"], "needs a value, as in --config.run.seed=VALUE"),
+        (["--config.run.seed"], "expected a value. Use --config.run.seed=VALUE"),
         (["--config.run.seed=1", "--config.run.seed=1"], "--config.run.seed is given twice"),
     ],
 )
@@ -202,10 +202,10 @@ def test_apply_sources_of_a_mixture_are_set_field_by_field():
     ("path", "text", "said"),
     [
         ("prompts.mixture.gsm.pth", "x", "config has no field 'prompts.mixture.gsm.pth'; did you mean "),
-        ("prompts.mixture.gsm", "x", "config.prompts.mixture.gsm is a section; set one of its fields"),
-        ("prompts.mixture.gsm.weight", "much", "--config.prompts.mixture.gsm.weight wants float, got 'much'"),
-        ("prompts.mixture.gsm.weight", "2", "prompts.mixture.gsm wants a path, a task or an environment"),
-        ("prompts.mixture", "3", "--config.prompts.mixture wants a JSON object"),
+        ("prompts.mixture.gsm", "x", "config.prompts.mixture.gsm: expected a field, got a section"),
+        ("prompts.mixture.gsm.weight", "much", "--config.prompts.mixture.gsm.weight: expected float, got 'much'"),
+        ("prompts.mixture.gsm.weight", "2", "prompts.mixture.gsm: set path, task or environment"),
+        ("prompts.mixture", "3", "--config.prompts.mixture: expected a JSON object"),
         ("prompts.mixture", '{"a": {"pth": "x"}}', "config has no field 'prompts.mixture.a.pth'; did you mean "),
     ],
 )
@@ -228,7 +228,7 @@ def test_apply_source_of_a_mixture_that_is_wrong_is_refused_by_name(path, text, 
         ("sampling.learning_rate", "did you mean 'optimizer.learning_rate'"),
         ("optimiser.learnin_rate", "did you mean 'optimizer.learning_rate'"),
         ("qwertz", "config has preset, "),
-        ("run.seed.x", "config.run.seed is a value, it has no field 'x'"),
+        ("run.seed.x", "config.run.seed: expected no subfield, got 'x'"),
         ("", "config has no field ''"),
     ],
 )
@@ -240,15 +240,15 @@ def test_apply_unknown_field_names_the_nearest(path, said):
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [
-        ("run.seed", "1.5", "--config.run.seed wants int, got '1.5'"),
-        ("run.seed", "", "--config.run.seed wants int, got ''"),
-        ("run.seed", "none", "--config.run.seed wants int, got 'none'"),
-        ("actor.enforce_eager", "2", "--config.actor.enforce_eager wants bool, got '2'"),
-        ("rounds.max_lag_steps", "few", "--config.rounds.max_lag_steps wants int"),
-        ("loss.name", "ppo", "wants one of grpo_clip, truncated_is, .*got 'ppo'"),
-        ("prompts.task_args", "3", "--config.prompts.task_args wants a JSON object, got '3'"),
-        ("prompts.task_args", '{"a": [1]}', "wants a JSON object"),
-        ("rounds", "3", "config.rounds is a section; set one of its fields, as in --config.rounds.FIELD=VALUE"),
+        ("run.seed", "1.5", "--config.run.seed: expected int, got '1.5'"),
+        ("run.seed", "", "--config.run.seed: expected int, got ''"),
+        ("run.seed", "none", "--config.run.seed: expected int, got 'none'"),
+        ("actor.enforce_eager", "2", "--config.actor.enforce_eager: expected bool, got '2'"),
+        ("rounds.max_lag_steps", "few", "--config.rounds.max_lag_steps: expected int"),
+        ("loss.name", "ppo", "expected one of grpo_clip, truncated_is, .*got 'ppo'"),
+        ("prompts.task_args", "3", "--config.prompts.task_args: expected a JSON object, got '3'"),
+        ("prompts.task_args", '{"a": [1]}', "expected a JSON object"),
+        ("rounds", "3", "config.rounds: expected a field, got a section. Use --config.rounds.FIELD=VALUE"),
     ],
 )
 def test_apply_wrong_type_is_refused_by_name(path, text, said):
@@ -276,7 +276,7 @@ def test_to_json_reads_back_as_the_same_config(name):
         ({"preset": "x", "rnu": {}}, "did you mean"),
         ({"preset": "x", "run": {"seeds": 1}}, "did you mean 'run.seed'"),
         ({"preset": "x", "run": {"seed": "1"}}, r"config.run.seed"),
-        ({"preset": "x", "run": {"seed": {"a": 1}}}, "config.run.seed is a value"),
+        ({"preset": "x", "run": {"seed": {"a": 1}}}, "config.run.seed: expected no subfield"),
         ({"preset": "x", "run": 5}, r"config.run"),
         ({}, "preset"),
     ],

@@ -97,7 +97,7 @@ def test_race_for_fewer_places_than_requests_is_told():
     config = preset("rollpacker")
     said = check_race_capacity(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
     # 160 prompts of 10 responses for 256 places.
-    assert said and "1600 requests" in said and "256 places" in said and "wants 7 engines" in said
+    assert said and "1600 requests" in said and "256 slots" in said and "requires 7 engines" in said
     assert "with 6 engines" in (check_race_capacity(config, num_engines=6, max_num_seqs=256) or "")
     assert check_race_capacity(config, num_engines=7, max_num_seqs=256) is None
     assert check_race_capacity(preset("rollpacker:tiny"), num_engines=1, max_num_seqs=256) is None  # 20 x 10

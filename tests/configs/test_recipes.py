@@ -38,7 +38,7 @@ def test_recipe_loads_with_every_schedule(recipe, preset):
 
 
 def test_recipe_with_a_schedule_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="no preset 'ppo'; there are serial, cgp"):
+    with pytest.raises(ValueError, match="no preset 'ppo'; expected one of serial, cgp"):
         overrides.load_preset("arithmetic_smollm2:ppo")
 
 

@@ -161,7 +161,7 @@ def test_open_run_empty_run_id_is_made_anew(tmp_path):
 @pytest.mark.parametrize("below", ["file/run", "file/a/b/run"])
 def test_set_up_run_below_a_file_is_refused_with_the_path(tmp_path, below):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"the run folder .* can't be made or written: Not a directory .*/file"):
+    with pytest.raises(ValueError, match=r"run folder .*: cannot create or write it: Not a directory .*/file"):
         set_up_run(in_folder(tmp_path / below))
 
 
@@ -174,7 +174,7 @@ def test_set_up_run_a_folder_that_was_set_up_before_may_be_written_again(tmp_pat
     if is_set_up:
         (tmp_path / "run" / "model_path.txt").write_text("model\n")
     monkeypatch.setattr(run_folder, "replace_file", full)
-    with pytest.raises(error, match=r"can't be made or written: No space left on device \(config.json\)"):
+    with pytest.raises(error, match=r"cannot create or write it: No space left on device \(config.json\)"):
         set_up_run(in_folder(tmp_path / "run"))
 
 
@@ -199,7 +199,7 @@ def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
 
 def test_check_run_folder_with_other_files_is_refused_untouched(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="has files but no config.json"):
+    with pytest.raises(ValueError, match="got files without config.json"):
         check_run_folder(in_folder(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -207,13 +207,13 @@ def test_check_run_folder_with_other_files_is_refused_untouched(tmp_path):
 @pytest.mark.parametrize("text", ["{torn", "[]"])
 def test_check_run_folder_with_an_unreadable_config_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match="choose another --config.run.dir"):
+    with pytest.raises(ValueError, match="Choose another --config.run.dir"):
         check_run_folder(in_folder(tmp_path))
 
 
 def test_check_run_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(ValueError, match="got a file"):
         check_run_folder(in_folder(tmp_path / "run"))
 
 

@@ -27,14 +27,18 @@ ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
         ("PromptsConfig", dict(held_out_one_in=1), "held_out_one_in"),
         ("PromptsConfig", dict(path="a.jsonl", verifier="reasoning_gym"), "reasoning-gym"),
         ("PromptsConfig", dict(pattern="no group"), "group in parentheses"),
-        ("PromptsConfig", dict(pattern="("), "no regular expression"),
+        ("PromptsConfig", dict(pattern="("), "expected a regular expression"),
         ("LoraConfig", dict(rank=-1), "lora.rank must be in .0, 512"),
         ("LoraConfig", dict(rank=513), "lora.rank must be in .0, 512"),
         ("LoraConfig", dict(alpha=0.0), "lora.alpha must be > 0"),
-        ("LoraConfig", dict(targets="q,lm_head"), "lora.targets: no matrix 'lm_head', wanted some of q,k,v"),
-        ("LoraConfig", dict(targets=""), "lora.targets: no matrix ''"),
-        ("LoraConfig", dict(targets="q,q"), "lora.targets names one twice"),
-        ("LoraConfig", dict(alpha=16.0), "lora.alpha=16.0 has no effect without lora.rank; give that, or leave it out"),
+        ("LoraConfig", dict(targets="q,lm_head"), "lora.targets: expected some of q,k,v.*, got 'lm_head'"),
+        ("LoraConfig", dict(targets=""), "lora.targets: expected .*, got ''"),
+        ("LoraConfig", dict(targets="q,q"), "lora.targets: expected distinct matrices"),
+        (
+            "LoraConfig",
+            dict(alpha=16.0),
+            "lora.alpha=16.0 has no effect without lora.rank; set lora.rank, or leave it out",
+        ),
         ("LoraConfig", dict(targets="q,v"), "lora.targets=q,v has no effect without lora.rank"),
         ("LoraConfig", dict(rank_stabilized=True), "lora.rank_stabilized=True has no effect without lora.rank"),
         ("PublishConfig", dict(max_adapters=0), "publish.max_adapters must be > 0"),
@@ -57,40 +61,44 @@ ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
         ("RoundsConfig", dict(overprovision_samples=5.0), "rounds.overprovision_samples must be in .1, 4"),
         ("RoundsConfig", dict(ess_floor=1.0), "rounds.ess_floor"),
         ("RoundsConfig", dict(epochs=0), "rounds.epochs"),
-        ("AdmissionConfig", dict(policy="fifo", async_ratio=1.0), "async_ratio needs admission.policy=window"),
+        ("AdmissionConfig", dict(policy="fifo", async_ratio=1.0), "async_ratio requires admission.policy=window"),
         ("AdmissionConfig", dict(policy="window", async_ratio=-1.0), "admission.async_ratio"),
-        ("AdmissionConfig", dict(policy="fifo", when_full="drop_oldest"), "drop_oldest needs admission.policy=window"),
-        ("AdmissionConfig", dict(policy="fifo", queue_groups=4), "queue_groups needs admission.policy=window"),
-        ("AdmissionConfig", dict(policy="frontier", sequences=4), "sequences needs admission.policy=window"),
-        ("AdmissionConfig", dict(policy="window", sequences=4, width=2), "leave one out"),
+        (
+            "AdmissionConfig",
+            dict(policy="fifo", when_full="drop_oldest"),
+            "drop_oldest requires admission.policy=window",
+        ),
+        ("AdmissionConfig", dict(policy="fifo", queue_groups=4), "queue_groups requires admission.policy=window"),
+        ("AdmissionConfig", dict(policy="frontier", sequences=4), "sequences requires admission.policy=window"),
+        ("AdmissionConfig", dict(policy="window", sequences=4, width=2), "Leave one out"),
         ("PublishConfig", dict(kv_cache="recompute", at_publish="drain"), "recompute has no effect"),
         ("ActorConfig", dict(tensor_parallel_size=4, max_tensor_parallel_size=2), "max_tensor_parallel_size"),
         ("ActorConfig", dict(num_engines=0), "actor.num_engines must be > 0"),
-        ("ActorConfig", dict(devices="2;3"), "is 2 groups, got actor.num_engines=1"),
-        ("ActorConfig", dict(devices="2,3", num_engines=2), "is 1 groups, got actor.num_engines=2"),
-        ("ActorConfig", dict(devices="2;", num_engines=2), "'' is no list of different devices"),
-        ("ActorConfig", dict(devices="2;3,3", num_engines=2), "'3,3' is no list of different devices"),
-        ("ActorConfig", dict(devices="2,3;4", num_engines=2), "the group '2,3' has 2 devices, an engine takes 1 "),
+        ("ActorConfig", dict(devices="2;3"), "expected 1 groups .actor.num_engines., got 2"),
+        ("ActorConfig", dict(devices="2,3", num_engines=2), "expected 2 groups .actor.num_engines., got 1"),
+        ("ActorConfig", dict(devices="2;", num_engines=2), "expected distinct devices, got ''"),
+        ("ActorConfig", dict(devices="2;3,3", num_engines=2), "expected distinct devices, got '3,3'"),
+        ("ActorConfig", dict(devices="2,3;4", num_engines=2), "expected 1 devices per engine .*, got '2,3'"),
         (
             "ActorConfig",
             dict(devices="2,3;4", num_engines=2, tensor_parallel_size=2),
-            "the group '4' has 1 devices, an engine takes 2 ",
+            "expected 2 devices per engine .*, got '4'",
         ),
         (
             "ActorConfig",
             dict(devices="2;3,4,5", num_engines=2, elastic=True, max_tensor_parallel_size=2),
-            "has 3 devices, an engine takes 1 to 2 ",
+            "expected 1 to 2 devices per engine",
         ),
-        ("ActorConfig", dict(devices="2;2", num_engines=2), "gives device 2 to 2 engines, which take 0.9"),
-        ("ActorConfig", dict(cpu_cores="0;1"), "is 2 groups, got actor.num_engines=1"),
-        ("ActorConfig", dict(cpu_cores="0-"), "'0-' is no list of cores"),
-        ("ActorConfig", dict(cpu_cores="3-1"), "'3-1' is no list of cores"),
-        ("ActorConfig", dict(cpu_cores="0,1", tensor_parallel_size=2), "for each of 2 processes"),
+        ("ActorConfig", dict(devices="2;2", num_engines=2), "2 engines use device 2, each with 0.9"),
+        ("ActorConfig", dict(cpu_cores="0;1"), "expected 1 groups .actor.num_engines., got 2"),
+        ("ActorConfig", dict(cpu_cores="0-"), "expected 1 core lists .* got '0-'"),
+        ("ActorConfig", dict(cpu_cores="3-1"), "expected 1 core lists .* got '3-1'"),
+        ("ActorConfig", dict(cpu_cores="0,1", tensor_parallel_size=2), "expected 2 core lists"),
         ("PublishConfig", dict(every_n_steps=0), "every_n_steps"),
         (
             "LossConfig",
             dict(name="tis", proximal="update"),
-            "loss.proximal wants one of batch, round, published, got",
+            "loss.proximal: expected one of batch, round, published, got",
         ),
         ("LossConfig", dict(clip_low=1.5), "clip_low"),
         ("LossConfig", dict(clip_high=-0.1), "clip_high"),
@@ -128,21 +136,21 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
     ("fields", "said"),
     [
         (dict(model=sections.ModelConfig(max_tokens=300)), r"packing.row_tokens \(256\)"),
-        (dict(evaluation=sections.EvaluationConfig(num_problems=0)), "set publish.probe_every_n_publishes=0 too"),
+        (dict(evaluation=sections.EvaluationConfig(num_problems=0)), "Set publish.probe_every_n_publishes=0"),
         (dict(sampling=sections.SamplingConfig(max_response_tokens=64)), "leave room for a"),
-        (dict(admission=sections.AdmissionConfig(policy="window")), "go together"),
+        (dict(admission=sections.AdmissionConfig(policy="window")), "require each other"),
         (
             dict(loss=sections.LossConfig(name="dapo", overlong_buffer_tokens=4)),
-            "loss.name=dapo includes dynamic sampling, got rounds.filter_zero_variance=False",
+            "loss.name=dapo requires rounds.filter_zero_variance=True .dynamic sampling., got False",
         ),
-        (dict(publish=sections.PublishConfig(when="every")), "go together"),
-        (WINDOW | dict(rounds=rounds(train_start="round_complete")), "needs publish.when=round_end"),
+        (dict(publish=sections.PublishConfig(when="every")), "require each other"),
+        (WINDOW | dict(rounds=rounds(train_start="round_complete")), "requires publish.when=round_end"),
         (dict(rounds=rounds(R=8, U=2, max_lag_steps=2)), r"\(2\) is below R/U - 1 = 3"),
         (dict(rounds=rounds(R=6, U=2), run=sections.RunConfig(num_updates=100)), "multiple of the round's 3 updates"),
         (dict(packing=sections.PackingConfig(rows=3), mesh=sections.MeshConfig(data=2)), "multiple of mesh.data"),
         (
             dict(rounds=rounds(ess_floor=0.5), run=sections.RunConfig(num_updates=2)),
-            "ess_floor needs publish.when=every",
+            "ess_floor requires publish.when=every",
         ),
         (
             dict(
@@ -150,11 +158,11 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
                 admission=sections.AdmissionConfig(policy="window", sequences=14),
                 publish=sections.PublishConfig(when="every"),
             ),
-            "wants a window that holds a heat, 5 groups of 3 sequences .* got 14",
+            "expected a window of a speculative batch, 5 groups of 3 sequences .* got 14",
         ),
         (
             ELASTIC | dict(rounds=rounds(R=4, U=4, overprovision_prompts=1.25)),
-            "actor.elastic with rounds.overprovision_prompts needs rounds.overprovision_samples",
+            "actor.elastic with rounds.overprovision_prompts requires rounds.overprovision_samples",
         ),
         (
             ELASTIC
@@ -162,7 +170,7 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
                 rounds=rounds(R=4, U=4, overprovision_prompts=1.25, overprovision_samples=1.5),
                 admission=sections.AdmissionConfig(unit="sample"),
             ),
-            "admission.unit=group: an actor tells a short round",
+            "admission.unit=group: actors recognize short rounds",
         ),
     ],
 )
@@ -278,14 +286,20 @@ def test_loss_constant_that_nothing_reads_is_refused(fields, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (dict(name="dr_grpo"), "wants loss.advantage=dr_grpo and loss.normalization=constant, got loss.advantage=grpo"),
+        (
+            dict(name="dr_grpo"),
+            "requires loss.advantage=dr_grpo and loss.normalization=constant, got loss.advantage=grpo",
+        ),
         (dict(name="dr_grpo", advantage="dr_grpo", normalization="token"), "got loss.normalization=token"),
-        (dict(name="gspo", normalization="token"), "wants loss.normalization=sequence, got loss.normalization=token"),
+        (
+            dict(name="gspo", normalization="token"),
+            "requires loss.normalization=sequence, got loss.normalization=token",
+        ),
         (dict(name="gspo", normalization="sequence_sum"), "got loss.normalization=sequence_sum"),
         (dict(name="gspo", normalization="constant"), "got loss.normalization=constant"),
-        (dict(name="dapo", normalization="sequence"), "wants loss.advantage=grpo and loss.normalization=token"),
-        (dict(name="dapo", advantage="turn_grpo"), "wants loss.advantage=grpo .*, got loss.advantage=turn_grpo"),
-        (dict(name="dapo", length_penalty=0.5), "wants .*loss.length_penalty=0.0, got loss.length_penalty=0.5"),
+        (dict(name="dapo", normalization="sequence"), "requires loss.advantage=grpo and loss.normalization=token"),
+        (dict(name="dapo", advantage="turn_grpo"), "requires loss.advantage=grpo .*, got loss.advantage=turn_grpo"),
+        (dict(name="dapo", length_penalty=0.5), "requires .*loss.length_penalty=0.0, got loss.length_penalty=0.5"),
         (dict(name="dapo", overlong_buffer_tokens=0), "dapo includes the overlong penalty"),
     ],
 )
@@ -364,7 +378,7 @@ def with_loss(*, window: bool, epochs=1, U=2, every_n_steps=1, **loss):
 @pytest.mark.parametrize(
     ("fields", "ways"),
     [
-        (dict(window=True), "loss.proximal=batch.*or rounds.epochs=2, or loss.proximal=published with publish.every"),
+        (dict(window=True), "loss.proximal=batch.*rounds.epochs=2, or loss.proximal=published with publish.every"),
         (dict(window=True, every_n_steps=4), "loss.proximal=batch.*rounds.epochs=2"),
         (dict(window=True, proximal="published"), "loss.proximal=published.*with publish.every_n_steps=2"),
         (dict(window=False), "loss.proximal=batch.*loss.proximal=round with rounds.groups_per_update below"),
@@ -400,15 +414,15 @@ def test_loss_with_several_optimizer_steps_for_each_proximal_policy_is_accepted(
 @pytest.mark.parametrize("window", [True, False])
 def test_loss_masked_is_alone_needs_no_second_step_but_its_clip_does(window):
     assert with_loss(window=window, name="masked_is").steps_per_proximal == 1
-    with pytest.raises(ValueError, match="loss.clip_low=0.2 has no effect: .*leave it out .* or take rounds.epochs=2"):
+    with pytest.raises(ValueError, match="loss.clip_low=0.2 has no effect: .*Leave it out .* or set rounds.epochs=2"):
         with_loss(window=window, name="masked_is", clip_low=0.2)
 
 
 @pytest.mark.parametrize(
     ("window", "proximal", "said"),
     [
-        (True, "round", "proximal=round needs publish.when=round_end, got every; take loss.proximal=published"),
-        (False, "published", "proximal=published needs publish.when=every, got round_end; take loss.proximal=round"),
+        (True, "round", "proximal=round requires publish.when=round_end, got every. Set loss.proximal=published"),
+        (False, "published", "proximal=published requires publish.when=every, got round_end. Set loss.proximal=round"),
     ],
 )
 def test_loss_proximal_of_the_other_way_to_publish_is_refused(window, proximal, said):
@@ -425,7 +439,7 @@ def test_optimizer_field_that_adafactor_does_not_read_is_refused(field, value):
 
 def test_adapters_are_published_alone_only_where_there_are_some_and_their_keys_stay():
     alone = sections.PublishConfig(lora="adapter")
-    with pytest.raises(ValueError, match="publish.lora=adapter needs adapters: give lora.rank"):
+    with pytest.raises(ValueError, match="publish.lora=adapter requires lora.rank"):
         Config(preset="t", publish=alone)
     lora = sections.LoraConfig(rank=8)
     with pytest.raises(ValueError, match="kv_cache=recompute has no effect with publish.lora=adapter"):

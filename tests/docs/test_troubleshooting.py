@@ -26,8 +26,8 @@ OF_OTHERS = (
 """What Python, vLLM, XLA, libpq or the kernel say, which Sluice passes on."""
 PROVOKED = [
     "config has no field 'loss.nam'",
-    "num_engines wants int",
-    "publish.when wants one of",
+    "num_engines: expected int",
+    "publish.when: expected one of",
     "must be a multiple of the round's",
     "is below R/U - 1",
     "packing.rows (3) must be a multiple",
@@ -36,8 +36,8 @@ PROVOKED = [
     "no prompts file",
     "has no usable row",
     "no prompt fits",
-    "the module my_losses does not import",
-    "is the run of another config",
+    "cannot import module my_losses",
+    "holds a run of another config",
     "a live launch.local runs in",
     "cannot listen at 127.0.0.1:",
     "snapshots can't be served at",

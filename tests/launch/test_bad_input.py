@@ -23,8 +23,8 @@ PRESETS = {
     "imports.py": ("import no_such_library\n", "imports.py:1: ModuleNotFoundError: No module named 'no_such_library'"),
     "exits.py": ("import sys\nsys.exit(0)\n", "exits.py:2: SystemExit: 0"),
     "fails.py": ("def get_config():\n    return {}['rounds']\n", "fails.py:2: KeyError: 'rounds'"),
-    "value.py": ("get_config = 3\n", "value.py is no preset: it has no function get_config(); presets are "),
-    "nothing.py": ("", "nothing.py is no preset: it has no function get_config(); presets are "),
+    "value.py": ("get_config = 3\n", "value.py: expected a function get_config(), got none; presets are "),
+    "nothing.py": ("", "nothing.py: expected a function get_config(), got none; presets are "),
     "zero.py": ("\0", "zero.py: "),
     "many.py": ("raise ValueError('one\\ntwo')\n", "many.py:1: ValueError: one; two"),
 }
@@ -48,7 +48,7 @@ def place(tmp_path_factory) -> pathlib.Path:
 
 CASES = {
     **{name: ([f"--config={{place}}/{name}"], said) for name, (_, said) in PRESETS.items()},
-    "not a preset": ([f"--config={REPO}/configs/schema.py"], "schema.py is no preset: it has no function get_config()"),
+    "not a preset": ([f"--config={REPO}/configs/schema.py"], "schema.py: expected a function get_config(), got none"),
     "preset is a folder": ([f"--config={REPO}/configs"], "no config file "),
     "preset is no Python": (["--config={place}/file"], "expected a Python file"),
     "preset is empty": (["--config="], "no config file ''"),
@@ -56,13 +56,16 @@ CASES = {
         [TINY, "--config.run.dir={place}/file/a/b"],
         "{place}/file is not a folder; set another",
     ),
-    "run folder is a file": ([TINY, "--config.run.dir={place}/file"], "{place}/file is a file; choose another"),
+    "run folder is a file": (
+        [TINY, "--config.run.dir={place}/file"],
+        "{place}/file: expected a folder, got a file. Choose another",
+    ),
     "run folder nobody can make": ([TINY, "--config.run.dir=/proc/sluice/run"], "nothing can be written in /proc: "),
     "run folder with too long a name": ([TINY, f"--config.run.dir={{place}}/{'x' * 300}"], ": File name too long"),
-    "run folder with no text": ([TINY, "--config.run.dir={place}/binary"], "config.json is not JSON"),
+    "run folder with no text": ([TINY, "--config.run.dir={place}/binary"], "config.json: expected JSON"),
     "run folder of others": (
         [TINY, "--config.run.dir={place}/model"],
-        "is not JSON|is the run of another|no run of ours",
+        "expected JSON|holds a run of another|expected a run folder",
     ),
     "run folder is a file, continued": (["--run_dir={place}/file"], "is no run folder"),
     "run folder with a list": (["--run_dir={place}/list"], "config.json: wanted a JSON object, got list"),

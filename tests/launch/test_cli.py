@@ -140,7 +140,7 @@ def test_usage_errors_are_one_line_and_exit_code_two(capsys):
     with pytest.raises(SystemExit) as e, cli.usage_errors():
         overrides.apply(Config(preset="test"), {"run.seed": "x"})
     assert e.value.code == cli.USAGE_ERROR == 2
-    assert capsys.readouterr().err == "error: --config.run.seed wants int, got 'x'\n"
+    assert capsys.readouterr().err == "error: --config.run.seed: expected int, got 'x'\n"
 
 
 def test_usage_errors_what_another_process_holds_is_one_line_and_a_code_of_its_own(capsys):
@@ -199,7 +199,7 @@ cli.run(main)
     ("arguments", "code", "out", "err"),
     [
         (["--config.run.seed=4", "--config.prompts.task_args.max_terms=3"], 3, "4 3\n", ""),
-        (["--config.run.seed"], 2, "", "error: --config.run.seed: an override needs a value, as in"),
+        (["--config.run.seed"], 2, "", "error: --config.run.seed: expected a value. Use"),
         (["stray"], 2, "", "error: unexpected argument 'stray'\n"),
     ],
 )

@@ -279,7 +279,7 @@ def test_check_own_says_in_one_line_what_can_not_be_used(tmp_path, monkeypatch):
     assert check_own(["mine:length"]) == [] == check_own([])
     for name, said in (
         ("mine:lenght", "has no 'lenght'; did you mean 'length'?"),
-        ("nowhere:f", "the module nowhere does not import: ModuleNotFoundError: No module named 'nowhere' (looked in"),
+        ("nowhere:f", "cannot import module nowhere: ModuleNotFoundError: No module named 'nowhere' (looked in"),
     ):
         with pytest.raises(ValueError) as e:
             check_own(["mine:length", name])
@@ -457,12 +457,12 @@ REFUSED = {
     "imaginary": "must return a finite number, got 1j",
     "forgot": "NameError: name 'undefined_name' is not defined",
     "ends": "with exit code 3",
-    "waits": "got an async one",
-    "waits_partial": "got an async one",
+    "waits": "got an async function",
+    "waits_partial": "got an async function",
     "later": "must return a finite number, got <coroutine",
     "yields": "got a generator",
     "Made": "got a class",
-    "called_later": "got an async one",
+    "called_later": "got an async function",
     "called_in_pieces": "got a generator",
 }
 

@@ -59,17 +59,17 @@ def test_example_alternates_and_begins_with_the_policy(name):
 @pytest.mark.parametrize(
     ("make", "args", "said"),
     [
-        (guess.rows, {"size": 3}, "no argument 'size'; there are max_value, min_size"),
+        (guess.rows, {"size": 3}, "no argument 'size'; expected one of max_value, min_size"),
         (guess.rows, {"max_value": "3"}, "max_value must be int, got '3'"),
         (guess.rows, {"max_value": True}, "max_value must be int, got True"),
         (guess.rows, {"min_size": 9, "max_size": 8}, "min_size <= max_size"),
         (guess.rows, {"style": "long"}, "style words or short"),
-        (calculator.rows, {"operators": "+/"}, "operators out of"),
+        (calculator.rows, {"operators": "+/"}, "operators from"),
         (calculator.rows, {"parser": "xml"}, "parser hermes, llama3, tag"),
-        (calculator.rows, {"tool": "a b"}, "tool that is a name"),
+        (calculator.rows, {"tool": "a b"}, "identifier as tool"),
         (calculator.rows, {"num_terms": 0}, "num_terms >= 1"),
         (textarena.rows, {"games": "Nothing-v0"}, "has no game 'Nothing-v0'"),
-        (textarena.rows, {"games": "Wordle-v0"}, "Wordle-v0 can't be played: LookupError"),
+        (textarena.rows, {"games": "Wordle-v0"}, "Wordle-v0 cannot be played: LookupError"),
         (textarena.rows, {"seat": 1}, "seat must be"),
     ],
 )
@@ -85,7 +85,5 @@ def test_read_args_takes_whole_numbers_for_real_ones():
 def test_shipped_rows_are_found_by_name_and_others_refused():
     assert catalog.rows("guess", seed=3, args={"style": "short"})(5) == guess.rows(3, {"style": "short"})(5)
     assert catalog.EXAMPLES.keys() < catalog.ROWS.keys()
-    with pytest.raises(
-        ValueError, match="'verifiers' makes no rows of its own, want one of guess, calculator, textarena"
-    ):
+    with pytest.raises(ValueError, match="'verifiers' generates no rows. Use one of guess, calculator, textarena"):
         catalog.rows("verifiers", seed=0, args={})

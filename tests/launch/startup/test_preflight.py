@@ -66,7 +66,7 @@ NO_GPU = Machine(gpus=(), cores=(0, 1))
 def test_check_engines_says_how_many_a_race_wants(roles, engines, said):
     notes = preflight.check_engines(config_of(rounds=RACE, actor=sections.ActorConfig(**engines)), roles, NO_GPU)
     assert len(notes) == bool(said) and all(n.startswith(said) and "\n" not in n for n in notes)
-    assert all("it wants 5 engines of 64 sequences" in n for n in notes)
+    assert all("this requires 5 engines of 64 sequences" in n for n in notes)
 
 
 def test_check_engines_without_a_race_says_nothing():
@@ -356,7 +356,7 @@ def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path,
         (dict(verifier="judge:sore"), "prompts.verifier=judge:sore: "),
         (
             dict(verifier="mine:one"),
-            "must be a function (response_text, task, *, any of finish, num_tokens, thinking, message) -> float, it",
+            "expected a function (response_text, task, *, any of finish, num_tokens, thinking, message) -> float, got",
         ),
     ],
 )

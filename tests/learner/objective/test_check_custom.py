@@ -296,4 +296,4 @@ def test_check_command_says_it_in_its_last_line(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: loss.name=mine:f must be a function (logprobs, inputs, *")
+    assert done.stderr.splitlines()[-1].startswith("error: loss.name=mine:f: expected a function (logprobs, inputs, *")

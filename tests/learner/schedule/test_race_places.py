@@ -47,13 +47,13 @@ def test_too_few_engines_are_told_once_for_each_number_of_places(store):
     races = places_of(store)
     store.beats = [beat(n, 64) for n in range(4)]
     said = races.look()
-    assert said is not None and "with 4 engines the 320 requests of a round race for 256 places" in said
-    assert "it wants 5 engines of 64 sequences" in said
+    assert said is not None and "with 4 engines the 320 requests of a round race for 256 slots" in said
+    assert "this requires 5 engines of 64 sequences" in said
     assert races.look() is None
     store.beats = [beat(n, 64) for n in range(5)]
     assert races.look() is None
     store.beats = [beat(0, 64), beat(1, 200)]
-    assert "with 2 engines the 320 requests of a round race for 264 places" in (races.look() or "")
+    assert "with 2 engines the 320 requests of a round race for 264 slots" in (races.look() or "")
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_registry_loads_ones_own_by_module_and_function():
     for name, value in {"length": 5, "thinks": 5.2, "whole": len("<think>so</think>seven")}.items():
         assert registry.load(f"{__name__}:{name}")(seven, task("7"), NO_CONTEXT).value == value
     constants = "finish, num_tokens, thinking, message"
-    said = rf"must be a function \(response_text, task, \*, any of {constants}\) -> float, it is \(answer: str"
+    said = rf"expected a function \(response_text, task, \*, any of {constants}\) -> float, got \(answer: str"
     with pytest.raises(ValueError, match=said):
         registry.load(f"{__name__}:task_of_three")
 

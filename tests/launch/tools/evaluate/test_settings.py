@@ -63,7 +63,7 @@ def test_settle_is_greedy_for_one_sample_and_samples_several(model):
     assert settled(model, "a.jsonl").evaluation_sets["a"].temperature == 0
     assert settled(model, "a.jsonl", k=2).evaluation_sets["a"].temperature == 1
     assert settled(model, "a.jsonl", temperature=0.6).evaluation_sets["a"].temperature == 0.6
-    with pytest.raises(ValueError, match="greedy samples of a problem are all alike"):
+    with pytest.raises(ValueError, match="expected k=1 for greedy sampling, got k=2"):
         settled(model, "a.jsonl", k=2, temperature=0.0)
 
 
@@ -125,7 +125,7 @@ def test_settle_temperature_that_a_set_or_a_preset_says_is_kept_whatever_k(model
 
 def test_settle_of_a_greedy_preset_takes_several_samples_with_a_temperature_alone(model):
     base = preset(temperature=0)
-    with pytest.raises(ValueError, match="8 greedy samples of a problem are all alike; .* or a temperature"):
+    with pytest.raises(ValueError, match="expected k=1 for greedy sampling, got k=8. .* or a temperature"):
         settled(model, base=base, k=8)
     assert settled(model, base=base, k=8, temperature=0.5).evaluation_sets["heldout"].temperature == 0.5
     given = {"evaluation.temperature": "0.4"}
