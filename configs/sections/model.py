@@ -142,16 +142,18 @@ class ModelConfig(CheckedSection):
     """Dtype of the master weights. `float32`: exact updates. `bfloat16`: stochastic rounding of each update, which
     learns like float32 with more noise. Optimizer moments stay in float32 (optimizer.mu_dtype)."""
     compute_dtype: Dtype = "float32"
-    """Dtype of matrix products in the learner."""
+    """Dtype of matrix products in the learner. `float32`: full precision. `bfloat16`: mixed precision with the master
+    weights in param_dtype."""
     served_dtype: Dtype = "float32"
-    """Dtype of published weights and of the engine."""
+    """Dtype of published weights and of the engine. `float32`: full precision. `bfloat16`: half the transfer size and
+    engine memory for weights."""
     remat: Literal["auto", "full", "attention", "dots", "none"] = "auto"
     """Activations that the backward pass recomputes. `full`: whole layers. `attention`: all but attention (splash and
     xla; cuDNN attention is recomputed). `dots`: all but attention and projections. `none`: nothing. `auto`: as little
     as memory allows (`learner/update/auto_remat.py`), reported in the log and loss.json."""
     attention: Literal["auto", "splash", "cudnn", "xla"] = "auto"
-    """Attention implementation of the learner. `auto`: default of the platform
-    (`learner/model/attention/dispatch.py`)."""
+    """Attention implementation of the learner. `splash`: TPU. `cudnn`: NVIDIA Hopper or newer, in bfloat16. `xla`: any
+    device. `auto`: the first of these that supports the platform (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: CountOrZero = 0
     """Tokens per device whose logits are in memory together. 0: 128 or 256 on a CPU, and as many as fit 512 MiB
     elsewhere."""
@@ -177,7 +179,7 @@ class OptimizerConfig(CheckedSection):
     name: Literal["adamw", "adafactor"] = "adamw"
     """Optimizer. `adamw`: AdamW. `adafactor`: factored second moment and no first moment (Shazeer and Stern, 2018)."""
     mu_dtype: Dtype = "float32"
-    """Dtype of the first moment of adamw."""
+    """Dtype of the first moment of adamw. `float32`: full precision. `bfloat16`: half the memory for the moment."""
     learning_rate: Positive = 1e-6
     """Peak learning rate, reached after warm-up."""
     warmup_steps: CountOrZero = 0
@@ -229,4 +231,5 @@ class PackingConfig(CheckedSection):
     above the actual number (tests/bench/results/gpu.md)."""
     share_prompts: bool = False
     """True if the prompt of a group is computed once per row instead of once per response. Loss and gradient stay the
-    same with fewer tokens. Requires model.attention=xla (CPU) and a model without sliding windows."""
+    same with fewer tokens. Requires model.attention=xla and a model without sliding windows. False: once per
+    response."""

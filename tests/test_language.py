@@ -1,0 +1,120 @@
+"""Plain language: first words of docstrings, and words of config field docs and metric descriptions.
+
+The numbers of violations that remain may only shrink. Lower a number in the commit that removes its violations.
+"""
+
+import ast
+import functools
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from configs.field_docs import field_docs
+from learner.metrics.metric_names import FAMILIES, METRICS
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+
+_FUNCTION_WORDS = """
+what whether how of where which who whoever by those that in for from as with if none to when nothing not on at nobody
+only also such this these its it one what's
+"""
+FIRST_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""Words that cannot begin a docstring: the reader does not know the subject yet."""
+
+FIRST_WORDS_LEFT = {"actor": 1, "bridge": 0, "configs": 0, "launch": 0, "learner": 142}
+"""Docstrings per package that begin with one of `FIRST_WORDS`."""
+
+BANNED = re.compile(
+    r"\b(anew|so far|nobody|somebody|whoever|who asks|wants?|can't|isn't|doesn't|told|besides|set aside|those of|"
+    r"that one(?! \w)|goes on|go on with|given? up|let go|mends?|ledger|for good|begun|at once|likewise|the same for|"
+    r"behaviour|normalisation|organisation|data sets?|gold answers?)\b",
+    re.IGNORECASE,
+)
+"""Words that plain text replaces by a term, or by the word of American English."""
+
+METRICS_LEFT = 47
+"""Metric descriptions with one of `BANNED`."""
+
+MAX_SENTENCE_WORDS = 30
+
+
+@functools.cache
+def docstrings(package: str) -> tuple[tuple[str, str], ...]:
+    """Returns (file:line, text) of every docstring and attribute docstring of a package."""
+    return tuple(docstring for file in sorted((REPO / package).rglob("*.py")) for docstring in _docstrings(file))
+
+
+def _docstrings(file: pathlib.Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield f"{file.relative_to(REPO)}:{node.lineno}", node.value.value
+
+
+def first_word(text: str) -> str:
+    return (text.split() or [""])[0].strip(".,;:`").lower()
+
+
+def banned(texts: dict[str, str]) -> dict[str, str]:
+    """Returns the first banned word by name of a text, without quoted code and option values."""
+    plain = {name: re.sub(r"`[^`]*`|\b[\w.]+=\w+|\b\w+(?:\.\w+)+", "", text) for name, text in texts.items()}
+    return {name: found[0] for name, text in plain.items() if (found := BANNED.search(text))}
+
+
+def meanings() -> dict[str, str]:
+    return {path: doc.meaning for path, doc in field_docs().items()}
+
+
+@pytest.mark.parametrize("package", sorted(FIRST_WORDS_LEFT))
+def test_docstrings_that_begin_with_a_function_word_only_become_fewer(package):
+    found = [f"{at} {first_word(text)}" for at, text in docstrings(package) if first_word(text) in FIRST_WORDS]
+    assert len(found) <= FIRST_WORDS_LEFT[package], "\n".join(found)
+
+
+def test_every_config_field_has_a_doc_that_begins_with_a_noun_phrase():
+    texts = meanings()
+    assert [path for path, text in texts.items() if not text] == []
+    assert [path for path, text in texts.items() if first_word(text) in FIRST_WORDS] == []
+    assert [path for path, text in texts.items() if not text.endswith((".", ")"))] == []
+
+
+def test_doc_of_a_boolean_field_says_when_it_is_true():
+    kinds = {path: doc for path, doc in field_docs().items() if doc.kind == "bool"}
+    assert [path for path, doc in kinds.items() if not doc.meaning.startswith("True if ")] == []
+
+
+def test_doc_of_a_field_with_choices_names_each_of_them():
+    choices = {p: d for p, d in field_docs().items() if "|" in d.kind and "None" not in d.kind and d.kind != "JSON"}
+    missing = {p: [c for c in d.kind.split("|") if f"`{c}`" not in d.meaning] for p, d in choices.items()}
+    assert {path: names for path, names in missing.items() if names} == {}
+
+
+def test_config_field_docs_use_no_banned_word_and_no_long_sentence():
+    texts = meanings()
+    assert banned(texts) == {}
+    sentences = [(path, one) for path, text in texts.items() for one in re.split(r"(?<=[.)])\s+", text)]
+    assert [(path, one) for path, one in sentences if len(one.split()) > MAX_SENTENCE_WORDS] == []
+
+
+def test_metric_descriptions_with_a_banned_word_only_become_fewer():
+    found = banned({**METRICS, **FAMILIES})
+    assert len(found) <= METRICS_LEFT, found
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("groups kept out so far", "so far"),
+        ("a value of `can't`", ""),
+        ("the reference answer", ""),
+        ("Data set", "Data set"),
+    ],
+)
+def test_banned_words_are_found_outside_quoted_code(text, word):
+    assert banned({"a": text}).get("a", "") == word
+
+
+@pytest.mark.parametrize(("text", "word"), [("Whether it runs.", "whether"), ("`x`: a.", "x"), ("", "")])
+def test_first_word_is_without_punctuation(text, word):
+    assert first_word(text) == word
