@@ -65,11 +65,11 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()
-    if "" not in sys.path:  # there already in a process started by a plain `python -m`
+    if "" not in sys.path:  # plain `python -m` adds it already
         _append_path(here)
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as e:  # a module may do anything
+    except (Exception, SystemExit) as e:  # an import can raise anything
         where = f" (looked in {here}, on PYTHONPATH and among the installed packages)"
         is_missing = isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}.")
         raise ValueError(
@@ -97,7 +97,7 @@ def importable(folder: pathlib.Path) -> Generator[None]:
         yield
     finally:
         sys.path[:] = paths
-        # Another folder's module of the same name must not be taken for one of this folder.
+        # Without this, a later import from another folder would return this folder's module of the same name.
         for name in set(sys.modules) - modules:
             file = pathlib.Path(getattr(sys.modules[name], "__file__", None) or "/")
             if file.is_relative_to(folder) and not file.is_relative_to(_PROJECT):

@@ -97,7 +97,7 @@ def load_preset(preset: str) -> Config:
     if (shipped := _shipped(name)) is not None:
         try:
             return shipped(*([argument] if argument else []))
-        except (ValueError, TypeError) as e:  # an argument that it doesn't take
+        except (ValueError, TypeError) as e:  # an unexpected argument
             raise ValueError(f"{preset}: {e}") from e
     file = pathlib.Path(name).expanduser()
     if not file.is_file():
@@ -107,13 +107,13 @@ def load_preset(preset: str) -> Config:
     with custom_functions.importable(file.resolve().parent):
         try:
             module = _import_file(file)
-        except (Exception, SystemExit) as e:  # it is the user's code
+        except (Exception, SystemExit) as e:  # user code can raise anything
             raise ValueError(_failure(file, e)) from e
         if not callable(getattr(module, "get_config", None)):
             raise ValueError(f"{name}: expected a function get_config(), got none; {_presets()}")
         try:
             config = module.get_config(*([argument] if argument else []))
-        except (ValueError, TypeError) as e:  # an argument that it doesn't take, a value that is refused
+        except (ValueError, TypeError) as e:  # an unexpected argument or an invalid value
             raise ValueError(f"{preset}: {e}") from e
         except (Exception, SystemExit) as e:
             raise ValueError(_failure(file, e)) from e
@@ -229,7 +229,7 @@ def _field_type(path: str) -> Any:
             node = typing.get_args(node)[1]
             seen.append(part)
             if not dataclasses.is_dataclass(node):
-                return node  # whatever has dots in it is one key
+                return node  # a key may contain dots
             continue
         if not dataclasses.is_dataclass(node):
             raise ValueError(f"config.{'.'.join(seen)}: expected no subfield, got {part!r}")
@@ -273,20 +273,20 @@ def _parse(path: str, text: str, kind: Any) -> Any:
         raise ValueError(f"config.{path}: expected a field, got a section. Use --config.{path}.FIELD=VALUE")
     if typing.get_origin(kind) is dict:
         try:
-            # Plain data where values are sections: what they have no field for is found by name, not dropped.
+            # Decode sections as plain data, because msgspec would drop unknown fields without an error.
             is_plain = not dataclasses.is_dataclass(typing.get_args(kind)[1])
             return msgspec.json.decode(text, type=kind if is_plain else dict[str, dict[str, Any]])
         except msgspec.DecodeError as e:
             raise ValueError(f"--config.{path}: expected a JSON object, got {text!r} ({e})") from e
     if text.lower() in ("none", "null") and type(None) in typing.get_args(kind):
         return None
-    if {int, str} <= set(typing.get_args(kind)):  # any plain value (a task's argument): what reads as JSON is not text
+    if {int, str} <= set(typing.get_args(kind)):  # a task argument: text that parses as JSON is not a string
         try:
             return msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError:
             return text
     try:
-        # strict=False reads numbers and booleans from text; ints are not taken from "1.5" nor bools from "2".
+        # strict=False reads numbers and booleans from text, but rejects "1.5" as an int and "2" as a bool.
         return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as e:
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()

@@ -214,7 +214,7 @@ def settle_run_id(config: Config) -> list[str]:
 def _is_copy_of(folder: pathlib.Path, home: pathlib.Path) -> bool:
     try:
         return not os.path.samefile(folder, home) and run_id(home) == run_id(folder)
-    except OSError:  # it was moved from there
+    except OSError:  # the original path no longer exists
         return False
 
 

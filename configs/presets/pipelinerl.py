@@ -9,11 +9,11 @@ from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, Publi
 PAPER = PaperSize(
     num_updates=1024,  # section 5
     max_tokens=32768,  # "maximum sequence length of 32k", section 5
-    max_response_tokens=31744,  # the rest of it; the 1024 of a prompt are ours
+    max_response_tokens=31744,  # the remainder; 1024 prompt tokens are our choice
     optimizer=OptimizerConfig(
         learning_rate=1e-6,  # section 5
         beta2=0.999,  # section 5 says Adam; this is Kingma's
-        warmup_steps=0,  # none is given
+        warmup_steps=0,  # not given
     ),
     max_num_seqs=64,  # H, section 5
 )
@@ -37,7 +37,7 @@ def pipelinerl(size: str = "paper") -> Config:
             samples_per_group=8 if tiny else 16,
             groups_per_update=16 if tiny else 64,  # B = 1024, section 5
         ),
-        # Tiny, engine and learner share two cores: groups that wait hold the engine back instead of giving way.
+        # At tiny size, engine and learner share two cores: a full queue blocks the engine instead of dropping groups.
         admission=AdmissionConfig(
             policy="window", sequences=128 if tiny else 48 * 64, when_full="block" if tiny else "drop_oldest"
         ),
@@ -56,7 +56,7 @@ def pipelinerl(size: str = "paper") -> Config:
 PIPELINERL_ESS_PAPER = PaperSize(
     num_updates=1000,  # section 5
     max_tokens=8192,  # "the 8K maximum", section 5
-    max_response_tokens=7168,  # the rest of it; the 1024 of a prompt are ours
+    max_response_tokens=7168,  # the remainder; 1024 prompt tokens are our choice
     optimizer=PAPER.optimizer,  # Adam at 1e-6, section 5
     max_num_seqs=64,  # H, section 5
 )
@@ -74,7 +74,7 @@ def pipelinerl_ess(size: str = "paper") -> Config:
     base = pipelinerl(size)
     by_size = sections(size, "pipelinerl_ess", PIPELINERL_ESS_PAPER)
     if size != "tiny":
-        # Section 5 rewards a correct response whether or not it ended by itself.
+        # Section 5 rewards correct responses even if they are truncated.
         by_size["prompts"] = dataclasses.replace(by_size["prompts"], truncated_responses="keep")
     return dataclasses.replace(
         base,

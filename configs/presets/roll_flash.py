@@ -12,12 +12,12 @@ from configs.presets.sizes import PaperSize, sections
 from configs.schema import Config
 from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, PublishConfig, RoundsConfig
 
-# Its models are Qwen3-8B-Base and -Think on DAPO-MATH-18K. What its runs were set to beyond alpha is not given with the
-# results; these are the published system's examples of asynchronous training.
+# The paper trains Qwen3-8B-Base and -Think on DAPO-MATH-18K and gives only alpha. Other values follow the published
+# system's examples of asynchronous training.
 PAPER = PaperSize(
     num_updates=1024,
     max_tokens=8192,
-    max_response_tokens=7168,  # the 1024 of a prompt are ours
+    max_response_tokens=7168,  # 1024 prompt tokens are our choice
     optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10, beta2=0.999),
 )
 
@@ -30,7 +30,7 @@ def roll_flash(size: str = "paper") -> Config:
         rounds=RoundsConfig(
             groups_per_round=32 if tiny else 256,
             samples_per_group=8 if tiny else 16,
-            groups_per_update=16 if tiny else 256,  # ours
+            groups_per_update=16 if tiny else 256,  # our choice
             epochs=2,
         ),
         admission=AdmissionConfig(policy="window", async_ratio=2.0, unit="sample"),

@@ -8,14 +8,14 @@ from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, Publi
 
 PAPER = PaperSize(
     num_updates=192,  # four rounds of R / U = 48, section 5.1
-    # All share "the same generation and training hyperparameters" (section 5.1), and none is given. Responses of 3.3k
-    # to 3.6k tokens (Figure 5) fit; the rest is as in the example scripts of Slime, on which it is built.
+    # All schedules share "the same generation and training hyperparameters" (section 5.1), which the paper does not
+    # give. Responses of 3.3k to 3.6k tokens (Figure 5) fit. Other values follow the example scripts of Slime, its base.
     max_tokens=9216,
     max_response_tokens=8192,
     optimizer=OptimizerConfig(learning_rate=1e-6, weight_decay=0.1, beta2=0.98),
 )
-# Section 5.1's verifier is exact match. `math` takes a final answer out of the response, which `exact` would compare as
-# a whole; it is what a model that reasons in text needs.
+# Section 5.1 uses exact match. `math` extracts the final answer first, which a model that reasons in text requires;
+# `exact` compares the whole response.
 
 
 def round_end(

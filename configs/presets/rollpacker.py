@@ -19,11 +19,11 @@ from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, Publi
 PAPER = PaperSize(
     num_updates=200,  # not given; Figure 9 shows the first 40
     max_tokens=17408,
-    max_response_tokens=16384,  # sections 2.2 and 6; the 1024 of a prompt are ours
+    max_response_tokens=16384,  # sections 2.2 and 6; 1024 prompt tokens are our choice
     optimizer=OptimizerConfig(learning_rate=1e-6),  # not given
-    max_num_seqs=256,  # not given; vLLM's own default
+    max_num_seqs=256,  # not given; vLLM's default
 )
-# The paper has a reference model (section 6) and gives no coefficient of its penalty: here it is off (loss.kl_coef).
+# The paper uses a reference model (section 6) without giving its coefficient, so the penalty is off (loss.kl_coef).
 
 ELASTIC = {"elastic": True, "tensor_parallel_size": 2, "max_tensor_parallel_size": 4}
 """Tensor-parallel sizes of the 14B model: initially 2 (section 6), at most 4 (Figure 12(a)). Each engine reserves

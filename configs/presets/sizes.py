@@ -58,8 +58,8 @@ def _tiny(preset: str) -> dict[str, Any]:
             verifier="reasoning_gym",
         ),
         sampling=SamplingConfig(max_response_tokens=6),
-        # In flight the lag is 1 to 4 steps and nothing but the step size bounds the policy's change: at a constant
-        # 5e-4 the KL to the sampling policy is ten times the other presets', and the reward swings.
+        # With in-flight updates the lag is 1 to 4 steps, and only the step size bounds the policy change. At a constant
+        # 5e-4, the KL to the sampling policy is ten times that of other presets, and the reward oscillates.
         optimizer=OptimizerConfig(learning_rate=4e-4, schedule="linear")
         if preset in IN_FLIGHT
         else OptimizerConfig(learning_rate=5e-4),

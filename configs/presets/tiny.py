@@ -53,7 +53,7 @@ def tiny_code() -> Config:
         run=dataclasses.replace(config.run, name="tiny-code", num_updates=60),
         model=ModelConfig(max_tokens=80),
         prompts=PromptsConfig(path="data/code/train.jsonl", verifier="code"),
-        # Functions of microseconds: what takes a second will not end.
+        # Correct functions take microseconds, so one that takes a second does not terminate.
         rewards=RewardsConfig(code_in="text", min_timeout_s=0.5, max_timeout_s=2.0, sandbox_memory_mib=256),
         sampling=SamplingConfig(max_response_tokens=44),
         rounds=dataclasses.replace(config.rounds, groups_per_round=16, groups_per_update=8),

@@ -32,10 +32,10 @@ def get_config(preset: str = "pipelinerl") -> Config:
     base = schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4)
     return dataclasses.replace(
         base,
-        # Most groups are all wrong at first, and all right later: others take their places.
+        # Most groups are all wrong at first and all right later; the filter replaces them.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
         run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
-        # Prompts have 25 to 41 tokens; the model's own system prompt, in place of this one, would add 18.
+        # Prompts have 25 to 41 tokens; the model's default system prompt would add 18.
         model=ModelConfig(path="models/smollm2", max_tokens=72),
         prompts=PromptsConfig(
             path="data/arithmetic/train.jsonl",
@@ -45,13 +45,13 @@ def get_config(preset: str = "pipelinerl") -> Config:
             answer_in="number",
         ),
         sampling=SamplingConfig(max_response_tokens=24),
-        # Without it the entropy falls from 1.4 nats a token to 0.1 in 25 updates, and nothing new is tried after that.
+        # Without the bonus, entropy falls from 1.4 to 0.1 nats per token in 25 updates, and exploration ends.
         loss=dataclasses.replace(base.loss, entropy_coef=0.02),
         optimizer=OptimizerConfig(learning_rate=1e-5),
         # A prompt is twice as long as its answers, and eight of them share it.
         packing=PackingConfig(rows=4, row_tokens=256, auto=True, share_prompts=True),
-        # Thirty layers in float32: of a rare token engine and learner differ by up to 1e-4 nats; another step's weights
-        # by a hundred times that.
+        # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another
+        # step differ a hundred times as much.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
         checkpoint=CheckpointConfig(every_n_steps=24),
         evaluation=EvaluationConfig(num_problems=256, every_n_steps=12),

@@ -50,8 +50,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         mesh=MeshConfig(fsdp=32),
         packing=PackingConfig(rows=32, row_tokens=18432),
         checkpoint=CheckpointConfig(every_n_steps=20),
-        # 30 problems say something when each is sampled often: 16 times, as AIME is reported. That is a response to 43
-        # that are trained on, and training keeps three quarters of the engines meanwhile.
+        # 30 problems need several samples each: 16, as AIME results report. That is 1 response per 43 trained ones, and
+        # training keeps three quarters of the engines meanwhile.
         evaluation=EvaluationConfig(
             num_problems=30, every_n_steps=20, k=16, temperature=0.6, top_p=0.95, max_engine_fraction=0.25
         ),

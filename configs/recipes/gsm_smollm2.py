@@ -50,8 +50,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         sampling=SamplingConfig(max_response_tokens=96),
         optimizer=OptimizerConfig(learning_rate=1e-5),
         packing=PackingConfig(rows=4, row_tokens=640, auto=True),
-        # Thirty layers in float32: of a rare token engine and learner differ by up to 1e-4 nats; another step's weights
-        # by a hundred times that.
+        # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another
+        # step differ a hundred times as much.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
         checkpoint=CheckpointConfig(every_n_steps=40),
         evaluation=EvaluationConfig(num_problems=192, every_n_steps=40),

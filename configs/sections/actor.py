@@ -204,7 +204,7 @@ class SamplingConfig(CheckedSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        temperature("sampling", self.temperature)  # 0 too is refused: a greedy choice has no ratio
+        temperature("sampling", self.temperature)  # rejects 0 too: greedy sampling has no importance ratio
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
                 "sampling.top_p and sampling.top_k must be 1.0 and 0, because the learner does not truncate its "

@@ -144,7 +144,7 @@ class LossConfig(CheckedSection):
         self._check_whole_method()
 
     def _check_constants(self) -> None:
-        # Which of them a user's own loss reads is known once it is imported; here it is not.
+        # The constants of a custom loss are known only after its import, so check the given ones.
         constants = self._given if custom_functions.is_custom(self.name) else self.constants
         if constants.get("dual_clip", 2.0) <= 1:
             raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
@@ -185,7 +185,7 @@ class LossConfig(CheckedSection):
     def _refuse_unread(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
-        # What a user's own loss reads is known once it is imported (`optional_inputs`).
+        # The inputs of a custom loss are known only after its import (`optional_inputs`).
         may_be_proximal = self.name in PROXIMAL_LOSSES or custom_functions.is_custom(self.name)
         for name, is_read, reader in (
             ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),

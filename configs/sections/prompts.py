@@ -354,7 +354,7 @@ class PromptsConfig(SourceFields):
 
     def filled_in(self, source: Source) -> Source:
         """Returns the source with defaults filled in."""
-        judged_as_all = not source.parts and not source.environment  # an environment rewards by itself
+        judged_as_all = not source.parts and not source.environment  # an environment provides the reward
         return dataclasses.replace(
             source,
             prompt_field=source.prompt_field or self.prompt_field,

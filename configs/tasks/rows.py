@@ -38,7 +38,7 @@ class Turn:
 
 def draw(seed: int, index: int) -> random.Random:
     """Returns the random generator of row `index`."""
-    return random.Random(f"{seed}.{index}")  # text: its hash is the same in every process
+    return random.Random(f"{seed}.{index}")  # a text seed is identical in every process
 
 
 def read_args(kind: type[T], environment: str, args: Args) -> T:

@@ -41,7 +41,7 @@ def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
             "seat": seat,
             "seed": random_.randrange(2**31),
         }
-        # The game tells its rules itself; its number makes each a question of its own, to be held out or not.
+        # The game explains its rules. The seed makes each question unique, so that it can be held out.
         question = f"Game {metadata['seed']} of {games[at]}. Reply with your move."
         return EpisodeRow(question=question, role="system", metadata=metadata)
 
