@@ -8,8 +8,8 @@ import contextlib
 import sys
 
 from launch import cli
-from launch.console.finalize import finalize_run
-from launch.console.live_view import StartupStatus
+from launch.finalize import finalize_run
+from launch.live_view import StartupStatus
 from launch.startup import prepare_run
 from launch.supervision.supervisor import RunOutcome, Supervisor
 

@@ -19,8 +19,8 @@ from absl import flags
 from bridge.files import first_line
 from configs.extras import install_command
 from launch import cli
-from launch.console.finalize import finalize_run
-from launch.console.live_view import StartupStatus
+from launch.finalize import finalize_run
+from launch.live_view import StartupStatus
 from launch.local import CODES
 from launch.startup import prepare_run
 from launch.startup.join_run import check_no_password

@@ -21,7 +21,7 @@ from bridge.liveness import Activity
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import cli
-from launch.console.live_view import PlainProgress, RunView, told
+from launch.live_view import PlainProgress, RunView, told
 from launch.startup import prepare_run
 from launch.supervision.backend import LocalBackend, ProcessBackend
 from launch.supervision.child import alike

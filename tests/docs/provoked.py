@@ -25,7 +25,7 @@ from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from configs.sections import RunConfig
 from configs.sections.rewards import JudgeConfig
-from launch.console.live_view import PlainProgress, RunView
+from launch.live_view import PlainProgress, RunView
 from launch.startup import join_run, preflight
 from launch.tools.report.server import make_server
 from learner.restore import check_same

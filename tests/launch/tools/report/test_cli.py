@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from configs.presets import tiny
-from launch.console import finalize
+from launch import finalize
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 from launch.tools.evaluate.results import write

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.console.live_view import MetricsTail, RunView, sparkline, told
+from launch.live_view import MetricsTail, RunView, sparkline, told
 
 
 def step_row(step, **values):
@@ -88,7 +88,7 @@ def test_new_rows_of_a_file_cut_short_starts_over(file):
 
 def test_render_before_the_first_step_shows_what_each_process_is_at_and_for_how_long(view, monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr("launch.console.live_view.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("launch.live_view.time.monotonic", lambda: now_s[0])
     view.status = {"learner": "compiling", "actor": "loading"}
     shown(view)
     now_s[0] += 7

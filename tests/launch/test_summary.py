@@ -6,7 +6,7 @@ import pytest
 from bridge.timeline import Timeline
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.console import finalize
+from launch import finalize
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 

@@ -16,7 +16,7 @@ from bridge import timeline
 from configs.run_folder import RunFolder
 from configs.sections.evaluation import HELD_OUT
 from launch import cli
-from launch.console.live_view import MetricsTail
+from launch.live_view import MetricsTail
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 from launch.terminal import make_console

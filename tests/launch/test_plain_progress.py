@@ -7,8 +7,8 @@ import pytest
 
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.console import live_view
-from launch.console.live_view import PlainProgress, RunView
+from launch import live_view
+from launch.live_view import PlainProgress, RunView
 
 
 class Started:

@@ -3,7 +3,7 @@ import io
 from absl import logging
 from rich.console import Console
 
-from launch.console.live_view import StartupStatus
+from launch.live_view import StartupStatus
 
 
 def test_each_step_is_a_line_without_a_terminal_and_only_warnings_come_between():

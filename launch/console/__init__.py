@@ -1,1 +1,0 @@
-"""Console output of a run: progress, summary, and final report."""
