@@ -64,7 +64,7 @@ class Admission:
         """
         if min(max_sequences, samples_per_group, tickets_per_group) < 1 or (policy == "frontier" and width < 1):
             raise ValueError(
-                f"admission {policy} wants bounds >= 1, got width={width} max_sequences={max_sequences} "
+                f"admission.policy={policy}: bounds must be >= 1, got width={width} max_sequences={max_sequences} "
                 f"samples_per_group={samples_per_group} tickets_per_group={tickets_per_group}"
             )
         self.policy: Policy = policy

@@ -113,7 +113,7 @@ async def shut_down(actor: Actor) -> None:
     """Stops claiming, releases tickets that have not started, and waits until groups in progress are stored."""
     start_s = time.monotonic()
     actor.shut_down()
-    logging.info("actor leaves groups=%d", actor.num_groups)
+    logging.info("actor shutting down groups=%d", actor.num_groups)
     while actor.num_groups or actor.admission.waiting:
         count = actor.group_ended.count
         if actor.admission.waiting:

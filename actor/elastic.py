@@ -89,10 +89,12 @@ class ElasticBounds:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_sequences <= self.max_sequences:
-            raise ValueError(f"want 1 <= min <= max sequences, got {self.min_sequences} and {self.max_sequences}")
+            raise ValueError(
+                f"expected 1 <= min_sequences <= max_sequences, got {self.min_sequences} and {self.max_sequences}"
+            )
         if not 1 <= self.min_tensor_parallel_size <= self.max_tensor_parallel_size:
             raise ValueError(
-                "want 1 <= min <= max tensor parallel size, got "
+                "expected 1 <= min_tensor_parallel_size <= max_tensor_parallel_size, got "
                 f"{self.min_tensor_parallel_size} and {self.max_tensor_parallel_size}"
             )
 

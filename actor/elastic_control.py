@@ -59,7 +59,7 @@ class EngineSizeFile:
             given = msgspec.json.decode(data, type=_File)
         except msgspec.DecodeError as e:  # covers ValidationError
             raise ValueError(
-                f'{self.path}: {e}; want {{"max_num_seqs": {self._default.max_num_seqs}, '
+                f'{self.path}: {e}; expected {{"max_num_seqs": {self._default.max_num_seqs}, '
                 f'"tensor_parallel_size": {self._default.tensor_parallel_size}}}'
             ) from e
         named = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
@@ -156,7 +156,7 @@ async def elastic_control_loop(actor: Actor, *, file: EngineSizeFile, share: Ela
         try:
             wanted = file.read_if_changed()
         except ValueError as e:
-            logging.error("limits ignored: %s", e)
+            logging.error("engine size file ignored: %s", e)
             wanted = None
         if wanted is not None and wanted != current:
             await shut_down(actor)

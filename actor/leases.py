@@ -50,7 +50,7 @@ class Fence:
             self._on_fenced(reason)
             return
         if self._reason:
-            logging.info("actor let in again")
+            logging.info("fence lifted")
             self._timeline.instant("unfenced")
         self._reason = ""
 

@@ -59,7 +59,7 @@ class Sampler:
                 if task is not None and task.cancelling():
                     raise
                 if not request.is_stale:  # otherwise the group would be built without this sample
-                    raise EpisodeError(f"request {request_id} was cancelled, and nobody had asked for it") from e
+                    raise EpisodeError(f"request {request_id} was cancelled unexpectedly") from e
             else:
                 if ticket.kind == "train":
                     self._ended[ticket.id] = min(request.start_step, self._ended.get(ticket.id, request.start_step))
@@ -77,7 +77,9 @@ class Sampler:
     async def _play(self, ticket: Ticket, request_id: str) -> Sample:
         task = ticket.task
         if self.episodes is None:
-            raise EpisodeError(f"this actor plays no environments, and ticket {ticket.id} is of {task.environment}")
+            raise EpisodeError(
+                f"ticket {ticket.id} needs environment {task.environment}, but this actor plays no environments"
+            )
         return await self.episodes.play(
             EpisodeRequest(
                 environment=task.environment,

@@ -177,7 +177,7 @@ class SampleRace:
           ValueError: `num_requests` is below `num_samples`.
         """
         if not 1 <= num_samples <= num_requests:
-            raise ValueError(f"want 1 <= num_samples <= num_requests, got {num_samples} and {num_requests}")
+            raise ValueError(f"expected 1 <= num_samples <= num_requests, got {num_samples} and {num_requests}")
         self._num_to_win = num_samples
         self._running = set(range(num_requests))
 
@@ -328,6 +328,6 @@ class TicketServer:
         self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))
         logging.error("group dropped ticket=%s reason=%s", ticket.id, reason)
         if self._outage.record_failure(ticket):
-            raise RuntimeError(f"{self._outage} could not be judged: {reason}")
+            raise RuntimeError(f"{self._outage} could not be scored: {reason}")
         is_final = isinstance(reason, EpisodeError) and reason.is_final
         await self.holdings.fail(ticket, str(reason), max_attempts=1 if is_final else self.max_attempts)

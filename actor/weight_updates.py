@@ -63,7 +63,7 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
     restarting += await actor.abort_all(actor.sampler.stale_tickets)
     actor.resume(restarting)
     if num_stale := actor.sampler.restart_stale():
-        logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
+        logging.info("stale samples restarted count=%d version=%s", num_stale, actor.engine.version)
     await send_heartbeat(actor)  # immediately: the learner waits for actors that serve its weights
 
 
@@ -134,7 +134,7 @@ async def _abandon(actor: Actor, manifest: WeightManifest) -> list[Ticket]:
     restarting = await actor.abort_all()
     old, new = actor.engine.version, manifest.version
     actor.timeline.instant("abandoned", old=str(old), new=str(new), groups=num_groups)
-    logging.warning("future abandoned old=%s new=%s groups=%d", old, new, num_groups)
+    logging.warning("rolled-back weights discarded old=%s new=%s groups=%d", old, new, num_groups)
     return restarting
 
 

@@ -166,12 +166,10 @@ class EnvironmentPool:
     async def _zygote(self, name: str) -> ForkServerClient:
         """Returns the environment's zygote, after a start or restart if none is alive."""
         if custom_functions.is_custom(name) and name not in self._own:
-            raise EpisodeError(
-                f"environment {name} is code of somebody's own that this actor may not import", is_final=True
-            )
+            raise EpisodeError(f"environment {name} is custom code that this actor must not import", is_final=True)
         starting = self._zygotes.get(name)
         if starting is not None and starting.done() and not _is_alive(starting):
-            logging.warning("environment's zygote is gone, a new one starts name=%s", name)
+            logging.warning("environment zygote exited, restarting name=%s", name)
             starting = None
         if starting is None:
             max_memory_bytes = int(self._config.max_memory_gib * 2**30)
@@ -217,7 +215,7 @@ class EpisodeProcess:
         try:
             text = json.dumps(dict(row))
         except (TypeError, ValueError, RecursionError) as e:
-            raise self._failed("start", f"its row can't be sent: {type(e).__name__}: {e}", is_final=True) from e
+            raise self._failed("start", f"its row cannot be JSON: {type(e).__name__}: {e}", is_final=True) from e
         return await self._ask(wire.Reset(row=text), self._config.reset_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
@@ -256,9 +254,9 @@ class EpisodeProcess:
             what = type(question).__name__.lower()
             raise self._failed("deadline", f"no answer to {what} after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError) as e:
-            raise self._failed("crash", f"its process broke down: {type(e).__name__}: {e}") from e
+            raise self._failed("crash", f"its process crashed: {type(e).__name__}: {e}") from e
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as e:
-            raise self._failed("reply", f"its process said what it may not: {type(e).__name__}: {e}") from e
+            raise self._failed("reply", f"its process sent an invalid reply: {type(e).__name__}: {e}") from e
         if isinstance(answer, wire.Failed):
             raise self._failed("exception", answer.error)
         if not abs(answer.reward) <= MAX_ABS_REWARD:  # also rejects NaN

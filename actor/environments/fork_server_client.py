@@ -70,8 +70,8 @@ class ForkServerClient:
         except OSError as e:
             ours.close()
             raise EpisodeError(
-                f"environment {name}: {command[0]} can't be started ({e.strerror}); it is environments.python, or the "
-                "actor's own Python",
+                f"environment {name}: {command[0]} cannot be started ({e.strerror}); it is set by environments.python "
+                "(default: the actor's Python)",
                 is_final=True,
             ) from e
         except BaseException:

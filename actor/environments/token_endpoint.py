@@ -25,7 +25,7 @@ from bridge.rollout_types import MAX_STOP_TOKENS
 MAX_REQUEST_BYTES = 32 * 2**20
 
 
-_BROKEN_OFF = "the environment broke off a turn that it had asked for"
+_BROKEN_OFF = "the environment abandoned a turn that it had requested"
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +81,8 @@ class Conversation:
                 size = min(asked.size, had.size)
                 parting = int(np.argmax(np.append(asked[:size] != had[:size], True)))
                 self._failure = EpisodeError(
-                    "the environment asked with a history that is not what was said (rendered or tokenized again), or "
-                    f"with another prompt than its row's: it parts at token {parting}",
+                    "the environment's request differs from the history (rendered or tokenized again) or from its "
+                    f"row's prompt: first difference at token {parting}",
                     is_final=True,
                 )
                 raise _RefusedError(str(self._failure))
@@ -103,7 +103,7 @@ class Conversation:
                 raise
             if sample.finish == "length" and turns.left_tokens <= 0:
                 self._is_truncated = self._is_cut_off = True
-                raise _RefusedError(f"the turn was cut off: the episode's {turns.budget_tokens} tokens are used up")
+                raise _RefusedError(f"the turn was truncated: the episode's {turns.budget_tokens} tokens are used up")
             return sample
 
     def end(self, step: wire.Observed) -> Sample:
@@ -119,7 +119,7 @@ class Conversation:
             raise EpisodeError(_BROKEN_OFF)
         transcript = self._turns.transcript
         if not transcript.num_turns:
-            raise EpisodeError("the environment asked for no turn", is_final=self._is_truncated)
+            raise EpisodeError("the environment requested no turn", is_final=self._is_truncated)
         transcript.reward(step.reward, before_last=self._is_cut_off)
         return transcript.end("length" if self._is_truncated else "stop")
 

@@ -36,7 +36,7 @@ def timeout_s(anchor_s: float | None, *, factor: float, min_s: float, max_s: flo
     """
     if not (1 <= factor < math.inf and 0 < min_s <= max_s < math.inf):
         raise ValueError(
-            f"want a finite factor >= 1 and 0 < min_s <= max_s, got factor={factor} min_s={min_s} max_s={max_s}"
+            f"expected a finite factor >= 1 and 0 < min_s <= max_s, got factor={factor} min_s={min_s} max_s={max_s}"
         )
     if anchor_s is None:
         return max_s
@@ -149,7 +149,7 @@ class AdaptiveTimeouts:
                 if self._asked:
                     await self._ask()
         except TimeoutError as e:
-            logging.log_every_n_seconds(logging.WARNING, "anchors wait for the store: %s", 60, e)
+            logging.log_every_n_seconds(logging.WARNING, "store unreachable, anchors not written yet: %s", 60, e)
             raise
 
     async def _tell(self) -> None:

@@ -133,7 +133,7 @@ class RewardScorer:
                 score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
             except HangError:
                 logging.warning(
-                    "a response on which its verifier hangs is wrong verifier=%s answer=%r", name, task.answer
+                    "verifier timed out on this response only, scored 0 verifier=%s answer=%r", name, task.answer
                 )
                 return Score(value=0.0, verdict="hang")
         if anchors is not None and score.verdict == "ok":
@@ -147,7 +147,7 @@ class RewardScorer:
                 name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), task
             )
         except VerifierError as e:  # scoring responses will fail in the same way and is counted
-            logging.warning("a task's own answer can't be judged verifier=%s problem=%r", name, str(e))
+            logging.warning("reference answer not scored verifier=%s problem=%r", name, str(e))
             return
         if score.verdict == "ok":
             self._anchors.passed(task_key(task), score.case_s)
@@ -162,8 +162,8 @@ class RewardScorer:
             text=gold_response(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
         )
         if name in TIMES_CASES and not own.text:
-            raise VerifierError(f"{hang}; and the row has no program that would show whether the verifier works")
+            raise VerifierError(f"{hang}; the row has no reference program to test the verifier with")
         try:
             await self._pool.score(name, own, task)
         except VerifierError as e:
-            raise VerifierError(f"{hang}; and of the task's own answer: {e}") from e
+            raise VerifierError(f"{hang}; on the task's reference answer: {e}") from e

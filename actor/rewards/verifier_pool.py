@@ -160,7 +160,7 @@ class VerifierPool:
 
     def _check_allowed(self, name: str) -> None:
         if custom_functions.is_custom(name) and name not in self._own:
-            raise VerifierError(f"verifier {name} is code of somebody's own that this actor may not import")
+            raise VerifierError(f"verifier {name} is custom code that this actor must not import")
 
     async def load(self, name: str) -> None:
         """Loads a verifier in a worker.
@@ -228,12 +228,12 @@ class VerifierPool:
             is_stopped = one.is_stopped
             await one.kill()
             if is_stopped:  # suspended by a signal, which no response can do to its verifier
-                raise VerifierError(f"the worker was stopped and gave no answer within {timeout_s} s") from e
+                raise VerifierError(f"the worker was suspended and gave no answer within {timeout_s} s") from e
             raise HangError(f"no answer after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError, struct.error, msgspec.MsgspecError, ValueError) as e:
             ended = await one.ended()
             await one.kill()
-            raise VerifierError(f"the worker broke down{ended}: {type(e).__name__}: {e}") from e
+            raise VerifierError(f"the worker crashed{ended}: {type(e).__name__}: {e}") from e
         if answer.error:
             kind = VerifierError if answer.is_machines else NotANumberError if answer.is_no_number else RaisedError
             raise kind(answer.error)
@@ -286,7 +286,7 @@ async def _trial(pool: VerifierPool, name: str, task: Task | None) -> str:
         said = " ".join(f"prompts.verifier={name}: called once, on a trial response: {e}".split())
         if task or isinstance(e, NotANumberError) or str(e).startswith(_BUGS):
             raise ValueError(said) from e
-        return f"{said} (no row of the run was at hand; at a response this is retried, then its group dropped)"
+        return f"{said} (tested without a row of the run; on a response this is retried, then its group is dropped)"
     except VerifierError as e:
         raise ValueError(" ".join(f"prompts.verifier={name}: called once, on a trial response: {e}".split())) from e
     return ""

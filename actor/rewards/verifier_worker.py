@@ -163,7 +163,7 @@ def _scored(score: Verifier, name: str, response: Response, task: Task, context:
         raise
     except Exception as e:
         logging.log_every_n_seconds(
-            logging.WARNING, "a response that its verifier can't read is wrong verifier=%s problem=%r", 60, name, str(e)
+            logging.WARNING, "verifier raised on this response only, scored 0 verifier=%s problem=%r", 60, name, str(e)
         )
         return Score(value=0.0, verdict="wrong")
 

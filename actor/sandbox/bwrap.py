@@ -58,7 +58,7 @@ class HostView:
         """Raises ValueError for paths that a sandbox provides itself."""
         for path in (*filter(None, [self.python]), *self.read_only_paths):
             if not os.path.isabs(path) or _is_under(os.path.normpath(path), _OWN):
-                raise ValueError(f"a path of HostView must be absolute and in none of {', '.join(_OWN)}, got {path!r}")
+                raise ValueError(f"a path of HostView must be absolute and outside {', '.join(_OWN)}, got {path!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

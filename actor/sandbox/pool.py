@@ -215,7 +215,7 @@ class SandboxHandle:
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(
-                "a case with a call wants a program of languages.program(..., calls=True), one without, another"
+                "a case with a call needs a program made with languages.program(..., calls=True), and only such a case"
             )
         outcome = self._run(case, timeout_s)
         assert outcome is not None
@@ -230,7 +230,7 @@ class SandboxHandle:
             except SandboxExhaustedError as e:
                 # Leftovers of an earlier case are not this case's fault: use a fresh sandbox.
                 problem = str(e)
-                logging.info("sandbox used up problem=%r", problem)
+                logging.info("sandbox exhausted problem=%r", problem)
                 self._end()
             except SandboxCrashError as e:
                 problem = str(e)

@@ -53,7 +53,7 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
     except ValueError as e:
         raise SandboxUnavailableError(str(e)) from e
     except SandboxError as e:
-        raise SandboxUnavailableError(f"programs can't be isolated here: {missing(str(e))}") from e
+        raise SandboxUnavailableError(f"programs cannot be isolated here: {missing(str(e))}") from e
     if problems:
         raise SandboxUnavailableError(
             f"programs are not isolated here: {'; '.join(problems)} (actor/sandbox/self_test.py)"

@@ -40,7 +40,7 @@ def load_adapter(
     )
     manager.remove_adapter(number)
     if len(manager) >= manager.capacity:
-        raise ValueError(f"{len(manager)} adapters are there already, and there is room for {manager.capacity}")
+        raise ValueError(f"{len(manager)} adapters are loaded, and the capacity is {manager.capacity}")
     manager.add_adapter(adapter)
     manager.activate_adapter(number)
     verify_adapter(manager, number, tensors, scale=helper.vllm_lora_scaling_factor)

@@ -105,7 +105,7 @@ def check_stageable(model: torch.nn.Module) -> None:
         else:
             known = not isinstance(method, QuantizeMethodBase) or type(method) in _PLAIN_METHODS
         if not known:
-            raise NotStageableError(f"{name} ({type(layer).__name__}) is loaded in a way of its own")
+            raise NotStageableError(f"{name} ({type(layer).__name__}) is not a layer type that can be staged")
 
 
 def check_memory(num_bytes: int) -> None:

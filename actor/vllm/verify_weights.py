@@ -48,7 +48,7 @@ def expert_rows(layer: Any, num_rows: int) -> slice:
 def _range(size: int, rank: int, among: int) -> slice:
     part, rest = divmod(size, among)
     if rest:
-        raise RuntimeError(f"{size} rows can't be split over {among} processes evenly")
+        raise RuntimeError(f"{size} rows cannot be split evenly over {among} processes")
     return slice(rank * part, (rank + 1) * part)
 
 

@@ -53,7 +53,7 @@ class WorkerChannel:
                 self._workers.append(_WorkerConnection(self._listening.accept()[0]))
         except TimeoutError as e:
             raise WorkerChannelLostError(
-                f"{len(self._workers)} of {num_workers} workers came within {_CONNECT_S} s"
+                f"{len(self._workers)} of {num_workers} workers connected within {_CONNECT_S} s"
             ) from e
         finally:
             self._stop_listening()
@@ -83,7 +83,7 @@ class WorkerChannel:
             except (TimeoutError, BlockingIOError) as e:
                 raise TimeoutError(f"a worker has not answered within {timeout_s} s") from e
             except OSError as e:
-                raise WorkerChannelLostError(f"a worker is gone: {e}") from e
+                raise WorkerChannelLostError(f"a worker exited: {e}") from e
 
     def close(self) -> None:
         """Stops the workers' threads and wakes pending callers."""

@@ -104,7 +104,7 @@ class WeightClient:
         except UnreachableError as e:  # not the version's fault: the next call resumes the download
             self._is_unreachable = True
             # Retried every few seconds while the learner is unreachable.
-            text = "snapshot out of reach version=%s served=%s reason=%s"
+            text = "snapshot unreachable version=%s served=%s reason=%s"
             logging.log_every_n_seconds(logging.WARNING, text, _TELL_S, manifest.version, served, e)
             return None
         except SnapshotError as e:
@@ -125,7 +125,7 @@ class WeightClient:
           EngineDeadError: the update failed midway.
         """
         if self._file is None or manifest != self._held:
-            raise ValueError(f"swap takes what prefetch returned ({self._held}), got {manifest}")
+            raise ValueError(f"swap: expected the manifest that prefetch returned ({self._held}), got {manifest}")
         self.is_swapping = True
         try:
             timings = await self._engine.swap_weights(self._file, manifest)

@@ -189,7 +189,8 @@ def check_versions(card: RunCard, *, vllm: str) -> None:
     for what, theirs, ours in told:
         if theirs.partition("+")[0] != ours.partition("+")[0]:  # the part after "+" tells the build
             raise ValueError(
-                f"run {card.name} wants {what} {theirs}, here is {ours}: install the same Sluice on both machines"
+                f"run {card.name} needs {what} {theirs}, this machine has {ours}: "
+                "install the same Sluice on both machines"
             )
 
 

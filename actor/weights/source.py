@@ -229,7 +229,7 @@ class RemoteSource:
         if taken is None or seen is None or taken.manifest != manifest:
             raise SnapshotError(f"version {manifest.version} was not announced")
         if taken == self._missing and self._clock() < self._retry_at_s:
-            raise SupersededError(f"version {manifest.version} was at none of its sources a moment ago")
+            raise SupersededError(f"version {manifest.version} was recently missing at all of its sources")
         self._is_unreachable = False
         try:
             path = await self._download(taken, seen)
@@ -254,7 +254,7 @@ class RemoteSource:
             older, self._is_unreachable = None, False
         if older is not None:
             logging.warning(
-                "snapshot out of reach version=%s; %s is taken from where it lies: %s",
+                "snapshot unreachable version=%s, using older version=%s source=%s",
                 announcement.manifest.version,
                 older.manifest.version,
                 older.sources[0],
@@ -276,7 +276,7 @@ class RemoteSource:
         if isinstance(error, DownloadStoppedError):
             looking.result()  # raises if the store is lost
             self._is_unreachable = True
-            raise SupersededError(f"version {version} stopped arriving, and something else is there to be had")
+            raise SupersededError(f"version {version} stopped downloading, and another version is available")
         if isinstance(error, SupersededError):
             self._num_lost += 1
             self._missing = taken

@@ -234,5 +234,5 @@ def test_fitting_counts_whole_sequences():
 def test_bounds_refuse_what_has_nothing_between_them():
     with pytest.raises(ValueError, match="sequences, got 9 and 8"):
         ElasticBounds(min_sequences=9, max_sequences=8, max_tensor_parallel_size=1)
-    with pytest.raises(ValueError, match="parallel size, got 1 and 0"):
+    with pytest.raises(ValueError, match="max_tensor_parallel_size, got 1 and 0"):
         ElasticBounds(min_sequences=1, max_sequences=8, max_tensor_parallel_size=0)

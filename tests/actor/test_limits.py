@@ -38,11 +38,11 @@ def test_written_limits_are_read_once_for_each_change(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"max_num_seqs": 16', "want {"),
+        ('{"max_num_seqs": 16', "expected {"),
         ('{"max_num_seqs": "many"}', "Expected `int"),
         ('{"max_seqs": 16}', "max_seqs"),
-        ("[]", "want {"),
-        ("\xff", "want {"),
+        ("[]", "expected {"),
+        ("\xff", "expected {"),
         ('{"max_num_seqs": 0}', "max_num_seqs must be >= 1, got 0"),
         ('{"tensor_parallel_size": 8}', "between 1 and 4 .*got 8"),
     ],

@@ -103,7 +103,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
         yield refused(make_server, [make_folder(place / "run", steps=2)], port=port)
     yield refused(_isolate)
     yield refused(_look_up)
-    yield f"judge is not there, it is waited for: {refused(_ask).removeprefix('error: ')}"
+    yield f"judge unreachable, retrying: {refused(_ask).removeprefix('error: ')}"
     card = SimpleNamespace(name="tiny", sluice="0.0.9", vllm="")
     yield refused(model_folder.check_versions, card, vllm="")
     yield refused(join_run.check_no_password, "postgresql://learner:secret@db.example/sluice")
@@ -143,7 +143,7 @@ def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
 
 
 def _isolate() -> None:
-    raise ValueError(f"code rewards are refused: programs can't be isolated here: {missing('it is not installed')}")
+    raise ValueError(f"code rewards are refused: programs cannot be isolated here: {missing('it is not installed')}")
 
 
 def _look_up() -> None:

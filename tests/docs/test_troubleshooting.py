@@ -55,8 +55,8 @@ PROVOKED = [
     "--store must not contain a password",
     "publish.serve=https needs a token",
     "listens on every address",
-    "wants Sluice",
-    "judge is not there",
+    "needs Sluice",
+    "judge unreachable",
 ]
 """Lines of the page that are made to be printed, each by a piece that it alone has."""
 

@@ -226,7 +226,7 @@ def join(place: Place, *arguments: str, token: str = TOKEN) -> tuple[int, list[s
 @pytest.mark.parametrize(
     ("card", "announced", "arguments", "said"),
     [
-        ({"sluice": "9.9.9"}, {}, [], "error: run trial wants Sluice 9.9.9, here is"),
+        ({"sluice": "9.9.9"}, {}, [], "error: run trial needs Sluice 9.9.9, this machine has"),
         ({}, {"token": OTHER}, [], "error: the announced weights cannot be served here: "),
         ({}, {"tokenizer_hash": "another"}, [], "error: the announced weights cannot be served here: "),
         ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name belongs to the run"),

@@ -30,7 +30,7 @@ def test_template_of_a_judge_that_can_not_be_used_is_found_before_anything_start
     file = tmp_path / "template"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ValueError, match="judge.template_file=.* can't be used"):  # noqa: SIM117  # which raises
+    with pytest.raises(ValueError, match="judge.template_file=.* cannot be used"):  # noqa: SIM117  # which raises
         with open_judge(judging(template_file=str(file), **place), tmp_path / "log"):
             pytest.fail("the engine would start")
 

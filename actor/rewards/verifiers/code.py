@@ -63,7 +63,7 @@ def as_json(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, RecursionError) as e:
-        raise ValueError(f"what a test case wants is no JSON: {type(e).__name__}") from e
+        raise ValueError(f"a test case's expected value must be JSON: {type(e).__name__}") from e
 
 
 def _without_end(text: str) -> str:

@@ -90,7 +90,7 @@ class Judge:
           ValueError: the judge has no URL, or its key or template file is unusable.
         """
         if not config.url:
-            raise ValueError("there is no judge: judge.url is empty, and none was started (judge.colocate)")
+            raise ValueError("no judge: set judge.url or judge.colocate")
         self._config = config
         self._template = judge_text.read_template(config)
         self._sleep, self._clock, self._draw = sleep, clock, draw
@@ -118,7 +118,7 @@ class Judge:
             number = await self._ask(response, task)
         except VerifierError as e:
             self.counts.num_failures += 1
-            logging.warning("judge gave no score problem=%r", str(e))
+            logging.warning("judge returned no score problem=%r", str(e))
             raise
         value = judge_text.scaled(number, self._config)
         self.counts.num_clamped += not self._config.min_score <= number <= self._config.max_score
@@ -146,7 +146,7 @@ class Judge:
             if isinstance(problem, JudgeRequestError) and problem.is_refusal:
                 if "response_format" in body and self._is_about_schema(problem):
                     if self._asks_for_schema:
-                        logging.warning("judge's endpoint knows no response_format; it is left out: %s", problem)
+                        logging.warning("judge endpoint does not support response_format, omitting it: %s", problem)
                     self._asks_for_schema = False  # the answer is validated anyway
                 elif (
                     num_shortened < MAX_SHORTENED
@@ -155,18 +155,18 @@ class Judge:
                 ):
                     num_shortened, max_chars = num_shortened + 1, max(min(max_chars, len(response.answer)) // 2, 1)
                 else:
-                    raise VerifierError(f"the judge refuses: {problem}") from problem
+                    raise VerifierError(f"the judge rejected the request: {problem}") from problem
                 self.counts.num_retries += 1
                 continue
             num_attempts += 1
             if gone := self.failure():
-                raise VerifierError(f"the judge is gone: {gone}") from problem
+                raise VerifierError(f"the judge exited: {gone}") from problem
             if problem.kind == "no_connection":
                 # Bounded by time, because a restarting judge refuses many connections.
                 unreached_since_s = self._clock() if unreached_since_s is None else unreached_since_s
                 is_over = self._clock() - unreached_since_s >= config.outage_timeout_s
                 said = f"asked for {config.outage_timeout_s:g} s, judge.outage_timeout_s"
-                logging.log_every_n_seconds(logging.WARNING, "judge is not there, it is waited for: %s", 60, problem)
+                logging.log_every_n_seconds(logging.WARNING, "judge unreachable, retrying: %s", 60, problem)
             else:
                 unreached_since_s = None
                 num_away += isinstance(problem, JudgeRequestError)
@@ -174,7 +174,7 @@ class Judge:
                 is_over = num_away > config.retries or num_unreadable > config.answer_retries
                 said = f"{num_attempts} attempts"
             if is_over:
-                raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
+                raise VerifierError(f"the judge returned no score: {problem} ({said})") from problem
             self.counts.num_retries += 1
             # Exponential with full jitter, so that simultaneous failures do not retry simultaneously. The exponent is
             # bounded because floats end at 2 ** 1023.
@@ -272,7 +272,7 @@ def _completion_text(data: bytes) -> str:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
         raise JudgeParseError("no_completion", f"the reply is no chat completion: {data[:80]!r}") from e
     if finish == "length":
-        raise JudgeParseError("cut_off", "the answer was cut off at judge.max_tokens")
+        raise JudgeParseError("cut_off", "the answer was truncated at judge.max_tokens")
     if not isinstance(content, str):
         raise JudgeParseError("no_text", f"the answer holds no text but {type(content).__name__}")
     return content

@@ -86,7 +86,7 @@ def read_template(config: JudgeConfig) -> str:
         template = pathlib.Path(config.template_file).expanduser().read_text(encoding="utf-8")
         check_template(template)
     except (OSError, ValueError) as e:
-        raise ValueError(f"judge.template_file={config.template_file} can't be used: {e}") from e
+        raise ValueError(f"judge.template_file={config.template_file} cannot be used: {e}") from e
     return template
 
 
@@ -171,7 +171,7 @@ def _by_word(text: str, config: JudgeConfig) -> float:
     for word in (line, line.strip(_AROUND_WORDS)):
         if word in scores:
             return scores[word]
-    raise JudgeParseError("no_verdict", f"the last line is none of {', '.join(config.verdicts)}: {line[-80:]!r}")
+    raise JudgeParseError("no_verdict", f"the last line must be one of {', '.join(config.verdicts)}: {line[-80:]!r}")
 
 
 def _the_one(stated: list[Any]) -> float:
@@ -186,7 +186,7 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as e:
-        raise JudgeParseError("no_number", f"{str(value)[:80]!r} is no number") from e
+        raise JudgeParseError("no_number", f"{str(value)[:80]!r} is not a number") from e
 
 
 def _refuse_constant(name: str) -> float:

@@ -106,7 +106,7 @@ def _compiled(uid, limits):
         rest = pipe.read()
     _, status = os.waitpid(pid, 0)
     if status:
-        raise case.CaseNotRunError("the compiler's output can't be read")
+        raise case.CaseNotRunError("the compiler's output cannot be read")
     length, _ = frames.LENGTHS.unpack(sizes)
     head, blobs = frames.unpack(rest[:length], rest[length:])
     return [(name, mode, blob) for (name, mode), blob in zip(head["of"], blobs)]  # noqa: B905

@@ -67,14 +67,14 @@ def test_episode_told_by_requests_is_what_was_sampled_and_observed():
 
 def test_history_that_was_rendered_again_is_an_error_and_no_reward():
     engine = ScriptedEngine([Turn([3, STOP])] * 3)
-    with pytest.raises(EpisodeError, match="it parts at token 3") as e:
+    with pytest.raises(EpisodeError, match="first difference at token 3") as e:
         play(engine, how="rewrites")
     assert e.value.is_final and len(engine.requests) == 1
 
 
 def test_another_prompt_than_the_rows_is_an_error():
     engine = ScriptedEngine([Turn([3, STOP])])
-    with pytest.raises(EpisodeError, match="it parts at token 1"):
+    with pytest.raises(EpisodeError, match="first difference at token 1"):
         play(engine, prompt=[7, 6])
     assert not engine.requests
 
@@ -107,7 +107,7 @@ def test_request_that_is_none_is_refused_and_changes_nothing(how, statuses):
 
 
 def test_environment_that_asks_for_no_turn_is_an_error():
-    with pytest.raises(EpisodeError, match="asked for no turn"):
+    with pytest.raises(EpisodeError, match="requested no turn"):
         play(ScriptedEngine([]), turns=0, retries=0)
 
 
@@ -135,7 +135,7 @@ class HangingAt(ScriptedEngine):
 @pytest.mark.heavy
 def test_environment_that_breaks_off_a_turn_is_an_error_and_played_again():
     engine = HangingAt(1)
-    with pytest.raises(EpisodeError, match="broke off a turn .* .2 attempts"):
+    with pytest.raises(EpisodeError, match="abandoned a turn .* .2 attempts"):
         play(engine, how="impatient", turns=1, retries=1)
     assert engine.cancelled == ["t.0@0.1", "t.0@1.1"]
 
@@ -155,7 +155,7 @@ def test_environment_that_ends_while_it_asks_for_a_turn_is_an_error():
         conversation = Conversation(turns, max_turns=8)
         asking = asyncio.create_task(conversation.go_on([*PROMPT, 0], []))
         await until(lambda: bool(engine.requests), "it asks")
-        with pytest.raises(EpisodeError, match="broke off a turn"):
+        with pytest.raises(EpisodeError, match="abandoned a turn"):
             conversation.end(observed(done=True))
         asking.cancel()
         await asyncio.wait([asking])

@@ -140,7 +140,7 @@ def test_hang_of_programs_without_one_that_is_known_to_be_right_is_no_reward(tmp
 
     monkeypatch.setattr(VerifierPool, "score", hang)
     task = Task.judged_by("code", answer="", metadata='{"tests": [{"input": "", "output": ""}]}')
-    with pytest.raises(VerifierError, match="the row has no program"):
+    with pytest.raises(VerifierError, match="the row has no reference program"):
         run(judged(RewardScorer(bad(tmp_path)), "x", task))
 
 
@@ -169,7 +169,7 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
 
 @pytest.mark.heavy
 def test_verifier_that_hangs_on_the_own_answer_too_is_broken_and_gives_no_reward(tmp_path):
-    with pytest.raises(VerifierError, match=r"3 times\); and of the task's own answer: .*3 times"):
+    with pytest.raises(VerifierError, match=r"3 times\); on the task's reference answer: .*3 times"):
         run(judged(RewardScorer(bad(tmp_path)), "9", Task.judged_by("hang", answer="9")))
     assert attempts(tmp_path) == 6
 

@@ -226,7 +226,7 @@ def test_score_by_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, m
     async def body():
         pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("theirs:g",))
         try:
-            with pytest.raises(VerifierError, match="theirs:f is code of somebody's own"):
+            with pytest.raises(VerifierError, match="theirs:f is custom code"):
                 await ask(pool, "theirs:f", "abc", "")
         finally:
             await pool.close()

@@ -11,7 +11,7 @@ REFUSED = "bwrap: No permissions to create new namespace, likely because the ker
 def test_machine_without_bubblewrap_says_how_to_get_it(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
-        SandboxUnavailableError, match=r"^programs can't be isolated here: .*apt-get install bubblewrap"
+        SandboxUnavailableError, match=r"^programs cannot be isolated here: .*apt-get install bubblewrap"
     ):
         check_isolation()
 

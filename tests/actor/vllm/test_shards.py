@@ -78,5 +78,5 @@ def test_matrix_that_can_not_be_split_evenly_is_refused():
 
     layer = SimpleNamespace(moe_config=SimpleNamespace(tp_rank=1, tp_size=2))
     assert expert_rows(layer, 8) == slice(4, 8)
-    with pytest.raises(RuntimeError, match="7 rows can't be split over 2 processes evenly"):
+    with pytest.raises(RuntimeError, match="7 rows cannot be split evenly over 2 processes"):
         expert_rows(layer, 7)

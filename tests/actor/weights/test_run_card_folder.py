@@ -115,8 +115,8 @@ def test_versions_that_agree_pass_also_where_the_engine_says_how_it_was_built():
 @pytest.mark.parametrize(
     ("fields", "vllm", "said"),
     [
-        ({"sluice": "9.9.9"}, weight_types.VLLM, f"wants Sluice 9.9.9, here is {weight_types.SLUICE}"),
-        ({}, "0.1.2", f"wants vLLM {weight_types.VLLM}, here is 0.1.2"),
+        ({"sluice": "9.9.9"}, weight_types.VLLM, f"needs Sluice 9.9.9, this machine has {weight_types.SLUICE}"),
+        ({}, "0.1.2", f"needs vLLM {weight_types.VLLM}, this machine has 0.1.2"),
     ],
 )
 def test_another_version_is_refused_with_both_named(fields, vllm, said):

@@ -32,10 +32,10 @@ SETTLED_UPDATES = 6
 START_S, SETTLE_S, STOP_S = 900.0, 300.0, 300.0
 COUNTERS = ("actor/verifier_failures", "actor/episode_failures", "groups/reissued")
 _FAILURES = {
-    WORKER: re.compile(r"verifier failed verifier=\w+\.\S+ problem=.*?(was stopped|broke down|no answer|$)", re.M),
+    WORKER: re.compile(r"verifier failed verifier=\w+\.\S+ problem=.*?(was suspended|crashed|no answer|$)", re.M),
     JUDGE: re.compile(r"verifier failed verifier=judge kind=(\w+)"),
-    EPISODE: re.compile(r"episode failed .*?(broke down|no answer to \w+|zygote|$)", re.M),
-    "zygote": re.compile(r"environment's zygote is (gone)"),
+    EPISODE: re.compile(r"episode failed .*?(crashed|no answer to \w+|zygote|$)", re.M),
+    "zygote": re.compile(r"environment zygote (exited)"),
     "stopped": re.compile(r"process \d+ below this one (was stopped)"),
 }
 """What the actor's log says of each attempt that failed."""

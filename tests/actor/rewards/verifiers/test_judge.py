@@ -147,7 +147,7 @@ def test_answer_that_can_not_be_read_is_asked_for_again_and_then_an_error_but_ne
     async def body() -> None:
         async with endpoint.serving(behaviour) as served:
             one = judge(served, answer_retries=2)
-            with pytest.raises(VerifierError, match=r"gave no score: .*\(3 attempts\)"):
+            with pytest.raises(VerifierError, match=r"returned no score: .*\(3 attempts\)"):
                 await one.score(response(), TASK)
             assert served.num_requests == 3 and one.counts.problems == {kind: 3} and one.counts.num_failures == 1
             assert (one.counts.num_retries, one.counts.num_failures) == (2, 1)
@@ -166,7 +166,7 @@ def test_endpoint_that_refuses_is_not_asked_again(number):
     async def body() -> None:
         async with endpoint.serving(endpoint.status(number, "no such model", Location="/elsewhere")) as served:
             one = judge(served)
-            with pytest.raises(VerifierError, match=f"refuses: status {number}: no such model"):
+            with pytest.raises(VerifierError, match=f"rejected the request: status {number}: no such model"):
                 await one.score(response(), TASK)
             assert served.num_requests == 1  # nor was it led elsewhere
             assert one.counts.problems == {f"status_{number}": 1} and one.counts.num_failures == 1
@@ -200,7 +200,7 @@ def test_response_that_is_too_long_for_the_judge_is_shortened_and_asked_about_ag
             await one.close()
         async with endpoint.serving(refused) as served:
             one = judge(served)
-            with pytest.raises(VerifierError, match="refuses: status 400"):
+            with pytest.raises(VerifierError, match="rejected the request: status 400"):
                 await one.score(response(text), TASK)
             assert served.num_requests == 1 + MAX_SHORTENED
             await one.close()
@@ -262,7 +262,7 @@ def test_endpoint_that_knows_no_schema_is_asked_without_from_then_on():
             await one.close()
         async with endpoint.serving(unknown) as served:
             one = judge(served, structured="on")
-            with pytest.raises(VerifierError, match="refuses: status 400"):
+            with pytest.raises(VerifierError, match="rejected the request: status 400"):
                 await one.score(response(), TASK)
             assert served.num_requests == 1
             await one.close()
@@ -329,7 +329,7 @@ def test_template_of_a_file_is_checked_when_the_judge_is_made(tmp_path):
             assert served.bodies[0]["messages"][1]["content"].startswith("Judge <<<response ")
             await one.close()
             file.write_text("no place for it")
-            with pytest.raises(ValueError, match=r"template can't be used: .*must have \{response\}"):
+            with pytest.raises(ValueError, match=r"template cannot be used: .*must have \{response\}"):
                 judge(served, template_file=str(file))
 
     run(body())
@@ -348,5 +348,5 @@ def test_row_without_the_question_that_the_template_asks_for_is_an_error():
 
 
 def test_judge_without_an_address_is_refused():
-    with pytest.raises(ValueError, match="judge.url is empty"):
+    with pytest.raises(ValueError, match="set judge.url or judge.colocate"):
         Judge(JudgeConfig())

@@ -57,7 +57,7 @@ def test_judge_that_was_given_up_is_waited_for_no_longer_and_each_error_says_so(
         one = Judge(config, sleep=sleep, clock=lambda: time.now_s, draw=lambda low, high: high, failure=lambda: said[0])
         assert one.failure() == ""
         for _ in range(2):
-            with pytest.raises(VerifierError, match="the judge is gone: it died 3 times in a row"):
+            with pytest.raises(VerifierError, match="the judge exited: it died 3 times in a row"):
                 await one.score(response(), TASK)
         assert one.failure() == "it died 3 times in a row" and time.now_s < 120.0
         await one.close()
