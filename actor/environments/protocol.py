@@ -64,7 +64,7 @@ CLASSES = {
     "guess": "actor.environments.builtin.toy:Guess",
     "calculator": "actor.environments.builtin.toy:Calculator",
     "textarena": "actor.environments.builtin.textarena:TextArena",
-    "verifiers": "actor.environments.builtin.verifiers_library:Verifiers",
+    "verifiers": "actor.environments.builtin.verifiers_library:VerifiersEnvironment",
 }
 
 
