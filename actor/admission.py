@@ -135,7 +135,7 @@ class Admission:
 
     @property
     def samples_per_engine(self) -> int | None:
-        """This engine's share of a group, in single-sample tickets; None if groups are not split."""
+        """Share of a group for this engine, in single-sample tickets; None if groups are not split."""
         if self._tickets_per_group == 1 or self.num_engines == 1:
             return None
         return -(-self._tickets_per_group * self.capacity // self.all_places)
