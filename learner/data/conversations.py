@@ -56,7 +56,7 @@ def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tu
     if not any(text_of(m).strip() for m in asked):
         raise NotAPromptError(f"{field!r} is empty: no message has text")
     if messages[-1].get("tool_calls") or messages[-1].get("function_call"):
-        raise NotAPromptError(f"{field!r} ends with tool calls, and no tool answers them")
+        raise NotAPromptError(f"{field!r} must not end with tool calls without tool results")
     return "\n".join(map(text_of, messages)), messages
 
 
@@ -148,7 +148,7 @@ def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
     if not isinstance(role, str) or (content is None and not calls):
         raise NotAPromptError(f"{field!r}: every message needs a role and a content")
     if not _ROLE.fullmatch(role):
-        raise NotAPromptError(f"{field!r}: a role is made of letters, digits, _, ., : and -, got {_short(role)}")
+        raise NotAPromptError(f"{field!r}: a role must consist of letters, digits, _, ., : and -, got {_short(role)}")
     if content is not None and not isinstance(content, str | list):
         raise NotAPromptError(f"{field!r}: every message needs a role and a content, text or parts of text")
     if media := [n for n in message if is_media(n, message[n])]:
@@ -173,7 +173,7 @@ def _part(given: Any, field: str) -> JsonObject:
         return part | {"type": "text"}
     if kind in _OTHER_PARTS:
         return part
-    raise NotAPromptError(f"{field!r}: a content has a part that is no text, and only text is read: {_short(given)}")
+    raise NotAPromptError(f"{field!r}: content parts must be text (only text is read), got {_short(given)}")
 
 
 def _calls(given: Any, field: str, ignored: Collection[str]) -> list[JsonObject]:
@@ -205,7 +205,7 @@ def _list_of_objects(given: Any) -> list[JsonObject] | None:
 
 def _check_unicode(text: str, field: str) -> None:
     if not is_unicode(text):
-        raise NotAPromptError(f"{field!r} is no Unicode text")
+        raise NotAPromptError(f"{field!r} must be valid Unicode text")
 
 
 def is_unicode(text: str) -> bool:

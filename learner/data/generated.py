@@ -253,7 +253,9 @@ def draw_held_out(
 def check_bad_in_a_row(num_bad: int, last: BadRow) -> None:
     """Raises ValueError if `num_bad` consecutive rows reach `MAX_BAD_IN_A_ROW`."""
     if num_bad >= MAX_BAD_IN_A_ROW:
-        raise ValueError(f"{last.path}: {num_bad} rows in a row were set aside; the last, {last.row}: {last.reason}")
+        raise ValueError(
+            f"{last.path}: {num_bad} consecutive rows were quarantined; the last, {last.row}: {last.reason}"
+        )
 
 
 def _make_row(made: ReasoningGymSource | EnvironmentSource, index: int, path: str) -> RawProblem | BadRow:

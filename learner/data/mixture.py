@@ -97,7 +97,7 @@ def apportion(weights: Mapping[str, float], total: int) -> dict[str, int]:
     """Returns integers proportional to the weights that sum to `total`; raises ValueError if all weights are 0."""
     whole = sum(weights.values())
     if whole <= 0:
-        raise ValueError(f"want a weight above 0, got {dict(weights)}")
+        raise ValueError(f"weights: at least one must be above 0, got {dict(weights)}")
     exact = {name: total * (weight / whole) for name, weight in weights.items()}
     parts = {name: int(part) for name, part in exact.items()}
     # Truncation and float rounding leave a few units missing or in excess; the largest remainders absorb them.

@@ -135,7 +135,7 @@ def _answer(answer: Any, field: str, is_needed: bool) -> Answer:
     if isinstance(answer, float | decimal.Decimal) and not math.isfinite(answer):
         raise NotARowError(f"{field!r} must be finite, got {answer!r}")
     if not is_unicode(str(answer)):
-        raise NotARowError(f"{field!r} is no Unicode text: {answer!r}")
+        raise NotARowError(f"{field!r} must be valid Unicode text, got {answer!r}")
     return answer
 
 

@@ -64,7 +64,7 @@ class BadRow:
     @classmethod
     def of_size(cls, row: int, size: int, *, max_tokens: int, path: str) -> "BadRow":
         """Returns a row whose prompt has `size` tokens."""
-        return cls(row, f"prompt has {size} tokens, want 1 to {max_tokens}", path, is_too_long=True)
+        return cls(row, f"prompt has {size} tokens, expected 1 to {max_tokens}", path, is_too_long=True)
 
 
 def answer_text(answer: Answer) -> str:

@@ -100,7 +100,7 @@ def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
             return ArrowRows(file.read(columns=names))
         return ArrowRows(_unpacked(file, names))
     except (pyarrow.ArrowException, OSError) as e:
-        raise ValueError(f"{path} is no parquet file: {e}") from e
+        raise ValueError(f"{path} is not a parquet file: {e}") from e
 
 
 def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
@@ -183,7 +183,7 @@ class ArrayRecordRows:
             self._source = ArrayRecordDataSource(paths)
             self._num_rows = len(self._source)
         except (RuntimeError, ValueError, OSError) as e:
-            raise ValueError(f"{pattern} is no ArrayRecord file: {e}") from e
+            raise ValueError(f"{pattern} is not an ArrayRecord file: {e}") from e
 
     def __len__(self) -> int:
         return self._num_rows
@@ -215,9 +215,11 @@ def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRo
         found = datasets.load_dataset(name, source.subset or None, split=split, revision=source.revision or None)
     except Exception as e:  # errors of the library, the Hub and file formats share no base class
         said = " ".join(str(e).split())
-        raise ValueError(f"{source.path} (subset {source.subset!r}, split {split!r}) can't be loaded: {said}") from e
+        raise ValueError(f"{source.path} (subset {source.subset!r}, split {split!r}) cannot be loaded: {said}") from e
     if not isinstance(found, datasets.Dataset):
-        raise ValueError(f"{source.path}: split {split!r} gives a {type(found).__name__}, want one split, as `train`")
+        raise ValueError(
+            f"{source.path}: split {split!r} gives a {type(found).__name__}, expected one split such as `train`"
+        )
     kept = found.select_columns(wanted_columns(found.column_names, columns))
     return ArrowRows(kept.with_format("arrow")[:])
 

@@ -62,7 +62,7 @@ class FilterResult:
         if others:
             reasons.append(f"{len(others)} for other reasons (row {others[0].row}: {others[0].reason})")
         raise ValueError(
-            f"{self.path}: {num_bad} of {self.num_rows} rows would be set aside, more than prompts.max_bad_share="
+            f"{self.path}: {num_bad} of {self.num_rows} rows would be quarantined, more than prompts.max_bad_share="
             f"{max_share:g} allows: {'; '.join(reasons)}. Fix the rows, or raise --config.prompts.max_bad_share"
         )
 
@@ -248,7 +248,7 @@ class Quarantine:
         with open(self._file, "a", encoding="utf-8") as out:
             for row in new:
                 out.write(json.dumps({"source": row.path, "row": row.row, "reason": row.reason}) + "\n")
-        logging.warning("rows set aside count=%d see=%s", len(new), self._file)
+        logging.warning("rows quarantined count=%d file=%s", len(new), self._file)
 
 
 def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
@@ -277,5 +277,5 @@ def read_gold_failures(file: pathlib.Path) -> SetAside:
         return {source: {int(row): str(why) for row, why in rows.items()} for source, rows in found.items()}
     except (ValueError, AttributeError) as e:
         raise ValueError(
-            f"{file} does not say which rows are set aside: {e}; remove it, and set the run up anew"
+            f"{file} is not a valid list of quarantined rows: {e}; remove it and set up the run again"
         ) from e

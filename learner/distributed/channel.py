@@ -129,13 +129,13 @@ class SingleChannel:
 def check_size(message: bytes) -> bytes:
     """Returns the message, or raises ValueError if it is too large for a channel."""
     if len(message) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message between hosts has {len(message)} bytes, at most {MAX_MESSAGE_BYTES} may go")
+        raise ValueError(f"message between hosts: expected at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}")
     return message
 
 
 def _own(message: bytes | None) -> bytes:
     if message is None:
-        raise ValueError("the leader broadcasts a message, got None")
+        raise ValueError("the leader must broadcast a message, got None")
     return message
 
 
@@ -174,7 +174,7 @@ class JaxProcesses:
         try:
             self._client.key_value_set(f"{_PREFIX}/stop", str(self.index), allow_overwrite=True)
         except jax.errors.JaxRuntimeError as e:
-            raise ProcessLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's process 0 is unreachable: {first_line(e)}") from e
 
     @property
     def stop_requested(self) -> bool:
@@ -184,7 +184,7 @@ class JaxProcesses:
         except jax.errors.JaxRuntimeError as e:
             if _NOT_FOUND in str(e):
                 return False
-            raise ProcessLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's processes are unreachable: {first_line(e)}") from e
         return True
 
 
@@ -201,7 +201,7 @@ class ServiceChannel:
         key, self._num_broadcasts = f"{self._prefix}/to/{self._num_broadcasts}", self._num_broadcasts + 1
         if self._index == 0:
             if message is None:
-                raise ValueError("the leader broadcasts a message, got None")
+                raise ValueError("the leader must broadcast a message, got None")
             self._set(f"{key}/message", message)
             return message
         got = self._get(f"{key}/message", "process 0", timeout_s)
@@ -209,7 +209,7 @@ class ServiceChannel:
             if self._client.key_value_increment(f"{key}/readers", 1) == self._count - 1:
                 self._client.key_value_delete(key)
         except jax.errors.JaxRuntimeError as e:
-            raise ProcessLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's process 0 is unreachable: {first_line(e)}") from e
         return got
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
@@ -237,7 +237,7 @@ class ServiceChannel:
                 value = _IN_PIECES + b"%d" % len(pieces)
             self._client.key_value_set_bytes(key, value)
         except jax.errors.JaxRuntimeError as e:
-            raise ProcessLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's processes are unreachable: {first_line(e)}") from e
 
     def _get(self, key: str, whose: str, timeout_s: float, *, wait_s: float | None = None) -> bytes:
         """Waits for a message: `wait_s` (default `timeout_s`) for its key, `timeout_s` for each piece."""
@@ -247,7 +247,7 @@ class ServiceChannel:
             left_s = end_s - time.monotonic()
             value = self._read(key, whose, min(left_s, _SLICE_S))
             if value is None and left_s <= _SLICE_S:
-                raise ProcessLostError(f"the learner's {whose} said nothing for {timeout_s:.0f} s")
+                raise ProcessLostError(f"the learner's {whose} sent no message for {timeout_s:.0f} s")
         if value[:1] == _WHOLE:
             return value[1:]
         return b"".join(self._piece(f"{key}/{i}", whose, min(timeout_s, _PIECE_S)) for i in range(int(value[1:])))
@@ -255,7 +255,7 @@ class ServiceChannel:
     def _piece(self, key: str, whose: str, timeout_s: float) -> bytes:
         piece = self._read(key, whose, timeout_s)
         if piece is None:
-            raise ProcessLostError(f"the learner's {whose} said half of it, and no more for {timeout_s:.0f} s")
+            raise ProcessLostError(f"the learner's {whose} sent part of a message, then nothing for {timeout_s:.0f} s")
         return piece
 
     def _read(self, key: str, whose: str, wait_s: float) -> bytes | None:
@@ -264,7 +264,7 @@ class ServiceChannel:
         except jax.errors.JaxRuntimeError as e:
             if _TIMED_OUT in str(e):
                 return None
-            raise ProcessLostError(f"the learner's {whose} can't be reached: {first_line(e)}") from e
+            raise ProcessLostError(f"the learner's {whose} is unreachable: {first_line(e)}") from e
 
 
 _OVER = "over"

@@ -58,7 +58,9 @@ def identify(
     if len(missing) == len(given):
         return _detected(init_timeout_s)
     if missing:
-        raise ValueError(f"--coordinator, --num_processes and --process_id go together; {', '.join(missing)} missing")
+        raise ValueError(
+            f"--coordinator, --num_processes and --process_id must be set together; {', '.join(missing)} missing"
+        )
     assert coordinator is not None and num_processes is not None and process_id is not None
     return Identity(index=process_id, count=num_processes, coordinator=coordinator)
 
@@ -76,7 +78,7 @@ def _detected(init_timeout_s: int) -> Identity:
         return Identity(index=cluster.get_process_id(), count=count, coordinator=coordinator)
     except (KeyError, RuntimeError) as e:
         raise ValueError(
-            f"this looks like {cluster.name}, but which process this is can't be read there ({e!r}); give "
+            f"detected {cluster.name}, but cannot read this process's identity from it ({e!r}); set "
             "--coordinator, --num_processes and --process_id, or --num_processes=1"
         ) from e
 
@@ -118,7 +120,7 @@ def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> 
         )
     except jax.errors.JaxRuntimeError as e:
         raise ProcessLostError(
-            f"the learner's {identity.count} processes did not all come to {identity.coordinator} within "
+            f"the learner's {identity.count} processes did not all connect to {identity.coordinator} within "
             f"{init_timeout_s} s: {str(e).splitlines()[0][:200]}"
         ) from e
     logging.info(
@@ -139,4 +141,4 @@ def disconnect(hosts: Processes) -> None:
     try:
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as e:
-        logging.warning("the learner's other processes are gone: %s", str(e).splitlines()[0][:200])
+        logging.warning("other learner processes exited before disconnect error=%s", str(e).splitlines()[0][:200])

@@ -129,7 +129,7 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         return PartitionSpec()
     axes = rule(path)
     if len(axes) != len(shape):
-        raise ValueError(f"{path}: got shape {shape}, wanted {len(axes)} dims")
+        raise ValueError(f"{path}: expected {len(axes)} dims, got shape {shape}")
     kept: list[Axes] = []
     for dim, wanted in zip(shape, axes, strict=True):
         found = _dividing(dim, wanted, mesh)
@@ -143,7 +143,7 @@ def rule(path: str) -> tuple[Axes, ...]:
     for i in range(len(parts)):
         if (found := RULES.get("/".join(parts[i:]))) is not None:
             return found
-    raise ValueError(f"no sharding rule for parameter {path!r}, wanted one of {sorted(RULES)}")
+    raise ValueError(f"no sharding rule for parameter {path!r}; expected one of {sorted(RULES)}")
 
 
 def param_shardings(params: Any, mesh: Mesh) -> Any:
@@ -303,7 +303,7 @@ class BatchBroadcast:
     def _with(self, zeros: Array, x: np.ndarray, shape: jax.ShapeDtypeStruct) -> Array:
         """Returns the zeros with the array in the slot of the leader's device."""
         if x.shape != shape.shape or x.dtype != shape.dtype:
-            raise ValueError(f"an array to spread is {x.dtype}{x.shape}, wanted {shape.dtype}{shape.shape}")
+            raise ValueError(f"broadcast array: expected {shape.dtype}{shape.shape}, got {x.dtype}{x.shape}")
         bits = np.ascontiguousarray(x).reshape(1, *x.shape).view(_bits(x.dtype))
         parts = [
             jax.device_put(bits, self._source) if shard.device == self._source else shard.data

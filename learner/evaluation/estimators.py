@@ -44,7 +44,7 @@ def pass_at(num_samples: int, num_passed: int, j: int) -> float:
       ValueError: j or the number of passed samples exceeds the number of samples.
     """
     if not 1 <= j <= num_samples or not 0 <= num_passed <= num_samples:
-        raise ValueError(f"want 1 <= j <= n and 0 <= c <= n, got j={j} n={num_samples} c={num_passed}")
+        raise ValueError(f"expected 1 <= j <= n and 0 <= c <= n, got j={j} n={num_samples} c={num_passed}")
     if num_samples - num_passed < j:
         return 1.0
     left = np.arange(num_samples - num_passed + 1, num_samples + 1, dtype=np.float64)

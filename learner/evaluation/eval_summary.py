@@ -78,7 +78,7 @@ def summarize(
     """
     sizes = {len(g.rollouts) for g in groups}
     if len(sizes) != 1:
-        raise ValueError(f"an evaluation wants groups of one size, got sizes {sorted(sizes)}")
+        raise ValueError(f"evaluation groups must have one size, got sizes {sorted(sizes)}")
     (k,) = sizes
     rollouts = [r for g in groups for r in g.rollouts]
     rewards = np.array([[r.reward for r in g.rollouts] for g in groups], np.float64)
@@ -88,7 +88,7 @@ def summarize(
     notes: list[str] = []
     if k > 1:
         if silent := _without_answers(rollouts, reads_answers=reads_answers):
-            notes.append(f"maj@{k} is not there: {silent}")
+            notes.append(f"maj@{k} is missing: {silent}")
         else:
             answers = [[answer_of(r) or "" for r in g.rollouts] for g in groups]
             estimates[f"maj@{k}"] = estimators.maj_at_k(answers, passed)
@@ -120,9 +120,9 @@ def _without_answers(rollouts: Sequence[Rollout], *, reads_answers: bool) -> str
     """Returns the reason why responses cannot vote, or "". Responses that were not scored do not vote."""
     judged = [r for r in rollouts if r.scores]
     if not judged:
-        return "" if reads_answers else "no response was judged by a verifier"
+        return "" if reads_answers else "no verifier scored a response"
     silent = sorted({score.name for r in judged if answer_of(r) is None for score in r.scores})
-    return f"{', '.join(silent)} does not say which answer a response gives" if silent else ""
+    return f"{', '.join(silent)} does not report a response's answer" if silent else ""
 
 
 def _verdicts(rollouts: Sequence[Rollout]) -> dict[str, int]:

@@ -179,7 +179,7 @@ class Evaluator:
             self._is_settling = False
         if not groups:
             logging.error(
-                "eval set=%s version=%s: no response could be judged; see the actors' logs", one.name, version
+                "evaluation without scored responses set=%s version=%s; see the actors' logs", one.name, version
             )
             return
         found = eval_summary.summarize(

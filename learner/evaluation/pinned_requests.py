@@ -85,7 +85,7 @@ class PinnedRequests:
     ) -> None:
         """Sends (problem, samples) pairs, up to `limit` samples; raises RuntimeError if requests are in progress."""
         if self.version is not None:
-            raise RuntimeError(f"{self._kind} tickets of {self.version} are still out")
+            raise RuntimeError(f"{self._kind} tickets of {self.version} are still in progress")
         tickets = pinned_tickets(
             self._kind, problems, sampling, version=version, round=round, name=self._name, place=self._place
         )
@@ -171,7 +171,7 @@ class PinnedRequests:
             fits = fits and group.max_step == version.step
         if not fits:
             logging.warning(
-                "pinned group of other weights ticket=%s steps=%d..%d wanted=%s",
+                "version-pinned group of other weights rejected ticket=%s steps=%d..%d expected=%s",
                 group.ticket_id,
                 group.min_step,
                 group.max_step,

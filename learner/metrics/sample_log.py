@@ -59,7 +59,7 @@ class SampleLog:
         try:
             self._jobs.put(None, timeout=CLOSE_S)
         except queue.Full:
-            logging.error("samples: %s takes no more; what waits is not written", self._path)
+            logging.error("sample log did not drain; queued samples dropped file=%s", self._path)
             return
         self._thread.join(CLOSE_S)
 
@@ -69,7 +69,7 @@ class SampleLog:
         try:
             self._jobs.put_nowait(records)
         except queue.Full:
-            self._lose(len(records), "they come faster than they are written")
+            self._lose(len(records), "the write queue is full")
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -95,7 +95,7 @@ class SampleLog:
                 if num_bytes != len(data):
                     file.truncate(end)
         if num_bytes != len(data):
-            raise OSError(f"its disk took {num_bytes} of {len(data)} bytes")
+            raise OSError(f"the disk accepted {num_bytes} of {len(data)} bytes")
         if end + len(data) > self._max_bytes:
             self._thin()
 
@@ -119,7 +119,7 @@ class SampleLog:
 
     def _lose(self, num_groups: int, why: str) -> None:
         if not self.num_lost:
-            logging.error("samples: %s lacks groups from now on: %s", self._path, why)
+            logging.error("samples dropped file=%s reason=%s", self._path, why)
         self.num_lost += num_groups
 
 

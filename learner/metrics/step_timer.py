@@ -75,7 +75,7 @@ class WaitingRatios:
             self.train_end_s,
         )
         if start_s is None or first_s is None or train_s is None or end_s is None:
-            raise ValueError("a round ended that never started")
+            raise ValueError("the round ended without an update")
         total = max(end_s - start_s, 1e-9)
         wait = max(0.0, total - self.aside_s - self.compute_s)
         metrics = {

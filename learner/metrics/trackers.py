@@ -119,7 +119,9 @@ class SentSteps:
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError) as e:
-            raise ValueError(f"{path} is not what a tracker's process wrote ({e}); remove it to send all anew") from e
+            raise ValueError(
+                f"{path} is not a valid tracker progress file ({e}); remove it to send all rows again"
+            ) from e
 
     def write(self, path: pathlib.Path) -> None:
         """Writes the file atomically."""
@@ -156,7 +158,7 @@ class TrackerFeed:
         self.marks = SentSteps.read(marks)
         if self.marks.num_unsure:
             logging.warning(
-                "%s: %d rows were handed over, and its process ended before they were there; they may be missing",
+                "%s: %d sent rows may be missing, because the tracker's process exited before they were stored",
                 name,
                 self.marks.num_unsure,
             )
@@ -244,9 +246,7 @@ class TrackerFeed:
     def _did_not_close(self, error: Exception) -> None:
         problem = _one_line(error)
         self._note(num_unsure=self._num_taken, problem=problem)
-        said = (
-            f"{self._name} did not end in order: {problem}; {self._num_taken} rows of this start may be missing there"
-        )
+        said = f"{self._name} failed to close: {problem}; {self._num_taken} rows of this start may be missing"
         if not self._is_patient:
             raise UnsureError(said) from error
         logging.error("%s", said)

@@ -345,7 +345,7 @@ def make_apply(
       ValueError: the remat policy is unknown.
     """
     if remat not in REMAT:
-        raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
+        raise ValueError(f"remat: expected one of {sorted(REMAT)}, got {remat!r}")
     structure, shapes = _structure(config, lora)
     split = mesh if mesh is not None and mesh.size > 1 else None
     placement = ActivationSharding.of(shapes, split, compute_dtype)

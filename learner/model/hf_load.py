@@ -117,7 +117,7 @@ def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, 
     for file_name in files:
         path = folder / file_name
         if path.parent != folder or not path.is_file():
-            raise FileNotFoundError(f"no weights at {path} (wanted {WEIGHTS}, or {INDEX} and its files)")
+            raise FileNotFoundError(f"no weights at {path} (expected {WEIGHTS}, or {INDEX} and its files)")
         try:
             file = stack.enter_context(safe_open(path, framework="np"))
         except SafetensorError as e:
@@ -127,7 +127,7 @@ def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, 
                 raise ValueError(f"{path} holds {name}, which {INDEX} puts in {listed.get(name)}")
             stored = file.get_slice(name)
             if stored.get_dtype() not in DTYPES:
-                raise ValueError(f"{path}: {name}: got dtype {stored.get_dtype()}, wanted one of {list(DTYPES)}")
+                raise ValueError(f"{path}: {name}: expected dtype of {list(DTYPES)}, got {stored.get_dtype()}")
             tensors[name] = StoredTensor(
                 what=f"{path}: {name}",
                 shape=tuple(stored.get_shape()),
@@ -140,7 +140,7 @@ def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, 
 
 def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
-        raise ValueError(f"{tensor.what}: got shape {list(tensor.shape)}, wanted {list(shape)}")
+        raise ValueError(f"{tensor.what}: expected shape {list(shape)}, got {list(tensor.shape)}")
 
 
 def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
@@ -155,7 +155,9 @@ def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], fol
     pieces = _pieces(tuple(slice(0, d) for d in head.shape), head.shape, head.dtype)
     same = head.dtype == embedding.dtype
     if not same or not all(np.array_equal(head.read(index), embedding.read(index)) for index in pieces):
-        raise ValueError(f"{folder}: tie_word_embeddings is true, but lm_head.weight isn't model.embed_tokens.weight")
+        raise ValueError(
+            f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from model.embed_tokens.weight"
+        )
 
 
 def _make_leaf(

@@ -79,7 +79,7 @@ def save(
     """
     folder = pathlib.Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and isn't empty; save to a new folder")
+        raise FileExistsError(f"{folder} is not empty; save to a new folder")
     if tokenizer_from is not None and not pathlib.Path(tokenizer_from).is_dir():
         raise FileNotFoundError(f"no tokenizer folder at {tokenizer_from}")
     leaves = flatten(params)
@@ -134,9 +134,9 @@ def _check_leaves(config: Architecture, leaves: Mapping[str, Any]) -> None:
     check_same_names("parameter", got=leaves, wanted=config.param_names.paths())
     for path, spec in flatten(abstract_params(config)).items():
         if leaves[path].shape != spec.shape:
-            raise ValueError(f"{path}: got shape {leaves[path].shape}, wanted {spec.shape}")
+            raise ValueError(f"{path}: expected shape {spec.shape}, got {leaves[path].shape}")
         if np.dtype(leaves[path].dtype) not in _DTYPES:
-            raise ValueError(f"{path}: got dtype {leaves[path].dtype}, wanted one of {[str(d) for d in _DTYPES]}")
+            raise ValueError(f"{path}: expected dtype of {[str(d) for d in _DTYPES]}, got {leaves[path].dtype}")
 
 
 def _write_weights(

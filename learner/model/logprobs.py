@@ -284,7 +284,7 @@ def _weight_spec(head: Head, weight: Array) -> PartitionSpec:
     """Returns the head's spec for the chunks: vocabulary split over `tensor`, other dim whole."""
     if head.mesh is not None and weight.shape[0] % head.mesh.shape["tensor"]:
         raise ValueError(
-            f"a vocabulary of {weight.shape[0]} doesn't divide by mesh.tensor={head.mesh.shape['tensor']}; "
+            f"a vocabulary of {weight.shape[0]} does not divide by mesh.tensor={head.mesh.shape['tensor']}; "
             "choose another tensor"
         )
     return PartitionSpec("tensor", None)
@@ -315,7 +315,7 @@ def _unflatten(tree: Any, shape: tuple[int, ...]) -> Any:
 def _check(hidden: Array, weight: Array, targets: Array, mask: Array) -> None:
     if hidden.ndim != 3 or weight.ndim != 2 or not targets.shape == mask.shape == hidden.shape[:2]:
         raise ValueError(
-            "wanted [B, S, D], [V, D], [B, S], [B, S]; "
+            "shapes: expected [B, S, D], [V, D], [B, S], [B, S]; "
             f"got {hidden.shape}, {weight.shape}, {targets.shape}, {mask.shape}"
         )
     if hidden.shape[2] != weight.shape[1]:

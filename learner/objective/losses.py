@@ -364,7 +364,7 @@ def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> N
     for field in dataclasses.fields(inputs):
         value = getattr(inputs, field.name)
         if value is not None and value.shape != shape:
-            raise ValueError(f"TokenInputs.{field.name} has shape {value.shape}, wanted the logprobs' {shape}")
+            raise ValueError(f"TokenInputs.{field.name}: expected the logprobs' shape {shape}, got {value.shape}")
 
 
 def token_weight(normalization: Normalization, num_trained: int, max_response_tokens: int) -> tuple[float, int]:

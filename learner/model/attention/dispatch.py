@@ -177,9 +177,9 @@ def choose_path(
     if path == "auto" and able:
         return able[0] if not interpret else "xla"
     if path == "auto":
-        raise ValueError(f"packing.share_prompts: attention {reasons['xla']}; leave it out")
+        raise ValueError(f"packing.share_prompts: attention {reasons['xla']}; disable it")
     if path not in reasons:
-        raise ValueError(f"attention path: got {path!r}, wanted 'auto' or one of {PATHS}")
+        raise ValueError(f"attention path: expected 'auto' or one of {PATHS}, got {path!r}")
     if path not in able:
         raise ValueError(f"attention path {path!r} on {device.platform}: {reasons[path]}; take 'auto' or one of {able}")
     return path
@@ -190,7 +190,7 @@ def _refusal_of_prefixes(window: int | None, sequence: int) -> str | None:
     if window is not None:
         return "counts a window's tokens along the row, where a shared prompt is further away than it is"
     if sequence > 1:
-        return "wants whole rows for shared prompts, and the mesh splits them over sequence"
+        return "requires whole rows for shared prompts, and the mesh splits them over sequence"
     return None
 
 
@@ -221,7 +221,7 @@ def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_head
     """Returns the function for arrays of the whole mesh; key heads must divide over `tensor`."""
     if num_heads % mesh.shape["tensor"]:
         raise ValueError(
-            f"{num_heads} query heads don't divide over tensor={mesh.shape['tensor']}: "
+            f"{num_heads} query heads do not divide over tensor={mesh.shape['tensor']}: "
             "make tensor a divisor of the heads, and use fsdp or sequence for the rest"
         )
     heads, tokens = P(BATCH_AXES, "sequence", "tensor", None), P(BATCH_AXES, "sequence")
@@ -230,7 +230,7 @@ def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_head
     def checked(q, k, v, segments, kernel):
         rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
         if q.shape[0] % rows:
-            raise ValueError(f"{q.shape[0]} rows don't divide over {BATCH_AXES} = {rows} devices")
+            raise ValueError(f"{q.shape[0]} rows do not divide over {BATCH_AXES} = {rows} devices")
         # The loops of the xla path start from constants, which vma checking rejects as a change of type.
         return jax.shard_map(
             local, mesh=mesh, in_specs=(heads, heads, heads, tokens, tables), out_specs=heads, check_vma=False
@@ -246,6 +246,6 @@ def _check(q, k, v, segment_ids, **at_least_one: int | None) -> None:
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"attention shapes: got q {q.shape}, k {k.shape}, v {v.shape}")
     if q.shape[2] % k.shape[2]:
-        raise ValueError(f"attention shapes: {q.shape[2]} query heads don't divide by {k.shape[2]} key heads")
+        raise ValueError(f"attention shapes: {q.shape[2]} query heads do not divide by {k.shape[2]} key heads")
     if segment_ids.shape != q.shape[:2]:
-        raise ValueError(f"segment_ids: wanted [B, S] = {q.shape[:2]}, got {segment_ids.shape}")
+        raise ValueError(f"segment_ids: expected [B, S] = {q.shape[:2]}, got {segment_ids.shape}")

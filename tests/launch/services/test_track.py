@@ -48,7 +48,7 @@ def test_tracker_that_fails_at_its_end_is_one_line_and_no_rows_are_called_sent(r
     assert call(track.main, "--tracker=wandb", f"--run_dir={run}") == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err == (
-        "error: wandb did not end in order: TimeoutError: no answer; 1 rows of this start may be missing there; "
+        "error: wandb failed to close: TimeoutError: no answer; 1 rows of this start may be missing; "
         "they are not sent again\n"
     )
     assert SentSteps.read(run / "trackers" / "wandb.json").num_unsure == 1

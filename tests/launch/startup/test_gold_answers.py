@@ -189,5 +189,5 @@ def test_set_aside_rows_are_read_as_they_were_written(tmp_path):
     write_gold_failures(file, written)
     assert read_gold_failures(file) == written
     file.write_text(json.dumps([1]))
-    with pytest.raises(ValueError, match="does not say which rows are set aside"):
+    with pytest.raises(ValueError, match="is not a valid list of quarantined rows"):
         read_gold_failures(file)

@@ -184,7 +184,7 @@ def test_check_file_of_which_too_much_is_set_aside_is_refused_and_a_share_may_be
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {"path": str(tmp_path / "t.jsonl"), "held_out_one_in": 4}
     said = refusal(folder, config_of(prompts=sections.PromptsConfig(**fields)))
-    assert "12 of 60 rows would be set aside" in said and "raise model.max_tokens" in said
+    assert "12 of 60 rows would be quarantined" in said and "raise model.max_tokens" in said
     notes = preflight.check(config_of(prompts=sections.PromptsConfig(**fields, max_bad_share=0.2)), folder)
     assert any("12 rows set aside" in note for note in notes)
 

@@ -42,5 +42,5 @@ def test_array_record_file_that_is_missing_or_another_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no prompts file"):
         ArrayRecordRows(str(tmp_path / "none.arrayrecord"))
     (tmp_path / "x.arrayrecord").write_text("something else")
-    with pytest.raises(ValueError, match="is no ArrayRecord file"):
+    with pytest.raises(ValueError, match="is not an ArrayRecord file"):
         ArrayRecordRows(str(tmp_path / "x.arrayrecord"))

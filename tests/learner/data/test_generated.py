@@ -51,7 +51,12 @@ def test_bad_row_is_set_aside_with_its_index_and_reason_and_counted(chat_tokeniz
     assert len(seen) == len(set(seen)) == 60 and not {f"game {i}" for i in BAD} & set(seen)
     assert {row.row for row in found} == BAD.keys() and {row.path for row in found} == {"prompts.environment='toy'"}
     reasons = {row.row: row.reason for row in found}
-    for row, wanted in {5: "is empty", 11: "KeyError: 'no such game'", 12: "no narrator", 17: "tokens, want 1"}.items():
+    for row, wanted in {
+        5: "is empty",
+        11: "KeyError: 'no such game'",
+        12: "no narrator",
+        17: "tokens, expected 1",
+    }.items():
         assert wanted in reasons[row]
     assert (metrics := stream.metrics()) == {"prompts/bad_rows": 4, "prompts/too_long_rows": 1}
     assert all(meaning(name) for name in metrics)
@@ -76,12 +81,14 @@ def test_stream_with_bad_rows_restored_goes_on_alike_and_counts_alike(chat_token
 
 def test_stream_of_nothing_but_bad_rows_ends_with_the_last_reason(chat_tokenizer, small):
     stream, _, _ = load_prompts(config(broken_from=60, num_problems=0), chat_tokenizer)
-    with pytest.raises(ValueError, match=r"environment='toy': 20 rows in a row were set aside; .*row 79: .*is empty"):
+    with pytest.raises(
+        ValueError, match=r"environment='toy': 20 consecutive rows were quarantined; .*row 79: .*is empty"
+    ):
         take(stream, 100)
 
 
 def test_open_source_whose_rows_are_all_bad_says_why(chat_tokenizer, small):
-    with pytest.raises(ValueError, match=r"\(evaluation\): 20 rows in a row were set aside; .*row 37: .*is empty"):
+    with pytest.raises(ValueError, match=r"\(evaluation\): 20 consecutive rows were quarantined; .*row 37: .*is empty"):
         open_sources(config(broken_from=0), chat_tokenizer)
     with pytest.raises(ValueError, match=r"of its first 20 questions none can be trained on: .*row 0: .*is empty"):
         open_sources(config(broken_from=0, num_problems=0), chat_tokenizer)

@@ -68,12 +68,12 @@ def test_load_subset_is_of_the_name_and_keeps_the_columns_looked_at(folder):
     [(dict(subset="none"), "train"), ({}, "nosuch")],
 )
 def test_load_of_what_is_not_there_is_refused_by_name(folder, fields, split):
-    with pytest.raises(ValueError, match=rf"hf:{folder} .*split '{split}'\) can't be loaded: "):
+    with pytest.raises(ValueError, match=rf"hf:{folder} .*split '{split}'\) cannot be loaded: "):
         load(source_of(folder, **fields), ("prompt", "answer"), split=split)
 
 
 def test_load_of_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="can't be loaded"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         load(source_of(tmp_path / "none"), ("prompt", "answer"), split="train")
 
 

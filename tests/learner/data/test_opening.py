@@ -77,7 +77,7 @@ def test_open_file_prompts_too_long_are_set_aside_with_their_rows_and_counted(tm
     assert [b.row for b in opened.bad] == list(range(2, 42, 2)) + [41] and {b.path for b in opened.bad} == {
         opened.source.path
     }
-    assert opened.bad[0].reason == f"prompt has {bound + 1} tokens, want 1 to {bound}"
+    assert opened.bad[0].reason == f"prompt has {bound + 1} tokens, expected 1 to {bound}"
     (line,) = said(caplog)
     counts = dict(part.split("=") for part in line.split()[1:])
     assert (counts["rows"], counts["too_long"], counts["bad"]) == ("41", "20", "1")

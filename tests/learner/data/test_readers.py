@@ -83,7 +83,7 @@ def test_read_parquet_without_a_prompt_column_gives_all_so_that_they_can_be_name
 
 def test_read_parquet_of_another_file_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_text("not parquet")
-    with pytest.raises(ValueError, match="is no parquet file"):
+    with pytest.raises(ValueError, match="is not a parquet file"):
         read_parquet(tmp_path / "x.parquet", COLUMNS)
 
 

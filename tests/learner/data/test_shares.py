@@ -23,5 +23,5 @@ def test_in_parts_largest_remainders_get_what_is_left():
 
 
 def test_in_parts_without_a_weight_is_refused():
-    with pytest.raises(ValueError, match="want a weight above 0"):
+    with pytest.raises(ValueError, match="at least one must be above 0"):
         apportion({"a": 0.0}, 3)

@@ -53,8 +53,8 @@ def test_channels_between_three_processes_carry_each_message_in_order_and_keep_n
         assert said["stop_requested"] or said is not leader
     assert leader["gathers"] == [[f"{host} {i}" for host in range(3)] for i in range(3)]
     assert [said["gathers"] for said in others] == [[[], [], []]] * 2
-    assert "process 1 said nothing" in leader["late"]
-    assert all("process 0 said nothing" in said["late"] for said in others)
+    assert "process 1 sent no message" in leader["late"]
+    assert all("process 0 sent no message" in said["late"] for said in others)
     assert leader["left"] == 0
 
 

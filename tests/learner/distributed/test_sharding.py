@@ -61,7 +61,7 @@ def test_param_spec_dim_that_does_not_divide_stays_whole_or_is_split_over_fewer_
 
 @pytest.mark.parametrize(
     "path,shape,message",
-    [("layers/fog/kernel", (3, 4), "no sharding rule"), ("layers/q_proj/kernel", (3, 4), "wanted 3 dims")],
+    [("layers/fog/kernel", (3, 4), "no sharding rule"), ("layers/q_proj/kernel", (3, 4), "expected 3 dims")],
 )
 def test_param_spec_unknown_parameter_is_refused(path, shape, message):
     with pytest.raises(ValueError, match=message):

@@ -34,7 +34,7 @@ def test_pass_at_of_many_samples_is_the_binomial_quotient():
 
 @pytest.mark.parametrize(("n", "c", "j"), [(4, 1, 0), (4, 1, 5), (4, 5, 1), (4, -1, 1)])
 def test_pass_at_more_than_there_are_refused(n, c, j):
-    with pytest.raises(ValueError, match="want 1 <= j <= n"):
+    with pytest.raises(ValueError, match="expected 1 <= j <= n"):
         estimators.pass_at(n, c, j)
 
 

@@ -98,10 +98,8 @@ def test_majority_votes_by_the_answers_that_verifiers_read():
 def test_majority_is_left_out_where_a_verifier_reads_no_answers_and_that_is_said():
     code = make_rollout(2, reward=1.0, scores=scored(("code", 1.0)))
     got = summary_of((code, code))
-    assert "maj@2" not in got.estimates and got.notes == (
-        "maj@2 is not there: code does not say which answer a response gives",
-    )
-    assert "no response was judged" in summary_of((make_rollout(2), make_rollout(2))).notes[0]
+    assert "maj@2" not in got.estimates and got.notes == ("maj@2 is missing: code does not report a response's answer",)
+    assert "no verifier scored a response" in summary_of((make_rollout(2), make_rollout(2))).notes[0]
     cut = [make_group(TICKET, rollouts=(make_rollout(2, reward=0.0, finish="length"),) * 2)]
     all_cut = summarize(cut, num_problems=1, pass_reward=1.0, reads_answers=True)
     assert all_cut.estimates["maj@2"].value == 0.0 and all_cut.notes == ()  # nobody voted
@@ -115,5 +113,5 @@ def test_response_that_was_cut_off_and_not_judged_does_not_vote():
 
 def test_groups_of_different_sizes_and_none_are_refused():
     for groups in ([], [(make_rollout(1),), (make_rollout(1), make_rollout(1))]):
-        with pytest.raises(ValueError, match="groups of one size"):
+        with pytest.raises(ValueError, match="groups must have one size"):
             summary_of(*groups, num_problems=2)

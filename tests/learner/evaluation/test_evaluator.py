@@ -273,7 +273,7 @@ def test_sets_that_are_waited_for_while_it_is_looked_for_them_are_settled_once(s
     job.publish(0)
     job.evaluations.wait()
     assert job.rows() == job_rows([("heldout", 0)], [("hard", 0)]) and not job.evaluations.in_progress
-    assert not [r for r in caplog.records if "no response could be judged" in r.getMessage()]
+    assert not [r for r in caplog.records if "evaluation without scored responses" in r.getMessage()]
 
 
 def test_evaluation_that_nobody_could_judge_has_no_row_and_training_goes_on(start):

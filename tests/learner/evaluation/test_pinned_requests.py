@@ -169,7 +169,7 @@ def test_settle_evaluation_leaves_probe_groups_alone(store):
 def test_start_before_the_last_was_settled_is_refused(store):
     pinned = PinnedRequests("eval", store, on_wait=lambda: None)
     ask(pinned)
-    with pytest.raises(RuntimeError, match="eval tickets of 1:3 are still out"):
+    with pytest.raises(RuntimeError, match="eval tickets of 1:3 are still in progress"):
         ask(pinned)
 
 

@@ -163,4 +163,4 @@ def test_write_that_a_full_disk_cuts_short_leaves_whole_lines_and_the_next_is_wh
     done = subprocess.run([sys.executable, "-c", FULL, str(file)], cwd=REPO, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert [r["step"] for r in rows(file)] == [1, 3]
-    assert "lacks groups from now on: its disk took" in done.stderr
+    assert "reason=the disk accepted" in done.stderr

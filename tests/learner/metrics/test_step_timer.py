@@ -110,10 +110,10 @@ def test_finish_starts_over():
 
 def test_finish_of_a_round_that_never_started_is_refused():
     clock = WaitingRatios()
-    with pytest.raises(ValueError, match="never started"):
+    with pytest.raises(ValueError, match="ended without an update"):
         clock.finish()
     clock.rollout_started(0.0)
-    with pytest.raises(ValueError, match="never started"):
+    with pytest.raises(ValueError, match="ended without an update"):
         clock.finish()
 
 

@@ -266,14 +266,14 @@ def test_save_bad_argument_is_refused_and_touches_nothing(tmp_path):
     save_reference("qwen3-tied", folder)
     config, params = load(folder)
     before = file_bytes(folder)
-    with pytest.raises(FileExistsError, match="isn't empty"):
+    with pytest.raises(FileExistsError, match="is not empty"):
         save(folder, config, params)
     assert file_bytes(folder) == before
     with pytest.raises(FileNotFoundError, match="no tokenizer folder"):
         save(tmp_path / "out", config, params, tokenizer_from=tmp_path / "none")
     with pytest.raises(ValueError, match=r"1 missing \['final_norm/scale'\]"):
         save(tmp_path / "out", config, {k: v for k, v in params.items() if k != "final_norm"})
-    with pytest.raises(ValueError, match=r"final_norm/scale: got shape \(3,\), wanted \(32,\)"):
+    with pytest.raises(ValueError, match=r"final_norm/scale: expected shape \(32,\), got \(3,\)"):
         save(tmp_path / "out", config, params | {"final_norm": {"scale": np.zeros(3, np.float32)}})
     assert not (tmp_path / "out").exists()
 
@@ -308,10 +308,10 @@ def wrong_tied_head(tensors):
     [
         (remove_tensor, r"1 missing \['model.layers.1.mlp.up_proj.weight'\], 0 unexpected"),
         (add_tensor, r"0 missing \[\], 1 unexpected \['model.layers.3.mlp.up_proj.weight'\]"),
-        (reshape_tensor, r"model.norm.weight: got shape \[31\], wanted \[32\]"),
-        (quantise_tensor, "model.norm.weight: got dtype I8"),
+        (reshape_tensor, r"model.norm.weight: expected shape \[32\], got \[31\]"),
+        (quantise_tensor, "model.norm.weight: expected dtype of .*, got I8"),
         (mix_dtypes, "layers/up_proj/kernel: layers of different dtypes"),
-        (wrong_tied_head, "tie_word_embeddings is true, but lm_head.weight isn't"),
+        (wrong_tied_head, "tie_word_embeddings is true, but lm_head.weight differs"),
     ],
 )
 def test_load_weights_that_do_not_fit_are_named(damage, message, tmp_path):

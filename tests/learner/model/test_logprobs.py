@@ -155,7 +155,7 @@ def test_token_loss_sum_never_holds_all_logits():
 @pytest.mark.parametrize(
     "change,message",
     [
-        (dict(targets=np.zeros((2, 3), np.int32)), "wanted"),
+        (dict(targets=np.zeros((2, 3), np.int32)), "expected"),
         (dict(weight=np.zeros((WORDS, 4), np.float32)), "hidden is 5 wide, head is 4"),
     ],
 )

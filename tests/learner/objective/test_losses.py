@@ -393,7 +393,7 @@ def test_token_loss_missing_input_is_refused_by_name(config, said):
 def test_token_loss_input_that_would_broadcast_is_refused():
     x = jnp.zeros(SHAPE)
     inputs = TokenInputs(behavior_logprobs=x, advantages=x[:, :1], loss_mask=jnp.asarray(MASK))
-    with pytest.raises(ValueError, match=r"advantages has shape \(2, 1\), wanted the logprobs' \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"advantages: expected the logprobs' shape \(2, 5\), got \(2, 1\)"):
         token_loss(x, x, inputs, LossConfig())
 
 

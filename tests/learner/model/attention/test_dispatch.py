@@ -151,7 +151,7 @@ def test_auto_path_is_the_best_that_serves_the_call(device, change, want):
 @pytest.mark.parametrize(
     "path,device,change,message",
     [
-        ("flash", HOPPER, {}, r"got 'flash', wanted 'auto' or one of \('splash'"),
+        ("flash", HOPPER, {}, r"expected 'auto' or one of \('splash'"),
         ("splash", a_device("cpu"), {}, r"'splash' on cpu: it needs a TPU; take 'auto' or one of \['xla'\]"),
         ("cudnn", a_device("tpu"), {}, r"'cudnn' on tpu: it needs an NVIDIA GPU; .*\['splash', 'xla'\]"),
         ("cudnn", AMPERE, {}, "the GPU has 8.0"),
@@ -173,14 +173,14 @@ def test_named_path_that_cannot_serve_the_call_is_refused(path, device, change, 
 @pytest.mark.parametrize(
     "change,message",
     [
-        (dict(path="flash"), "attention path: got 'flash'"),
+        (dict(path="flash"), "attention path: expected 'auto' or one of .*, got 'flash'"),
         (dict(block=0), "block must be >= 1"),
         (dict(window=0), "window must be >= 1"),
         (dict(soft_cap=0.0), "soft_cap must be > 0"),
         (dict(max_segments=0), "max_segments must be >= 1"),
         (dict(k=np.zeros((2, 150, 3, 24), np.float32)), "attention shapes: got"),
-        (dict(k=np.zeros((2, 150, 3, 24)), v=np.zeros((2, 150, 3, 24))), "4 query heads don't divide by 3"),
-        (dict(segment_ids=np.zeros((2, 9), np.int32)), "segment_ids: wanted"),
+        (dict(k=np.zeros((2, 150, 3, 24)), v=np.zeros((2, 150, 3, 24))), "4 query heads do not divide by 3"),
+        (dict(segment_ids=np.zeros((2, 9), np.int32)), "segment_ids: expected"),
     ],
 )
 def test_attention_bad_argument_is_refused(change, message):

@@ -77,11 +77,11 @@ def a_mesh(**axes: int) -> Any:
 
 
 def test_heads_that_do_not_divide_over_tensor_are_refused():
-    with pytest.raises(ValueError, match="28 query heads don't divide over tensor=8: make tensor a divisor"):
+    with pytest.raises(ValueError, match="28 query heads do not divide over tensor=8: make tensor a divisor"):
         _over_mesh(lambda: jnp.zeros(0), a_mesh(tensor=8), None, num_heads=28)
 
 
 def test_rows_that_do_not_divide_over_the_batch_axes_are_refused():
     call = _over_mesh(lambda: jnp.zeros(0), a_mesh(data=2, fsdp=2), None, num_heads=4)
-    with pytest.raises(ValueError, match=r"3 rows don't divide over \('data', 'fsdp', 'expert'\) = 4 devices"):
+    with pytest.raises(ValueError, match=r"3 rows do not divide over \('data', 'fsdp', 'expert'\) = 4 devices"):
         call(np.zeros((3, 8, 4, 4)), None, None, None, None)
