@@ -1,4 +1,4 @@
-"""Parity check of engine and learner logprobs after a publish; fencing and re-admission of actors.
+"""Parity check of engine and learner logprobs after a publish, the parity fence, and re-admission.
 
 Wrong weights in an engine raise no error and change only the importance ratios (docs/publishing_and_proof.md). After a
 publish the learner samples a few responses and computes their logprobs with the published weights. An actor whose

@@ -12,7 +12,7 @@ from learner.data.problem import Problem
 from learner.evaluation import estimators
 from learner.evaluation.estimators import Estimate
 from learner.evaluation.eval_sets import ProblemSet
-from learner.metrics.step_metrics import is_episode, mean_scores
+from learner.metrics.sample_record import is_episode, mean_scores
 
 _TOLERANCE = 1e-6
 """Tolerance of a reward that is a sum of weighted scores."""

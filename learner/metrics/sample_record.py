@@ -206,3 +206,16 @@ def cut(text: str, chars: int) -> str:
         return text
     half = chars // 2
     return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
+
+
+def mean_scores(scores: Iterable[RewardScore]) -> dict[str, float]:
+    """Returns the mean score by verifier, before weighting."""
+    values: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
+    for score in scores:
+        values[score.name].append(score.value)
+    return {name: float(np.mean(of_verifier)) for name, of_verifier in sorted(values.items())}
+
+
+def is_episode(rollout: Rollout) -> bool:
+    """Returns True if an environment rewarded the response per turn, even with 0."""
+    return rollout.turn_rewards.size > 0

@@ -5,13 +5,13 @@ not contain them.
 """
 
 import collections
-from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
 
-from bridge.rollout_types import Group, RewardScore, Rollout, Task, Verdict
+from bridge.rollout_types import Group, RewardScore, Task, Verdict
 from configs.sections import LossConfig
+from learner.metrics.sample_record import is_episode, mean_scores
 from learner.objective.reward_shaping import num_sampled, shaping_parts
 
 
@@ -68,16 +68,3 @@ class RewardMetrics:
             found |= {"response/thinking_tokens": tokens, "response/thinking_unfinished": unfinished}
         self.clear()
         return found
-
-
-def mean_scores(scores: Iterable[RewardScore]) -> dict[str, float]:
-    """Returns the mean score by verifier, before weighting."""
-    values: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
-    for score in scores:
-        values[score.name].append(score.value)
-    return {name: float(np.mean(of_verifier)) for name, of_verifier in sorted(values.items())}
-
-
-def is_episode(rollout: Rollout) -> bool:
-    """Returns True if an environment rewarded the response per turn, even with 0."""
-    return rollout.turn_rewards.size > 0

@@ -463,7 +463,9 @@ def test_check_environments_says_in_one_line_what_can_not_be_used(tmp_path):
     config = EnvironmentsConfig()
     check_environments([BAD, "guess"], config)
     check_environments([], config)
-    with pytest.raises(ValueError, match="does not import: ModuleNotFoundError: No module named 'nowhere'"):
+    with pytest.raises(
+        ValueError, match="cannot import module nowhere: ModuleNotFoundError: No module named 'nowhere'"
+    ):
         check_environments(["guess", "nowhere:Class"], config)
     with pytest.raises(ValueError, match=f"{tmp_path}/none cannot be started .No such file.*environments.python"):
         check_environments(["verifiers"], dataclasses.replace(config, python=str(tmp_path / "none")))

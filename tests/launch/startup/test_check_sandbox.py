@@ -64,5 +64,7 @@ def test_more_workers_than_cores_are_told_of(isolated):
 def test_prompts_where_programs_could_read_them_are_refused(isolated, field):
     config = tiny.tiny_code()
     prompts = dataclasses.replace(config.prompts, **{field: "/usr/share/rows.jsonl"})
-    with pytest.raises(ValueError, match=rf"prompts.{field}=/usr/share/rows.jsonl is in /usr, which programs"):
+    with pytest.raises(
+        ValueError, match=rf"prompts.{field}=/usr/share/rows.jsonl is in /usr, which sandboxed programs"
+    ):
         check_sandbox(dataclasses.replace(config, prompts=prompts))

@@ -41,7 +41,9 @@ def test_tracker_that_is_not_installed_is_refused_with_its_extra(name, monkeypat
 def test_trackers_that_nobody_knows_are_refused_and_each_counts_once():
     assert RunConfig(trackers="wandb, tensorboard,wandb").tracker_names == ("wandb", "tensorboard")
     assert RunConfig(trackers="").tracker_names == ()
-    with pytest.raises(ValueError, match="run.trackers knows tensorboard, wandb, mlflow, trackio, got 'wandbb'"):
+    with pytest.raises(
+        ValueError, match="run.trackers: expected some of tensorboard, wandb, mlflow, trackio, got 'wandbb'"
+    ):
         RunConfig(trackers="wandbb")
     with pytest.raises(ValueError, match="run.project must be"):
         RunConfig(project="a/b")

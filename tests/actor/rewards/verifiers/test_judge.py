@@ -329,7 +329,7 @@ def test_template_of_a_file_is_checked_when_the_judge_is_made(tmp_path):
             assert served.bodies[0]["messages"][1]["content"].startswith("Judge <<<response ")
             await one.close()
             file.write_text("no place for it")
-            with pytest.raises(ValueError, match=r"template cannot be used: .*must have \{response\}"):
+            with pytest.raises(ValueError, match=r"template cannot be used: .*expected \{response\}"):
                 judge(served, template_file=str(file))
 
     run(body())

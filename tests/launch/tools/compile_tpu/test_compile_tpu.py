@@ -63,7 +63,7 @@ def run(*arguments: str) -> int:
         (["--config=tiny", "--topology=v5e:1x1"], ["--model", "--config.model.path"]),
         ([f"--config={SMALL}", "--fast"], ["Unknown", "fast"]),
         ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
-        ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "needs a value"]),
+        ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "expected a value"]),
         ([f"--config={SMALL}", "--run_dir=x"], ["--run_dir"]),
         (["--all", "--out=no/such/folder/tpu.json"], ["no folder no/such/folder"]),
     ],

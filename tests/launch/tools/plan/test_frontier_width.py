@@ -68,7 +68,7 @@ def test_a_start_without_a_profile_warns_of_places_that_the_frontier_leaves_empt
     if suggested is None:
         assert said is None and not notes
     else:
-        assert said is not None and f"Set admission.width to at most {suggested}:" in said
+        assert said is not None and f"Set admission.width to at most {suggested};" in said
         assert notes == [f"warning: {said}"]
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from bridge.rollout_types import RewardScore
-from learner.metrics.step_metrics import is_episode, mean_scores
+from learner.metrics.sample_record import is_episode, mean_scores
 from tests.bridge.factories import make_rollout
 
 
