@@ -1,14 +1,15 @@
-"""Selection of groups to keep, and their conversion to JSON text records."""
+"""Selection of groups for the sample log, their JSON records, and mean scores by verifier."""
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from jaxtyping import Bool, Float32, Int32
 
-from bridge.rollout_types import Group, Rollout, Task
+from bridge.rollout_types import Group, RewardScore, Rollout, Task
 from configs.sections import SamplesConfig
 
 
