@@ -34,7 +34,7 @@ BANNED = re.compile(
 )
 """Words that plain text replaces by a term, or by the word of American English."""
 
-METRICS_LEFT = 47
+METRICS_LEFT = 0
 """Metric descriptions with one of `BANNED`."""
 
 MAX_SENTENCE_WORDS = 30
