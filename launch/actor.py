@@ -200,6 +200,7 @@ def _join(waits: Callable[[], None]) -> JoinedRun:
         memory=_SNAPSHOT_DIR.value,
         wait_s=_WAIT_S.value,
         wait_forever=_WAIT_FOR_LEARNER.value,
+        on_wait=waits,
     )
 
 

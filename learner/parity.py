@@ -232,7 +232,7 @@ class ParityFence:
             return None
         self._withdraw(actor)
         self._num_tries.pop(actor, None)
-        logging.info("actor let in again actor=%s version=%s off=%.3g", actor, version, off)
+        logging.info("fence lifted actor=%s version=%s off=%.3g", actor, version, off)
         return self._gate.unfence(actor)
 
     def _refuse(self, actor: str, version: Version, off: float) -> None:

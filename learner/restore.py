@@ -251,7 +251,7 @@ class TimeoutAnchors:
             self._store.put_anchors({key: _seconds(saved[key]) for key in page})
             num_put += len(page)
         self._known = stored | saved
-        logging.info("anchors restored num_tasks=%d reopen_update=%d", len(saved), num_put)
+        logging.info("anchors restored num_tasks=%d num_written=%d", len(saved), num_put)
 
     def _stored(self) -> dict[str, str]:
         """Returns the store's anchors up to the limit, since any actor may write anchors."""

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from absl.flags import FLAGS
+from absl.testing import flagsaver
 
 from bridge.store.open import SqliteStore
 from configs.sections import JudgeConfig
@@ -94,3 +96,16 @@ def test_what_a_dead_actor_held_is_offered_again_at_once(tmp_path):
     actor.release_tickets_of(store, "actor-0")  # nothing is left of it
     assert store.leased("actor-0-r1") == {"a", "b"}
     store.close()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--store=sqlite:///nowhere", "--run=r"], ["--run_dir=nowhere"]], ids=["store", "folder"]
+)
+def test_actor_that_waits_for_its_run_reports_liveness(monkeypatch, flags):
+    given = {}
+    for name in ("join_store", "join_folder"):
+        monkeypatch.setattr(actor, name, lambda *_, **fields: given.update(fields))
+    with flagsaver.flagsaver():
+        FLAGS(["actor", "--name=a", *flags])
+        actor._join(report := lambda: None)
+    assert given["on_wait"] is report

@@ -16,17 +16,17 @@ from launch.tools.samples.samples_view import visible
 
 MAX_SHOWN = 300
 _SAYS = {
-    "restored": "the learner went on from its checkpoint",
-    "ess stop": "an update was not made: effective sample size below the floor",
-    "fence": "an actor was fenced: its groups are refused",
-    "unfence": "an actor was let in again",
-    "fenced": "heard that it is fenced",
-    "unfenced": "heard that it is let in again",
-    "refused": "a version of the weights was refused",
-    "abandoned": "groups of a learner that is gone were given up",
-    "started over": "took up the weights of a restarted learner",
-    "dropped": "a group was given up",
-    "events lost": "the event log had no room on its disk",
+    "restored": "learner resumed from its checkpoint",
+    "ess stop": "update not applied: effective sample size below the floor",
+    "fence": "actor fenced: its groups are rejected",
+    "unfence": "fence lifted: the actor's groups are accepted again",
+    "fenced": "actor noticed its fence",
+    "unfenced": "actor noticed that its fence is lifted",
+    "refused": "weight version rejected",
+    "abandoned": "groups of an abandoned branch dropped",
+    "started over": "actor loaded the weights of a restarted learner",
+    "dropped": "group dropped",
+    "events lost": "event log lost events: disk full",
 }
 """Descriptions of instant events that report a fault."""
 _COUNTS = {

@@ -185,9 +185,9 @@ def test_faults_are_told_in_order_with_restarts_and_what_is_counted_only(killed)
     instants["actor-1"].append(instant("refused", START_S + 2, reason="\x1b[31mhash"))
     faults = find_faults(read_run(killed), instants)
     assert [(f.process, f.what) for f in faults.happened] == [
-        ("actor-1", "a version of the weights was refused"),
+        ("actor-1", "weight version rejected"),
         ("supervisor", "actor-0 was killed by signal 9; starting it again (1)"),
-        ("learner", "the learner went on from its checkpoint"),
+        ("learner", "learner resumed from its checkpoint"),
     ]
     assert "\x1b" not in faults.happened[0].detail
     assert faults.happened[1].detail == "its last line was: weights served"
