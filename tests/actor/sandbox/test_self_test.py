@@ -46,7 +46,7 @@ def test_this_machine_isolates(isolated):
 
 WALLS = {
     "--unshare-net": ([], "a listener of the host can be reached by AF_UNIX; there are network devices"),
-    "--unshare-pid": ([], "other processes|can't be isolated"),
+    "--unshare-pid": ([], "other processes|cannot be isolated"),
     "--seccomp": ([], "not filtered by seccomp.*ptrace is open"),
     "--remount-ro": (["--perms", "1777", "--tmpfs", "/etc"], "/etc can be written to"),
 }

@@ -56,7 +56,7 @@ def test_returned_value_is_compared_as_the_row_says(got, wanted, equal_in):
 
 def test_wanted_value_is_what_json_makes_of_it():
     assert as_json({1: (2, 3)}) == {"1": [2, 3]}
-    with pytest.raises(ValueError, match="no JSON: TypeError"):
+    with pytest.raises(ValueError, match="must be JSON: TypeError"):
         as_json({1, 2})
 
 
