@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("isolated")]
 
 SETTINGS = RewardsConfig(sandbox_warm=1)
 RIGHT = {
-    "python": "import time\ntime.sleep(0.3)\nprint(sum(map(int, input().split())))",
+    "python": "import time\ntime.sleep(1)\nprint(sum(map(int, input().split())))",
     "c": '#include <stdio.h>\nint main() { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); }',
 }
 STALLED_S = 0.5
@@ -50,6 +50,7 @@ def stall(one: SandboxProcess) -> None:
 
 def disturb(monkeypatch, at: str, what, *, times: int) -> list[SandboxProcess]:
     """Before the first so many calls of a method, something happens to the sandbox; returns those it happened to."""
+    code.open_sandbox(SETTINGS)  # its own test of isolation is not what is disturbed
     disturbed: list[SandboxProcess] = []
     method = getattr(SandboxProcess, at)
     patient_s = process.PREPARE_S
