@@ -3,7 +3,7 @@
 The policy applies to train tickets. Probes and evaluations go first and use engine capacity only.
 
 * fifo: as many tickets as the engine has capacity for, counted in sequences.
-* frontier(width): frontier-group dispatch (FGD, RolloutPipe section 3.3, eq. 5-6; docs/frontier.md). A request is
+* frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md). A request is
   admitted if and only if its group is among the `width` lowest orders that are not serving-complete. A slot frees when
   all requests of a group have finished, before their rewards are known. The store limits claims to the frontier, which
   all actors share (`bridge/store/claim.py`).

@@ -1,7 +1,7 @@
 """Run secrets: the token and TLS files, read from files or the environment and never logged.
 
 One token serves a run. Its holders may read snapshots, and manifests are signed with a key derived from it. A message
-does not show which holder sent it (docs/security.md).
+does not show which holder sent it (docs/design/threat_model.md).
 """
 
 import dataclasses

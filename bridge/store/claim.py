@@ -1,6 +1,6 @@
 """Claim rule of frontier-group dispatch, in Python and as one SQL statement.
 
-The lowest order goes first. In frontier-group dispatch (RolloutPipe eq. 5-6; docs/frontier.md), F is the `width` lowest
+Lowest order first. In frontier dispatch (RolloutPipe eq. 5-6; docs/design/streaming.md), F is the `width` lowest
 orders among the groups that are not serving-complete. A ticket is issued if and only if its group is in F. While fewer
 than `width` groups are in service, the lowest order that is not in service is the next of F. All actors claim from one
 shared F, so a free actor takes the next group in submission order.

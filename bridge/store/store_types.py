@@ -71,7 +71,7 @@ class SupersededLearnerError(RuntimeError):
         if int(f"{leading}") < incarnation:
             return StoreWentBackError(
                 f"the store went back: it knows incarnation {leading} of the learner, this one is {incarnation}; start "
-                "again to go on from the last checkpoint (docs/store_care.md)"
+                "again to go on from the last checkpoint (docs/production.md)"
             )
         return cls(f"another learner leads this run now: its incarnation is {leading}, this one's {incarnation}")
 

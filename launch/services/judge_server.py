@@ -1,7 +1,7 @@
 """Judge server: a second vLLM on the actor's machine, and its supervision.
 
 As in RollPacker section 4.3, the judge shares the rollout's GPUs. It has its own share of their memory
-(judge.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/judge.md
+(judge.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/llm_judge.md
 describes how both can compute concurrently.
 
 The process first asks the kernel to kill it with its parent, which survives exec, and then execs vLLM. It runs the

@@ -1,7 +1,7 @@
 """Publishes weights beside learning: handed over in a moment, written, hashed and announced by a thread of its own.
 
 Leaves are stacked in Hugging Face's layout, so a tensor is a contiguous slice of a leaf and nothing is
-transposed (docs/publishing_and_proof.md). Of several hosts each writes its own rows (`shares`), and a version is
+transposed (docs/design/weight_publishing.md). Of several hosts each writes its own rows (`shares`), and a version is
 announced when all have (`agreement`).
 """
 

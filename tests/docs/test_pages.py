@@ -16,16 +16,16 @@ from tests.launch.test_cli_help import commands as all_commands
         ("README.md", "[a](../launch/README.md#runs)", "[a](packages/launch.md#runs)"),
         ("README.md", "[a](../launch)", "[a](packages/launch.md)"),
         ("README.md", "![a](../tests/bench/results/tail.png)", "![a](measured/tail.png)"),
-        ("overview.md", "[a](docs/deploy.md) [b](CONTRIBUTING.md)", "[a](deploy.md) [b](contributing.md)"),
-        ("packages/launch.md", "[a](../docs/deploy.md#ray)", "[a](../deploy.md#ray)"),
+        ("overview.md", "[a](docs/kubernetes.md) [b](CONTRIBUTING.md)", "[a](kubernetes.md) [b](contributing.md)"),
+        ("packages/launch.md", "[a](../docs/kubernetes.md#ray)", "[a](../kubernetes.md#ray)"),
         ("packages/launch.md", "[a](../README.md) [b](../actor/README.md)", "[a](../overview.md) [b](actor.md)"),
         ("measured/tail.md", "![a](tail.png)", "![a](tail.png)"),
         (
-            "deploy.md",
-            "[a](security.md) [b](#ray) [c](https://x.org/a.md)",
-            "[a](security.md) [b](#ray) [c](https://x.org/a.md)",
+            "kubernetes.md",
+            "[a](llm_judge.md) [b](#ray) [c](https://x.org/a.md)",
+            "[a](llm_judge.md) [b](#ray) [c](https://x.org/a.md)",
         ),
-        ("deploy.md", "[a](nosuch.md)", "[a](nosuch.md)"),  # which a strict build refuses
+        ("kubernetes.md", "[a](nosuch.md)", "[a](nosuch.md)"),  # which a strict build refuses
         ("README.md", "`[a](../launch/README.md)`", "`[a](../launch/README.md)`"),
         ("README.md", "```\n[a](../launch/README.md)\n```\n", "```\n[a](../launch/README.md)\n```\n"),
     ],

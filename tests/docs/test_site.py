@@ -57,7 +57,7 @@ def address(site):
 
 def test_every_page_is_there_and_loads_nothing_from_elsewhere(site):
     names = {str(f.relative_to(site)) for f in site.rglob("*.html")}
-    assert {"index.html", "first_hour.html", "troubleshooting.html", "reference/fields.html"} < names
+    assert {"index.html", "quickstart.html", "troubleshooting.html", "reference/fields.html"} < names
     assert {f"commands/{name}.html" for name in commands.names()} | {f"api/{n}.html" for n in reference.API} < names
     loaded = re.compile(r'<(?:script|img|link|iframe|source)[^>]*?(?:src|href)="?(?:https?:)?//')
     assert [name for name in names if loaded.search((site / name).read_text())] == []

@@ -1,7 +1,7 @@
 """A learner and an actor started from rendered Kubernetes objects: their commands, variables, volumes and probes.
 
 Names of the cluster lead to this machine, in a namespace of its own; certificates are for the names, with the wildcard
-that docs/deploy.md asks for. Weights travel over HTTPS, groups through PostgreSQL behind TLS.
+that docs/kubernetes.md asks for. Weights travel over HTTPS, groups through PostgreSQL behind TLS.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Verifier `math`: mathematical equality by the math-verify library (LaTeX and plain expressions).
 
-docs/math_answers.md lists deviations from the library, with reasons.
+docs/math_equivalence.md lists deviations from the library, with reasons.
 """
 
 import functools

@@ -89,6 +89,6 @@ def reason_of(error: psycopg.Error) -> str:
     if is_full(error):
         reason += (
             ": raise max_connections there (or the role's or database's CONNECTION LIMIT) to 2 for each actor and "
-            "learner and 10 more (docs/deploy.md)"
+            "learner and 10 more (docs/kubernetes.md)"
         )
     return reason.removeprefix("connection failed: ").removeprefix("connection is bad: ")

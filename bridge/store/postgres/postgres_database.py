@@ -2,7 +2,7 @@
 
 A transaction is sent as one pipeline with BEGIN and COMMIT, so no lock waits for a client between two statements. If
 the connection breaks, the outcome is unknown. The transaction then runs again and detects its earlier effect by the id
-of its call (docs/exactly_once.md).
+of its call (docs/design/exactly_once.md).
 """
 
 import functools

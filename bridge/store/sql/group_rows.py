@@ -263,7 +263,7 @@ class GroupRows(GroupBucket, Tickets):
         if before[0][0] < self._newest_seq:
             logging.error(
                 "store went back last_group=%d read_group=%d: it is a copy without the last commits; all groups are "
-                "read again, and open tickets offered again (docs/store_care.md)",
+                "read again, and open tickets offered again (docs/production.md)",
                 before[0][0],
                 self._newest_seq,
             )

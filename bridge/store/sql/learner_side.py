@@ -17,7 +17,7 @@ class LearnerStore(GroupRows, AnchorRows):
     """Store of one run, as its learner uses it.
 
     Every call is one transaction. A process may be killed between any two calls, and each group is still trained
-    exactly once (docs/exactly_once.md).
+    exactly once (docs/design/exactly_once.md).
 
     After `acquire_leadership`, every writing call raises SupersededLearnerError and writes nothing if another learner
     leads.

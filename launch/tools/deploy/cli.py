@@ -3,7 +3,7 @@
     python -m launch.tools.deploy --config=tpu_v5p_64 ... --target=kubernetes --out=FOLDER [--learner=v5p]
     python -m launch.tools.deploy --config=rolloutpipe ... --target=slurm --out=FOLDER [--learner=h100 ...]
 
-Starts nothing, and reads and writes no secret. docs/deploy.md describes what to fill in and the next steps.
+Starts nothing, and reads and writes no secret. docs/kubernetes.md describes what to fill in and the next steps.
 """
 
 import dataclasses
@@ -76,4 +76,4 @@ def summary(deployment: Deployment, folder: pathlib.Path) -> str:
         todo = [*kubernetes.secrets_of(deployment), f"kubectl apply -f {folder}"]
     else:
         todo = [f"{folder}/submit.sh"]
-    return "\n".join([*rows, "then (docs/deploy.md):", *(f"  {line}" for line in todo)])
+    return "\n".join([*rows, "then (docs/kubernetes.md):", *(f"  {line}" for line in todo)])

@@ -258,7 +258,7 @@ class DeploySettings:
         images = {"learner_image": self.learner_image} | ({} if self.one_node else {"actor_image": self.actor_image})
         for flag, image in images.items():
             if not image:
-                raise ValueError(f"give --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/deploy.md)")
+                raise ValueError(f"give --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/kubernetes.md)")
             kubernetes_names.check_image(flag, image)
         if not self.storage_claim:
             raise ValueError(
@@ -298,7 +298,9 @@ class DeploySettings:
                     if flag == "python"
                     else "the folder with token, certificates and passwords"
                 )
-                raise ValueError(f"give --{flag}=/PATH, {what} as every node sees it (docs/deploy.md), got {value!r}")
+                raise ValueError(
+                    f"give --{flag}=/PATH, {what} as every node sees it (docs/kubernetes.md), got {value!r}"
+                )
 
 
 def check_sandboxes(config: Config, settings: DeploySettings) -> None:
@@ -310,7 +312,7 @@ def check_sandboxes(config: Config, settings: DeploySettings) -> None:
         raise ValueError(
             "code rewards isolate programs by user namespaces, which pods may not make: give --sandbox_seccomp=PROFILE "
             "(launch/tools/deploy/sandbox_seccomp.json on the nodes) or --sandbox_runtime=RUNTIME_CLASS "
-            "(docs/deploy.md)"
+            "(docs/kubernetes.md)"
         )
 
 

@@ -23,7 +23,7 @@ ROLES = {"learner": LEARNER, "actor": ACTOR}
 _MAX_LOG_BYTES = 16 * 2**20
 
 SETTINGS: dict[str, str | int] = {
-    "max_connections": 500,  # two per actor (docs/deploy.md)
+    "max_connections": 500,  # two per actor (docs/kubernetes.md)
     "timezone": "UTC",
     "authentication_timeout": "10s",
     # Bounds how long a suspended or disconnected client can hold locks in a transaction.

@@ -7,7 +7,7 @@ the groups a second of other sizes and numbers of producers, and beside actors t
 real ones do. Each is then measured, by other clients. A download over a slow link is predicted from the link's rate and
 held against `tests.bench.publish`'s. Writes the figure, and, on a machine that was quiet when it
 began (no more load than cores), the store that it measured into the figure's profile, `docs/cluster_profile.json`, and
-the table of `docs/cluster_plan.md` after it. Store, clients and learner share the cores.
+the table of `docs/planning.md` after it. Store, clients and learner share the cores.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from tests.postgres import ACTOR, start_server
 
 LINK_BYTES_PER_S = 100_000_000
 """Of `tests/bench/publish/link.py`."""
-PROFILE, PAGE = REPO / "docs" / "cluster_profile.json", REPO / "docs" / "cluster_plan.md"
+PROFILE, PAGE = REPO / "docs" / "cluster_profile.json", REPO / "docs" / "planning.md"
 CASES = [
     Case(engine=engine, num_samples=k, num_tokens=t, num_producers=n, num_lookers=looking, num_groups=num)
     for engine, lookers in (("sqlite", (0,)), ("postgres", (0, 20, 40)))

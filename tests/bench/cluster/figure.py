@@ -1,4 +1,4 @@
-"""The figure of `docs/cluster_plan.md`: which part gives out first, to 4,096 engines and 1,024 learner chips.
+"""The figure of `docs/planning.md`: which part gives out first, to 4,096 engines and 1,024 learner chips.
 
     python -m tests.bench.cluster.figure [--profile=docs/cluster_profile.json] [--plot=cluster.png]
 

@@ -1,4 +1,4 @@
-"""The table of `docs/cluster_plan.md`, from the profile beside it: what gives out first as engines are added."""
+"""The table of `docs/planning.md`, from the profile beside it: what gives out first as engines are added."""
 
 import functools
 import json

@@ -1,6 +1,6 @@
 """What the product's keepers would have made of each end of a process: the campaign's own starts all again, for ever.
 
-The codes are written down here from the documentation (launch/README.md "Exit codes"; docs/deploy.md "What happens
+The codes are written down here from the documentation (launch/README.md "Exit codes"; docs/kubernetes.md "What happens
 when", "Slurm", "Ray"), not taken from the code. What a signal ended (a negative code) every keeper starts again.
 """
 

@@ -1,4 +1,4 @@
-"""The table of docs/security.md is the tests' own words: what is attacked, what happens, and which test shows it."""
+"""The table of docs/design/threat_model.md is the tests' own words: attack, result, test."""
 
 import ast
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
-PAGE = REPO / "docs" / "security.md"
+PAGE = REPO / "docs" / "design" / "threat_model.md"
 FOLDER = REPO / "tests" / "integration" / "security"
 FILES = (REPO / "tests" / "bridge" / "test_codec_fuzz.py", *sorted(FOLDER.glob("test_*.py")))
 

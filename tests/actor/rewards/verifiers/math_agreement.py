@@ -1,4 +1,4 @@
-"""Holds `math` and math-verify as it is against the golden pairs, and writes docs/math_answers.md's table.
+"""Holds `math` and math-verify as it is against the golden pairs, and writes docs/math_equivalence.md's table.
 
 `python -m tests.actor.rewards.verifiers.math_agreement`; takes minutes, as the library hangs on some.
 """
@@ -17,7 +17,7 @@ from actor.rewards.verifier_pool import COMMAND, HangError, VerifierError, Verif
 from bridge.rollout_types import Task
 from tests.actor.rewards.verifiers.make_math_pairs import FILE
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "math_answers.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "math_equivalence.md"
 BEGIN, END = "<!-- made by tests/actor/rewards/verifiers/math_agreement.py -->\n", "<!-- end -->\n"
 LIBRARY_COMMAND = (sys.executable, "-m", "tests.actor.rewards.verifiers.library_worker")
 MAY_HANG = "hang"

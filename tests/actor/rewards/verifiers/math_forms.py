@@ -3,7 +3,7 @@ r"""Forms of answers that models and data sets have, judged by hand before `math
 A line of `math_forms.jsonl` is a gold answer with responses that are right and wrong: whole responses, or (`boxed`)
 texts that stand in a `\boxed{}`. A verdict is that of a careful reader who knows the gold answer alone: an answer that
 is not surely the same is wrong. Percentages may leave out their sign, and units may be left out, as
-docs/math_answers.md says.
+docs/math_equivalence.md says.
 """
 
 import json

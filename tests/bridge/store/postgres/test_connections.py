@@ -309,7 +309,7 @@ def test_server_without_a_connection_left_is_waited_for_and_says_what_to_raise(
     place, learner, as_actor, crowded, caplog
 ):
     url, allow = crowded
-    says = "too many connections for role.*raise max_connections.*2 for each actor and learner.*docs/deploy.md"
+    says = "too many connections for role.*raise max_connections.*2 for each actor and learner.*docs/kubernetes.md"
     allow(1)
     with contextlib.closing(PostgresStore(url, run=place.run, retry_s=60)) as store:
         learner.put_tickets([make_ticket("a")])

@@ -1,4 +1,4 @@
-"""The command: files and what it says, refusals in one line, and the commands of docs/deploy.md as they stand there."""
+"""The command: files and output, refusals, and the commands of docs/kubernetes.md as written."""
 
 import os
 import re
@@ -26,7 +26,7 @@ FLAGS = [
 
 def written() -> list[list[str]]:
     """The commands of the page, without what stands for a name of the reader's own."""
-    text = re.sub(r"\\\n\s*", "", (REPO / "docs" / "deploy.md").read_text())
+    text = re.sub(r"\\\n\s*", "", (REPO / "docs" / "kubernetes.md").read_text())
     lines = [
         shlex.split(line)
         for line in text.splitlines()
