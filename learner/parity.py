@@ -1,8 +1,8 @@
 """Parity check of engine and learner logprobs after a publish, the parity fence, and re-admission.
 
 Wrong weights in an engine raise no error and change only the importance ratios (docs/design/weight_publishing.md).
-After a publish the learner samples a few responses and computes their logprobs with the published weights. An actor whose
-logprobs differ by more than the tolerance is fenced.
+After a publish the learner samples a few responses and computes their logprobs with the published weights. An actor
+whose logprobs differ by more than the tolerance is fenced.
 
 A fenced actor discards its samples, fetches the published version in full and answers a probe (`actor.weight_updates`).
 It is re-admitted if all its answers are within the tolerance. After `MAX_TRIES` failed probes it is fenced permanently
