@@ -7,7 +7,6 @@ directory of the command, PYTHONPATH, and installed packages.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -17,6 +16,8 @@ import re
 import sys
 from collections.abc import Callable, Collection, Generator
 from typing import Any
+
+from configs import suggestions
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
@@ -52,8 +53,7 @@ def check_name(field: str, name: str, ours: Collection[str]) -> None:
     """
     if name in ours or _OWN.fullmatch(name):
         return
-    near = difflib.get_close_matches(name, ours, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = suggestions.hint(name, ours)
     raise ValueError(f"{field}: expected one of {', '.join(ours)}, or module:function, got {name!r}{hint}")
 
 
@@ -77,8 +77,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         ) from e
     function = getattr(module, function_name, None)
     if function is None:
-        near = difflib.get_close_matches(function_name, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = suggestions.hint(function_name, dir(module), cutoff=0.6)
         raise ValueError(f"{field}={name}: {module.__file__} has no {function_name!r}{hint}")
     if not callable(function):
         raise ValueError(f"{field}={name}: expected a function {wanted}, got {type(function).__name__}")

@@ -1,4 +1,4 @@
-"""Presets and typed command-line overrides: `--config=FILE --config.section.field=value`.
+"""Presets, config files and typed command-line overrides: `--config=NAME --config.section.field=value`.
 
 msgspec converts each value to the declared type of its field. Invalid values raise ValueError before any process
 starts.
@@ -6,7 +6,7 @@ starts.
 
 import copy
 import dataclasses
-import difflib
+import functools
 import importlib
 import importlib.util
 import json
@@ -20,54 +20,22 @@ from typing import Any, cast
 
 import msgspec
 
-from configs import custom_functions
+from configs import custom_functions, suggestions, toml_config
 from configs.schema import Config
-
-_OTHER_NAMES = {
-    "optimizer.learning_rate": "lr",
-    "optimizer.warmup_steps": "num_warmup_steps warmup",
-    "optimizer.schedule": "lr_scheduler_type",
-    "optimizer.beta1": "adam_beta1",
-    "optimizer.beta2": "adam_beta2",
-    "optimizer.eps": "adam_epsilon",
-    "optimizer.weight_decay": "wd",
-    "optimizer.max_grad_norm": "grad_clip clip_grad",
-    "rounds.samples_per_group": "n k num_generations group_size num_samples",
-    "rounds.groups_per_update": "batch_size train_batch_size mini_batch_size",
-    "rounds.epochs": "num_iterations ppo_epochs",
-    "sampling.max_response_tokens": "max_tokens max_new_tokens max_completion_length max_response_length",
-    "model.max_tokens": "max_prompt_length max_model_len max_length",
-    "loss.kl_coef": "beta kl_beta kl_loss_coef",
-    "loss.clip_low": "epsilon clip_range clip_ratio",
-    "loss.clip_high": "epsilon_high",
-    "loss.entropy_coef": "entropy_coeff",
-    "loss.advantage": "adv_estimator",
-    "run.num_updates": "max_steps num_steps total_training_steps",
-    "run.dir": "output_dir",
-    "run.trackers": "report_to logger",
-    "run.project": "project_name",
-    "model.path": "model_name_or_path model_name",
-    "prompts.path": "dataset data train_files",
-    "prompts.verifier": "reward reward_fn",
-    "checkpoint.every_n_steps": "save_steps save_freq",
-    "evaluation.every_n_steps": "eval_steps test_freq",
-    "actor.tensor_parallel_size": "tp",
-    "lora.rank": "r",
-    "lora.targets": "target_modules",
-}
-"""Names of config fields in other projects, by our name."""
-OTHER_NAMES = {other: ours for ours, others in _OTHER_NAMES.items() for other in others.split()}
-"""Our field path by the name in other projects (without its section)."""
+from configs.sections.loss import LOSS_CONSTANTS
 
 
-def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the arguments that are not overrides, and the overrides by dotted path.
+def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Returns the arguments that are not overrides, the overrides by dotted path, and the paths given repeatedly.
+
+    The last value of a repeated path applies.
 
     Raises:
-      ValueError: an override has no value or occurs twice.
+      ValueError: an override has no value.
     """
     rest: list[str] = []
     overrides: dict[str, str] = {}
+    repeated: list[str] = []
     for arg in argv:
         body = arg.lstrip("-")
         if not (arg.startswith("-") and body.startswith("config.")):
@@ -77,21 +45,21 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if not sep:
             raise ValueError(f"{arg}: expected a value. Use --config.{path}=VALUE")
         if path in overrides:
-            raise ValueError(f"--config.{path} is given twice")
+            repeated.append(path)
         overrides[path] = value
-    return rest, overrides
+    return rest, overrides, list(dict.fromkeys(repeated))
 
 
 def load_preset(preset: str) -> Config:
     """Returns the config of a preset, a recipe or a file.
 
     `NAME:ARGUMENT` passes a size, model or schedule to the preset. `FILE.py:ARGUMENT` passes it to the file's
-    `get_config()`. `FILE.json` has the format of `to_json`.
+    `get_config()`. `FILE.json` has the format of `to_json`, and `FILE.toml` that of `toml_config`; `FILE.toml:PRESET`
+    replaces the file's preset.
 
     Raises:
-      ValueError: the preset or file does not exist (the error lists the presets), has no `get_config`, fails, or
-        returns no
-        Config.
+      ValueError: the preset or file does not exist (the error names similar presets, or all of them), has no
+        `get_config`, fails, or returns no Config.
     """
     name, _, argument = preset.partition(":")
     if (shipped := _shipped(name)) is not None:
@@ -101,9 +69,11 @@ def load_preset(preset: str) -> Config:
             raise ValueError(f"{preset}: {e}") from e
     file = pathlib.Path(name).expanduser()
     if not file.is_file():
-        raise ValueError(f"no config file {name!r}, and no preset of this name; {_presets()}")
+        raise ValueError(f"--config: no preset, recipe or file {name!r}; {_instead_of(name)}")
     if file.suffix == ".json":
         return _load_json(file)
+    if file.suffix == ".toml":
+        return _load_toml(file, argument)
     with custom_functions.importable(file.resolve().parent):
         try:
             module = _import_file(file)
@@ -163,6 +133,39 @@ def _load_json(file: pathlib.Path) -> Config:
         raise ValueError(f"{file}: {e}") from e
 
 
+def _load_toml(file: pathlib.Path, preset: str) -> Config:
+    """Returns the config of a TOML file on top of `preset`, or of the file's own preset if `preset` is empty."""
+    own, tables = toml_config.read(file)
+    name = preset or own
+    base = load_preset(name) if name else Config(preset=file.stem)
+    try:
+        return from_dict(toml_config.merged(dataclasses.asdict(base), _with_none(tables)))
+    except ValueError as e:
+        raise ValueError(f"{file}: {e}") from e
+
+
+def _with_none(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns TOML tables with None for "none" where the field accepts None."""
+
+    def read(path: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _with_none(cast(Mapping[str, Any], value), f"{path}.")
+        if value == toml_config.NONE and type(None) in typing.get_args(_field_type(path)):
+            return None
+        return value
+
+    return {name: read(prefix + name, value) for name, value in tables.items()}
+
+
+def _instead_of(name: str) -> str:
+    """Returns a suggestion for a preset that does not exist."""
+    if near := suggestions.nearest(name, [*preset_names(), *recipe_names()], cutoff=0.7):
+        return f"did you mean {' or '.join(near)}?"
+    if losses := suggestions.nearest(name, list(LOSS_CONSTANTS)):
+        return f"it is a loss: choose a schedule, for example --config=rolloutpipe --config.loss.name={losses[0]}"
+    return _presets()
+
+
 def _presets() -> str:
     return f"presets are {', '.join([*preset_names(), *recipe_names()])}"
 
@@ -212,7 +215,14 @@ def from_dict(raw: Mapping[str, Any]) -> Config:
     try:
         return msgspec.convert(raw, Config)
     except msgspec.ValidationError as e:
-        raise ValueError(f"config: {e}".replace("`$.", "`config.")) from e
+        raise ValueError(_with_field_first(str(e))) from e
+
+
+def _with_field_first(error: str) -> str:
+    """Returns msgspec's error without " - at `$.SECTION`", which repeats the field named at its start."""
+    text, _, place = error.partition(" - at `$.")
+    section = place.rstrip("`")
+    return text if section and text.startswith(section) else f"config: {error}".replace("`$.", "`config.")
 
 
 def to_json(config: Config) -> str:
@@ -235,36 +245,28 @@ def _field_type(path: str) -> Any:
             raise ValueError(f"config.{'.'.join(seen)}: expected no subfield, got {part!r}")
         hints = typing.get_type_hints(node)
         if part not in hints:
-            raise ValueError(f"config has no field {path!r}; {_instead(path, part, seen, list(hints))}")
+            instead = suggestions.unknown_field(path, part, seen, list(hints), field_paths())
+            raise ValueError(f"config has no field {path!r}; {instead}")
         node = hints[part]
         seen.append(part)
     return node
 
 
-def _instead(path: str, part: str, section: list[str], names: list[str]) -> str:
-    """Returns a suggestion for an unknown field: its name in other projects, similar spellings, or all fields.
-
-    `part` is the first part of `path` that does not exist, `section` the parts before it, and `names` the existing
-    names.
-    """
-    leaf, rest = path.rpartition(".")[2], path.split(".")[len(section) + 1 :]
-    leaves = {other.rpartition(".")[2]: other for other in _all_paths()}
-    near = difflib.get_close_matches(part, names, n=1, cutoff=0.6 if len(part) < 4 else 0.7)
-    here = ".".join([*section, near[0], *rest]) if near else ""
-    here = (difflib.get_close_matches(here, _all_paths(), n=1, cutoff=0.8) or [here])[0] if rest else here
-    if leaf == part and leaf in OTHER_NAMES:
-        here = OTHER_NAMES[leaf]
-    elif leaf in leaves and here not in leaves.values():
-        here = leaves[leaf]
-    elif not near and (elsewhere := difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.85)):
-        here = leaves[elsewhere[0]]
-    return f"did you mean {here!r}?" if here else f"{'.'.join(section) or 'config'} has {', '.join(names)}"
+@functools.cache
+def field_paths() -> tuple[str, ...]:
+    """Returns the dotted paths of all config fields."""
+    return tuple(_paths(Config, ""))
 
 
-def _all_paths(node: Any = Config, prefix: str = "") -> list[str]:
+def field_named(name: str) -> str | None:
+    """Returns the field that a name means, with or without a section, ours or another project's; None if unclear."""
+    return name if name in field_paths() else suggestions.field_of(name.rpartition(".")[2], field_paths())
+
+
+def _paths(node: Any, prefix: str) -> list[str]:
     paths: list[str] = []
     for name, kind in typing.get_type_hints(node).items():
-        paths += _all_paths(kind, f"{prefix}{name}.") if dataclasses.is_dataclass(kind) else [prefix + name]
+        paths += _paths(kind, f"{prefix}{name}.") if dataclasses.is_dataclass(kind) else [prefix + name]
     return paths
 
 
@@ -291,7 +293,8 @@ def _parse(path: str, text: str, kind: Any) -> Any:
     except msgspec.ValidationError as e:
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         wanted = f"one of {', '.join(map(str, choices))}" if choices else type_name(kind)
-        raise ValueError(f"--config.{path}: expected {wanted}, got {text!r}") from e
+        hint = suggestions.hint(text, [str(choice) for choice in choices])
+        raise ValueError(f"--config.{path}: expected {wanted}, got {text!r}{hint}") from e
 
 
 def type_name(kind: Any) -> str:

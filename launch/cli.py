@@ -24,6 +24,11 @@ CONFIG = flags.DEFINE_string(
 )
 
 
+PRINT_CONFIG = flags.DEFINE_boolean(
+    "print_config", False, "Print the config with all overrides as TOML, with the defaults of changed fields, and exit."
+)
+
+
 def describe(flag: str, meaning: str) -> None:
     """Sets the help text of a shared flag for this process's command."""
     flags.FLAGS[flag].help = meaning
@@ -45,7 +50,7 @@ _RUN_DIR = flags.DEFINE_flag(
 )
 
 
-_SHARED_FLAGS = ("config", "run_dir")
+_SHARED_FLAGS = ("config", "run_dir", "print_config")
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"}
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
 USAGE_ERROR = 2
@@ -69,7 +74,7 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
     """Runs a command with `app.run`, however the command was started.
 
     `--help` shows the module's docstring, its own flags, and its shared flags. The shared flags are the module's
-    `SHARED_FLAGS`, by default `--config` and `--run_dir`. At most `max_arguments` positional arguments are accepted;
+    `SHARED_FLAGS`, by default all of this module. At most `max_arguments` positional arguments are accepted;
     `given_arguments` returns them.
     """
     outlive_readers()
@@ -107,18 +112,33 @@ def parse(
         print(cli_help.render(module, shared, is_full="--helpfull" in asked), end="")
         sys.exit(0)
     try:
-        rest, _overrides = overrides.split_argv(argv)
+        rest, _overrides, repeated = overrides.split_argv(argv)
+        for path in repeated:
+            print(f"--config.{path} is given several times; using {_overrides[path]!r}", file=sys.stderr)
         rest = flags.FLAGS([_with_home(argument) for argument in rest])
         _arguments = rest[1:]
         if len(_arguments) > max_arguments:
-            raise ValueError(f"unexpected argument {_arguments[max_arguments]!r}")
+            argument = _arguments[max_arguments]
+            raise ValueError(f"unexpected argument {argument!r}{_as_override(argument, shared)}")
         foreign = [name for name in _SHARED_FLAGS if name not in shared and flags.FLAGS[name].present]
         foreign += ["config.*"] if _overrides and "config" not in shared else []
         if foreign:
             raise ValueError(f"this command has no --{foreign[0]}; --help lists its flags")
+    except flags.UnrecognizedFlagError as e:
+        end(
+            first_line(e) + _as_override(e.flagvalue if "=" in e.flagvalue else f"{e.flagname}=VALUE", shared),
+            USAGE_ERROR,
+        )
     except (ValueError, flags.Error) as e:
         _end(e)
     return rest[:1]
+
+
+def _as_override(argument: str, shared: Collection[str]) -> str:
+    """Returns a suggestion for an argument or flag `NAME=VALUE` whose name is that of a config field."""
+    name, _, value = argument.lstrip("-+").partition("=")
+    field = overrides.field_named(name) if value and "config" in shared else None
+    return f"; did you mean --config.{field}={value}?" if field else ""
 
 
 def _with_home(argument: str) -> str:

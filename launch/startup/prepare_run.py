@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from bridge.files import replace_file
 from bridge.liveness import report_phase
-from configs import overrides
+from configs import overrides, toml_config
 from configs.model_sizes import TinyModelRecipe
 from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id, with_template_date
 from configs.schema import Config
@@ -50,6 +50,7 @@ def prepare_run(
       OSError: a disk fails, or is too full for a run that has begun.
     """
     status("looking at the config")
+    print_config()
     from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
     from launch.startup.gold_answers import check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model
@@ -120,9 +121,27 @@ def given_config() -> Config:
     Raises:
       ValueError: both flags are missing, or an override is invalid.
     """
+    print_config()
+    return _given_config()
+
+
+def _given_config() -> Config:
     if CONFIG.value is None and (run_dir := given_run_dir()) is not None:
         return open_prepared(run_dir).config
     return config()
+
+
+def print_config() -> None:
+    """Prints the given config as TOML and exits with 0 if --print_config is set; otherwise does nothing.
+
+    Raises:
+      ValueError: both --config and --run_dir are missing, or an override is invalid.
+    """
+    if cli.PRINT_CONFIG.value:
+        config = _given_config()
+        base = config.preset if config.preset in [*overrides.preset_names(), *overrides.recipe_names()] else None
+        print(toml_config.render(config, base=base), end="")
+        raise SystemExit(0)
 
 
 def _check_tiny_model_fits(config: Config) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from configs import overrides
-from configs.overrides import OTHER_NAMES
+from configs import overrides, toml_config
 from configs.schema import Config
 from configs.sections.prompts import PromptSource
+from configs.suggestions import OTHER_NAMES
 
 FOLDER = pathlib.Path(overrides.__file__).parent
 PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "pipelinerl_ess", "roll_flash")
@@ -127,23 +127,21 @@ def test_load_preset_with_an_error_of_its_own_is_refused_with_its_line(tmp_path,
 
 
 def test_split_argv_takes_the_overrides_and_leaves_the_rest():
-    rest, found = overrides.split_argv(
+    rest, found, repeated = overrides.split_argv(
         ["prog", "--config=tiny", "--config.run.name=a=b", "-v", "--config.prompts.pattern=", "x"]
     )
     assert rest == ["prog", "--config=tiny", "-v", "x"]
-    assert found == {"run.name": "a=b", "prompts.pattern": ""}
+    assert found == {"run.name": "a=b", "prompts.pattern": ""} and repeated == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--config.run.seed"], "expected a value. Use --config.run.seed=VALUE"),
-        (["--config.run.seed=1", "--config.run.seed=1"], "--config.run.seed is given twice"),
-    ],
-)
-def test_split_argv_without_value_or_twice_is_refused(argv, said):
-    with pytest.raises(ValueError, match=said):
-        overrides.split_argv(argv)
+def test_split_argv_without_value_is_refused():
+    with pytest.raises(ValueError, match=r"expected a value. Use --config.run.seed=VALUE"):
+        overrides.split_argv(["--config.run.seed"])
+
+
+def test_split_argv_of_a_repeated_field_takes_the_last_value():
+    _, found, repeated = overrides.split_argv([f"--config.run.{f}" for f in ("seed=1", "name=a", "seed=2", "seed=3")])
+    assert found == {"run.seed": "3", "run.name": "a"} and repeated == ["run.seed"]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +226,12 @@ def test_apply_source_of_a_mixture_that_is_wrong_is_refused_by_name(path, text, 
         ("sampling.learning_rate", "did you mean 'optimizer.learning_rate'"),
         ("optimiser.learnin_rate", "did you mean 'optimizer.learning_rate'"),
         ("qwertz", "config has preset, "),
+        ("temperature", "did you mean 'sampling.temperature'"),
+        ("batch_size", "did you mean 'rounds.groups_per_update'"),
+        ("seq_len", "did you mean 'model.max_tokens'"),
+        ("actor_rollout_ref.rollout.n", "did you mean 'rounds.samples_per_group'"),
+        ("data.train_batch_size", "did you mean 'rounds.groups_per_round'"),
+        ("orchestrator.rollouts_per_example", "did you mean 'rounds.samples_per_group'"),
         ("run.seed.x", "config.run.seed: expected no subfield, got 'x'"),
         ("", "config has no field ''"),
     ],
@@ -245,7 +249,10 @@ def test_apply_unknown_field_names_the_nearest(path, said):
         ("run.seed", "none", "--config.run.seed: expected int, got 'none'"),
         ("actor.enforce_eager", "2", "--config.actor.enforce_eager: expected bool, got '2'"),
         ("rounds.max_lag_steps", "few", "--config.rounds.max_lag_steps: expected int"),
-        ("loss.name", "ppo", "expected one of grpo_clip, truncated_is, .*got 'ppo'"),
+        ("loss.name", "ppo", r"^loss.name: expected one of grpo_clip, truncated_is, .*mean 'decoupled_ppo'\?$"),
+        ("loss.name", "grpo", r"did you mean 'grpo_clip' or 'dr_grpo'\?$"),
+        ("loss.advantage", "gspo", r"got 'gspo'$"),
+        ("publish.when", "evry", "expected one of .*did you mean 'every'"),
         ("prompts.task_args", "3", "--config.prompts.task_args: expected a JSON object, got '3'"),
         ("prompts.task_args", '{"a": [1]}', "expected a JSON object"),
         ("rounds", "3", "config.rounds: expected a field, got a section. Use --config.rounds.FIELD=VALUE"),
@@ -322,6 +329,68 @@ def test_load_preset_is_loaded_as_a_module_with_what_lies_beside_it(tmp_path):
     assert sys.path == before
 
 
+TOML = """
+preset = "rolloutpipe:tiny"
+[optimizer]
+learning_rate = 3e-4
+[prompts.task_args]
+max_terms = 2
+[rounds]
+max_lag_steps = "none"
+"""
+
+
+def test_load_preset_toml_sets_fields_on_top_of_its_preset_or_of_another(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(TOML)
+    config, base = overrides.load_preset(str(file)), preset("rolloutpipe:tiny")
+    assert config.optimizer == dataclasses.replace(base.optimizer, learning_rate=3e-4)
+    assert config.prompts.task_args == {"max_terms": 2} and config.prompts.task == base.prompts.task
+    assert config.rounds == dataclasses.replace(base.rounds, max_lag_steps=None) and config.publish == base.publish
+    assert overrides.load_preset(f"{file}:pipelinerl:tiny").publish == preset("pipelinerl:tiny").publish
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("preset = 3", "preset: expected a string, got 3"),
+        ("preset = 'tiny'\n[run\n", "mine.toml: "),
+        ("preset = 'tiny'\n[optimizer]\nlr = 1.0", "mine.toml: config has no field 'optimizer.lr'; did you mean"),
+        ("preset = 'tiny'\n[run]\nseed = '1'", "mine.toml: config: Expected `int`"),
+        ("preset = 'tiny'\n[run]\nseed = 'none'", "mine.toml: config: Expected `int`"),
+        ("preset = 'tiny'\nrun = 3", "mine.toml: config.*run"),
+        ("preset = 'tiyn'", "did you mean tiny"),
+        ("[run]\nname = 'x'\n[rounds]\ngroups_per_update = 7", "mine.toml: rounds.groups_per_update"),
+    ],
+)
+def test_load_preset_toml_that_is_wrong_is_refused_with_the_file(text, said, tmp_path):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        overrides.load_preset(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize("name", ["tiny", "pipelinerl", "tpu_v5p_64", "gsm_smollm2", "tiny_calculator"])
+def test_render_reads_back_as_the_same_config(name, tmp_path):
+    given = {"prompts.task_args.a b": 'x"\\ é', "rounds.max_lag_steps": "none", "optimizer.weight_decay": "1e-9"}
+    config = overrides.apply(overrides.load_preset(name), given)
+    (tmp_path / "printed.toml").write_text(toml_config.render(config, base=name))
+    assert dataclasses.replace(overrides.load_preset(str(tmp_path / "printed.toml")), preset=config.preset) == config
+
+
+def test_render_marks_what_differs_from_the_default():
+    lines = toml_config.render(overrides.apply(preset("tiny"), {"optimizer.learning_rate": "0.5"})).splitlines()
+    assert "learning_rate = 0.5  # default: 1e-06" in lines and "beta1 = 0.9" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("tiyn", "did you mean tiny"), ("grpo", "it is a loss: .*--config.loss.name=grpo_clip"), ("zzz", "presets are")],
+)
+def test_load_preset_unknown_name_gets_what_helps(name, said):
+    with pytest.raises(ValueError, match=said):
+        overrides.load_preset(name)
+
+
 def test_load_preset_beside_another_file_of_the_same_name_takes_its_own(tmp_path):
     for rate in (0.25, 0.5):
         folder = tmp_path / str(rate)
@@ -352,7 +421,7 @@ def test_load_preset_finds_a_file_of_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_names_of_other_projects_stand_for_fields_that_exist_and_for_none_of_ours():
-    ours = set(overrides._all_paths())
+    ours = set(overrides.field_paths())
     assert set(OTHER_NAMES.values()) <= ours
     for name, field in OTHER_NAMES.items():
         section = field.partition(".")[0]

@@ -53,7 +53,7 @@ def test_command_of_a_page_is_there(module):
 
 def test_fields_that_commands_set_are_fields_and_presets_are_there():
     wrong = []
-    known = set(overrides._all_paths())
+    known = set(overrides.field_paths())
     presets = {*overrides.preset_names(), *overrides.recipe_names()}
     for page, command in lines():
         for argument in command.arguments:

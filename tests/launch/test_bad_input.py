@@ -49,9 +49,9 @@ def place(tmp_path_factory) -> pathlib.Path:
 CASES = {
     **{name: ([f"--config={{place}}/{name}"], said) for name, (_, said) in PRESETS.items()},
     "not a preset": ([f"--config={REPO}/configs/schema.py"], "schema.py: expected a function get_config(), got none"),
-    "preset is a folder": ([f"--config={REPO}/configs"], "no config file "),
+    "preset is a folder": ([f"--config={REPO}/configs"], "no preset, recipe or file "),
     "preset is no Python": (["--config={place}/file"], "expected a Python file"),
-    "preset is empty": (["--config="], "no config file ''"),
+    "preset is empty": (["--config="], "no preset, recipe or file ''"),
     "run folder below a file": (
         [TINY, "--config.run.dir={place}/file/a/b"],
         "{place}/file is not a folder; set another",

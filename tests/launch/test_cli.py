@@ -93,7 +93,7 @@ def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_
     ("arguments", "said"),
     [
         (dict(config=None), "give --config=NAME"),
-        (dict(config="configs/none.py"), "no config file 'configs/none.py'"),
+        (dict(config="configs/none.py"), "no preset, recipe or file 'configs/none.py'"),
         (dict(config=None, run_dir="somewhere", run__seed="1"), "overrides need --config"),
         (dict(run__sead="1"), "did you mean 'run.seed'"),
     ],
@@ -101,6 +101,38 @@ def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_
 def test_prepare_unusable_arguments_are_refused(prepare, arguments, said):
     with pytest.raises(ValueError, match=said):
         prepare(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--lr=1e-4"], "did you mean --config.optimizer.learning_rate=1e-4?"),
+        (["--num_generations", "8"], "did you mean --config.rounds.samples_per_group=VALUE?"),
+        (["optimizer.learning_rate=1e-4"], "did you mean --config.optimizer.learning_rate=1e-4?"),
+        (["actor_rollout_ref.rollout.n=8"], "did you mean --config.rounds.samples_per_group=8?"),
+        (["--zzz=1"], "Unknown command line flag 'zzz'\n"),
+        (["stray"], "unexpected argument 'stray'\n"),
+    ],
+)
+def test_parse_flag_of_another_project_names_our_field(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.parse(["launch.local", *arguments])
+    assert ended.value.code == cli.USAGE_ERROR and said in capsys.readouterr().err
+
+
+def test_parse_repeated_field_takes_the_last_value_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_overrides", {})
+    cli.parse(["launch.local", "--config.run.seed=1", "--config.run.seed=2"])
+    assert cli.given_overrides() == {"run.seed": "2"}
+    assert capsys.readouterr().err == "--config.run.seed is given several times; using '2'\n"
+
+
+def test_print_config_prints_the_given_config_and_starts_nothing(prepare, tmp_path, capsys):
+    with flagsaver.flagsaver(print_config=True), pytest.raises(SystemExit) as ended:
+        prepare(run_dir=str(tmp_path / "run"), run__seed="7")
+    assert ended.value.code == 0 and not (tmp_path / "run").exists()
+    (tmp_path / "printed.toml").write_text(capsys.readouterr().out.partition("\n")[2])
+    assert overrides.load_preset(str(tmp_path / "printed.toml")).run.seed == 7
 
 
 def test_prepare_another_config_in_the_folder_is_refused(prepare, tmp_path):

@@ -137,7 +137,7 @@ def test_commands_without_a_run_know_no_config():
 
 def test_common_fields_are_fields_and_each_has_a_meaning():
     docs = field_docs()
-    assert set(docs) == set(overrides._all_paths())
+    assert set(docs) == set(overrides.field_paths())
     assert [path for path in cli_help.COMMON if not docs[path].meaning] == []
 
 
