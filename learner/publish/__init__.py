@@ -1,1 +1,1 @@
-"""Weights on their way out, and the proof of what is served."""
+"""Weight publishing: export, snapshot commit, destinations and announcements."""

@@ -1,4 +1,4 @@
-"""What actors are told of a version: its manifest and all the sources that have it."""
+"""Announcements of a version: its manifest and all sources that have it."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -7,19 +7,19 @@ from bridge.weight_types import Announcement, WeightManifest
 
 
 class SourceAnnouncer:
-    """Announces versions, newest first, with the sources that have them; of the leader alone. Any thread may call."""
+    """Leader's announcements of versions and their sources, newest version first; thread-safe."""
 
     def __init__(self, send: Callable[[Announcement], None] | None) -> None:
-        """`send` is called by one thread at a time; None: nothing is announced."""
+        """Creates an announcer. `send` is called by one thread at a time; with None it announces nothing."""
         self._send = send
         self._lock = threading.Lock()
         self._last: Announcement | None = None
         self._host_sources: tuple[tuple[str, ...], ...] = ()
-        """Sources of the last version, for each host's piece."""
+        """Sources of the last announced version, for each host's piece."""
         self._own_sources: tuple[str, ...] = ()
-        """Sources of the last version."""
+        """Sources of the last announced version."""
         self._slow_sources: tuple[str, ...] = ()
-        """Where slow destinations put a version last, be it that one or an older one."""
+        """Sources in which slow destinations last stored a version, which may be older than the last announced one."""
 
     def announce(
         self,
@@ -29,10 +29,10 @@ class SourceAnnouncer:
         host_sources: tuple[tuple[str, ...], ...] = (),
         is_slow: bool = False,
     ) -> None:
-        """Announces a version, or more sources of it; an older one than was announced only beside that one.
+        """Announces a version, or further sources of it.
 
-        So a bucket whose uploads take longer than until the next version still gives something new to who reaches it
-        alone.
+        An older version from a slow destination is added as a source of the last announced version. Actors that reach
+        only a slow bucket thereby still receive new weights.
         """
         if self._send is None:
             return

@@ -1,7 +1,7 @@
-"""How the hosts of a learner put a version out together: all write their pieces, then all announce it, or none does.
+"""Joint commit of a version by the learner's hosts: all hosts write their pieces, then all announce, or none does.
 
-The leader says which version begins, gathers the pieces, joins and signs them, and says how it goes on; when every host
-has announced the version in its own memory, and serves it, the leader tells the store.
+The leader starts a version, gathers the pieces, joins and signs them, and broadcasts the outcome. The leader announces
+the version in the store after every host has announced it in its own memory and serves it.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ from bridge.weight_types import WeightManifest
 from learner.distributed.channel import Channel, Processes, ProcessLostError
 
 WAIT_S = 300.0
-"""How long a host waits for the others: longer than any writes its piece. A leader may wait for its store as well."""
+"""Timeout of a host's wait for the other hosts, in seconds: longer than writing a piece takes."""
 Next = Literal["announce", "again", "skip", "end"]
-"""What becomes of a version: all pieces are there; it is tried again; a newer one takes its place; it is given up, and
-with it the run."""
+"""Outcome of a commit. `announce`: all pieces are written. `again`: the hosts retry. `skip`: a newer version replaces
+this one. `end`: the run fails."""
 T = TypeVar("T")
 
 
 class _Sealed(msgspec.Struct):
-    """A host's piece, or why there is none."""
+    """Piece of one host, or the reason why the piece is missing."""
 
     part: bytes | None
     failure: str
@@ -44,26 +44,25 @@ class _There(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What the leader says of a version."""
+    """The leader's decision about a version."""
 
     next: Next
     manifest: WeightManifest | None
     failure: str
-    """What failed, at which host."""
+    """Failed hosts and their errors; empty on `announce`."""
 
 
 class VersionCommit:
-    """One host's part in it. Used by the publisher's thread, `same` by the learner's."""
+    """A host's part in the commit. The learner's thread calls `same`, the publisher's thread all other methods."""
 
     def __init__(self, hosts: Processes, writer: SnapshotWriter, *, timeout_s: float = WAIT_S) -> None:
-        """Nothing was said yet."""
         self.count, self.index, self.is_leader = hosts.count, hosts.index, hosts.is_leader
         self._writer, self._timeout_s = writer, timeout_s
         self._publishing: Channel = hosts.channel("publish")
         self._handing_over: Channel = hosts.channel("hand over")
 
     def same(self, choice: bool) -> bool:
-        """The leader's choice, at every host.
+        """Broadcasts the leader's choice and returns it at every host.
 
         Raises:
           ProcessLostError: a host does not answer.
@@ -72,32 +71,32 @@ class VersionCommit:
         return said == b"1"
 
     def begin(self, version: Version | None) -> Version | None:
-        """The version that all begin now, which the leader gives; None if no more come.
+        """Returns the version that all hosts publish next, as the leader chose it; None if no version follows.
 
         Raises:
-          ProcessLostError: as `same`.
+          ProcessLostError: a host does not answer.
         """
         given = None if version is None else str(version).encode()
         said = self._publishing.broadcast(given, timeout_s=self._timeout_s)
         return Version.parse(said.decode()) if said else None
 
     def end(self) -> None:
-        """The leader's: tells the others that it begins no more versions."""
+        """Notifies the other hosts that no version follows; does nothing on a host that is not the leader."""
         if self.is_leader:
             self._publishing.broadcast(b"", timeout_s=self._timeout_s)
 
     def decide(self, part: WeightManifest | None, failure: str, *, otherwise: Next) -> CommitOutcome:
-        """Hands this host's part of a version in; says how it goes on.
+        """Submits this host's piece of a version and returns the leader's decision.
 
         Args:
-          part: sealed; None if it could not be written.
-          failure: why not.
-          otherwise: the leader's: what is done where a part is missing.
+          part: the sealed piece; None if it could not be written.
+          failure: error of the write.
+          otherwise: the leader's decision if a piece is missing.
 
         Raises:
-          ProcessLostError: as `same`.
+          ProcessLostError: a host does not answer.
         """
-        # The table of tensors is the same everywhere, and by far the largest part.
+        # The table of tensors is equal on all hosts and by far the largest part, so it is not sent.
         tensors = () if part is None else part.tensors
         sealed = _Sealed(None if part is None else codec.encode(dataclasses.replace(part, tensors=())), failure)
         messages = self._publishing.gather(msgspec.msgpack.encode(sealed), timeout_s=self._timeout_s)
@@ -114,10 +113,10 @@ class VersionCommit:
         return CommitOutcome(decision.next, manifest, decision.failure)
 
     def there(self, sources: Sequence[str]) -> list[tuple[str, ...]]:
-        """Says that this host has announced a version, and where it serves its piece; at the leader all hosts' places.
+        """Reports where this host serves an announced version; returns the sources of all hosts at the leader.
 
         Raises:
-          ProcessLostError: as `same`.
+          ProcessLostError: a host does not answer.
         """
         message = msgspec.msgpack.encode(_There(list(sources)))
         messages = self._publishing.gather(message, timeout_s=self._timeout_s)

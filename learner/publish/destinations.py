@@ -1,4 +1,4 @@
-"""Where versions also go: HTTPS server, bucket; the retry queue of a slow one."""
+"""Destinations of versions outside shared memory: HTTPS server, bucket, and the upload queue of a slow destination."""
 
 import dataclasses
 import math
@@ -18,18 +18,18 @@ from learner.distributed.channel import Channel, Processes, ProcessLostError, Si
 
 _SUPERSEDED = "superseded"
 _UPLOAD_S = 3600.0
-"""How long the leader waits for the other hosts' uploads; each request has a bound of its own."""
+"""Timeout of the leader's wait for the other hosts' uploads, in seconds. Each request has its own timeout."""
 
 
 class BucketDestination:
-    """One host's part in it."""
+    """A host's part in uploads to the bucket."""
 
     def __init__(self, bucket: SnapshotBucket, folder: pathlib.Path, hosts: Processes) -> None:
-        """Nothing is put yet; a host that does not lead begins to follow.
+        """Starts the follower thread on a host that is not the leader.
 
         Args:
-          bucket: this host's.
-          folder: where this host publishes.
+          bucket: bucket client of this host.
+          folder: folder in which this host publishes.
           hosts: the learner's processes.
         """
         self._bucket, self._folder = bucket, folder
@@ -40,11 +40,11 @@ class BucketDestination:
             self.thread.start()
 
     def put(self, manifest: WeightManifest) -> Sequence[str]:
-        """The leader's: puts the announced version there, the pieces of all hosts at once; the URL where it lies.
+        """Uploads the announced version from the leader, all hosts' pieces concurrently; returns its URLs.
 
         Raises:
-          SupersededError: a newer one is out.
-          SnapshotError: it did not get there.
+          SupersededError: a newer version is published.
+          SnapshotError: the upload of a piece failed.
           ProcessLostError: a host does not answer.
         """
         self._channel.broadcast(str(manifest.version).encode(), timeout_s=_UPLOAD_S)
@@ -58,12 +58,12 @@ class BucketDestination:
         return self._bucket.put_manifest(manifest)
 
     def _follow(self) -> None:
-        """Puts this host's piece of each version that the leader names, until the leader is gone."""
+        """Uploads this host's piece of each version that the leader names, until the leader exits."""
         try:
             while True:
                 version = Version.parse(self._channel.broadcast(None, timeout_s=math.inf).decode())
                 self._channel.gather(self._put_announced(version).encode(), timeout_s=_UPLOAD_S)
-        except ProcessLostError as e:  # the learner ends, and says why elsewhere
+        except ProcessLostError as e:  # the learner exits and logs the reason elsewhere
             logging.info("bucket no longer followed: %s", e)
 
     def _put_announced(self, version: Version) -> str:
@@ -74,44 +74,44 @@ class BucketDestination:
         return self._put_piece(manifest) if manifest is not None and manifest.version == version else _SUPERSEDED
 
     def _put_piece(self, manifest: WeightManifest) -> str:
-        """Why this host's piece is not there; empty if it is."""
+        """Uploads this host's piece; returns the failure, or an empty string."""
         try:
             self._bucket.put_piece(manifest)
         except SupersededError:
             return _SUPERSEDED
-        except Exception as e:  # whatever it is, the leader hears of it and tries again
+        except Exception as e:  # reported to the leader, which retries
             return first_line(e)
         return ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Destination:
-    """A way to put versions where other machines can fetch them: a server's table, a bucket."""
+    """Place in which other machines can fetch versions: the table of a server, or a bucket."""
 
     name: str
-    """For the log."""
+    """Name in log lines."""
     put: Callable[[WeightManifest], Sequence[str]]
-    """Given a version that is whole in shared memory; returns the URLs that it lies under from now on. May raise
-    anything. While it is called the version stands still, unless `is_slow`."""
+    """Stores a version that is complete in shared memory and returns its URLs; may raise any exception. Unless
+    `is_slow`, the version does not change during the call."""
     is_required: bool = False
-    """Whether the run ends when it fails. Otherwise that is logged and counted, and the version goes out without it."""
+    """True if a failure of `put` ends the run. Otherwise the failure is logged and counted, and publishing
+    continues."""
     is_slow: bool = False
-    """Whether `put` may take longer than until the next version. It is then called by a thread of its own, for which
-    nobody waits, with the newest version alone; it locks what it reads, and raises `SupersededError` where a newer
-    version is out already. It is never required."""
+    """True if `put` may take longer than the interval between versions. A separate thread then calls it with the newest
+    version only. It locks what it reads and raises `SupersededError` if a newer version is published. Never
+    required."""
 
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 5.0
-"""The longest pause before a version that failed is put again: a destination that is back has it soon."""
+"""Longest pause before a failed upload is retried, in seconds."""
 
 
 class UploadQueue:
-    """Puts versions into one destination, one after the other, each until it is there or a newer one waits.
+    """Uploads of versions to one destination, one at a time; retries each until it succeeds or a newer version waits.
 
-    One that failed is put again: actors that reach this destination alone may wait for this very version, and the
-    learner for them. Then nothing newer comes, however long the destination is back. A lost host ends the queue: those
-    left would take what it says late for an answer about the next version.
+    Retries are necessary: actors that reach only this destination may wait for this version, and the learner for their
+    samples. A lost host ends the queue, because its late reply would be read as the reply about the next version.
     """
 
     def __init__(
@@ -120,27 +120,27 @@ class UploadQueue:
         on_stored: Callable[[WeightManifest, Sequence[str]], None],
         on_lost: Callable[[ProcessLostError], None],
     ) -> None:
-        """Nothing is on its way.
+        """Creates an idle queue; its thread starts with the first `put`.
 
         Args:
-          destination: where to.
-          on_stored: told of each version that is there and its URLs, by the lane's thread; raises nothing.
-          on_lost: told of the host whose piece did not come, likewise; nothing goes out any more.
+          destination: destination of the uploads.
+          on_stored: called by the queue's thread with each stored version and its URLs; raises nothing.
+          on_lost: called by the queue's thread when a host is lost; the queue uploads no further version.
         """
         self.destination, self._on_there, self._on_lost = destination, on_stored, on_lost
         self.num_replaced = 0
-        """Versions that did not go there because a newer one was out."""
+        """Versions that were not stored because a newer version replaced them."""
         self.num_failures = 0
-        """Times that a version could not be put there."""
+        """Failed uploads."""
         self.unsent_version: Version | None = None
-        """The newest version given, as long as it is not there: on its way, waiting, to be put again or given up."""
+        """Newest version of `put` that is not stored: waiting, in progress, to be retried, or abandoned."""
         self._changed = threading.Condition()
         self._next: WeightManifest | None = None
         self._is_putting = self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def put(self, manifest: WeightManifest) -> None:
-        """Takes the version that is announced in shared memory; returns at once."""
+        """Queues a version that is announced in shared memory; returns immediately."""
         with self._changed:
             if self._next is not None:
                 self._replaced(self._next)
@@ -152,12 +152,12 @@ class UploadQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a version waits, is on its way or will be put again."""
+        """True if a version waits, is in progress or will be retried."""
         with self._changed:
             return self._next is not None or self._is_putting
 
     def close(self, timeout_s: float) -> None:
-        """Waits a bounded time for what is under way; then nothing more is begun. What is not there is said."""
+        """Waits up to `timeout_s` for uploads in progress and starts no further one; logs a version not stored."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is None and not self._is_putting, timeout_s)
             self._is_closing, self._next = True, None
@@ -194,10 +194,10 @@ class UploadQueue:
             return manifest
 
     def _put(self, manifest: WeightManifest) -> Sequence[str] | None:
-        """Puts it until it is there; the URLs that it lies under now. None if a newer one is out, or all ends.
+        """Uploads a version with retries and returns its URLs; None if a newer version replaces it or the queue closes.
 
         Raises:
-          ProcessLostError: another host did not say whether its piece is there.
+          ProcessLostError: another host did not report on its piece.
         """
         pauses_s = _pauses()
         while True:
@@ -219,11 +219,11 @@ class UploadQueue:
                     if self.unsent_version == manifest.version:
                         self.unsent_version = None
                 return sources
-            if self._gives_way(manifest, next(pauses_s)):  # out of `except`: the error would hold a copy of the version
+            if self._gives_way(manifest, next(pauses_s)):  # not in `except`: the error would hold a copy of the version
                 return None
 
     def _gives_way(self, manifest: WeightManifest, pause_s: float) -> bool:
-        """Waits before a version is put again; whether it isn't to be, because a newer one waits or all ends."""
+        """Waits before a retry; returns True if a newer version waits or the queue closes, so that no retry follows."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None or self._is_closing, pause_s)
             if self._next is not None:
@@ -232,7 +232,7 @@ class UploadQueue:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds before the second attempt, the third and so on, for ever."""
+    """Yields the seconds to wait before the second attempt, the third and so on, without end."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
@@ -242,17 +242,16 @@ def _pauses() -> Iterator[float]:
 def destinations_of(
     config: PublishConfig, folder: pathlib.Path, *, run: str, hosts: Processes | None = None
 ) -> list[Destination]:
-    """The bucket, where there is one; a version that doesn't get there goes out without it.
+    """Returns the configured destinations, at most one bucket; other hosts than the leader follow it and return none.
 
     Args:
-      config: where versions go.
-      folder: where the run publishes.
-      run: its id.
-      hosts: the learner's processes; None: this one alone. One that does not lead puts its pieces there as the leader
-        says, and has no destination for it.
+      config: section `publish`.
+      folder: folder in which the run publishes.
+      run: id of the run.
+      hosts: the learner's processes; None for a single process.
 
     Raises:
-      ValueError: publish.bucket is no bucket's URL.
+      ValueError: publish.bucket is not the URL of a bucket.
     """
     if not config.bucket:
         return []

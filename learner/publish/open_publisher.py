@@ -1,4 +1,4 @@
-"""The publisher of one of the learner's processes, put together from its config; every process has one."""
+"""Construction of a learner process's publisher from the config; every process has one."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,8 @@ from learner.publish.publisher import Publisher
 
 _SAME_S = 300.0
 _AFTER_STORE_S = 60.0
-"""How much longer than for its store a leader is waited for: it may announce a version when the server is back at last,
-and begins the next one then."""
+"""Seconds added to the store's outage timeout when hosts wait for a leader: it may announce a version when the store
+becomes reachable again, and only then starts the next one."""
 
 
 def open_publisher(
@@ -39,26 +39,26 @@ def open_publisher(
     on_wait: Callable[[], None] = lambda: None,
     announce: Callable[[Announcement], None] | None = None,
 ) -> Publisher:
-    """A publisher into this machine's shared memory, and where else the config says.
+    """Returns a publisher into this machine's shared memory and the configured destinations.
 
     Args:
-      config: the run's.
-      folder: the run's.
-      tokenizer_hash: the model's.
-      names: of its tensors.
-      hosts: the learner's processes; all of them call this at the same time.
-      token: what manifests are signed with.
-      destinations: where this process's pieces go besides.
-      incarnation: the learner's, where this process leads.
-      base_steps: the step that each incarnation began at (`LearnerStore.restores`), where this process leads.
-      timeline: where each publish is recorded.
-      on_wait: called again and again while a publish is waited for; may raise.
-      announce: the leader's: told of each version that can be fetched.
+      config: config of the run.
+      folder: folder of the run.
+      tokenizer_hash: hash of the model's tokenizer.
+      names: names of the model's tensors.
+      hosts: the learner's processes; all of them call this function at the same time.
+      token: token that signs manifests.
+      destinations: further destinations of this process's pieces.
+      incarnation: incarnation of the learner, if this process is the leader.
+      base_steps: first step of each incarnation (`LearnerStore.restores`), if this process is the leader.
+      timeline: timeline that records each publish.
+      on_wait: called periodically during a wait for a publish; may raise.
+      announce: called on the leader with each version that can be fetched.
 
     Raises:
-      ValueError: actors could not reach all processes; one line says why.
-      SnapshotError: another learner publishes there.
-      ProcessLostError: a process did not come.
+      ValueError: processes on several machines, but neither publish.serve nor publish.bucket is set.
+      SnapshotError: another learner publishes into the folder.
+      ProcessLostError: a process did not join.
     """
     publish, snapshots = config.publish, snapshot_folder(config)
     writer = SnapshotWriter(
@@ -91,12 +91,12 @@ def open_publisher(
 
 
 def published_names(architecture: Architecture, config: Config) -> TensorNames:
-    """The tensors of a version: the model's, or its adapters'."""
+    """Returns the names of a version's tensors: the adapters' if the run publishes adapters, else the model's."""
     return names_of(architecture, config.lora) if config.publishes_adapters else architecture.param_names
 
 
 def _check_one_machine(snapshots: pathlib.Path, hosts: Processes) -> None:
-    """Refuses pieces on several machines that nothing leads to."""
+    """Raises ValueError if the processes are on several machines, where actors could not reach all pieces."""
     channel = hosts.channel("places")
     places = set(channel.gather(lock_owner(snapshots).encode(), timeout_s=_SAME_S))
     said = b"%d" % (len(places) == 1) if hosts.is_leader else None

@@ -1,8 +1,8 @@
-"""Publishes weights beside learning: handed over in a moment, written, hashed and announced by a thread of its own.
+"""Weight publishing concurrently with training: a thread writes, hashes and announces each version.
 
-Leaves are stacked in Hugging Face's layout, so a tensor is a contiguous slice of a leaf and nothing is
-transposed (docs/design/weight_publishing.md). Of several hosts each writes its own rows (`shares`), and a version is
-announced when all have (`agreement`).
+Leaves are stacked in Hugging Face's layout, so a tensor is a contiguous slice of a leaf and no tensor is transposed
+(docs/design/weight_publishing.md). On several hosts each host writes its own rows (`weight_export.py`). A version is
+announced when all hosts have written theirs (`commit.py`).
 """
 
 import collections
@@ -32,34 +32,34 @@ from learner.publish.destinations import Destination, UploadQueue
 from learner.publish.weight_export import Export, ExportPlan
 
 _POLL_S = 0.05
-"""How often a learner that waits for a publish looks whether it is told to stop."""
+"""Interval at which a learner that waits for a publish calls `on_wait`, in seconds."""
 _CLOSE_S = 5.0
-"""How long `close` waits for the version that is on its way."""
+"""Timeout of `close` for the version in progress, in seconds."""
 RETRY_INTERVAL_S = 1.0
-"""Before a version is tried again of which a host could not write its piece."""
+"""Pause before a version is retried after a host failed to write its piece, in seconds."""
 _MAX_FAILED = 5
-"""Times in a row that hosts could not write a version before the learner ends."""
+"""Consecutive failed versions after which the learner exits."""
 _LANE = 1
-"""Row of the timeline; the learner's own is 0."""
+"""Timeline row; the learner's own row is 0."""
 
 
 @dataclasses.dataclass
 class _Job:
-    """A version on its way out."""
+    """Version that waits or is in progress."""
 
     version: Version
     export: Export
     must_publish: bool
     start_s: float
-    """Times of `time.monotonic`."""
+    """Time of `time.monotonic`, in seconds."""
     is_announced: bool = False
 
 
 class Publisher:
-    """Puts versions out one after the other; on several hosts each has one, and all make the same calls.
+    """Publisher of versions, one at a time. On several hosts each host has one, and all make the same calls.
 
-    A failure of its thread is raised by the next call of `publish`, `finish` or `check`: no version goes out
-    any more. Called by one thread, the learner's.
+    The next call of `publish`, `finish` or `check` raises a failure of the publisher's thread, which then publishes no
+    further version. Only the learner's thread calls the methods.
     """
 
     def __init__(
@@ -77,27 +77,27 @@ class Publisher:
         hosts: Processes | None = None,
         hosts_wait_s: float = WAIT_S,
     ) -> None:
-        """Nothing is on its way.
+        """Creates an idle publisher; its thread starts with the first `publish`.
 
         Args:
-          writer: the snapshots of this machine.
-          names: of the model's tensors.
-          config: when weights go out, and what is done with one that is late.
-          incarnation: the learner's; that of the leader counts.
-          dtype: what is served: float32 or bfloat16.
-          timeline: where each publish is recorded.
-          on_wait: called again and again while `publish` or `finish` waits; may raise.
-          destinations: where a version goes once it is whole in shared memory, in this order; slow ones apart
-            (`UploadQueue`).
-          announce: told of a version as soon as it can be fetched anywhere, and again of each place more; by one thread
-            at a time. So a slow bucket keeps nobody waiting who reaches the learner. Where all are slow, it is told of
-            what is there. The leader's alone.
-          hosts: the learner's processes; None: this one alone. The writer is this host's.
-          hosts_wait_s: how long each waits for the others: longer than any writes, and than `announce` takes.
+          writer: snapshot writer of this host.
+          names: names of the model's tensors.
+          config: section `publish`.
+          incarnation: incarnation of the learner; the leader's counts.
+          dtype: dtype of the served weights, float32 or bfloat16.
+          timeline: timeline that records each publish.
+          on_wait: called periodically while `publish` or `finish` waits; may raise.
+          destinations: destinations of a version that is complete in shared memory, in this order. Slow ones have a
+            queue each (`UploadQueue`).
+          announce: called on the leader when a version can be fetched from a first source, and again for each further
+            source, by one thread at a time. A slow bucket therefore does not delay actors that reach the learner.
+          hosts: the learner's processes; None for a single process.
+          hosts_wait_s: how long each host waits for the others, in seconds: longer than a write and than `announce`
+            take.
         """
         self._agreement = VersionCommit(hosts or SingleProcess(), writer, timeout_s=hosts_wait_s)
         self._share: ExportPlan | None = None
-        """Of this host; the same for every version."""
+        """Export plan of this host, equal for all versions."""
         self._writer, self._names, self._config = writer, names, config
         self._incarnation, self._dtype = incarnation, dtype
         self._timeline, self._while_waiting = timeline, on_wait
@@ -105,52 +105,52 @@ class Publisher:
         self._announcer = SourceAnnouncer(announce)
         self._upload_queues = [UploadQueue(o, self._uploaded, self._upload_failed) for o in destinations if o.is_slow]
         self.version: Version | None = None
-        """The last one handed over: it is announced, or will be, or a later one in its place."""
+        """Last version passed to `publish`. It, or a later version, is or will be announced."""
         self.announced_version: Version | None = None
-        """The last one that is whole in shared memory and in all destinations that are not slow: what actors of this
-        machine and of a server can read. One in a bucket alone is on its way there."""
+        """Last version that is complete in shared memory and in all destinations that are not slow."""
         self.num_publishes = 0
-        """Versions handed over."""
+        """Versions passed to `publish`."""
         self.last_publish_s = 0.0
-        """From the hand-over of version `announced` until it was that."""
+        """Seconds from the call of `publish` until `announced_version` was published."""
         self._held_up_s = 0.0
         self._num_late = self._num_replaced = self._num_failures = 0
         self._num_failed_in_a_row = 0
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Job] = collections.deque()
-        """Handed over, not begun; at the leader one at most. At another host the one before it may still be there,
-        which the leader has begun."""
+        """Versions that wait, at most one on the leader. On another host the version that the leader has started may
+        still be in this queue."""
         self._current: _Job | None = None
         self._error: BaseException | None = None
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def is_due(self, *, step: int, ends_round: bool) -> bool:
-        """Whether the weights of `step` go out."""
+        """Returns True if the weights of `step` are to be published."""
         if self._config.when == "round_end":
             return ends_round
         return step % self._config.every_n_steps == 0
 
     def is_published(self, step: int) -> bool:
-        """Whether the weights last handed over are those of `step`."""
+        """Returns True if the last version passed to `publish` has this step."""
         return self.version is not None and self.version.step == step
 
     @property
     def probe_is_due(self) -> bool:
-        """Whether the next publish is one to probe."""
+        """True if the next publish is one to probe."""
         n = self._config.probe_every_n_publishes
         return n > 0 and self.num_publishes % n == 0
 
     def publish(self, params: Params, *, step: int, must_publish: bool = False) -> Version:
-        """Hands the weights over; actors may be told of the version at once, and get it when it is out.
+        """Starts to publish the weights and returns their version, which tickets may name before it is available.
 
-        When the one before is not announced yet, publish.when_late says what happens: it is waited for; or, unless
-        somebody waits for its samples, one that has not begun is replaced by this one, which takes its turn.
+        If the previous version is not announced yet, `publish.when_late` decides. `wait` blocks. `replace` drops the
+        previous version if it has not started and no samples of it are awaited; the new version takes its place in the
+        queue.
 
         Args:
-          params: the learner's. The next optimizer step may have them.
-          step: the learner's.
-          must_publish: the learner will wait for samples of this very version, so it must go out.
+          params: parameters of the learner. The next optimizer step may reuse them.
+          step: step of the learner.
+          must_publish: True if the learner will wait for samples of this version, so that it must not be replaced.
         """
         self.check()
         start_s = time.monotonic()
@@ -161,7 +161,7 @@ class Publisher:
             try:
                 self._wait_while(lambda: bool(self._waiting) and self._waiting[-1].must_publish)
             except BaseException:
-                self._agreement.same(False)  # the other hosts wait for a word
+                self._agreement.same(False)  # the other hosts wait for a message
                 raise
             self._withdraw_waiting()
         version = Version(incarnation=self._incarnation, step=step)
@@ -179,15 +179,14 @@ class Publisher:
         return version
 
     def wait_until_published(self) -> None:
-        """Waits until all that was handed over is out: in shared memory, and in all destinations that are not slow.
+        """Waits until all versions are in shared memory and in all destinations that are not slow.
 
-        It waits for no bucket: actors that reach nothing else hear of the version later, once it is there, and what is
-        asked of them by that version waits as long.
+        It does not wait for a bucket. Actors that reach only the bucket receive the version later.
         """
         self._wait_while(self._is_late)
 
     def finish(self) -> None:
-        """Waits until what was handed over has gone wherever it goes; for a bucket at most publish.bucket_wait_s."""
+        """Waits until all versions are stored in all destinations; for a bucket at most `publish.bucket_wait_s`."""
         self._wait_while(self._is_busy)
         start_s = time.monotonic()
         end_s = start_s + self._config.bucket_wait_s
@@ -202,12 +201,12 @@ class Publisher:
                 )
 
     def check(self) -> None:
-        """Raises what the thread failed with, if it did."""
+        """Raises the failure of the publisher's thread, if it failed."""
         if self._error is not None:
             raise self._error
 
     def metrics(self) -> dict[str, float]:
-        """What publishing took, by the names of `learner.metrics.metric_names`."""
+        """Returns the metrics of publishing, by their names in `learner.metrics.metric_names`."""
         return {
             "time/publish_s": self.last_publish_s,
             "time/publish_blocked_s": self._held_up_s,
@@ -218,9 +217,10 @@ class Publisher:
         }
 
     def close(self) -> None:
-        """Frees the shared memory; actors keep what they serve.
+        """Frees the shared memory; actors keep the weights that they serve.
 
-        A version on its way is finished, or given up where that takes long; one that has not begun is given up.
+        Finishes a version in progress, or abandons it after `_CLOSE_S` seconds. Abandons a version that has not
+        started.
         """
         deadline_s = time.monotonic() + _CLOSE_S
         with self._changed:
@@ -254,7 +254,7 @@ class Publisher:
             self._while_waiting()
 
     def _withdraw_waiting(self) -> None:
-        """Gives up the version that has not begun at the leader, if there is one; a later one replaces it."""
+        """Drops the version that has not started at the leader, if one waits; a later version replaces it."""
         with self._changed:
             replaced = self._waiting.pop() if self._agreement.is_leader and self._waiting else None
         if self._agreement.same(replaced is not None):
@@ -323,12 +323,12 @@ class Publisher:
             lane.put(decision.manifest)
 
     def _decide(self, job: _Job) -> CommitOutcome:
-        """Writes this host's piece; says whether all of them are there."""
+        """Writes this host's piece and returns the common decision of all hosts."""
         part, failure = None, ""
         try:
             with self._writer.begin(job.version, job.export.entries, job.export.share.blocks) as draft:
                 self._write(draft, job.export)
-                if self._agreement.count == 1:  # else it may have to be written again
+                if self._agreement.count == 1:  # with several hosts a retry may need the copies
                     job.export.let_go()
                 part = draft.seal()
         except (SnapshotError, OSError) as e:
@@ -340,14 +340,14 @@ class Publisher:
         return decision
 
     def _otherwise(self, job: _Job) -> Next:
-        """What becomes of a version of which a piece is missing: somebody may wait for it, unless a newer one comes."""
+        """Returns the leader's decision for a missing piece: `end`, `skip` or `again`."""
         if self._num_failed_in_a_row + 1 >= _MAX_FAILED:
             return "end"
         with self._changed:
             return "skip" if self._waiting and not job.must_publish else "again"
 
     def _announce_destinations(self, manifest: WeightManifest) -> None:
-        """Puts the version into the destinations that are not slow, and announces where it lies then."""
+        """Stores the version in the destinations that are not slow, and announces its sources."""
         sources: list[str] = []
         for destination in self._destinations:
             if new := self._put(destination, manifest):
@@ -383,7 +383,7 @@ class Publisher:
             self._changed.notify_all()
 
     def _write(self, draft: SnapshotDraft, export: Export) -> None:
-        # A function of its own: no view of the copies is left when it returns.
+        # A separate function, so that no view of the copies outlives it.
         cast_all_into(export.pairs(draft))
 
     def _put(self, destination: Destination, manifest: WeightManifest) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""The run's card: what an actor needs that shares no folder with the learner; the weights come as snapshots."""
+"""Run card: the config and files that an actor without access to the learner's folder needs; weights are snapshots."""
 
 import json
 import pathlib
@@ -35,7 +35,7 @@ ENGINE_FILES = (
     "chat_template.json",
     "processor_config.json",
 )
-"""What an engine and a tokenizer read of a model's folder, besides the weights; no code."""
+"""Files of a model folder that an engine and a tokenizer read besides the weights; no code."""
 
 
 def make_run_card(
@@ -49,21 +49,21 @@ def make_run_card(
     dtype: str,
     base: str = "",
 ) -> tuple[RunCard, dict[str, bytes]]:
-    """A run's card, and its files by their hashes.
+    """Returns the run card, and its files by their hashes.
 
     Args:
-      run: the run's id.
-      name: the name it was given.
-      config: its config.json.
+      run: id of the run.
+      name: name of the run.
+      config: config.json of the run.
       model_folder: a Hugging Face folder.
-      names: the model's parameters under both names.
-      shapes: of the learner's parameters by path, stacked as they are.
-      dtype: what is served.
-      base: what the weights hash to that published adapters belong to (`bridge.files`); an actor must have
-        them. Empty: all weights are published.
+      names: names of the model's parameters in both layouts.
+      shapes: shapes of the learner's stacked parameters, by path.
+      dtype: dtype of the served weights.
+      base: hash of the base weights of published adapters (`bridge.files`), which an actor must have; empty if all
+        weights are published.
 
     Raises:
-      ValueError: a file is too large to be kept in a store.
+      ValueError: a file is too large for the store.
     """
     blobs: dict[str, bytes] = {}
     files: list[CardFile] = []
@@ -101,9 +101,9 @@ def put_run_card(
     params: Params,
     base: LoraBase | None = None,
 ) -> None:
-    """Tells actors that share no folder with this learner what they need to know.
+    """Stores the run card for actors that share no folder with this learner.
 
-    `params` are the learner's; where they are adapters, `base` is what they belong to.
+    `params` are the learner's parameters; if they are adapters, `base` is their base.
     """
     is_merged = base is not None and not config.publishes_adapters
     published = base.params if base is not None and is_merged else params

@@ -1,7 +1,8 @@
-"""Which rows each process writes; device cast and copy to host.
+"""Export of weights: rows that each host writes, cast on the device and copy to the host.
 
-A host writes what its own devices hold, so nothing is moved between hosts for it. What several hosts hold alike (copies
-along the mesh's `data` axis, norms) is split by rows among them; what has too few rows goes to the one with the least.
+A host writes rows that its own devices hold, so no weights move between hosts. Rows that several hosts hold (replicas
+along the mesh's `data` axis, norms) are split among these hosts. A leaf with too few rows goes to the host with the
+fewest bytes.
 """
 
 import dataclasses
@@ -20,21 +21,21 @@ from bridge.weight_types import Block
 from learner.model.decoder import Params
 
 Device = Any
-"""A JAX device, whose class JAX does not show to type checkers."""
+"""A JAX device, whose class JAX does not export to type checkers."""
 Box = tuple[tuple[int, int], ...]
-"""Of each dim of a leaf, where it begins and ends."""
+"""(begin, end) of each dim of a leaf."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceBlock:
-    """What one device gives of a leaf."""
+    """Box of a leaf that one device provides."""
 
     path: str
     box: Box
-    """Of the leaf."""
+    """Box of the leaf."""
     device: Device
     shard: Box
-    """What the device holds of the leaf; `box` lies within."""
+    """Box of the leaf that the device holds; contains `box`."""
 
     @property
     def in_shard(self) -> tuple[slice, ...]:
@@ -44,7 +45,7 @@ class SourceBlock:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TargetBlock:
-    """A block of the host's piece: a box of a leaf, whose stack dims are tensors of the snapshot."""
+    """Block of the host's piece: a box of a leaf, whose stack dims are tensors of the snapshot."""
 
     path: str
     box: Box
@@ -53,14 +54,14 @@ class TargetBlock:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What one host writes."""
+    """Sources and targets of the rows that one host writes."""
 
     sources: tuple[SourceBlock, ...]
     targets: tuple[TargetBlock, ...]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """For the snapshot's writer, in the order of `targets`."""
+        """Blocks for the snapshot writer, in the order of `targets`."""
         return tuple(target.block for target in self.targets)
 
 
@@ -71,13 +72,13 @@ def share_of(
     *,
     host_of: Callable[[Device], int] = lambda device: device.process_index,
 ) -> ExportPlan:
-    """What a host writes of the parameters; those of all hosts together are all of them, and nothing twice.
+    """Returns the rows that a host writes. The hosts together cover every parameter exactly once.
 
     Args:
       leaves: path -> parameter, stacked as the learner has it.
-      names: of the model's tensors.
-      host: which one.
-      host_of: a device's host.
+      names: names of the model's tensors.
+      host: index of the host.
+      host_of: returns the host of a device.
     """
     num_bytes: dict[int, int] = {}
     sources: list[SourceBlock] = []
@@ -99,12 +100,12 @@ def share_of(
 
 
 def relative(box: Box, to: Box) -> tuple[slice, ...]:
-    """A box in the coordinates of one that contains it."""
+    """Returns a box in the coordinates of a box that contains it."""
     return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, to, strict=True))
 
 
 def meet(a: Box, b: Box) -> Box | None:
-    """What two boxes have in common; None if that is nothing."""
+    """Returns the intersection of two boxes; None if it is empty."""
     common = tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
     return None if any(low >= high for low, high in common) else common
 
@@ -112,7 +113,7 @@ def meet(a: Box, b: Box) -> Box | None:
 def _owned(
     leaf: jax.Array, num_stack: int, host_of: Callable[[Device], int], num_bytes: dict[int, int]
 ) -> Iterable[tuple[Box, Device, Box]]:
-    """For all hosts: a box of the leaf, the device that gives it, and all that this one holds."""
+    """Yields, for all hosts: a box of the leaf, the device that provides it, and the box that this device holds."""
     holders: dict[Box, dict[int, Device]] = {}
     for device, index in sorted(leaf.sharding.devices_indices_map(leaf.shape).items(), key=lambda held: held[0].id):
         box = tuple(slice_.indices(size)[:2] for slice_, size in zip(index, leaf.shape, strict=True))
@@ -129,7 +130,7 @@ def _owned(
 
 
 def _rows(box: Box, num_stack: int, num: int) -> list[Box]:
-    """The box's rows in `num` parts; the box alone where it has fewer, or holds vectors."""
+    """Splits the rows of a box into `num` parts; returns the box alone if it has fewer rows, or holds vectors."""
     dim = len(box) - 2
     if num == 1 or dim < num_stack or box[dim][1] - box[dim][0] < num:
         return [box]
@@ -139,7 +140,7 @@ def _rows(box: Box, num_stack: int, num: int) -> list[Box]:
 
 
 def _merged(boxes: Sequence[Box]) -> list[Box]:
-    """The same in fewer boxes: those that lie side by side and are alike otherwise become one."""
+    """Joins boxes that are adjacent along one dim and equal in all others."""
     found, before = list(boxes), len(boxes) + 1
     while len(found) < before:
         before = len(found)
@@ -161,7 +162,7 @@ def _merged_along(boxes: Sequence[Box], dim: int) -> list[Box]:
 
 
 def _targets(path: str, box: Box, stack: tuple[int, ...], first_tensor: int) -> list[TargetBlock]:
-    """A box as blocks of tensors that follow on one another: a layer each, where it has a part of the experts only."""
+    """Returns a box as blocks of consecutive tensors: one block per layer if the box has only some of the experts."""
     counted, matrix = box[: len(stack)], box[len(stack) :]
     (r0, r1), (c0, c1) = [(0, 1)] * (2 - len(matrix)) + list(matrix)
     is_whole = all(part == (0, size) for part, size in zip(counted[1:], stack[1:], strict=True))
@@ -183,19 +184,19 @@ def _targets(path: str, box: Box, stack: tuple[int, ...], first_tensor: int) -> 
 
 
 class Export:
-    """What this host writes of one version's parameters: copies of them, until `let_go`."""
+    """Copies of the parameters that this host writes of one version, held until `let_go`."""
 
     def __init__(self, params: Params, dtype: str, names: TensorNames, *, share: ExportPlan | None = None) -> None:
-        """Starts the way to the host and returns at once.
+        """Starts the copy to the host and returns immediately.
 
-        A device casts what it gives into a buffer of its own, after whatever it was asked to do before, and the copy to
-        the host starts when that is done; the next optimizer step may have the parameters.
+        Each device casts its rows into a separate buffer, after the work already queued on it; the copy to the host
+        follows. The next optimizer step may reuse the parameters.
 
         Args:
-          params: the learner's.
-          dtype: what is served, float32 or bfloat16.
-          names: of the model's tensors.
-          share: what this host writes; None: what its devices say.
+          params: parameters of the learner.
+          dtype: dtype of the served weights, float32 or bfloat16.
+          names: names of the model's tensors.
+          share: rows that this host writes; None to derive them from its devices.
         """
         leaves = flatten(params)
         self.share = share_of(leaves, names, jax.process_index()) if share is None else share
@@ -204,12 +205,12 @@ class Export:
             for path in names.paths()
             for name in names.hf_names(path)
         ]
-        """Name, dtype and shape of every tensor of the model, those of other hosts too."""
+        """Name, dtype and shape of every tensor of the model, including those of other hosts."""
         self._stacks = {path: len(names.stack(path)) for path in names.paths()}
         self._parts = _cast_parts(leaves, self.share, dtype)
 
     def pairs(self, draft: SnapshotDraft) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(Place in the draft, what goes there), tensor by tensor; waits for the copy, without Python's lock."""
+        """Yields (target in the draft, source array) per tensor; waits for the copy without holding the GIL."""
         by_path: dict[str, list[tuple[SourceBlock, np.ndarray]]] = {}
         for source, part in zip(self.share.sources, self._parts, strict=True):
             by_path.setdefault(source.path, []).append((source, np.asarray(part)))
@@ -225,12 +226,12 @@ class Export:
                     yield to[index], from_[index]
 
     def let_go(self) -> None:
-        """Frees the copies."""
+        """Releases the copies."""
         self._parts = []
 
 
 def _cast_parts(leaves: dict[str, jax.Array], share: ExportPlan, dtype: str) -> list[jax.Array]:
-    """What each device gives, cast by it, all of one device in one call."""
+    """Returns the cast rows of each device, one call per device."""
     shards = {path: {shard.device: shard.data for shard in leaf.addressable_shards} for path, leaf in leaves.items()}
     parts: list[jax.Array | None] = [None] * len(share.sources)
     by_device: dict[Device, list[int]] = {}
@@ -248,6 +249,6 @@ def _cast_parts(leaves: dict[str, jax.Array], share: ExportPlan, dtype: str) -> 
 
 @functools.partial(jax.jit, static_argnames=("slices", "dtype"))
 def _cast(shards: list[jax.Array], *, slices: tuple[tuple[tuple[int, int], ...], ...], dtype: str) -> list[jax.Array]:
-    # Also where nothing changes: without donation XLA writes what it returns into new memory.
+    # Also if the dtype is unchanged: without donation XLA writes the results into new memory.
     boxes = [tuple(slice(*bounds) for bounds in box) for box in slices]
     return [shard[box].astype(dtype) for shard, box in zip(shards, boxes, strict=True)]
