@@ -1,1 +1,1 @@
-"""Which tickets exist, which groups are trained and when a round is full; no model in here."""
+"""Ticket planning, group filtering and round accounting; independent of the model."""

@@ -1,12 +1,12 @@
-"""Which arrived groups may train (staleness, fences, zero variance, replacement), and in which order; no framework.
+"""Filter and training order of arrived groups: staleness, fences, zero variance, replacement.
 
-It keeps out what must not be trained: groups made by weights of an abandoned future, groups over the lag bound, groups
-of fenced actors, groups that can't be right, groups without signal. Those are counted and asked for again. A group is
-looked at when it arrives and once more when it is handed out, since the learner's step may have moved on while it
-waited. `launch/tools/plan` runs this very code in virtual time, over groups that are no more than an `Arrival`.
+It drops groups that must not be trained: from weights of an abandoned branch, over the lag bound, from fenced actors,
+invalid, or without learning signal. Dropped groups are counted and their tickets reissued. A group is checked on
+arrival and again when it is taken, because the learner's step may have advanced. `launch/tools/plan` runs this code in
+virtual time, with groups that are only an `Arrival`.
 
-Training on each complete group as it arrives is RolloutPipe's CGP (section 3.2); waiting for the round is the papers'
-serial baseline.
+Training each complete group on arrival is RolloutPipe's CGP (section 3.2); waiting for the round is the papers' serial
+baseline.
 """
 
 import bisect
@@ -25,21 +25,21 @@ from learner.schedule.ticket_ledger import TicketLedger
 
 
 class Arrival(Protocol):
-    """What the policy looks at of a complete group (`bridge.rollout_types.Group` says what each is)."""
+    """Properties of a complete group that the filter uses (documented at `bridge.rollout_types.Group`)."""
 
     @property
     def ticket_id(self) -> str:
-        """The ticket that it answers."""
+        """Id of the ticket that it answers."""
         ...
 
     @property
     def order(self) -> int:
-        """Its ticket's."""
+        """Order of its ticket."""
         ...
 
     @property
     def prompt_tokens(self) -> Int32[np.ndarray, " P"]:
-        """What was asked."""
+        """Tokens of the prompt."""
         ...
 
     @property
@@ -49,41 +49,41 @@ class Arrival(Protocol):
 
     @property
     def max_step(self) -> int:
-        """Step of the newest."""
+        """Step of the newest weights behind any of its tokens."""
         ...
 
     @property
     def incarnation(self) -> int:
-        """The learner's, of the newest."""
+        """Learner incarnation of the newest weights."""
         ...
 
     def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
-        """Returns True if a later incarnation, of those that began at these steps, went back behind its weights."""
+        """Returns True if a later incarnation, of those that began at these steps, rolled back past its weights."""
         ...
 
     @property
     def actors(self) -> frozenset[str]:
-        """Who made it."""
+        """Names of its actors."""
         ...
 
 
 class TicketStore(Protocol):
-    """What the policy asks of a store (`bridge.store.sql.learner_side.LearnerStore`)."""
+    """Store operations that the filter uses (`bridge.store.sql.learner_side.LearnerStore`)."""
 
     def put_tickets(self, tickets: Iterable[Ticket]) -> object:
         """Offers tickets."""
         ...
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets these groups for good."""
+        """Deletes these groups."""
         ...
 
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> object:
-        """Drops these groups and offers their tickets again; of single samples only those begun before a step."""
+        """Drops these groups and offers their tickets again; of single samples only those older than a step."""
         ...
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets tickets, wherever they are."""
+        """Deletes tickets in any state."""
         ...
 
 
@@ -91,11 +91,11 @@ G = TypeVar("G", bound=Arrival)
 
 
 MAX_REFUSED_PER_TICKET = 3
-"""How often a ticket is asked for whose groups can't be right; then another prompt takes its place."""
+"""Invalid groups of a ticket after which another prompt takes its place."""
 
 
 class GroupFilter(Generic[G]):
-    """The groups that wait to be trained: in order of arrival, in a lag-bounded window by their oldest tokens."""
+    """Groups that wait to be trained: in order of arrival, or with a lag bound by their oldest tokens."""
 
     def __init__(
         self,
@@ -110,23 +110,23 @@ class GroupFilter(Generic[G]):
         fenced_actors: Iterable[str] = (),
         step: int = 0,
     ) -> None:
-        """Nothing waits yet.
+        """Creates a filter with no waiting groups.
 
         Args:
-          config: the lag bound, the filter, and how many groups may wait.
-          planner: the books of the run's tickets.
-          ticket_store: where tickets are offered, withdrawn and asked for again.
-          has_signal: whether a group teaches anything; asked where `rounds.filter_zero_variance` is on.
-          check: why a group that answers its ticket can't be right (`group_validation.py`); None if it may be.
-          on_filtered: told of each group without signal whose prompt another is about to replace.
-          restores: the step that each learner incarnation began at; tells weights of an abandoned future.
-          fenced_actors: names of actors whose groups are refused.
-          step: the learner's.
+          config: config of the run: lag bound, zero-variance filter, and how many groups may wait.
+          planner: ticket planner of the run.
+          ticket_store: store in which tickets are offered, withdrawn and reissued.
+          has_signal: returns True if a group has a learning signal; called if `rounds.filter_zero_variance` is on.
+          check: returns why a group is invalid (`group_validation.py`), or None.
+          on_filtered: called with each group without signal before its prompt is replaced.
+          restores: first step of each learner incarnation; identifies weights of abandoned branches.
+          fenced_actors: names of actors whose groups are rejected.
+          step: step of the learner.
         """
         self._planner, self._ticket_store, self._has_signal, self._check = planner, ticket_store, has_signal, check
         self._on_filtered = on_filtered
         self._num_refused: collections.Counter[str] = collections.Counter()
-        """Groups that `check` refused, by ticket."""
+        """Groups that `check` rejected, by ticket."""
         self._restores = restores or {}
         self._lag_bound = config.max_lag_steps
         self._filters = config.rounds.filter_zero_variance
@@ -134,23 +134,23 @@ class GroupFilter(Generic[G]):
         self._ready: collections.deque[G] = collections.deque()
         self._warned_in_round = -1
         self.step = step
-        """The learner's step; whoever steps says so here."""
+        """Step of the learner, which the caller advances."""
         self.fresh_from: int | None = None
-        """While set, groups with a token of an earlier step are kept out (`../train.py`)."""
+        """Step before which no token of an accepted group may be (`learner/train.py`); None for no such bound."""
         self.fenced_actors = set(fenced_actors)
-        """Names of actors whose groups are refused; may grow."""
+        """Names of actors whose groups are rejected; may grow."""
         self.dropped: collections.Counter[str] = collections.Counter()
-        """Groups kept out since the start, by reason: abandoned, unwanted, below_min_version, fenced, off_policy,
-        stale, overflow, other_prompt, zero_variance, failed, and what `check` says."""
+        """Cumulative number of dropped groups by reason: abandoned, unwanted, below_min_version, fenced, off_policy,
+        stale, overflow, other_prompt, zero_variance, failed, and the reasons of `check`."""
 
     def receive(self, group: G) -> list[Ticket]:
-        """Decides about a group that arrives; returns the tickets that lost their round's race with it.
+        """Filters a group on arrival; returns the tickets that lost their round's race with it.
 
-        One that answers another prompt than its ticket has goes (`other_prompt`): a restarted learner may give an order
-        to another prompt than before, since which one a replacement took, or who lost a race, depended on the order of
-        arrival. One that can't be right goes, and its ticket is asked for anew, a bounded number of times. A group
-        without signal goes (`zero_variance`), another prompt taking its place. When the group decides its round's race,
-        the losers' tickets are withdrawn: their actors abort them.
+        A group that answers another prompt than its ticket is dropped (`other_prompt`). A restarted learner may assign
+        an order to another prompt than before, because replacements and race results depend on the order of arrival.
+        The ticket of an invalid group is reissued a bounded number of times. A group without signal is dropped
+        (`zero_variance`), and another prompt takes its place. If the group decides its round's race, the losers'
+        tickets are withdrawn, and their actors abort them.
         """
         if not self._is_abandoned(group):
             self._catch_up(group.order)
@@ -180,20 +180,20 @@ class GroupFilter(Generic[G]):
         return losers
 
     def drop_oldest(self) -> None:
-        """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
+        """Drops the oldest groups beyond the number that may wait (PipelineRL's ring buffer)."""
         while self._max_ready is not None and len(self._ready) > self._max_ready:
             group = self._ready.popleft()
             if self._lag_bound is None:
                 self._drop(group, "overflow")
-            else:  # with its old deadline it would keep the others waiting, which then overflow as well
+            else:  # with its old deadline it would block the other groups, which then overflow as well
                 self._planner.forget_arrival(group.ticket_id)
                 self._replace(self._planner.renew_one(group.ticket_id), "overflow")
 
     def take(self, limit: int) -> list[G]:
-        """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.
+        """Returns up to `limit` groups to train now; drops groups that must not be trained any more.
 
-        Under a lag bound a group waits while older ones need the places left in the update (`deadlines.py`). The caller
-        books all of them as trained before it asks again.
+        Under a lag bound a group waits while older ones need the free places of the update
+        (`ticket_ledger.num_sequences`). The caller records all returned groups as trained before the next call.
         """
         groups: list[G] = []
         while self._ready and len(groups) < limit:
@@ -207,7 +207,7 @@ class GroupFilter(Generic[G]):
         return groups
 
     def fence(self, actor: str) -> None:
-        """Refuses an actor's groups from now on; those that wait go at once, before others have made them anew."""
+        """Rejects an actor's groups and drops its waiting ones immediately, before others generate them again."""
         self.fenced_actors.add(actor)
         waiting, self._ready = self._ready, collections.deque[G]()
         for group in waiting:
@@ -217,20 +217,20 @@ class GroupFilter(Generic[G]):
                 self._ready.append(group)
 
     def replace_failed(self, ticket_id: str) -> None:
-        """Gives an open ticket that nobody could make a group for another prompt."""
+        """Assigns another prompt to an open ticket that failed."""
         self._replace(self._planner.replace(ticket_id), "failed")
 
     def drop_older_than(self, step: int) -> set[str]:
-        """Forgets the waiting groups with a token of an earlier step; returns the tickets of the others."""
+        """Forgets the waiting groups with a token of an earlier step; returns the ticket ids of the others."""
         stale = [g for g in self._ready if g.min_step < step]
         self._ready = collections.deque(g for g in self._ready if g.min_step >= step)
         self.dropped["off_policy"] += len(stale)
         for group in stale:
-            self._planner.forget_arrival(group.ticket_id)  # or a window would take it for one that waits
+            self._planner.forget_arrival(group.ticket_id)  # otherwise a window would count it as waiting
         return {g.ticket_id for g in self._ready}
 
     def forget_waiting(self) -> None:
-        """Starts over with nothing that waits; the store still has it."""
+        """Forgets all waiting groups, which the store still has."""
         self._ready.clear()
 
     def _num_places(self, group: G) -> float:
@@ -240,12 +240,12 @@ class GroupFilter(Generic[G]):
         return self._planner.num_sequences(group.min_step, step=self.step, max_lag_steps=self._lag_bound)
 
     def _catch_up(self, order: int) -> None:
-        """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""
+        """Reissues tickets that were issued after the restored checkpoint; prompts and ids are deterministic."""
         if tickets := self._planner.issue_up_to(order, step=self.step):
             self._ticket_store.put_tickets(tickets)
 
     def _is_abandoned(self, group: G) -> bool:
-        """Returns True if a restarted learner went back behind the weights of any of its tokens."""
+        """Returns True if a restarted learner rolled back past the weights of any of its tokens."""
         return group.is_abandoned(self._restores)
 
     def _reason_to_drop(self, group: G) -> str | None:
@@ -282,7 +282,7 @@ class GroupFilter(Generic[G]):
             self._ticket_store.reissue([group.ticket_id])
 
     def _reject(self, group: G, reason: str) -> None:
-        """Asks for the ticket anew; after `MAX_REFUSED_PER_TICKET` times another prompt takes its place."""
+        """Reissues the ticket; after `MAX_REFUSED_PER_TICKET` invalid groups another prompt takes its place."""
         self._num_refused[group.ticket_id] += 1
         if self._num_refused[group.ticket_id] < MAX_REFUSED_PER_TICKET:
             self._drop(group, reason)
@@ -291,7 +291,7 @@ class GroupFilter(Generic[G]):
             self._replace(self._planner.replace(group.ticket_id), reason)
 
     def _replace(self, ticket: Ticket, reason: str) -> None:
-        """Puts a ticket in the place of what the store has under its id."""
+        """Replaces the store's ticket and group of this id."""
         self.dropped[reason] += 1
         self._ticket_store.withdraw([ticket.id])
         self._ticket_store.put_tickets([ticket])
@@ -307,19 +307,19 @@ class GroupFilter(Generic[G]):
 
 
 class TrainingOrder(Generic[G]):
-    """Hands out the groups to train next, all of one update."""
+    """Order of training: yields the groups to train next, all of one update."""
 
     def __init__(self, config: Config, planner: TicketLedger, take: Callable[[int], list[G]]) -> None:
-        """`take` gives up to so many of the groups that wait and may be trained now (`GroupFilter.take`)."""
+        """Creates an order; `take` returns up to so many groups that may be trained now (`GroupFilter.take`)."""
         self._by_round = config.rounds.train_start == "round_complete"
         self._planner, self._take = planner, take
         self._taken: list[G] = []
-        """Taken, and waiting for more before any is trained."""
+        """Groups that were taken and wait for more before any is trained."""
         self._chosen: list[G] = []
-        """To train next, in that order."""
+        """Groups to train next, in this order."""
 
     def next_groups(self) -> list[G]:
-        """The groups to train now; none if they are not there yet."""
+        """Returns the groups to train now; empty if they have not arrived."""
         if not self._chosen:
             left_in_round, left_in_update = self._planner.num_left_in_round, self._planner.num_left_in_update
             least, most = (left_in_round, left_in_round) if self._by_round else (1, left_in_update)

@@ -1,8 +1,7 @@
-"""Complete groups from the store as a grain IterDataset, with state: each element is what is trained next.
+"""Queue of complete groups from the store, as a grain IterDataset: each element is trained next.
 
-The queue decides nothing about training: which groups are kept out is the arrival policy's matter (`group_filter.py`),
-which are next the training order's. What it keeps is the ledger: the ids handed out and not yet acknowledged, by which
-no group is trained twice.
+`group_filter.py` selects the groups and orders them. The queue keeps the ids that it returned and that are not
+acknowledged yet, so that no group is trained twice.
 """
 
 import time
@@ -20,20 +19,20 @@ from learner.schedule.sample_tickets import GroupTickets
 from learner.schedule.ticket_ledger import TicketLedger
 
 LOOK_S = 0.2
-"""How often the queue looks though the store told of nothing: the process may have been asked to stop."""
+"""Interval of polls without a notification of the store, in seconds, since the process may have been asked to stop."""
 
 
 class GroupQueue(grain.IterDataset[list[Group]]):
-    """The store's training groups, those together that are trained together.
+    """Training groups of the store; each element holds groups that are trained together.
 
     Args:
-      config: when training starts.
-      planner: the books of the run's tickets.
-      store: the run's, which tells of changes.
-      tickets: where groups arrive.
-      group_filter: decides about each.
-      timeline: told when a race is decided.
-      on_wait: called on every look that found nothing (heartbeats, watchdogs); may raise.
+      config: config of the run; decides when training starts.
+      planner: ticket planner of the run.
+      store: store of the run, which notifies of changes.
+      tickets: source of arrived groups.
+      group_filter: filter of arrived groups.
+      timeline: timeline that records decided races.
+      on_wait: called on every poll that finds nothing (heartbeats, watchdogs); may raise.
     """
 
     def __init__(
@@ -47,21 +46,20 @@ class GroupQueue(grain.IterDataset[list[Group]]):
         timeline: Timeline,
         on_wait: Callable[[], None],
     ) -> None:
-        """Reads nothing yet."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.config, self.planner, self.store, self.group_filter = config, planner, store, group_filter
         self.tickets, self.timeline, self.on_wait = tickets, timeline, on_wait
 
     def __iter__(self) -> "GroupQueueIterator":
-        """One reader; a run has one."""
+        """Returns a reader; a run has one."""
         return GroupQueueIterator(self)
 
 
 class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
-    """Reads groups once each. Not thread-safe.
+    """Reader that returns each group once. Not thread-safe.
 
-    State: the ids handed out and not yet acknowledged. Those are skipped when the store, after a crash,
-    hands everything unacknowledged out again.
+    Its state is the list of ids that it returned and that are not acknowledged. After a crash the store returns all
+    unacknowledged groups again, and the reader skips those ids.
     """
 
     def __init__(self, queue: GroupQueue) -> None:
@@ -78,36 +76,36 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         """Seconds spent waiting for groups since the start."""
 
     def __next__(self) -> list[Group]:
-        """The groups to train next, of one update; waits until they are there."""
+        """Returns the groups to train next, all of one update; waits until they are available."""
         start = time.perf_counter()
         while True:
             mark = self._store.mark()
             if groups := self._order.next_groups():
                 break
             self._while_waiting()
-            # One that an actor claims, or gives up, may have to be followed by another.
+            # A claim or a failed ticket may make a further ticket necessary.
             self._store.wait(mark, ("groups", "tickets", "claims"), timeout_s=LOOK_S)
         self.wait_s += time.perf_counter() - start
         return groups
 
     def poll(self) -> None:
-        """Takes in what has arrived, without waiting; called while the learner computes, so that nothing piles up."""
+        """Reads arrived groups without waiting; called during computation, so that they do not accumulate."""
         if self._num_breaks != (num_breaks := self._store.num_breaks):
             self._num_breaks = num_breaks
-            # The store may have lost the last ones; those that it knows are left alone.
+            # The store may have lost the last tickets; it ignores tickets that it has.
             self._tickets.put_tickets(self._planner.awaited_tickets)
         while stored := self._tickets.read_groups(after_seq=self._after_seq, limit=64):
             self._after_seq = stored[-1].seq
             for s in stored:
                 if s.group.ticket_id in self._seen:
-                    continue  # it is in the checkpoint this learner started from, or it is read again after a break
+                    continue  # in the checkpoint this learner started from, or read again after a connection break
                 if num_breaks and self._planner.has_arrived(s.group.ticket_id):
-                    continue  # it waits to be trained, and is read again
+                    continue  # waits to be trained, and is read again
                 self._take_in(s.group)
         self._group_filter.drop_oldest()
 
     def take_ready(self, limit: int) -> list[Group]:
-        """Up to `limit` more groups in order of arrival, without waiting."""
+        """Returns up to `limit` further groups in order of arrival, without waiting."""
         self.poll()
         groups = self._group_filter.take(limit)
         ids = [g.ticket_id for g in groups]
@@ -116,22 +114,22 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         return groups
 
     def get_state(self) -> dict[str, Any]:
-        """The ids handed out and not acknowledged, in order; JSON."""
+        """Returns the ids that were returned and are not acknowledged, in order; JSON."""
         return {"unacknowledged": list(self._unacknowledged)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where `get_state` was called: reads from the start, skipping those ids."""
+        """Restores the state that `get_state` returned: reads from the start and skips those ids."""
         self._group_filter.forget_waiting()
         self._after_seq = 0
         self._unacknowledged = list(state["unacknowledged"])
         self._seen = set(self._unacknowledged)
 
     def take_back(self, ticket_ids: list[str]) -> None:
-        """Forgets groups handed out last: they were not trained after all. Their tickets are the caller's matter."""
+        """Forgets returned groups that were not trained; the caller reopens their tickets."""
         self._forget(ticket_ids)
 
     def acknowledge(self, ticket_ids: list[str]) -> None:
-        """Lets the store forget groups whose training is safe in a checkpoint."""
+        """Deletes groups from the store whose training is safe in a checkpoint."""
         self._tickets.acknowledge(ticket_ids)
         self._forget(ticket_ids)
 

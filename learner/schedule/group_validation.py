@@ -1,8 +1,8 @@
-"""What can't be right in a group, whoever made it: looked for before the group may train. Pure.
+"""Validation of an arrived group against the run, before it may train. Pure.
 
-The wire types refuse what contradicts itself; here is what contradicts the run: its model, its limits, the ticket, the
-learner's own version. A group like that comes from a broken actor or verifier. None of it would crash the learner: an
-embedding is looked up at another index, a ratio is 0, an advantage vanishes, and the run trains on.
+The wire types reject groups that contradict themselves. This module rejects groups that contradict the run: its model,
+its limits, the ticket, the learner's version. Such a group is from a broken actor or verifier. It would not crash the
+learner, but silently corrupt training: a wrong embedding, a ratio of 0, a vanishing advantage.
 """
 
 import collections
@@ -14,11 +14,11 @@ import numpy as np
 from bridge.rollout_types import MAX_ABS_REWARD, Group, Rollout, Ticket, Version
 
 MIN_LOGPROB = math.log(2.0**-149) - 0.5
-"""Nats. A token is drawn by its probability in float32, whose smallest number is 2^-149; at ln of it, -103.3, a token
-can't be drawn any more. The rest is room for rounding."""
+"""Lowest valid logprob, in nats. Sampling uses probabilities in float32, whose smallest number is 2^-149, with a
+logarithm of -103.3. The rest is tolerance for rounding."""
 
 MAX_REFUSED_IN_A_ROW = 8
-"""Groups of one actor that are refused without a good one between them; then it is broken, and fenced."""
+"""Consecutive rejected groups of an actor after which it is fenced."""
 
 REASONS = {
     "wrong_size": "another number of responses than the ticket asks for",
@@ -29,37 +29,37 @@ REASONS = {
     "impossible_logprob": f"a behaviour logprob below {MIN_LOGPROB:.0f}, which no sampled token can have",
     "extreme_reward": f"a reward, of a response or a turn, beyond {MAX_ABS_REWARD:g}, too large for float32 advantages",
 }
-"""Why a group is refused, and what that means; each is counted as `groups/<reason>`."""
+"""Reasons of rejection and their meanings; each is counted as `groups/<reason>`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupLimits:
-    """What a run's groups must keep to."""
+    """Limits of a run's groups."""
 
     vocab_size: int
-    """Of the model: rows of its embedding."""
+    """Vocabulary size of the model: rows of its embedding."""
     max_tokens: int
-    """Longest prompt and response together (`model.max_tokens`)."""
+    """Maximum tokens of prompt and response together (`model.max_tokens`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InvalidGroup:
-    """Why a group can't be right, and whose doing it is."""
+    """Reason for which a group is invalid, and its actors."""
 
     reason: str
-    """One of `REASONS`."""
+    """Key of `REASONS`."""
     actors: frozenset[str]
-    """Who made what is wrong."""
+    """Names of the actors that made the invalid rollouts."""
 
 
 def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Version) -> InvalidGroup | None:
-    """What can't be right in a group; None if nothing is found.
+    """Returns why a group is invalid; None if it is valid.
 
     Args:
-      group: answers the ticket, by its id and its prompt.
-      ticket: as it is open now.
-      limits: the run's.
-      newest: the learner's own version. Weights of an abandoned incarnation may be later: ask about those before.
+      group: group with the ticket's id and prompt.
+      ticket: the open ticket.
+      limits: limits of the run.
+      newest: version of the learner. Groups of an abandoned incarnation may be newer; filter them before.
     """
     if len(group.rollouts) != ticket.num_samples:
         return InvalidGroup("wrong_size", group.actors)
@@ -76,14 +76,13 @@ def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Vers
 
 
 class RejectionCounter:
-    """How many groups of each actor were refused since its last good one."""
+    """Consecutive rejected groups of each actor."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._in_a_row: collections.Counter[str] = collections.Counter()
 
     def add(self, group: Group, found: InvalidGroup | None) -> list[str]:
-        """Books what was found in a group; returns the actors that are broken by now (`MAX_REFUSED_IN_A_ROW`)."""
+        """Records the validation of a group; returns the actors that reach `MAX_REFUSED_IN_A_ROW`."""
         if found is None:
             for actor in group.actors:
                 del self._in_a_row[actor]
@@ -95,7 +94,7 @@ class RejectionCounter:
 def _rollout_objection(
     rollout: Rollout, num_prompt_tokens: int, ticket: Ticket, limits: GroupLimits, newest_step: int
 ) -> str | None:
-    num_tokens = rollout.tokens.size  # an episode's budget is for what it observes, too
+    num_tokens = rollout.tokens.size  # an episode's budget includes observed tokens
     if num_tokens > ticket.sampling.max_tokens or num_prompt_tokens + num_tokens > limits.max_tokens:
         return "too_long"
     if _is_out_of_vocabulary(rollout.tokens, limits):

@@ -1,7 +1,7 @@
-"""`RolloutStream`: tickets out, groups in, packed micro-batches to the trainer.
+"""`RolloutStream`: issues tickets, receives groups and yields packed micro-batches to the trainer.
 
-Owns all that a schedule is made of: the store's learner side, the planner's books, the prompts, the queue with its
-arrival policy, and the round's clock. The main loop takes micro-batches from it and tells it what became of them.
+It owns the state of a schedule: the store's learner side, the planner, the prompts, the group queue with its filter,
+and the round timer. The main loop takes micro-batches from it and reports their outcome.
 """
 
 import base64
@@ -45,11 +45,10 @@ def consume(
     groups: Sequence[Group],
     pick: SamplePick,
 ) -> list[MicroBatch]:
-    """Books groups of one update as trained, what they earned, and which are kept as text; packs them.
+    """Records groups of one update as trained, with their rewards and text samples, and packs them.
 
-    All groups of the update that are there are packed together, into as many micro-batches as they fill. RolloutPipe's
-    feasible batch selector takes the whole groups that fit one micro-batch instead, which leaves up to a group's worth
-    of it empty: 1.18 computed tokens a real one over fifty updates of 64 groups, against 1.02.
+    All available groups of the update are packed together, into as many micro-batches as they fill. RolloutPipe's
+    feasible batch selector instead takes whole groups that fit one micro-batch, which leaves more slots empty.
     """
     num_trained = config.rounds.groups_per_round - planner.num_left_in_round
     picked = {g.ticket_id: planner.ticket(g.ticket_id) for i, g in enumerate(groups) if pick.wants(num_trained + i)}
@@ -76,29 +75,29 @@ def consume(
 
 
 class Prompts(Protocol):
-    """Training problems without end, whose place can be kept (`learner.data.prompt_stream.PromptStream`)."""
+    """Endless training problems with a restorable position (`learner.data.prompt_stream.PromptStream`)."""
 
     def __next__(self) -> Problem: ...
 
     def observe(self, source: str, reward: float) -> None:
-        """Takes in the mean reward of a group whose problem was of `source`."""
+        """Records the mean reward of a group whose problem is from `source`."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What a step's row says of them."""
+        """Returns the prompt metrics of a step."""
         ...
 
     def get_state(self) -> dict[str, Any]:
-        """Their place, and what came of `observe`; JSON."""
+        """Returns the position and the recorded rewards; JSON."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where `get_state` was called."""
+        """Restores the state that `get_state` returned."""
         ...
 
 
 class RolloutStream:
-    """A run's groups, from the tickets that ask for them to the checkpoint that contains them."""
+    """Groups of a run, from the issue of their tickets to the checkpoint that contains them."""
 
     def __init__(
         self,
@@ -114,18 +113,18 @@ class RolloutStream:
         on_wait: Callable[[], None] = lambda: None,
         between_batches: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is issued or read yet.
+        """Creates a stream that has issued and read nothing.
 
         Args:
-          config: the run's.
-          store: where tickets go and groups come from.
-          prompts: what is asked.
-          sampling: how training responses are sampled.
-          timeline: where issues, decided races and checkpoints are marked.
-          incarnation: the learner's.
-          vocab_size: the model's; groups with other token ids are refused.
-          step: the learner's.
-          on_wait: called on every look that found no group; may raise.
+          config: config of the run.
+          store: store of tickets and groups.
+          prompts: training problems.
+          sampling: sampling parameters of training responses.
+          timeline: timeline that records issues, decided races and checkpoints.
+          incarnation: incarnation of the learner.
+          vocab_size: vocabulary size of the model; groups with other token ids are rejected.
+          step: step of the learner.
+          on_wait: called on every poll that finds no group; may raise.
           between_batches: called between two micro-batches; may raise.
         """
         self._config, self._store, self._timeline = config, store, timeline
@@ -169,9 +168,9 @@ class RolloutStream:
         )
         self.clock = WaitingRatios()
         self.num_dropped_updates = 0
-        """Full updates that were not made (`drop_update`)."""
+        """Full updates that were discarded (`drop_update`)."""
         self._saving: dict[int, list[str]] = {}
-        """Groups that each checkpoint in the making contains, by its step."""
+        """Groups in each checkpoint that is not committed yet, by its step."""
 
     @property
     def step(self) -> int:
@@ -180,17 +179,17 @@ class RolloutStream:
 
     @property
     def round(self) -> int:
-        """The round now being trained, from 0."""
+        """Round in training, from 0."""
         return self.planner.round
 
     @property
     def fenced_actors(self) -> Set[str]:
-        """Names of actors whose groups are refused."""
+        """Names of actors whose groups are rejected."""
         return self.group_filter.fenced_actors
 
     @property
     def packing(self) -> PackingConfig:
-        """The shape of a micro-batch now."""
+        """Current shape of a micro-batch."""
         return self._shape.packing
 
     @property
@@ -199,14 +198,14 @@ class RolloutStream:
         return self._queue.wait_s
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Issues tickets, waits for groups and packs them; endless.
+        """Issues tickets, waits for groups and yields packed micro-batches; endless.
 
-        Tickets are issued before every wait, so by rounds the next round starts only once the caller comes
-        back from the last update's publish, and then under the step it published.
+        Tickets are issued before every wait. In round mode the next round therefore starts after the publish of the
+        last update, under the published step.
         """
         while True:
             self.planner.served_step = self._served.step
-            self.clock.rollout_started(time.monotonic())  # of a round only the first call counts
+            self.clock.rollout_started(time.monotonic())  # only the first call of a round counts
             self._offer(self.planner.issue(step=self.step, num_unclaimed=self._tickets.num_unclaimed))
             groups = next(self._queue)
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
@@ -215,20 +214,20 @@ class RolloutStream:
             yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick)
 
     def poll(self) -> None:
-        """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
+        """Reads arrivals without waiting, during computation: they may decide a race or empty the backlog."""
         self._queue.poll()
         self._top_up()
         self._meanwhile()
 
     def trained(self, start_s: float, end_s: float) -> None:
-        """The learner computed from `start_s` to `end_s` (monotonic seconds)."""
+        """Records that the learner computed from `start_s` to `end_s` (monotonic seconds)."""
         self.clock.trained(start_s, end_s)
 
     @contextlib.contextmanager
     def aside(self, what: str) -> Generator[None]:
-        """Around what is neither waiting for groups nor training: publishing, saving, waiting for a probe.
+        """Excludes the time of a block from the waiting ratios: publishing, saving or waiting for a probe.
 
-        `what` is its name in the event log; the waiting ratios leave its time out.
+        `what` is its name in the event log.
         """
         start = time.monotonic()
         try:
@@ -239,22 +238,22 @@ class RolloutStream:
             self._timeline.took(what, start, end)
 
     def end_update(self) -> None:
-        """The update that was full is made: the learner is a step on."""
+        """Records that the full update was made: the learner's step advances."""
         self.group_filter.step += 1
         self.group_filter.fresh_from = None
 
     def take_rewards(self) -> dict[str, float]:
-        """What the responses of the update just made earned, as metrics; the next update's count anew."""
+        """Returns the reward metrics of the update just made, and resets them."""
         return self._tally.take()
 
     def take_samples(self) -> list[PickedGroup]:
-        """Groups of the update just made that are kept as text."""
+        """Returns the groups of the update just made that are kept as text."""
         return self._pick.take()
 
     def drop_update(self) -> None:
-        """The update that was full is not made; only groups by the current weights are taken until the next one is.
+        """Discards the full update; only groups from the current weights are accepted until the next one is made.
 
-        All that is in progress on older weights is asked for anew at once: it would be turned away in the end.
+        Tickets in progress on older weights are reissued immediately, since their groups would be rejected.
         """
         ids = [t.id for t in self.planner.reopen_update()]
         self._tally.clear()
@@ -269,19 +268,19 @@ class RolloutStream:
         self.num_dropped_updates += 1
 
     def end_round(self) -> dict[str, float]:
-        """The round's metrics."""
+        """Ends the round and returns its metrics."""
         self._race_places.look()
         tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
         return self.clock.finish() | tail
 
     def is_sound(self, group: Group, ticket: Ticket) -> bool:
-        """Whether nothing in a group that came for a ticket contradicts the run; who makes no other is fenced."""
+        """Returns True if a group is valid for its ticket and run; fences actors after repeated invalid groups."""
         return self._objection(group, ticket) is None
 
     def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
-        """Refuses an actor's groups and claims from now on; what it holds or made goes to others.
+        """Fences an actor: rejects its groups and claims; other actors generate its groups again.
 
-        `off_nats`: by how much its logprobs are off, if it is fenced for that.
+        `off_nats` is the error of its logprobs, in nats, if that is the reason.
         """
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
@@ -289,13 +288,13 @@ class RolloutStream:
         self.group_filter.fence(actor)
 
     def unfence(self, actor: str) -> None:
-        """Lets an actor in again; it has nothing left of what it sampled before."""
+        """Lifts an actor's fence. None of its earlier samples remain."""
         self._timeline.instant("unfence", actor=actor)
         self.group_filter.fenced_actors.discard(actor)
         self._store.unfence(actor)
 
     def begin_save(self) -> dict[str, Any]:
-        """The stream's part of the checkpoint of this step; JSON. Its groups go once that is committed."""
+        """Returns the stream's part of this step's checkpoint; JSON. `acknowledge` later deletes its groups."""
         state = self._queue.get_state()
         self._saving[self.step] = state["unacknowledged"]
         return {
@@ -308,22 +307,22 @@ class RolloutStream:
         }
 
     def acknowledge(self, step: int | None) -> None:
-        """Lets the store forget the groups that the committed checkpoint of `step` contains; None: there is none."""
+        """Deletes the groups in the committed checkpoint of `step` from the store; None does nothing."""
         if step is not None:
             self._queue.acknowledge(self._saving[step])
-            # What an earlier one that failed contains, this one contains too.
+            # This checkpoint also contains what an earlier, failed one would have contained.
             self._saving = {s: ids for s, ids in self._saving.items() if s > step}
             self._timeline.instant("checkpoint", step=step)
 
     def resume(self, saved: dict[str, Any] | None) -> None:
-        """Goes to where `begin_save` was called, the store with it; None: to the start."""
+        """Restores the state that `begin_save` returned and rolls the store back to it; None: to the start."""
         if saved is not None:
             tickets = _unpack(saved["open_tickets"])
             self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
             self.prompts.set_state(saved["prompts"])
             self._queue.set_state(saved["queue"])
             self._shape.set_state(saved["packing"])
-            # The checkpoint that contains these groups is committed, so they may go now if they are still there.
+            # The checkpoint that contains these groups is committed, so the store may delete them.
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
             self._tickets.put_tickets(tickets)
         self._store.withdraw_pinned()
@@ -349,9 +348,9 @@ class RolloutStream:
                 self.group_filter.replace_failed(ticket_id)
 
     def _observe(self, group: Group) -> None:
-        """Tells the prompts what a group earned that is trained, or that teaches nothing: each group once.
+        """Reports the mean reward of a trained or filtered group to the prompts, once per group.
 
-        Not when it arrives: a group that waits while a checkpoint is made arrives again after a restart.
+        It does not report on arrival: a group that waits during a checkpoint arrives again after a restart.
         """
         rewards = [r.reward for r in group.rollouts]
         self.prompts.observe(self.planner.source(group.ticket_id), sum(rewards) / len(rewards))
@@ -360,7 +359,7 @@ class RolloutStream:
         return self._objection(group, self.planner.ticket(group.ticket_id))
 
     def _objection(self, group: Group, ticket: Ticket) -> str | None:
-        """Why a group that arrives can't be right; fences an actor that makes nothing else."""
+        """Returns why a group is invalid, or None; fences actors after repeated invalid groups."""
         newest = Version(incarnation=self._incarnation, step=self.step)
         found = group_validation.objection(group, ticket, self._limits, newest=newest)
         broken = self._refusals.add(group, found)

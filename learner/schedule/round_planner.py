@@ -1,7 +1,7 @@
-"""Plans rounds: a round's tickets at once, the next ones when R groups of it are trained. Pure: no jax, no clock.
+"""Round planner: issues all tickets of a round together, and the next round's when R groups are trained. Pure: no JAX.
 
-For schedules that publish at the round's end (RolloutPipe, RollPacker, the serial baseline). Where weights go out every
-n steps there are no rounds to plan, and `async_window.WindowPlanner` issues the tickets.
+It serves schedules that publish at the round's end (RolloutPipe, RollPacker, the serial baseline). For a publish every
+n steps, `window_planner.WindowPlanner` issues the tickets.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,23 +16,23 @@ from learner.schedule.window_planner import WindowPlanner
 
 
 class RoundPlanner(TicketLedger):
-    """Rounds of R groups; over-provisioned ones race, and their losers make long rounds (`tail_batching`)."""
+    """Rounds of R groups. Over-provisioned rounds race, and their losers form long rounds (`tail_batching.py`)."""
 
     def __init__(
         self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
-        """Starts before the first round."""
+        """Creates a planner before its first round."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
         self._long_prompts = tail_batching.LongPromptQueue(config.rounds.groups_per_round)
 
     @property
     def long_queue(self) -> list[Ticket]:
-        """Prompts that lost a race and wait for a long round, the oldest first; as tickets of the rounds they lost."""
+        """Prompts that lost a race and wait for a long round, oldest first, as tickets of the rounds they lost."""
         return self._long_prompts.tickets
 
     def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
-        """The next round's tickets, once the one before is consumed; sampled by weights of `step` on."""
-        del num_unclaimed  # a round's tickets go out at once
+        """Issues the next round's tickets, for weights of `step` or later, if the current round is consumed."""
+        del num_unclaimed  # a round's tickets are issued together
         if self._open:
             return []
         self._arrived = set()
@@ -47,14 +47,14 @@ class RoundPlanner(TicketLedger):
         return [self._make_ticket(p, round=self.round, num_requests=num_requests, min_version=version) for p in prompts]
 
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
-        """Issues until `order` exists, if its round is due."""
+        """Issues tickets until `order` exists, if its round is due."""
         tickets: list[Ticket] = []
         while self._num_issued <= order and (new := self.issue(step=step)):
             tickets += new
         return tickets
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
-        """Books an open ticket's complete group as here; returns the losers of the race that it decides, if any.
+        """Records an open ticket's complete group as arrived; returns the losers of the race that it decides, if any.
 
         Raises:
           KeyError: the ticket is not open.
@@ -68,10 +68,10 @@ class RoundPlanner(TicketLedger):
         return lost
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
-        """Goes to where `get_state` was called.
+        """Restores the state that `get_state` returned.
 
         Raises:
-          ValueError: the books don't add up.
+          ValueError: the ticket counts are inconsistent.
         """
         super().set_state(state, open_tickets)
         self._long_prompts = tail_batching.LongPromptQueue(self._rounds.groups_per_round)
@@ -81,7 +81,7 @@ class RoundPlanner(TicketLedger):
 def planner_of(
     config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
 ) -> TicketLedger:
-    """The planner that `publish.when` asks for."""
+    """Returns the planner for `publish.when`: rounds for `round_end`, else a window."""
     if config.publish.when == "round_end":
         return RoundPlanner(config, sampling, next_problem, incarnation=incarnation)
     return WindowPlanner(config, sampling, next_problem, incarnation=incarnation)

@@ -1,8 +1,8 @@
-"""Groups whose samples are tickets of their own, so that several engines may serve one prompt.
+"""Groups whose samples are separate tickets, so that several engines can serve one prompt.
 
-The learner and its books know groups; the actors claim single samples. This store between them splits a group's ticket
-on its way out, and puts the group together when K of its samples are in, wherever they came from (ROLL Flash's queue
-scheduling and prompt replication). Of an over-provisioned group the first K samples to arrive win.
+The planner tracks groups, while actors claim single samples. This store splits a group's ticket into sample tickets,
+and assembles the group when K samples have arrived, from any actor (ROLL Flash's queue scheduling and prompt
+replication). Of an over-provisioned group the first K samples to arrive win.
 """
 
 import dataclasses
@@ -20,31 +20,31 @@ from learner.schedule.group_filter import TicketStore
 
 
 class GroupTickets(TicketStore, Protocol):
-    """Tickets of whole training groups; the methods are `bridge.store.sql.learner_side.LearnerStore`'s of that name."""
+    """Tickets of whole training groups, with the methods of `bridge.store.sql.learner_side.LearnerStore`."""
 
     def read_groups(self, *, after_seq: int, limit: int) -> list[StoredGroup]:
-        """Unacknowledged groups in order of arrival, from the first after `after_seq`."""
+        """Returns unacknowledged groups with numbers above `after_seq`, in order of arrival."""
         ...
 
     def roll_back(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
-        """Goes back to a checkpoint."""
+        """Rolls the store back to a checkpoint."""
         ...
 
     def failed(self) -> dict[str, str]:
-        """Tickets that nobody could make a group for, and why."""
+        """Returns the failed tickets and their errors."""
         ...
 
     def fence(self, actor: str, reason: str) -> None:
-        """Refuses an actor's claims and groups from now on."""
+        """Rejects an actor's further claims and groups."""
         ...
 
     def num_unclaimed(self) -> int:
-        """Tickets that no actor has claimed."""
+        """Returns the number of tickets that no actor has claimed."""
         ...
 
 
 def tickets_of(store: LearnerStore, config: Config) -> GroupTickets:
-    """A run's training tickets: whole groups, also where single samples are tickets (`admission.unit`)."""
+    """Returns the run's training tickets by group, also if samples are separate tickets (`admission.unit`)."""
     if config.admission.unit == "group":
         return store
     rounds = config.rounds
@@ -52,13 +52,14 @@ def tickets_of(store: LearnerStore, config: Config) -> GroupTickets:
 
 
 class SampleTickets(GroupTickets):
-    """Over the store that the actors use: sample i of training group g is the ticket "g.i".
+    """Group tickets over the store that actors use: sample i of training group g is the ticket "g.i".
 
-    `put_tickets`, `reissue` and `roll_back` return samples, not groups; `num_unclaimed` whole groups, rounded up.
+    `put_tickets`, `reissue` and `roll_back` return numbers of samples; `num_unclaimed` returns whole groups, rounded
+    up.
     """
 
     def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
-        """K samples make a group, of `num_requests` tickets at most."""
+        """Creates a store of groups of K samples, each split into `num_requests` tickets."""
         self._store = store
         self._num_samples, self._num_requests = num_samples, num_requests
         self._tickets: dict[str, Ticket] = {}
@@ -67,7 +68,7 @@ class SampleTickets(GroupTickets):
 
     @override
     def put_tickets(self, tickets: Iterable[Ticket]) -> int:
-        # A sample that is here already, from before a restart, and answers another prompt is dropped.
+        # After a restart, drop arrived samples that answer another prompt.
         parts: list[Ticket] = []
         for ticket in tickets:
             self._tickets[ticket.id] = ticket
@@ -80,7 +81,7 @@ class SampleTickets(GroupTickets):
 
     @override
     def read_groups(self, *, after_seq: int, limit: int) -> list[StoredGroup]:
-        # A group's seq is its last sample's; who asks from another seq than the last it got starts over.
+        # The number of a group is its last sample's; a reader that continues from another number starts over.
         if after_seq != self._delivered_seq:
             self._start_over()
         groups: list[StoredGroup] = []
@@ -115,7 +116,7 @@ class SampleTickets(GroupTickets):
             else:
                 ids += self._ids([id_])
         num_reissued = self._store.reissue(ids)
-        # A decided race withdrew its other samples. The next one has them again: `failed` counts on them.
+        # A decided race withdrew its other samples. Restore them for the next race: `failed` counts on them.
         self._store.put_tickets(
             [part for id_ in ticket_ids if id_ in self._tickets for part in split(self._tickets[id_])]
         )
@@ -134,7 +135,7 @@ class SampleTickets(GroupTickets):
 
     @override
     def failed(self) -> dict[str, str]:
-        # Of a race as many samples may fail as there are more than K.
+        # A race tolerates as many failed samples as it has beyond K.
         reasons: dict[str, list[str]] = {}
         for id_, reason in self._store.failed().items():
             reasons.setdefault(group_id(id_), []).append(reason)
@@ -154,7 +155,7 @@ class SampleTickets(GroupTickets):
         self._after_seq = self._delivered_seq = 0
         self._parts: dict[str, dict[int, Group]] = {}
         self._complete: dict[str, dict[int, Group]] = {}
-        """The samples of the groups that were delivered and not acknowledged."""
+        """Samples of the groups that were delivered and not acknowledged."""
         self._restores: dict[int, int] | None = None
 
     def _add(self, part: Group) -> Group | None:
@@ -164,11 +165,11 @@ class SampleTickets(GroupTickets):
             self._store.withdraw([part.ticket_id])
             self._store.put_tickets([p for p in split(ticket) if p.id == part.ticket_id])
             return None
-        if self._is_abandoned(part):  # alone: its siblings may stay
+        if self._is_abandoned(part):  # its siblings may stay
             self._store.reissue([part.ticket_id])
             return None
         if id_ in self._complete:
-            if int(index) not in self._complete[id_]:  # else it is read again, after a break
+            if int(index) not in self._complete[id_]:  # else it is read again after a connection break
                 self._store.acknowledge([part.ticket_id])  # too late for the race
             return None
         parts = self._parts.setdefault(id_, {})
@@ -186,7 +187,7 @@ class SampleTickets(GroupTickets):
         return ticket.num_requests - self._num_samples if ticket is not None else 0
 
     def _is_abandoned(self, part: Group) -> bool:
-        """Returns True if a restarted learner went back behind a sample's weights."""
+        """Returns True if a restarted learner rolled back past a sample's weights."""
         if self._restores is None:
             self._restores = self._store.restores()
         return part.is_abandoned(self._restores)
@@ -201,7 +202,7 @@ class SampleTickets(GroupTickets):
 
 
 def split(ticket: Ticket) -> list[Ticket]:
-    """The tickets that a training ticket goes out as, one a request."""
+    """Returns the tickets of the single requests of a training ticket."""
     return [
         dataclasses.replace(ticket, id=f"{ticket.id}.{i}", num_samples=1, num_requests=1)
         for i in range(ticket.num_requests)
@@ -213,12 +214,12 @@ def _answers(part: Group, ticket: Ticket) -> bool:
 
 
 def group_id(part_id: str) -> str:
-    """The group's id, from a sample's."""
+    """Returns the id of a sample's group."""
     return part_id.rpartition(".")[0] or part_id
 
 
 def join(id_: str, parts: Sequence[Group]) -> Group:
-    """Returns one group of several samples."""
+    """Returns the group that consists of several samples."""
     newest_of_parts = [Version(incarnation=p.incarnation, step=p.max_step) for p in parts]
     *older, newest = newest_of_each([*newest_of_parts, *(v for p in parts for v in p.older_versions)])
     return dataclasses.replace(

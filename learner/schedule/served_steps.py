@@ -1,8 +1,8 @@
 """Oldest weights that the engines of a run serve, from the actors' heartbeats.
 
-The learner asks for groups from these weights on (`Ticket.min_version`): no actor has to wait for newer ones, and the
-learner knows how old a group can be that has not arrived (`deadlines.py`). Weights only get newer within a learner's
-incarnation, so an old answer is a lower bound.
+The learner issues tickets for these weights or later ones (`Ticket.min_version`). No actor then waits for newer
+weights, and the learner knows the maximum age of a group that has not arrived. Weights only become newer within an
+incarnation of the learner, so an old answer is a lower bound.
 """
 
 import time
@@ -16,7 +16,7 @@ LOOK_S = 1.0
 
 
 class ServedSteps:
-    """Lower bound on the step of the weights that a new request begins on."""
+    """Lower bound on the step of the weights on which a new request starts."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class ServedSteps:
         """Creates a bound that is 0 until an engine serves this learner's weights.
 
         Args:
-          store: where the heartbeats are.
-          incarnation: the learner's; engines that still serve an earlier one's weights take newer ones first.
-          is_needed: False leaves the bound at 0 and the store alone.
-          clock: seconds.
+          store: store of the heartbeats.
+          incarnation: incarnation of the learner; engines with weights of an earlier one load newer weights first.
+          is_needed: False keeps the bound at 0 and reads nothing.
+          clock: monotonic clock, in seconds.
         """
         self._store, self._incarnation, self._is_needed, self._clock = store, incarnation, is_needed, clock
         self._looked_s: float | None = None

@@ -1,19 +1,17 @@
-"""Over-provisioning: races, losers, the long-prompt queue, capacity check.
+"""Over-provisioning: races, losers, the long-prompt queue and the capacity check.
 
-Consecutive orders form a heat, of eta_P U tickets. The first U groups of a heat to be complete win; by the U-th the
-others have lost, and their prompts wait for a heat of their own, of U tickets, in which nobody races (RollPacker's long
-round). So a heat gives exactly U groups, an update's worth: heat n stands for update n, and what bounds the lag of a
-window counts heats where it counted updates. With eta_P = 1 a heat is the U orders of an update, issued one by one, and
-nobody loses.
+In a window, eta_P U consecutive orders form a race. The first U complete groups win. When the U-th arrives, the others
+have lost, and their prompts wait for a long race of U tickets, in which no group loses (RollPacker's long round). Each
+race thus yields exactly U groups: race n corresponds to update n, and a window's lag bound counts races. With eta_P = 1
+a race is the U orders of an update, issued one by one, without losers.
 
-A heat that races is issued whole: what its groups are compared by is how long they take, so they begin together as far
-as there are places; and each that is decided leaves eta_P U - U losers, so that who waits for U of them does not wait
-for ever. Why not one race over all that is open, of which the oldest lose whenever an update is full: orders of several
-heats are open at once, begun at different times, and in a long heat nobody may lose, whoever is the oldest.
+A race with losers is issued as a whole, because its groups are compared by their duration, so they must start together
+as far as capacity allows. One race over all open tickets would not work: they started at different times, and the
+tickets of a long race must not lose.
 
-A short round issues eta_P R prompts and closes when R groups have arrived; the losers' prompts go to the long-prompt
-queue, first in, first out. A round that starts with R prompts in there is a long one: it takes the oldest R and no
-others, and nobody races. In a window heats of U groups are what rounds are here (`tail_batching.py`).
+A short round issues eta_P R prompts and closes when R groups have arrived. The losers' prompts enter the long-prompt
+queue, first in, first out. A round that starts with at least R prompts in the queue is long: it takes the oldest R, and
+no group loses.
 """
 
 import bisect
@@ -35,39 +33,38 @@ from configs.sections import RoundsConfig
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Race:
-    """One heat's books."""
+    """State of one race."""
 
     index: int
-    """The update that its groups stand for."""
+    """Update that the race corresponds to."""
     first_order: int
     size: int
-    """Tickets that it is to have: eta_P U, or U if it is long."""
+    """Tickets of the race: eta_P U, or U for a long race."""
     is_long: bool
-    """Whether its prompts are those of the long-prompt queue."""
+    """True if its prompts are from the long-prompt queue."""
     num_issued: int = 0
     num_lost: int = 0
     num_consumed: int = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no further order."""
+        """True if all its tickets are issued."""
         return self.num_issued == self.size
 
     @property
     def is_over(self) -> bool:
-        """Whether all its groups are trained."""
+        """True if all its groups are trained or have lost."""
         return self.is_full and self.num_consumed + self.num_lost == self.num_issued
 
     def has(self, order: int) -> bool:
-        """Whether an order is one of its."""
+        """Returns True if an order belongs to the race."""
         return self.first_order <= order < self.first_order + self.num_issued
 
 
 class Races:
-    """The heats that are not over, the one being issued among them."""
+    """Races that are not over, including the one being issued."""
 
     def __init__(self, rounds: RoundsConfig) -> None:
-        """Before the first order."""
         self._num_winners = rounds.groups_per_update
         self._size = rounds.groups_per_race
         self._races: list[Race] = []
@@ -75,27 +72,27 @@ class Races:
 
     @property
     def next_index(self) -> int:
-        """The heat of the next order."""
+        """Race of the next order."""
         return self._num_opened if self.is_between else self._num_opened - 1
 
     @property
     def has_losers(self) -> bool:
-        """Whether there are more of a heat than win."""
+        """True if a race has more groups than win."""
         return self._size > self._num_winners
 
     @property
     def is_between(self) -> bool:
-        """Whether the next order begins a heat."""
+        """True if the next order starts a race."""
         return not self._races or self._races[-1].index != self._num_opened - 1 or self._races[-1].is_full
 
     @property
     def num_wanted(self) -> int:
-        """Groups that are trained by the end of all that is issued next: a whole heat's if it races, else one."""
+        """Groups trained by the end of the next issue, which is a whole race if it has losers, else one order."""
         place = 0 if self.is_between else self._races[-1].num_issued
         return self.next_index * self._num_winners + (self._num_winners if self.has_losers else place + 1)
 
     def enter(self, order: int, *, is_long: bool) -> Race:
-        """The heat of the next order, which is begun if none is open; `is_long` matters then alone."""
+        """Returns the race of the next order, and starts it if none is open; only then `is_long` is used."""
         if self.is_between:
             size = self._num_winners if is_long else self._size
             self._races.append(Race(index=self._num_opened, first_order=order, size=size, is_long=is_long))
@@ -105,16 +102,16 @@ class Races:
         return race
 
     def decide(self, order: int, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
-        """The tickets that lose now that the group of `order` is here too; none while their race is open.
+        """Returns the tickets that lose when the group of `order` arrives; none while their race is open.
 
         Args:
-          order: of a ticket that is open.
-          open_tickets: of the heat at least.
-          arrived: the ids of those whose group is here.
+          order: order of an open ticket.
+          open_tickets: open tickets, at least those of the race.
+          arrived: ids of the tickets whose groups have arrived.
         """
         race = self._of(order)
         if not race.is_full or race.num_issued - race.num_lost <= self._num_winners:
-            return []  # without a race, or decided
+            return []  # without losers, or decided
         mine = [t for t in open_tickets if race.has(t.order)]
         if race.num_consumed + sum(t.id in arrived for t in mine) < self._num_winners:
             return []
@@ -123,11 +120,11 @@ class Races:
         return lost
 
     def wanted(self, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
-        """Returns the tickets whose groups are still to come and be trained; of an open race the lowest orders.
+        """Returns the tickets whose groups are still to arrive and be trained; of an open race the lowest orders.
 
         Args:
-          open_tickets: of all heats, by order.
-          arrived: the ids of those whose group is here.
+          open_tickets: open tickets of all races, by order.
+          arrived: ids of the tickets whose groups have arrived.
         """
         num_lacking: dict[int, int] = {h.index: self._num_winners - h.num_consumed for h in self._races}
         coming: list[tuple[int, Ticket]] = []
@@ -145,27 +142,27 @@ class Races:
         return wanted
 
     def consume(self, order: int) -> None:
-        """Books a group as trained."""
+        """Records a group as trained."""
         self._of(order).num_consumed += 1
 
     def reopen_update(self, orders: Iterable[int]) -> None:
-        """Books groups as not trained after all; their heats must not have been forgotten."""
+        """Records groups as not trained; their races must still be known."""
         for order in orders:
             self._of(order).num_consumed -= 1
 
     def forget(self, *, keep: Collection[int]) -> None:
-        """Closes the books of what is over, but for the heats of the orders in `keep`."""
+        """Removes races that are over, except those of the orders in `keep`."""
         self._races = [h for h in self._races if not h.is_over or any(h.has(o) for o in keep)]
 
     def get_state(self) -> dict[str, Any]:
-        """All of it; JSON."""
+        """Returns the whole state; JSON."""
         return {"num_opened": self._num_opened, "heats": [dataclasses.asdict(h) for h in self._races]}
 
     def set_state(self, state: Mapping[str, Any], *, open_tickets: Iterable[Ticket]) -> None:
-        """Goes to where `get_state` was called.
+        """Restores the state that `get_state` returned.
 
         Raises:
-          ValueError: an open ticket is of no heat, or a heat's number of them is another.
+          ValueError: an open ticket belongs to no race, or the number of open tickets of a race is inconsistent.
         """
         orders = sorted(t.order for t in open_tickets)
         self._races, self._num_opened = [Race(**h) for h in state["heats"]], state["num_opened"]
@@ -185,15 +182,14 @@ class Races:
 
 
 class RaceCapacity:
-    """Looks once a round, and says so when the engines are too few; once for each number of places."""
+    """Capacity check, once per round; warns if the engines are too few, once per capacity."""
 
     def __init__(self, config: Config, store: LearnerStore) -> None:
-        """Nothing was said yet."""
         self._config, self._store = config, store
         self._said: int | None = None
 
     def look(self) -> str | None:
-        """What is said now, if anything. Nothing while engines start: more places are on their way."""
+        """Returns the warning that is logged now, if any; none while engines start, since capacity may grow."""
         if num_racing(self._config) is None:
             return None
         since_s = self._store.now_s() - LIVE_S
@@ -214,50 +210,50 @@ class RaceCapacity:
 
 
 def _places(live: list[Heartbeat]) -> list[int] | None:
-    """Of each engine that serves; None if none does, or one is still starting."""
+    """Returns the capacity of each serving engine; None if none serves, or one is still starting."""
     reports = [b.report for b in live]
     serving = [r.max_sequences for r in reports if r is not None and not r.is_shutting_down]
     return None if None in reports else serving or None
 
 
 class LongPromptQueue:
-    """Prompts that lost a race and wait for a long round; as tickets of the rounds they lost."""
+    """Prompts that lost a race and wait for a long round, as tickets of the rounds they lost."""
 
     def __init__(self, groups_per_round: int) -> None:
-        """Empty; `groups_per_round` is R, in a window U."""
+        """Creates an empty queue; `groups_per_round` is R, in a window U."""
         self._groups_per_round = groups_per_round
         self._tickets: collections.deque[Ticket] = collections.deque()
 
     @property
     def tickets(self) -> list[Ticket]:
-        """The oldest first."""
+        """Waiting tickets, oldest first."""
         return list(self._tickets)
 
     @property
     def fills_a_round(self) -> bool:
-        """Whether the next round is a long one."""
+        """True if the next round is a long one."""
         return len(self._tickets) >= self._groups_per_round
 
     def defer(self, losers: Iterable[Ticket]) -> None:
-        """Takes a race's losers in."""
+        """Appends the losers of a race."""
         self._tickets.extend(losers)
 
     def take_round(self) -> list[Ticket]:
-        """The prompts of a long round: the oldest R."""
+        """Removes and returns the prompts of a long round: the oldest R."""
         return [self.take() for _ in range(self._groups_per_round)]
 
     def take(self) -> Ticket:
-        """The oldest prompt."""
+        """Removes and returns the oldest prompt."""
         return self._tickets.popleft()
 
 
 def losers(open_tickets: Iterable[Ticket], arrived: Set[str], *, num_left_in_round: int) -> list[Ticket]:
-    """The tickets that lost their round's race: R groups have arrived without them. None while the race is open.
+    """Returns the tickets that lost their round's race, R groups having arrived; none while the race is open.
 
     Args:
-      open_tickets: issued and not trained.
-      arrived: those of them whose complete group is here.
-      num_left_in_round: groups that the round still wants, the arrived ones among them.
+      open_tickets: issued tickets that are not trained.
+      arrived: ids of open tickets whose complete groups have arrived.
+      num_left_in_round: groups that the round still needs, including arrived ones.
     """
     if len(arrived) < num_left_in_round:
         return []

@@ -1,8 +1,7 @@
-"""The books of a run's tickets: which are issued, open, arrived, consumed. Pure: no jax, no clock.
+"""Ticket tracker: which tickets are issued, open, arrived and consumed. Pure: no JAX, no clock.
 
-Tickets are the only credit in the system: what is not issued is not generated, so nothing downstream can overflow.
-Which tickets are due is the policy's matter: by rounds (`planner.RoundPlanner`) or by a window
-(`async_window.WindowPlanner`).
+Tickets are the only credit in the system: actors generate only what is issued, so nothing downstream can overflow. A
+planner decides which tickets are due, by rounds (`round_planner.py`) or by a window (`window_planner.py`).
 """
 
 import abc
@@ -39,29 +38,28 @@ def num_sequences(deadline: int, coming: Mapping[int, int], *, update: int, left
 
 
 MAX_REPLACED_PER_GROUP = 10
-"""Prompts that a filter may throw away in a round, for each of its groups; then it lets groups pass."""
+"""Prompts per group of a round that the zero-variance filter may replace; it then lets further groups pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Consumed:
-    """What consuming one group completed."""
+    """Units that the consumption of a group completed."""
 
     ends_update: bool
     ends_round: bool
 
 
 class TicketLedger(abc.ABC):
-    """Issues tickets and keeps the books of a run's groups.
+    """Tracker of a run's tickets and groups.
 
-    Every order is issued once, in sequence. A group that is dropped is issued again under the same id and stays
-    open; a prompt that lost its round's race is deferred and comes back under a new order. So
-    consumed + open + deferred = issued at any time.
+    Each order is issued once, in sequence. A dropped group is issued again under the same id and stays open. A prompt
+    that lost its round's race is deferred and returns under a new order. Therefore consumed + open + deferred = issued.
     """
 
     def __init__(
         self, rounds: RoundsConfig, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
-        """Starts before the first round; `incarnation` is the learner's."""
+        """Creates a tracker before the first round; `incarnation` is the learner's."""
         self._rounds = rounds
         self._sampling = sampling
         self._next_problem = next_problem
@@ -70,38 +68,37 @@ class TicketLedger(abc.ABC):
         self._arrived: set[str] = set()
         self._update: list[Ticket] = []
         self._sources: dict[str, str] = {}
-        """The source of each ticket's problem, where it has a name; of tickets that are or may be open again."""
+        """Source name of each ticket's problem, for tickets that are open or may be reopened."""
         self._num_issued = 0
         self._num_consumed = 0
         self._num_deferred = 0
         self._num_replaced_in_round = 0
         self.round_is_long = False
-        """Whether the round now open, or the heat last issued from, is one of the long-prompt queue's."""
+        """True if the round in progress, or the race last issued from, uses prompts of the long-prompt queue."""
         self.served_step = 0
-        """Step of the oldest weights that any engine serves, as far as the learner knows; the caller keeps it current.
-        """
+        """Step of the oldest weights that any engine serves, as far as known; the caller updates it."""
         self.num_blocked: collections.Counter[str] = collections.Counter()
-        """How often a bound began to keep a window's backlog from being filled: `queue` (complete groups) or `lag`."""
+        """Number of times that a bound began to block a window's backlog: `queue` (complete groups) or `lag`."""
 
     @abc.abstractmethod
     def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
-        """The tickets due now that the learner has nothing else to do, at its `step`.
+        """Returns the tickets due when the learner waits for groups, at its `step`.
 
-        `num_unclaimed` gives how many groups' tickets no actor has claimed; it is called where that matters.
+        `num_unclaimed` returns the number of groups whose tickets no actor has claimed; it is called only if needed.
         """
 
     def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
-        """The tickets due while the learner waits or computes: none by rounds, whose weights may not be out yet."""
+        """Returns the tickets due while the learner waits or computes; none in round mode."""
         del step, num_unclaimed
         return []
 
     @abc.abstractmethod
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
-        """Issues until `order` exists: a restarted learner meeting a group that it had asked for."""
+        """Issues tickets until `order` exists: a restarted learner receives a group that it had issued before."""
 
     @property
     def open_tickets(self) -> list[Ticket]:
-        """Issued and not consumed, in order."""
+        """Issued tickets that are not consumed, in order."""
         return sorted(self._open.values(), key=lambda t: t.order)
 
     @property
@@ -110,44 +107,44 @@ class TicketLedger(abc.ABC):
         return [t for t in self.open_tickets if t.id not in self._arrived]
 
     def has_arrived(self, ticket_id: str) -> bool:
-        """Returns True if the complete group of an open ticket is here."""
+        """Returns True if the complete group of an open ticket has arrived."""
         return ticket_id in self._arrived
 
     @property
     def long_queue(self) -> list[Ticket]:
-        """Prompts that lost a race and wait for a long round, the oldest first; as tickets of the rounds they lost."""
+        """Prompts that lost a race and wait for a long round, oldest first, as tickets of the rounds they lost."""
         return []
 
     @property
     def num_issued(self) -> int:
-        """Tickets so far; the order that is issued next."""
+        """Cumulative number of issued tickets, which is the next order."""
         return self._num_issued
 
     @property
     def num_left_in_update(self) -> int:
-        """Groups that the update now being filled still wants."""
+        """Groups that the update in progress still needs."""
         per_update = self._rounds.groups_per_update
         return per_update - self._num_consumed % per_update
 
     @property
     def num_left_in_round(self) -> int:
-        """Groups that the round now being consumed still wants."""
+        """Groups that the round in progress still needs."""
         return self._rounds.groups_per_round - self._num_consumed % self._rounds.groups_per_round
 
     @property
     def round(self) -> int:
-        """The round now being consumed, from 0."""
+        """Round in progress, from 0."""
         return self._num_consumed // self._rounds.groups_per_round
 
     @property
     def may_replace(self) -> bool:
-        """Whether the round has had few enough prompts replaced; a bound on what a filter can throw away."""
+        """True if the round's filter may replace a further prompt (`MAX_REPLACED_PER_GROUP`)."""
         return self._num_replaced_in_round < MAX_REPLACED_PER_GROUP * self._rounds.groups_per_round
 
     def num_sequences(self, min_step: int, *, step: int, max_lag_steps: int) -> int:
         """Returns how many groups with an oldest token of `min_step` the update being filled can take now.
 
-        Fewer than it lacks, where older groups that have not arrived need the places by their deadlines
+        That is fewer than it lacks if older groups that have not arrived need places by their deadlines
         (`num_sequences`). `step` is the learner's.
         """
         deadline, left = min_step + max_lag_steps, self.num_left_in_update
@@ -158,25 +155,25 @@ class TicketLedger(abc.ABC):
         return num_sequences(deadline, coming, update=step, left=left, per_update=per_update)
 
     def is_open(self, ticket_id: str) -> bool:
-        """Whether this ticket's group is still wanted."""
+        """Returns True if the ticket is issued and not consumed."""
         return ticket_id in self._open
 
     def ticket(self, ticket_id: str) -> Ticket:
-        """An open ticket.
+        """Returns an open ticket.
 
         Raises:
-          KeyError: it is not open.
+          KeyError: the ticket is not open.
         """
         return self._open[ticket_id]
 
     def source(self, ticket_id: str) -> str:
-        """Name of the source that the ticket's problem is of (`learner.data.problem.Problem.source`)."""
+        """Returns the source of the ticket's problem (`learner.data.problem.Problem.source`), or an empty string."""
         return self._sources.get(ticket_id, "")
 
     def replace(self, ticket_id: str, *, is_filtered: bool = False) -> Ticket:
-        """Another problem under an open ticket's id, for one that no group can be made for.
+        """Replaces the problem of an open ticket whose group cannot be made or trained.
 
-        With `is_filtered` for one that teaches nothing: those are counted (`may_replace`).
+        `is_filtered` marks a group without learning signal, which is counted (`may_replace`).
         """
         problem = self._next_problem()
         ticket = dataclasses.replace(
@@ -192,13 +189,13 @@ class TicketLedger(abc.ABC):
         return ticket
 
     def renew_one(self, ticket_id: str) -> Ticket:
-        """Asks for an open ticket's group again, from later weights where those decide; returns it as it is now."""
+        """Reissues an open ticket, with a later minimum version where lag decides; returns the renewed ticket."""
         ticket = self._open[ticket_id]
         self._open[ticket_id] = ticket = dataclasses.replace(ticket, min_version=self._renewed_version(ticket))
         return ticket
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
-        """Books an open ticket's complete group as here; returns the tickets that nobody waits for any more.
+        """Records an open ticket's complete group as arrived; returns the losers of the race that it decides, if any.
 
         Raises:
           KeyError: the ticket is not open.
@@ -209,17 +206,17 @@ class TicketLedger(abc.ABC):
         return []
 
     def forget_arrival(self, ticket_id: str) -> None:
-        """Books a group that had arrived as gone again; it is still wanted."""
+        """Records that an arrived group is lost; its ticket stays open."""
         self._arrived.discard(ticket_id)
 
     def consume(self, ticket_id: str) -> Consumed:
-        """Books a group as trained.
+        """Records a group as trained.
 
         Raises:
           KeyError: the ticket is not open; its group must not be trained.
         """
         if self.num_left_in_update == self._rounds.groups_per_update:
-            for ticket in self._update:  # nothing puts them back any more
+            for ticket in self._update:  # these tickets cannot be reopened any more
                 self._sources.pop(ticket.id, None)
             self._update = []
         self._update.append(self._open.pop(ticket_id))
@@ -231,24 +228,21 @@ class TicketLedger(abc.ABC):
         return Consumed(ends_update=self._num_consumed % self._rounds.groups_per_update == 0, ends_round=ends_round)
 
     def reopen_update(self) -> list[Ticket]:
-        """Opens the tickets of the update last consumed again: its groups were not trained after all."""
+        """Reopens the tickets of the update last consumed, whose groups were not trained."""
         tickets, self._update = self._update, []
         self._open |= {t.id: t for t in tickets}
         self._num_consumed -= len(tickets)
         return tickets
 
     def reissue_open(self, *, step: int, keep: Collection[str] = ()) -> list[Ticket]:
-        """Asks for open tickets anew, from this learner's weights of `step` on; but for those in `keep`.
-
-        Returns them as they are now.
-        """
+        """Renews and returns open tickets, except those in `keep`, for this learner's weights of `step` or later."""
         version = Version(incarnation=self._incarnation, step=step)
         renewed = [dataclasses.replace(t, min_version=version) for t in self.open_tickets if t.id not in keep]
         self._open |= {t.id: t for t in renewed}
         return renewed
 
     def get_state(self) -> dict[str, Any]:
-        """Everything but the tickets' contents (`open_tickets`, `long_queue`); JSON."""
+        """Returns the state except the tickets' contents (`open_tickets`, `long_queue`); JSON."""
         return {
             "num_issued": self._num_issued,
             "num_consumed": self._num_consumed,
@@ -259,12 +253,12 @@ class TicketLedger(abc.ABC):
         }
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
-        """Goes to where `get_state` was called.
+        """Restores the state that `get_state` returned.
 
         Raises:
-          ValueError: the books don't add up.
+          ValueError: the ticket counts are inconsistent.
         """
-        del long_queue  # the policies' matter
+        del long_queue  # used by the planners
         if state["num_consumed"] + state["num_deferred"] + len(open_tickets) != state["num_issued"]:
             raise ValueError(
                 f"{state['num_issued']} tickets issued, {state['num_consumed']} consumed, "
@@ -288,7 +282,7 @@ class TicketLedger(abc.ABC):
         return (t for t in self._open.values() if t.id not in self._arrived)
 
     def _kept_ids(self) -> set[str]:
-        """Tickets whose prompts are asked for now or later."""
+        """Returns ids of tickets whose prompts are in use now or later."""
         return self._open.keys() | {t.id for t in self.long_queue}
 
     def _set_source(self, ticket_id: str, source: str) -> None:
@@ -297,7 +291,7 @@ class TicketLedger(abc.ABC):
             self._sources[ticket_id] = source
 
     def _make_ticket(self, prompt: Problem | Ticket, *, round: int, num_requests: int, min_version: Version) -> Ticket:
-        """The next order's ticket, open from now on."""
+        """Creates and opens the ticket of the next order."""
         ticket = Ticket(
             id=f"{self._num_issued:09d}",
             kind="train",
@@ -312,14 +306,14 @@ class TicketLedger(abc.ABC):
         )
         self._num_issued += 1
         self._open[ticket.id] = ticket
-        # A prompt that lost a race comes back as another ticket.
+        # A prompt that lost a race returns as another ticket.
         source = self._sources.pop(prompt.id, "") if isinstance(prompt, Ticket) else prompt.source
         self._set_source(ticket.id, source)
         return ticket
 
 
 def training_sampling(config: Config, stop_token_ids: tuple[int, ...]) -> Sampling:
-    """How training responses are sampled."""
+    """Returns the sampling parameters of training responses."""
     return Sampling(
         max_tokens=config.sampling.max_response_tokens,
         temperature=config.sampling.temperature,

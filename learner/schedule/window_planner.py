@@ -1,11 +1,14 @@
-"""A window of sequences: as one ends, the next begins. Pure: no jax, no clock.
+"""Window planner: when a sequence finishes, the next one starts. Pure: no JAX, no clock.
 
 PipelineRL keeps H sequences in progress (section 4, Algorithm 2). The actors hold that number between them
-(`actor.admission`); what is issued here is the backlog that they draw on, an update's groups that nobody has claimed.
-Two bounds keep the learner from falling behind: so many complete groups may wait for it (PipelineRL's queues, section
-4), and with ROLL Flash's async ratio alpha, or a lag bound, tickets are issued for so many updates ahead of the one
-being filled (section 4.3). With redundant prompts (ROLL Flash's redundant environments) an update's orders are a heat,
-of more than U (`heats`); what is in service and the backlog are then so much larger, the bounds count the U that win.
+(`actor.admission`). This planner issues the backlog from which they claim: an update's groups that are unclaimed.
+
+Two bounds limit how far the learner falls behind. At most so many complete groups may wait (PipelineRL's queues,
+section 4). With ROLL Flash's async ratio alpha or a lag bound, tickets are issued at most that many updates ahead of
+the published weights (section 4.3).
+
+With redundant prompts (ROLL Flash's redundant environments) the orders of an update form a race of more than U groups
+(`tail_batching.py`). The backlog and the groups in service grow accordingly; the lag bound counts the U that win.
 """
 
 import math
@@ -20,12 +23,12 @@ from learner.schedule.ticket_ledger import Consumed, TicketLedger
 
 
 class WindowPlanner(TicketLedger):
-    """Keeps a backlog for the actors, within the bounds on complete groups and on lag."""
+    """Backlog of tickets for the actors, within the bounds on complete groups and on lag."""
 
     def __init__(
         self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
-        """Starts with nothing issued."""
+        """Creates a planner that has issued nothing."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
         self._races = Races(config.rounds)
         self._long_prompts = LongPromptQueue(config.rounds.groups_per_update)
@@ -35,25 +38,25 @@ class WindowPlanner(TicketLedger):
         self._max_open_when_full = config.queue_groups + in_service + self._backlog
         alpha = config.admission.async_ratio
         self._publish_every = config.publish.every_n_steps
-        # The updates that tickets may be issued for ahead of the published weights: served in order, a group's lag is
-        # at most that, rounded up. All that lead to the next publish have to be among them.
+        # Updates for which tickets may be issued ahead of the published weights. Served in order, a group's lag is at
+        # most that, rounded up. All updates up to the next publish must be among them.
         ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
         self._updates_ahead = max(min(ahead), self._publish_every - 1) if ahead else None
         self._max_age = config.max_lag_steps
         self._blocked_by: str | None = None
         self._full_at: int | None = None
-        """Open tickets that stay while as many complete groups wait as may; None while they are fewer."""
+        """Open tickets that remain while the queue of complete groups is full; None while it is not."""
 
     @property
     def long_queue(self) -> list[Ticket]:
-        """Prompts that lost a race and wait for a long heat, the oldest first; as tickets of the heats they lost."""
+        """Prompts that lost a race and wait for a long race, oldest first, as tickets of the races they lost."""
         return self._long_prompts.tickets
 
     def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
-        """The tickets that the backlog lacks.
+        """Issues the tickets that the backlog lacks.
 
-        Their samples may come from any weights, but with an async ratio from ones that are at most alpha steps (rounded
-        up) old when the ticket's turn comes.
+        Their samples may be from any weights. With a lag bound they start on weights that are recent enough when the
+        ticket is trained.
         """
         num_lacking = self._backlog - num_unclaimed()
         tickets: list[Ticket] = []
@@ -66,18 +69,18 @@ class WindowPlanner(TicketLedger):
         return tickets
 
     def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
-        """The tickets that the backlog lacks: a window is filled while the learner waits and computes, too."""
+        """Issues the tickets that the backlog lacks: a window is filled also while the learner waits and computes."""
         return self.issue(step=step, num_unclaimed=num_unclaimed)
 
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
-        """Issues until `order` exists."""
+        """Issues tickets until `order` exists."""
         tickets: list[Ticket] = []
         while self._num_issued <= order:
             tickets += self._next_tickets(step)
         return tickets
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
-        """Books an open ticket's complete group as here; returns the losers of the race that it decides, if any.
+        """Records an open ticket's complete group as arrived; returns the losers of the race that it decides, if any.
 
         Raises:
           KeyError: the ticket is not open.
@@ -91,7 +94,7 @@ class WindowPlanner(TicketLedger):
         return lost
 
     def consume(self, ticket_id: str) -> Consumed:
-        """Books a group as trained.
+        """Records a group as trained.
 
         Raises:
           KeyError: the ticket is not open; its group must not be trained.
@@ -103,20 +106,20 @@ class WindowPlanner(TicketLedger):
         return done
 
     def reopen_update(self) -> list[Ticket]:
-        """Opens the tickets of the update last consumed again: its groups were not trained after all."""
+        """Reopens the tickets of the update last consumed, whose groups were not trained."""
         tickets = super().reopen_update()
         self._races.reopen_update(t.order for t in tickets)
         return tickets
 
     def get_state(self) -> dict[str, Any]:
-        """Everything but the tickets' contents (`open_tickets`, `long_queue`); JSON."""
+        """Returns the state except the tickets' contents (`open_tickets`, `long_queue`); JSON."""
         return super().get_state() | {"heats": self._races.get_state()}
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
-        """Goes to where `get_state` was called.
+        """Restores the state that `get_state` returned.
 
         Raises:
-          ValueError: the books don't add up.
+          ValueError: the ticket counts are inconsistent.
         """
         super().set_state(state, open_tickets)
         self._races.set_state(state["heats"], open_tickets=open_tickets)
@@ -124,7 +127,7 @@ class WindowPlanner(TicketLedger):
         self._long_prompts.defer(long_queue)
 
     def _renewed_version(self, ticket: Ticket) -> Version:
-        """Returns the oldest weights for a group that is to be generated again: later ones give it a later deadline."""
+        """Returns the oldest weights for a group that is generated again; later weights give it a later deadline."""
         if self._max_age is None:
             return ticket.min_version
         return max(ticket.min_version, Version(incarnation=self._incarnation, step=self.served_step))
@@ -134,7 +137,7 @@ class WindowPlanner(TicketLedger):
         return self._races.wanted(self.open_tickets, self._arrived) if self._races.has_losers else super()._coming()
 
     def _next_tickets(self, step: int) -> list[Ticket]:
-        """One order's, or a heat's."""
+        """Issues the ticket of one order, or all tickets of a race."""
         tickets = [self._next_ticket(step)]
         while self._races.has_losers and not self._races.is_between:
             tickets.append(self._next_ticket(step))
@@ -152,7 +155,7 @@ class WindowPlanner(TicketLedger):
         )
 
     def _bound(self, step: int) -> str | None:
-        """What forbids the next order now."""
+        """Returns the bound that blocks the next order, `queue` or `lag`; None if it may be issued."""
         if self._is_full():
             return "queue"
         ahead, per_update = self._updates_ahead, self._rounds.groups_per_update
@@ -161,11 +164,11 @@ class WindowPlanner(TicketLedger):
         return None
 
     def _is_full(self) -> bool:
-        """Whether so many complete groups wait that only a group that is trained makes room for another.
+        """Returns True if the queue of complete groups is full and the open tickets reach their limit.
 
-        What is in progress goes on then, and one begins for one that is trained: were nothing issued until the queue
-        is short again, the learner would come to wait for as long as a response takes. Groups that came while nobody
-        looked, more than may wait beside what is in service, are trained before another begins.
+        Groups in progress then continue, and one ticket is issued per trained group. If nothing were issued until the
+        queue is short again, the learner would later wait for the duration of a response. Groups beyond the limit that
+        arrived between two calls are trained before another ticket is issued.
         """
         if self._max_complete is None or len(self._arrived) < self._max_complete:
             self._full_at = None
@@ -175,15 +178,15 @@ class WindowPlanner(TicketLedger):
         return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:
-        """Returns the step of the oldest weights that the next order may begin on.
+        """Returns the step of the oldest weights on which the next order may start.
 
-        Ones that are published, so no actor waits for long; and no older ones than every engine serves already. So the
-        learner knows a deadline for each group that has not arrived (`deadlines.py`).
+        They are published, so no actor waits long, and no older than the weights that every engine serves. Each group
+        that has not arrived therefore has a known deadline (`ticket_ledger.num_sequences`).
         """
         if self._max_age is None:
             return 0
         return max(0, min(max(self._races.next_index - self._max_age, self.served_step), self._published(step)))
 
     def _published(self, step: int) -> int:
-        """The step of the weights that samples begin on now."""
+        """Returns the step of the weights last due for a publish, on which samples start."""
         return step - step % self._publish_every
