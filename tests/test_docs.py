@@ -37,8 +37,10 @@ LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.py):([A-Za-z_][\w.]*)")
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|toml|txt)")
 FIELD = re.compile(r"([a-z_]+)\.([a-z_]+)(?:=(.*))?")
-FILE_ENDS = ("json", "jsonl", "py", "md", "sbatch", "log", "yaml")
+FILE_ENDS = ("json", "jsonl", "py", "md", "sbatch", "log", "yaml", "sqlite", "lock", "pgpass", "example")
 """A file has them after its dot, not a section of the config."""
+OF_A_RUN = {"model_path.txt"}
+"""Files of a run folder that a page may name."""
 PRESET = re.compile(r"(\w+):(?:tiny|paper)")
 
 
@@ -126,7 +128,9 @@ def problems(text: str, *, beside: Path = REPO) -> list[str]:
         elif preset := PRESET.fullmatch(span):
             found.append(None if preset[1] in ("NAME", *preset_names()) else f"there is no preset {preset[1]}")
         elif FILE.fullmatch(span):
-            is_there = Path(span).stem == "NAME" or (REPO / span).exists() or (beside / span).exists()
+            is_there = (
+                Path(span).stem == "NAME" or span in OF_A_RUN or (REPO / span).exists() or (beside / span).exists()
+            )
             found.append(None if is_there else f"{span} does not exist")
         elif (field := FIELD.fullmatch(span)) and field[1] in sections() and field[2] not in FILE_ENDS:
             found.append(problem_of_field(*field.groups()))

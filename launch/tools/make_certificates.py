@@ -2,7 +2,7 @@
 
 Writes ca.pem (a new certificate authority), server.pem and server.key (a certificate for the given hosts, and its key)
 and token (a shared secret). Prints the settings for the learner's and the actors' machines. Existing files are kept
-unless --force is given. In production use certificates of your own authority (docs/design/threat_model.md).
+unless --force is given. In production use certificates of your own authority (docs/multi_machine.md).
 """
 
 import pathlib

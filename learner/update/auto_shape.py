@@ -1,6 +1,6 @@
 """`packing.auto`: rows x tokens of a micro-batch chosen from the lengths that a run really has. Pure, on the host.
 
-The shape changes speed and not the gradient (docs/design/gradient_accumulation.md):
+The shape changes speed and not the gradient (docs/design/streaming.md):
 slots that hold nothing are computed all the same. Packed are the groups that are there, so what a shape costs hangs on
 how they come as well as on lengths: one micro-batch for a whole update is best where every update has the same total,
 and the worst where each second one spills into another, or where groups come one by one.

@@ -3,7 +3,8 @@
     python -m launch.tools.deploy --config=tpu_v5p_64 ... --target=kubernetes --out=FOLDER [--learner=v5p]
     python -m launch.tools.deploy --config=rolloutpipe ... --target=slurm --out=FOLDER [--learner=h100 ...]
 
-Starts nothing, and reads and writes no secret. docs/kubernetes.md describes what to fill in and the next steps.
+Starts nothing, and reads and writes no secret. docs/kubernetes.md and docs/slurm_ray.md describe what to fill in and
+the next steps.
 """
 
 import dataclasses
@@ -73,7 +74,7 @@ def summary(deployment: Deployment, folder: pathlib.Path) -> str:
         rows.append(f"actors: {deployment.num_actors}, each {deployment.actor.title}")
     rows.append(f"run folder: {deployment.config.run.dir}")
     if settings.target == "kubernetes":
-        todo = [*kubernetes.secrets_of(deployment), f"kubectl apply -f {folder}"]
+        page, todo = "kubernetes", [*kubernetes.secrets_of(deployment), f"kubectl apply -f {folder}"]
     else:
-        todo = [f"{folder}/submit.sh"]
-    return "\n".join([*rows, "then (docs/kubernetes.md):", *(f"  {line}" for line in todo)])
+        page, todo = "slurm_ray", [f"{folder}/submit.sh"]
+    return "\n".join([*rows, f"then (docs/{page}.md):", *(f"  {line}" for line in todo)])

@@ -299,7 +299,7 @@ class DeploySettings:
                     else "the folder with token, certificates and passwords"
                 )
                 raise ValueError(
-                    f"give --{flag}=/PATH, {what} as every node sees it (docs/kubernetes.md), got {value!r}"
+                    f"give --{flag}=/PATH, {what} as every node sees it (docs/slurm_ray.md), got {value!r}"
                 )
 
 

@@ -29,7 +29,7 @@ from launch.tools.plan.search import Choice, Grid, search, too_narrow
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
-_PROFILE = flags.DEFINE_string("profile", None, "JSON profile of hardware and workload (launch/README.md).")
+_PROFILE = flags.DEFINE_string("profile", None, "JSON profile of hardware and workload (docs/planning.md).")
 _UPDATES = flags.DEFINE_integer(
     "updates", 0, "Optimizer steps to measure. 0 means four rounds, or 40 steps in window mode."
 )
@@ -65,7 +65,7 @@ def main() -> int:
     """Simulates or searches."""
     with cli.usage_errors():
         if _PROFILE.value is None:
-            raise ValueError("give --profile=FILE.json; launch/README.md describes its fields")
+            raise ValueError("give --profile=FILE.json; docs/planning.md describes its fields")
         given = [name for name in _ONLY_WITH_SEARCH if flags.FLAGS[name].present]
         if given and not _SEARCH.value:
             raise ValueError(f"--{given[0]} needs --search")
@@ -95,7 +95,7 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
         console.print(line, soft_wrap=True, highlight=False)
     if profile.store is None or profile.network is None:
         without = " and ".join(n for n in ("store", "network") if getattr(profile, n) is None)
-        console.print(f"the profile has no {without}: taken to cost nothing (launch/README.md)")
+        console.print(f"the profile has no {without}: taken to cost nothing (docs/planning.md)")
     if shortage := check_race_capacity(
         config, num_engines=profile.num_engines, max_num_seqs=profile.engine.max_num_seqs
     ):

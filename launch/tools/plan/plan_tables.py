@@ -32,7 +32,7 @@ def parts_table(parts: Sequence[Resource], *, groups_per_s: float) -> Table:
 def verdict(cluster: ClusterModel, limit: Bottleneck, *, groups_per_s: float) -> list[str]:
     """Returns lines that name the first bottleneck, its pace, the fix, and the next bottleneck."""
     part = limit.part
-    lines = [f"gives out first: {part.name}, {_at(limit, groups_per_s)}"]
+    lines = [f"first bottleneck: {part.name}, {_at(limit, groups_per_s)}"]
     if part.made_of:
         whole = sum(load for _, load in part.made_of)
         shares = [(name, load / whole) for name, load in sorted(part.made_of, key=lambda item: -item[1])]

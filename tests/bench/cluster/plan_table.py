@@ -11,7 +11,7 @@ from tests.bench.cluster.figure import CHIPS, ENGINES, Cell, Variant, counts_up_
 
 COMPUTE = ("generation", "learner compute")
 """What one pays for: where that is what bounds a run, nothing gives out."""
-_HEAD = "| changed, one after the other | gives out first, from so many engines on | at any pace, from |\n|---|---|---|"
+_HEAD = "| Change | First bottleneck, from this number of engines | No pace is possible from |\n|---|---|---|"
 _TABLE = re.compile(re.escape(_HEAD) + r"(\n\|.*)*")
 
 

@@ -1,7 +1,8 @@
 """What the product's keepers would have made of each end of a process: the campaign's own starts all again, for ever.
 
-The codes are written down here from the documentation (launch/README.md "Exit codes"; docs/kubernetes.md "What happens
-when", "Slurm", "Ray"), not taken from the code. What a signal ended (a negative code) every keeper starts again.
+The codes are written down here from the documentation (docs/run_folder.md "Exit codes"; docs/kubernetes.md
+"Failures"; docs/slurm_ray.md), not taken from the code. Every keeper restarts what a signal
+ended (a negative code).
 """
 
 import itertools
@@ -28,7 +29,7 @@ FULL_DISK = 1
 documented; on a cluster, where nobody watches, it is started again and must get on when there is room."""
 ON_A_CLUSTER = (KUBERNETES, SLURM)
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
-"""After an end with `BUSY` a supervisor waits, twice as long each time in a row (launch/README.md "Exit codes")."""
+"""After an end with `BUSY` a supervisor waits, twice as long each time in a row (docs/run_folder.md "Exit codes")."""
 KUBERNETES_RESTARTS = 50
 """Of a learner, over the whole run."""
 

@@ -1,4 +1,4 @@
-"""The streamed gradient equals the full-batch gradient (docs/design/gradient_accumulation.md).
+"""The streamed gradient equals the full-batch gradient (docs/design/streaming.md).
 
 The oracle is one plain, unpacked, unsplit batch (`streams.plain_loss`) and AdamW in numpy. Differences are
 relative to the largest entry of each tensor: max |got - want| / max |want| <= 1e-5, float32.

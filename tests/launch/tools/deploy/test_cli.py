@@ -1,4 +1,4 @@
-"""The command: files and output, refusals, and the commands of docs/kubernetes.md as written."""
+"""The command: files and output, refusals, and the commands of docs/kubernetes.md and docs/slurm_ray.md as written."""
 
 import os
 import re
@@ -25,8 +25,9 @@ FLAGS = [
 
 
 def written() -> list[list[str]]:
-    """The commands of the page, without what stands for a name of the reader's own."""
-    text = re.sub(r"\\\n\s*", "", (REPO / "docs" / "kubernetes.md").read_text())
+    """Returns the arguments of the pages' deploy commands."""
+    pages = [(REPO / "docs" / name).read_text() for name in ("kubernetes.md", "slurm_ray.md")]
+    text = re.sub(r"\\\n\s*", "", "\n".join(pages))
     lines = [
         shlex.split(line)
         for line in text.splitlines()

@@ -115,7 +115,7 @@ def test_command_line_says_what_gives_out_first_and_what_to_change(tmp_path):
     (done,) = call_each("launch.tools.plan.cli", [line])
     assert done.code == 0, done.err
     # A group is 8 x 101 tokens of 0.01 s: the learner takes 8.08 s for what takes the store 1 s.
-    assert "gives out first: learner compute, at 0.124 groups/s" in done.out
+    assert "first bottleneck: learner compute, at 0.124 groups/s" in done.out
     assert "to change: more learner chips (num_learner_chips)" in done.out
     numbers = json.loads(out.read_text())
     shares = {p["name"]: p["share"] for p in numbers["parts"]}

@@ -1,4 +1,4 @@
-"""What each part is asked for, and which gives out first, against sums done by hand."""
+"""What each part is asked for, and which is the first bottleneck, against sums done by hand."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""README's mixed deployment, as it is written there: two copies of the project on two machines, real vLLM."""
+"""The trial of docs/multi_machine.md as written: two copies of the project on two machines, real vLLM."""
 
 import os
 import re
@@ -22,9 +22,10 @@ FILES = ("pyproject.toml", "learner", "actor", "bridge", "configs", "launch")
 
 
 def written() -> tuple[str, str]:
-    """The lines for the learner's machine, and those for an actor's, without the set-up of an environment."""
-    _, section = (REPO / "README.md").read_text().split("## Across machines\n")
+    """Returns the lines for the learner's machine and those for an actor's, without the environment's setup."""
+    _, section = (REPO / "docs" / "multi_machine.md").read_text().split("## Try it with trial certificates\n")
     blocks = re.findall(r"(?:^    .+\n)+", section.split("\n## ")[0], re.MULTILINE)
+    blocks = [re.sub(r"^    apt-get .*\n", "", block) for block in blocks]
     learner, actor = (re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks)
     assert SET_UP.match(learner) and SET_UP.match(actor)
     return SET_UP.sub("", learner), SET_UP.sub("", actor)
@@ -64,7 +65,7 @@ class Machine:
 def machines(data_folder) -> Generator[tuple[Machine, Machine]]:
     with network(("learner", "actor")) as net:
         address = net["learner"].address
-        there, elsewhere = (Machine(net[n], data_folder / f"readme-{n}", address) for n in ("learner", "actor"))
+        there, elsewhere = (Machine(net[n], data_folder / f"machines-{n}", address) for n in ("learner", "actor"))
         yield there, elsewhere
 
 
