@@ -1,6 +1,6 @@
 """Parity check of engine and learner logprobs after a publish, the parity fence, and re-admission.
 
-Wrong weights in an engine raise no error and change only the importance ratios (docs/design/weight_publishing.md).
+Wrong weights in an engine raise no error and change only the importance ratios (docs/design/weight_verification.md).
 After a publish the learner samples a few responses and computes their logprobs with the published weights. An actor
 whose logprobs differ by more than the tolerance is fenced.
 
