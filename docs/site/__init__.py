@@ -1,1 +1,1 @@
-"""The docs site: what mkdocs.yml's pages don't have by themselves, made when it is built."""
+"""Documentation site: MkDocs hooks and generated pages."""

@@ -1,4 +1,4 @@
-"""A page for each command: what its --help says."""
+"""One page per command with its --help text."""
 
 import concurrent.futures
 import functools
@@ -17,11 +17,17 @@ _NOT_FOR_HANDS = {
     "tools.smollm2",
     "uv_settings",
 }
-"""What another process or a script starts, with arguments of its own."""
+"""Modules that only other processes or scripts start."""
+_SHARED = "\n\nPresets: --config=NAME"
+"""Start of the help that all commands with a config share."""
+_SEE = """
+The command also accepts all [config fields](../reference/fields.md) as `--config.FIELD=VALUE`. `--config` accepts
+[presets](../papers.md) and [recipes](../recipes.md).
+"""
 
 
 def names() -> list[str]:
-    """What `python -m launch.NAME` starts."""
+    """Returns the modules that `python -m launch.NAME` starts."""
     folders = (_LAUNCH, *(_LAUNCH / room for room in ("services", "startup", "supervision", "tools")))
     files = [f for folder in folders for f in folder.glob("*.py") if 'if __name__ == "__main__"' in f.read_text()]
     rooms = [f.parent for folder in (_LAUNCH, _LAUNCH / "tools") for f in folder.glob("*/__main__.py")]
@@ -31,7 +37,7 @@ def names() -> list[str]:
 
 @functools.cache
 def pages() -> dict[str, str]:
-    """The Markdown of each command's page, by its name.
+    """Returns the Markdown of each command's page by its name.
 
     Raises:
       RuntimeError: a command's --help fails.
@@ -41,11 +47,13 @@ def pages() -> dict[str, str]:
 
 
 def _page(name: str) -> str:
-    return f"# {name}\n\n`python -m launch.{name}`\n\n```txt\n{_help(name).rstrip()}\n```\n"
+    own, shared, _ = _help(name).rstrip().partition(_SHARED)
+    page = f"# {name}\n\n`python -m launch.{name}`\n\n```txt\n{own}\n```\n"
+    return page + _SEE if shared else page
 
 
 def _help(name: str) -> str:
-    # A process for each: two commands may name a flag alike.
+    # One process per command, because two commands may define the same flag.
     call = [sys.executable, "-P", "-m", f"launch.{name}", "--help"]
     environment = os.environ | {"COLUMNS": "80"}
     done = subprocess.run(call, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Links of pages as they lie in the project, led to where those pages are on the site."""
+"""Rewrites links between project files to their pages on the site."""
 
 import os
 import pathlib
@@ -12,11 +12,11 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 
 
 def relink(text: str, path: str) -> str:
-    """A page's text with its relative links as the site wants them.
+    """Returns a page's text with its relative links rewritten for the site.
 
     Args:
-      text: Markdown, with links as they lead in the project.
-      path: of the page on the site.
+      text: Markdown with links between project files.
+      path: path of the page on the site.
     """
     if path in pages.generated():
         return text
@@ -27,7 +27,7 @@ def relink(text: str, path: str) -> str:
 
 
 def _led(link: str, path: str) -> str:
-    """A link that leads nowhere on the site stays as it is: a strict build refuses it."""
+    """Returns the target on the site. A link without one stays unchanged, and a strict build rejects it."""
     if "://" in link or link.startswith("mailto:"):
         return link
     target = pathlib.Path(os.path.normpath(pages.source_of(path).parent / link))

@@ -1,4 +1,4 @@
-"""Reference pages: fields of the configuration, metrics, and the modules that people call or extend."""
+"""Reference pages: config fields, metrics, and the modules that users call or extend."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,11 +14,11 @@ API: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "losses": ("Losses", ("learner.objective.losses",)),
     "advantages": ("Advantages", ("learner.objective.advantages",)),
     "objective": (
-        "Around the loss",
+        "Reward shaping",
         ("learner.objective.reward_shaping",),
     ),
-    "types": ("What travels", ("bridge.rollout_types", "bridge.weight_types")),
-    "store": ("The store", ("bridge.store.sql.learner_side", "bridge.store.sql.actor_side", "bridge.store.open")),
+    "types": ("Wire types", ("bridge.rollout_types", "bridge.weight_types")),
+    "store": ("Store", ("bridge.store.sql.learner_side", "bridge.store.sql.actor_side", "bridge.store.open")),
     "snapshots": (
         "Snapshots",
         ("bridge.snapshots.snapshot_writer", "bridge.snapshots.verified_copy", "bridge.snapshots.bucket"),
@@ -26,43 +26,43 @@ API: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "verifiers": ("Verifiers", ("actor.rewards.types", "actor.rewards.registry", "actor.rewards.verifier_pool")),
     "environments": ("Environments", ("actor.environments.protocol", "actor.environments.tool_parsers")),
     "rewards": ("Rewards", ("actor.rewards.scorer", "actor.rewards.adaptive_timeout")),
-    "engine": ("The engine", ("actor.engine_protocol",)),
+    "engine": ("Engine", ("actor.engine_protocol",)),
     "families": ("Model families", ("learner.model.families.family", "learner.model.architecture")),
     "trackers": ("Trackers", ("learner.metrics.trackers",)),
     "evaluation": ("Evaluation", ("learner.evaluation.estimators", "learner.evaluation.eval_summary")),
 }
-"""A page each: its title, and the modules whose public names it has."""
+"""Title and modules of each API page."""
 
 FIELDS = "fields.md"
 METRICS_PAGE = "metrics.md"
 
 
 def api() -> dict[str, tuple[str, str]]:
-    """Title and Markdown of each page of the API, by its name; mkdocstrings puts in what the sources say."""
+    """Returns title and Markdown of each API page by its name; mkdocstrings inserts the docstrings."""
     return {name: (title, _modules(title, modules)) for name, (title, modules) in API.items()}
 
 
 def fields() -> str:
-    """Every field of the configuration, a section after the other."""
+    """Returns the page of all config fields by section."""
     parts = [
-        "# Fields\n\nSet by `--config.FIELD=VALUE`, or in a preset. Defaults are those of the sections in "
-        "`configs/sections/`, before any preset.\n"
+        "# Config fields\n\nSet a field with `--config.FIELD=VALUE` or in a preset. Defaults are those of "
+        "`configs/sections/`; a preset may differ.\n"
     ]
     section = None
     for doc in field_docs().values():
         if (own := doc.path.rpartition(".")[0]) != section:
             section = own
-            parts.append(f"\n## {section or 'config'}\n\n| field | default | type | meaning |\n|---|---|---|---|")
+            parts.append(f"\n## {section or 'config'}\n\n| Field | Default | Type | Meaning |\n|---|---|---|---|")
         parts.append(_field(doc))
     return "\n".join(parts) + "\n"
 
 
 def metrics() -> str:
-    """Every metric with its unit."""
+    """Returns the page of all metrics with their units."""
     rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in (METRICS | FAMILIES).items()]
     head = (
-        "# Metrics\n\nThe names in `metrics.jsonl`, TensorBoard and every tracker. A star stands for a name: "
-        "a verifier's, an evaluation set's, a source's.\n\n| metric | unit and meaning |\n|---|---|"
+        "# Metrics\n\nThe names in `metrics.jsonl`, TensorBoard and every tracker. `*` stands for the name "
+        "of a verifier, an evaluation set or a source.\n\n| Metric | Unit and meaning |\n|---|---|"
     )
     return "\n".join([head, *rows]) + "\n"
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from configs.field_docs import field_docs
-from docs.site import commands, links, pages, reference
+from docs.site import commands, hooks, links, pages, reference
 from learner.metrics.metric_names import FAMILIES, METRICS
 from tests.launch.test_cli_help import commands as all_commands
 
@@ -76,3 +76,36 @@ def test_pages_of_all_packages_and_all_results_are_borrowed():
     assert all(source.is_file() for source in borrowed.values())
     assert {f"packages/{name}.md" for name in ("actor", "bridge", "configs", "launch", "learner")} < set(borrowed)
     assert {f"measured/{f.name}" for f in pages._RESULTS.glob("*.md")} < set(borrowed)
+
+
+def test_page_of_a_command_links_to_what_all_commands_share(monkeypatch):
+    shared = "Presets: --config=NAME, or NAME:tiny where it has sizes:\n  cgp  x"
+    monkeypatch.setattr(commands, "_help", lambda name: f"Trains.\n\nFlags:\n  --own  y\n\n{shared}\n")
+    page = commands._page("local")
+    assert "--own" in page and "cgp" not in page and "(../reference/fields.md)" in page
+
+
+def test_sections_of_one_name_are_merged_in_the_navigation():
+    nav = [{"Home": "README.md"}, {"Reference": ["losses.md"]}]
+    more = [{"Reference": [{"Fields": "f.md"}]}, {"Project": ["x.md"]}]
+    assert hooks.merged(nav, more) == [
+        {"Home": "README.md"},
+        {"Reference": ["losses.md", {"Fields": "f.md"}]},
+        {"Project": ["x.md"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "weight"),
+    [
+        ("measured/tail.md", {"exclude": True}),
+        ("packages/actor.md", {"exclude": True}),
+        ("api/losses.md", {"boost": 0.5}),
+        ("install.md", {"boost": 2}),
+        ("lora.md", {"boost": 2}),
+        ("papers.md", None),
+    ],
+)
+def test_search_weight_of_a_page(path, weight):
+    nav = [{"Get started": ["install.md"]}, {"How-to guides": [{"Training": ["lora.md"]}]}, {"Papers": ["papers.md"]}]
+    assert hooks.search_weight(path, nav) == weight

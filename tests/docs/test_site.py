@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import pytest
 
 from docs.site import commands, reference
+from tests.docs.markdown import DOCS
 from tests.integration.support.processes import REPO
 from tests.launch.tools.report.browser import MISSING, PROGRAM, browser
 
@@ -69,6 +71,19 @@ def test_api_has_what_the_sources_say(site):
     assert "truncated_is_loss" in losses and "REINFORCE" in losses and "max_weight" in losses
     environments = (site / "api" / "environments.html").read_text()
     assert "The same row must start the same episode" in environments
+
+
+@pytest.mark.parametrize("word", ["dataset", "jsonl", "license", "gpu", "install"])
+def test_search_index_has_a_page_of_docs_for_a_word_of_users(site, word):
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    own = {f.relative_to(DOCS).with_suffix(".html").as_posix() for f in DOCS.rglob("*.md")} | {""}
+    found = [e["location"].partition("#")[0] for e in entries if word in f"{e['title']} {e['text']}".lower()]
+    assert own & set(found)
+
+
+def test_search_index_has_no_results_and_no_package_notes(site):
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    assert [e["location"] for e in entries if e["location"].startswith(("measured/", "packages/"))] == []
 
 
 def open_page(page, url, **how):
