@@ -23,7 +23,7 @@ only also such this these its it one what's
 FIRST_WORDS = frozenset(_FUNCTION_WORDS.split())
 """Words that cannot begin a docstring: the reader does not know the subject yet."""
 
-FIRST_WORDS_LEFT = {"actor": 0, "bridge": 0, "configs": 0, "launch": 0, "learner": 100}
+FIRST_WORDS_LEFT = {"actor": 0, "bridge": 0, "configs": 0, "launch": 0, "learner": 0}
 """Docstrings per package that begin with one of `FIRST_WORDS`."""
 
 BANNED = re.compile(

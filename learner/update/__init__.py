@@ -1,1 +1,1 @@
-"""From complete groups to an optimizer step."""
+"""Update path from complete groups to an optimizer step."""

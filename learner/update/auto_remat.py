@@ -1,12 +1,11 @@
-"""`model.remat=auto`: memory estimate and choice of policy.
+"""`model.remat=auto`: memory estimate and choice of a policy.
 
-An estimate from shapes, made to choose by and not to account with: XLA decides what really lives at once. It counts
-what each policy of `learner.model.attention.xla` keeps of every layer, one layer's working set, the head's chunk of
-logits, and the gradients before they are accumulated. tests/learner/update/test_choose_remat.py compares it with XLA's
-own memory analysis.
+The estimate is from shapes and serves only this choice; XLA decides which arrays are live. It counts what each policy
+of `learner.model.decoder` keeps of every layer, one layer's working set, the head's chunk of logits, and the gradients
+of a micro-batch. tests/learner/update/test_choose_remat.py compares it with XLA's own memory analysis.
 
-What follows from it is in the program that all run together, and a process can ask its own devices alone, and its own
-host. So each tells the leader what it found, and hears what all go by.
+The policy is part of the common program, but a process can query only its own devices and host. Each process therefore
+reports its memory to the leader, which broadcasts the smallest share.
 """
 
 import collections
@@ -37,33 +36,33 @@ Policy = Literal["full", "attention", "dots", "none"]
 
 
 POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")
-"""Those of `learner.model.decoder.REMAT`, the one that keeps most first."""
+"""Policies of `learner.model.decoder.REMAT`, from the one that keeps most to the one that keeps least."""
 CHOICES: tuple[Policy, ...] = ("dots", "attention", "full")
-"""What auto chooses from. Not `none`: a layer's elementwise values cost more to put away and fetch again than to make,
-1.08 times the time of `dots` for 16M parameters on a CPU."""
+"""Candidates of auto. `none` is excluded: storing and reading a layer's elementwise values costs more than computing
+them again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceShare:
-    """What of a micro-batch and of the model one device has."""
+    """A device's share of a micro-batch and of the model."""
 
     num_tokens: int
-    """Slots of the micro-batch, padding too."""
+    """Slots of the micro-batch, including padding."""
     activation_bytes: int
-    """Of a number of the compute dtype."""
+    """Bytes per number of the compute dtype."""
     tensor: int = 1
-    """Devices that split a layer's width, its heads and the vocabulary."""
+    """Number of devices that split a layer's width, its heads and the vocabulary."""
     param_shards: int = 1
-    """Devices that split a parameter."""
+    """Number of devices that split a parameter."""
     logit_chunk: int = 128
-    """Tokens whose logits exist at once."""
+    """Tokens whose logits exist at the same time."""
 
 
 def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> float:
-    """Numbers that one layer keeps of a token from its forward to its backward pass.
+    """Returns the numbers per token that one layer keeps from its forward to its backward pass.
 
     Raises:
-      ValueError: no such policy.
+      ValueError: unknown policy.
     """
     if policy not in POLICIES:
         raise ValueError(f"remat: got {policy!r}, wanted one of {POLICIES}")
@@ -75,7 +74,7 @@ def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> flo
     kept = float(width)
     if policy == "full":
         return kept
-    kept += heads / tensor  # attention's output; its normaliser is one number a head
+    kept += heads / tensor  # attention's output; its normalizer is one number per head
     if policy == "attention":
         return kept
     kept += (heads + 2 * keys) / tensor + width + copies * (2 * inner / tensor + width)
@@ -86,7 +85,7 @@ def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> flo
 
 
 def micro_batch_bytes(config: Architecture, policy: Policy, share: DeviceShare, *, num_params: int) -> float:
-    """Bytes on one device at the fullest moment of `accumulate`, the state and its accumulator left out."""
+    """Returns the peak bytes of `accumulate` on one device, without the state and its accumulator."""
     each = share.num_tokens * share.activation_bytes
     layers = config.num_layers * kept_per_token(config, policy, share.tensor) * each
     one_layer = 2 * kept_per_token(config, "none", share.tensor) * each
@@ -97,11 +96,11 @@ def micro_batch_bytes(config: Architecture, policy: Policy, share: DeviceShare, 
 
 
 HOST_SHARE = 0.4
-"""Of a machine's memory, for the CPU devices of a learner: an engine, its cache and the page cache live there too."""
+"""Share of a machine's memory for the learner's CPU devices; an engine, its cache and the page cache need the rest."""
 DEVICE_SHARE = 0.85
-"""Of an accelerator's: its estimate is of shapes, and programs and fragmentation take their part."""
+"""Share of an accelerator's memory; programs and fragmentation need the rest."""
 _KINDS = (("v5 lite", "v5e"), ("v5e", "v5e"), ("v6", "v6e"), ("v5", "v5p"))
-"""Part of a TPU's `device_kind` -> its name in `TPU_CHIPS`; the first that fits."""
+"""Part of a TPU's `device_kind` -> its name in `TPU_CHIPS`; the first match counts."""
 _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
@@ -109,29 +108,29 @@ _CHANNEL = "memory"
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process found."""
+    """Memory that a process found."""
 
     share_bytes: float | None
-    """The learner's part of a device's memory, or of that which devices of one host share; None where nobody says."""
+    """Usable bytes of a device, or of all devices that share a host's memory; None if unknown."""
     host: str
-    """Whose memory its devices share with those of other processes there; empty where each has its own."""
+    """Name of the host whose memory its devices share; empty if each device has its own."""
     num_devices: int
-    """Its devices of the mesh."""
+    """Number of its devices in the mesh."""
 
 
 def usable_bytes(mesh: Mesh, hosts: Processes, *, wait_s: float) -> float | None:
-    """What the learner may use of any device, the same in all processes; None where one can't say.
+    """Returns the usable bytes of any device, equal in all processes; None if unknown.
 
-    Of the machines' whole memory, not of what is free just now: a restart must choose as the start did.
+    It counts the machines' total memory instead of the free memory, so that a restart chooses as the first start did.
 
     Args:
-      mesh: of devices of all processes; or one that is only compiled for, in one process.
-      hosts: the learner's processes, which all call it.
-      wait_s: how long they wait for each other.
+      mesh: mesh of all processes' devices, or a mesh of another machine that one process compiles for.
+      hosts: the learner's processes, which all call this function.
+      wait_s: timeout of the exchange between them, in seconds.
 
     Raises:
-      ProcessLostError: one did not come.
-      ValueError: there are several processes, and `hosts` knows of one.
+      ProcessLostError: a process did not join.
+      ValueError: JAX has several processes, but `hosts` has only one.
     """
     if hosts.count == 1 and jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ValueError(
@@ -147,7 +146,7 @@ def usable_bytes(mesh: Mesh, hosts: Processes, *, wait_s: float) -> float | None
 
 
 def smallest(found: Sequence[ProcessMemory]) -> float | None:
-    """Of a device: the least that a process found, a host's memory shared out to all devices there."""
+    """Returns the smallest share of a device, a host's memory divided among its devices; None if unknown."""
     on_host: collections.Counter[str] = collections.Counter()
     for one in found:
         on_host[one.host] += one.num_devices
@@ -159,13 +158,13 @@ def smallest(found: Sequence[ProcessMemory]) -> float | None:
 
 
 def _found(mesh: Mesh, process: int) -> ProcessMemory:
-    """By a process's own devices; of a mesh that is only compiled for, by any."""
+    """Returns the memory of a process's own devices; of any device of a mesh that is only compiled for."""
     own = [d for d in mesh.devices.flat if d.process_index == process] or list(mesh.devices.flat)
     device = own[0]
     if device.platform == "cpu":
         return ProcessMemory(share_bytes=HOST_SHARE * host_bytes(), host=platform.node() or "?", num_devices=len(own))
     limit = _stated_limit(device)
-    if limit is None and device.platform == "tpu":  # compiled for, and not there
+    if limit is None and device.platform == "tpu":  # compiled for, but not present
         kind = device.device_kind.lower()
         name = next((name for part, name in _KINDS if part in kind), None)
         limit = TPU_CHIPS[name].hbm_bytes if name else None
@@ -173,7 +172,7 @@ def _found(mesh: Mesh, process: int) -> ProcessMemory:
 
 
 def host_bytes(cgroup: pathlib.Path = _CGROUP) -> int:
-    """Memory of the machine, or of the container if that has less."""
+    """Returns the memory of the machine, or of the container if that is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(cgroup.read_text()))
@@ -190,19 +189,19 @@ def _stated_limit(device: Any) -> int | None:
 
 
 _WIDE = 512
-"""Hidden size from which a CPU's learner keeps its projections."""
+"""Hidden size from which a learner on CPU keeps its projections."""
 
 
 def choose_remat(
     architecture: Architecture, config: Config, mesh: Mesh, hosts: Processes, *, logit_chunk: int
 ) -> Policy:
-    """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
+    """Returns the configured policy; for auto the first of `CHOICES` that fits in memory, else the last.
 
-    It follows from the configuration and the kind of machines alone, so a restart computes as the run did, and is the
-    same in all processes, which all call it. Where a device doesn't say how much memory it has, it is `attention`.
+    The choice depends only on the configuration and the kind of machines. It is equal after a restart and in all
+    processes, which all call this function. It is `attention` if a device does not report its memory.
 
     Raises:
-      ProcessLostError: another process did not come.
+      ProcessLostError: another process did not join.
     """
     if config.model.remat != "auto":
         return config.model.remat
@@ -211,8 +210,8 @@ def choose_remat(
         logging.info("remat=attention: the devices don't say how much memory they have")
         return "attention"
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    # A product's number costs 2 D FLOPs to make again, and the same few passes over memory to keep whatever D is: on a
-    # CPU they cost as much at 256 (1.08 s an update with either), and at 576 making it again costs more.
+    # Computing a number of a product again costs 2 D FLOPs; keeping it costs the same few memory passes for any D. On a
+    # CPU keeping it pays off only for large D.
     choices = CHOICES[1:] if on_cpu and architecture.hidden_size < _WIDE else CHOICES
     return first_that_fits(architecture, config, mesh, logit_chunk=logit_chunk, usable=usable, choices=choices)
 
@@ -226,7 +225,7 @@ def first_that_fits(
     usable: float,
     choices: Sequence[Policy] = CHOICES,
 ) -> Policy:
-    """The first of `choices`, or the last, for a device of which the learner may use so many bytes."""
+    """Returns the first of `choices` that fits in `usable` bytes of a device, or the last."""
     params = abstract_params(architecture, config.model.param_dtype)
     trained = abstract_adapters(architecture, config.lora, config.model.param_dtype) if config.lora.is_on else params
     share = DeviceShare(
@@ -248,7 +247,7 @@ def first_that_fits(
 
 
 def state_bytes(trained: Params, config: Config) -> int:
-    """Bytes of what is trained, of its optimizer's state as the optimizer makes it, and of the accumulator."""
+    """Returns the bytes of the trained parameters, of the optimizer state and of the accumulator."""
     opt_state = jax.eval_shape(make_optimizer(config.optimizer, num_steps=config.run.num_updates).init, trained)
     return num_bytes((trained, opt_state)) + 4 * _size(trained)
 

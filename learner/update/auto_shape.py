@@ -1,14 +1,13 @@
-"""`packing.auto`: rows x tokens of a micro-batch chosen from the lengths that a run really has. Pure, on the host.
+"""`packing.auto`: rows x tokens of a micro-batch, chosen from the lengths of a run's groups. Pure, on the host.
 
-The shape changes speed and not the gradient (docs/design/streaming.md):
-slots that hold nothing are computed all the same. Packed are the groups that are there, so what a shape costs hangs on
-how they come as well as on lengths: one micro-batch for a whole update is best where every update has the same total,
-and the worst where each second one spills into another, or where groups come one by one.
+The shape changes the speed and not the gradient (docs/design/streaming.md): empty slots are computed as well. Available groups are packed together, so the cost of a shape depends on lengths and on arrivals. One micro-batch
+per update is best if all updates have equal totals, and worst if every second update overflows it or groups arrive one
+by one.
 
-The first groups propose a shape. Then what `NUM_SEEN` updates had, as it came, is looked at together, with updates
-drawn from their groups; another shape is taken where it would save `MIN_SAVING` of what they cost, and then for
-`MIN_UPDATES` at least. So a run of n updates compiles at most 2 + n / `MIN_UPDATES` shapes. The choice and what was
-seen are in the checkpoints' books, so a restart goes on as the run would have.
+The first groups propose a shape. After `NUM_SEEN` updates, the shapes are compared on their packs and on updates drawn
+from their groups. Another shape is chosen if it saves `MIN_SAVING` of the cost, and then kept for at least
+`MIN_UPDATES` updates. A run of n updates therefore compiles at most 2 + n / `MIN_UPDATES` shapes. Checkpoints contain
+the choice and the lengths seen, so a restart continues with them.
 """
 
 import dataclasses
@@ -24,49 +23,49 @@ from configs.sections import PackingConfig
 from learner.update.packing import first_fit_decreasing, parts
 
 NUM_SEEN = 8
-"""Updates that a shape is judged by."""
+"""Updates over which a shape is evaluated."""
 MIN_UPDATES = 50
-"""From one change to the next; the first proposal may be changed sooner, as soon as enough is seen."""
+"""Minimum updates between two changes; the first proposal may change as soon as `NUM_SEEN` updates are seen."""
 MIN_SAVING = 0.03
-"""Share of the cost that another shape must save: over `MIN_UPDATES`, what a compilation is worth (1.5 updates)."""
+"""Share of the cost that another shape must save, to compensate for its compilation over `MIN_UPDATES`."""
 TOKEN_MULTIPLE = 64
-"""Tokens of a row; a block of the xla attention path."""
+"""Row widths are multiples of this number of tokens, a block of the xla attention path."""
 MICRO_BATCH_SLOTS = {"float32": 64, "bfloat16": 768}
-"""What a micro-batch costs a device besides its slots, in slots, by the dtype of matrix products: reading the weights
-and adding to the gradient once more. Where products are bfloat16, they are far faster than memory and links: a
-micro-batch's collectives take as long as 540 to 2030 slots of a chip (tests/bench/results/tpu.md)."""
+"""Fixed cost of a micro-batch per device, in slots, by the dtype of matrix products: reading the weights and adding to
+the gradient. bfloat16 products are far faster than memory and links: a micro-batch's collectives take as long as 540 to
+2030 slots of a chip (tests/bench/results/tpu.md)."""
 _MAX_WIDENING = 2
-"""A row is so many times as wide as the configured one at most: some attention computes all pairs of a row."""
+"""Largest row width as a multiple of the configured one; some attention paths compute all pairs of a row."""
 _MAX_DRAWS = 7
-"""Times that what was seen is drawn anew; fewer where updates are large, and so alike."""
+"""Maximum redraws of the updates seen; fewer if updates are large, and thus alike."""
 _MAX_DRAWN = 4096
-"""Sequences that a look packs for a width at most, those that were seen among them: fractions of a second in all."""
+"""Maximum sequences that an evaluation packs per width, including those seen."""
 
 Pack = Sequence[Sequence[int]]
-"""Groups that are packed together: of each the tokens of its sequences, prompt and response together, or of those that
-share their prompt."""
+"""Groups that are packed together: for each group, the tokens of its sequences (prompt and response together), or of
+sequences that share their prompt."""
 
 
 class AutoShape:
-    """The shape in use, and what it is judged by."""
+    """Current shape and the data of its evaluation."""
 
     def __init__(self, config: Config) -> None:
-        """None is chosen yet; without `packing.auto` it is the configured one for good."""
+        """Creates the state; without `packing.auto` the shape is always the configured one."""
         self._config = config
         self._chosen: PackingConfig | None = None if config.packing.auto else config.packing
         self._num_held = 0
-        """Updates for which the shape stays, whatever they have."""
+        """Updates for which the shape stays fixed."""
         self._num_seen = 0
         self._packs: list[list[list[int]]] = []
-        """`Pack`s of the updates seen and of the one that is being filled."""
+        """`Pack`s of the updates seen and of the update in progress."""
 
     @property
     def packing(self) -> PackingConfig:
-        """The shape in use; the configured one, which holds anything, before there is any."""
+        """Current shape; before the first choice the configured one, which holds any sequence."""
         return self._chosen or self._config.packing
 
     def choose(self, groups: Sequence[Group], *, ends_update: bool) -> PackingConfig:
-        """The shape to pack these groups of an update with; looks at them first."""
+        """Records groups of an update and returns the shape to pack them with."""
         if not self._config.packing.auto:
             return self.packing
         pack = [[part.size for part in parts(g, self._config.packing)] for g in groups]
@@ -79,13 +78,13 @@ class AutoShape:
         return now
 
     def get_state(self) -> dict[str, Any]:
-        """JSON for the checkpoint's books, between two updates."""
+        """Returns the state for the checkpoint, between two updates; JSON."""
         chosen = self._chosen
         shape = None if chosen is None else [chosen.rows, chosen.row_tokens]
         return {"shape": shape, "num_held": self._num_held, "num_seen": self._num_seen, "packs": self._packs}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on with a checkpoint's shape, where this run may have it."""
+        """Restores the shape and data of a checkpoint, if this run's config allows the shape."""
         config, shape = self._config, state["shape"]
         if not config.packing.auto or shape is None:
             return
@@ -96,7 +95,7 @@ class AutoShape:
             self._packs = list(state["packs"])
 
     def _end_update(self, now: PackingConfig) -> None:
-        """After an update: the next ones get another shape, if it is time and that saves enough."""
+        """Counts the update; changes the shape for the next ones if an evaluation is due and finds enough savings."""
         if self._num_held:
             self._num_held -= 1
             self._packs = []
@@ -112,16 +111,17 @@ class AutoShape:
 
 
 def propose(packs: Sequence[Sequence[int]], config: Config) -> PackingConfig:
-    """The shape in which such packs cost least: slots, and `micro_batch_slots` a micro-batch.
+    """Returns the shape with the lowest cost for these packs.
 
-    cost = sum over packs of ceil(n / rows) (rows width + c), n the rows of that width that the pack fills.
+    cost = sum over packs of ceil(n / rows) (rows width + c), n the rows of that width that the pack fills, c
+    `micro_batch_slots`.
 
-    Tried are the configured shape and those of `is_allowed` on a grid of widths and numbers of rows, from micro-batches
-    of a single row a device to the most slots that one may have.
+    Candidates are the configured shape and the shapes of `is_allowed` on a grid of widths and row counts, from one row
+    per device up to the slots of the configured shape.
 
     Args:
-      packs: tokens of what is packed as one (`learner/update/packing.py`), by what is packed at once.
-      config: `packing` gives the most slots that a micro-batch may have.
+      packs: tokens of the units of each pack (`learner/update/packing.py`).
+      config: `packing` gives the maximum slots of a micro-batch.
     """
     each = micro_batch_slots(config)
     best, least = config.packing, num_slots(packs, config.packing, per_micro_batch=each)
@@ -137,11 +137,11 @@ def propose(packs: Sequence[Sequence[int]], config: Config) -> PackingConfig:
 
 
 def first_packs(pack: Pack, config: Config) -> list[list[int]]:
-    """`NUM_SEEN` updates as they may come, from the groups that came first; the same for the same ones.
+    """Returns the packs of `NUM_SEEN` possible updates, drawn from the first groups; deterministic.
 
-    Groups are drawn with replacement and then each one's sequences (a bootstrap in two stages), since sequences of a
-    group are alike. Each update counts twice, as one pack and in packs of as many groups as came: those that come first
-    come alone, and later ones wait for the learner or it for them.
+    Groups are drawn with replacement, and then each group's sequences (a two-stage bootstrap), since sequences of a
+    group are alike. Each update counts twice, as one pack and in packs of as many groups as `pack` has, because first
+    groups arrive alone, and later ones may wait for the learner.
     """
     rng, num_groups = np.random.default_rng(0), config.rounds.groups_per_update
     packs: list[list[int]] = []
@@ -153,9 +153,9 @@ def first_packs(pack: Pack, config: Config) -> list[list[int]]:
 
 
 def with_draws(packs: Sequence[Pack]) -> list[list[int]]:
-    """The packs, and more of as many groups each, drawn with replacement from all of them; the same for the same ones.
+    """Returns the packs, and further packs of equal group counts drawn with replacement from all groups; deterministic.
 
-    Of eight updates alone, that shape would look best which happens to hold just those.
+    With only the updates seen, a shape that happens to fit them would look best.
     """
     groups, rng = [group for pack in packs for group in pack], np.random.default_rng(0)
     num_draws = min(_MAX_DRAWS, _MAX_DRAWN // sum(map(len, groups)) - 1)
@@ -164,7 +164,7 @@ def with_draws(packs: Sequence[Pack]) -> list[list[int]]:
 
 
 def is_allowed(shape: PackingConfig, config: Config) -> bool:
-    """Whether the mesh divides it, it holds the longest sequence, and it has no more slots than the configured one."""
+    """Returns True if the mesh divides the shape, and it holds the longest sequence within the configured slots."""
     return (
         shape.rows % config.mesh.batch_shards == 0
         and shape.row_tokens % config.mesh.sequence == 0
@@ -174,13 +174,13 @@ def is_allowed(shape: PackingConfig, config: Config) -> bool:
 
 
 def num_slots(packs: Sequence[Sequence[int]], shape: PackingConfig, *, per_micro_batch: int = 0) -> int:
-    """Slots of all micro-batches of such packs, and so many more a micro-batch."""
+    """Returns the slots of all micro-batches of these packs, plus `per_micro_batch` for each."""
     filled = [_num_rows(pack, shape) for pack in packs]
     return _num_micro_batches(filled, shape.rows) * (shape.rows * shape.row_tokens + per_micro_batch)
 
 
 def micro_batch_slots(config: Config) -> int:
-    """What a micro-batch costs besides its slots, in slots on all devices that share them."""
+    """Returns the fixed cost of a micro-batch, in slots on all devices that share it."""
     return MICRO_BATCH_SLOTS[config.model.compute_dtype] * config.mesh.batch_shards * config.mesh.sequence
 
 
@@ -197,7 +197,7 @@ def _num_micro_batches(filled: Sequence[int], rows: int) -> int:
 
 
 def _widths(config: Config) -> Iterator[int]:
-    """Multiples of what a row's tokens are split by, from the longest sequence on, each about an eighth wider."""
+    """Yields multiples of what a row's tokens are split by, from the longest sequence up, each an eighth wider."""
     step, packing = math.lcm(TOKEN_MULTIPLE, config.mesh.sequence), config.packing
     most = min(packing.rows * packing.row_tokens // config.mesh.batch_shards, _MAX_WIDENING * packing.row_tokens)
     num = -(-config.model.max_tokens // step)
@@ -207,7 +207,7 @@ def _widths(config: Config) -> Iterator[int]:
 
 
 def _row_counts(config: Config, width: int) -> Iterator[int]:
-    """Multiples of what the mesh splits rows by: all of the first few, then each about an eighth more."""
+    """Yields multiples of what the mesh splits rows by, each about an eighth larger."""
     shards, packing, num = config.mesh.batch_shards, config.packing, 1
     while num * shards * width <= packing.rows * packing.row_tokens:
         yield num * shards

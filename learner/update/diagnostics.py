@@ -1,12 +1,11 @@
-"""How far off-policy an update is: statistics of one micro-batch, their merge, and the final numbers.
+"""Off-policy diagnostics: statistics per micro-batch that merge exactly, and the metrics of an update.
 
-`merge(measure(a), measure(b))` equals `measure` of both together, whatever the split, so an update's numbers
-do not depend on how its tokens were packed. All sums are plain sums except three. Importance weights are
-summed in log space, where e^200 is as good as e^0. Quantiles come from a histogram with fixed bins. Means of
-host numbers travel as moments.
+`merge(measure(a), measure(b))` equals `measure` of both together for any split, so an update's metrics do not depend on
+its packing. All fields are plain sums except three kinds. Importance weights are summed in log space, which avoids
+overflow. Quantiles are from a histogram with fixed bins. Means of host numbers are moments.
 
-w_t = pi_t / mu_t, current policy over behaviour policy (PipelineRL's w), untruncated. Lag of a token =
-learner step now - its version.
+w_t = pi_t / mu_t, current policy over behavior policy (PipelineRL's w), untruncated. Lag of a token = learner step -
+its version.
 """
 
 import dataclasses
@@ -24,14 +23,14 @@ from learner.update.packing import PackedBatch
 from learner.update.reductions import NUM_BINS, Moments, count_log_ratios, quantile, segment_sums
 
 MAX_EXPONENT = 88.0
-"""Largest log of a mean ratio that is shown: e^88 is the last power that float32 holds."""
+"""Largest log of a mean ratio that is reported: float32 overflows beyond e^88."""
 LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8_up": 8}
 """Name of each lag bucket -> its lowest lag, in steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Merging:
-    """How a field of two parts becomes that of both, and what it is of nothing."""
+    """Merge function of a field, and its value for no data."""
 
     both: Callable[[Any, Any], Any]
     nothing: Callable[[], Any]
@@ -58,31 +57,31 @@ _MOMENTS = {"merging": Merging(reductions.merge, Moments.zeros)}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What is known of the tokens, sequences and groups so far: scalars, and short vectors of counts and sums.
+    """Statistics of tokens, sequences and groups: scalars, and short vectors of counts and sums.
 
-    Each field's metadata says how it merges.
+    Each field's metadata defines how it merges.
     """
 
     num_slots: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
-    """Places in the packed rows, padding included."""
+    """Slots of the packed rows, including padding."""
     num_real_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
-    """Prompt and response tokens, the ones the model computes for a reason."""
+    """Prompt and response tokens, without padding."""
     num_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
-    """Tokens that train (loss_mask)."""
+    """Trained tokens (loss_mask)."""
     num_lag0_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     num_clipped_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     num_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     num_zero_variance_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     num_truncated: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
-    """Sequences that the token limit cut off."""
+    """Sequences truncated by the token limit."""
     lag_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     lag_max: Int32[Array, ""] = dataclasses.field(metadata=_LARGEST_COUNT)
     entropy_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     log_w_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     k3_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
-    """Sum of w - 1 - log w, where w passes e^20 of its tangent there."""
+    """Sum of w - 1 - log w; beyond w = e^20 by the tangent at that point."""
     log_sum_w: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
-    """log of the sum of w over tokens; -inf of none."""
+    """log of the sum of w over tokens; -inf if empty."""
     log_sum_w2: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     """log of the sum of w^2 over tokens."""
     num_sequences: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
@@ -91,11 +90,11 @@ class Stats:
     log_sum_sequence_w2: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     reference_kl_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     num_tokens_by_lag: Int32[Array, " buckets"] = dataclasses.field(metadata=_COUNT_BY_LAG)
-    """By `LAG_BUCKETS`."""
+    """Trained tokens by `LAG_BUCKETS`."""
     log_sum_w_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
     log_sum_w2_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
     num_tokens_by_log_w: Int32[Array, " bins"] = dataclasses.field(metadata=_COUNT_BY_BIN)
-    """By the bins of learner/update/reductions.py."""
+    """Trained tokens by the bins of learner/update/reductions.py."""
     max_abs_log_w: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
     max_abs_log_w_lag0: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
     rewards: Moments = dataclasses.field(metadata=_MOMENTS)
@@ -103,7 +102,7 @@ class Stats:
 
     @classmethod
     def zeros(cls) -> "Stats":
-        """The statistics of nothing: the neutral element of `merge`."""
+        """Returns the statistics of no data: the neutral element of `merge`."""
         return cls(**{field.name: field.metadata["merging"].nothing() for field in dataclasses.fields(cls)})
 
 
@@ -117,15 +116,15 @@ def measure(
     kl: Float[Array, "B S"],
     step: Int[Array, ""],
 ) -> Stats:
-    """The statistics of one micro-batch trained at learner step `step`.
+    """Returns the statistics of one micro-batch trained at learner step `step`.
 
     Args:
-      batch: the micro-batch; only what its loss_mask covers is read of the arrays below.
-      logprobs: log pi, the policy's.
-      entropy: the policy's, in nats.
-      clipped: as the loss said (`losses.TokenLoss`).
-      kl: as the loss said; 0 without a reference.
-      step: the learner's, before the update.
+      batch: the micro-batch. The arrays below are read only where its loss_mask is True.
+      logprobs: log pi of the policy, in nats.
+      entropy: entropy of the policy, in nats.
+      clipped: True at tokens that the loss clipped (`losses.TokenLoss`).
+      kl: KL to the reference, from the loss; 0 without a reference.
+      step: step of the learner before the update.
     """
     mask = jnp.asarray(batch.loss_mask)
     log_w = jnp.where(mask, logprobs - batch.behavior_logprobs, 0.0)
@@ -179,7 +178,7 @@ def measure(
 
 
 def merge(a: Stats, b: Stats) -> Stats:
-    """The statistics of both together; associative and commutative up to rounding."""
+    """Merges statistics; associative and commutative up to rounding."""
     return Stats(
         **{
             field.name: field.metadata["merging"].both(getattr(a, field.name), getattr(b, field.name))
@@ -189,15 +188,13 @@ def merge(a: Stats, b: Stats) -> Stats:
 
 
 def finalize(stats: Stats) -> dict[str, Array]:
-    """The numbers of an update by their names in `metrics/metric_names.py`, and `real_tokens` for the loop.
+    """Returns the metrics of an update by their names in `metrics/metric_names.py`, and `real_tokens` for the loop.
 
-    `ess` is (sum w)^2 / (N sum w^2) over the update's tokens, `ess_sequence` the same over sequences with
-    w = prod_t w_t (PipelineRL, eq. 6); 1 on-policy. The learner-engine mismatch is KL(mu || pi), estimated
-    from mu's samples: `mismatch_kl` (k1) is mean(log mu - log pi), unbiased; `mismatch_kl_k3` is
-    mean(w - 1 - log w), never negative and of lower variance (Schulman's note), with w linear beyond e^20, so that it
-    is finite. `max_abs_dlogprob_lag0` looks
-    at tokens of the current weights only, so it shows the engine's error without the policy's change; NaN
-    if there are none.
+    `ess` is (sum w)^2 / (N sum w^2) over the update's tokens; `ess_sequence` is over sequences with w = prod_t w_t
+    (PipelineRL, eq. 6). Both are 1 on-policy. The learner-engine mismatch is KL(mu || pi), estimated from samples of
+    mu. `mismatch_kl` (k1) is mean(log mu - log pi), unbiased. `mismatch_kl_k3` is mean(w - 1 - log w), never negative
+    and of lower variance (Schulman's note), with w linear beyond e^20, so that it is finite. `max_abs_dlogprob_lag0`
+    covers only tokens of the current weights, so it excludes the policy's change; NaN if there are none.
     """
     tokens = jnp.maximum(stats.num_tokens, 1).astype(jnp.float32)
     reward_min, reward_max = stats.rewards.extremes
@@ -235,7 +232,7 @@ def finalize(stats: Stats) -> dict[str, Array]:
 
 
 def _ess(count: Array, log_sum: Array, log_sum_squares: Array) -> Array:
-    """(sum w)^2 / (N sum w^2) from the logarithms; NaN of none."""
+    """Returns (sum w)^2 / (N sum w^2) from the logarithms; NaN if empty."""
     log_ess = 2 * log_sum - jnp.log(count.astype(jnp.float32)) - log_sum_squares
     return jnp.where(count > 0, jnp.exp(log_ess), jnp.nan)
 

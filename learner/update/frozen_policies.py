@@ -1,9 +1,8 @@
-"""Frozen policies that a loss compares with: the KL reference, and the proximal policy; copies, scores, memory.
+"""Frozen policies that a loss compares with: the KL reference and the proximal policy.
 
-Each is a copy of parameters, split over the mesh like the learner's own, kernels in the compute dtype, which is what
-the learner multiplies with too. A micro-batch is scored by them once, in the first pass over its batch. With adapters
-the reference is the base with the adapters off, of which there is no second copy, and the policy last published is a
-copy of the adapters.
+Each is a copy of parameters, split over the mesh like the learner's, with kernels in the compute dtype. They score each
+micro-batch once, in the first epoch over its batch. With adapters the reference is the base with the adapters off,
+which needs no copy, and the proximal policy is a copy of the adapters.
 """
 
 import dataclasses
@@ -22,12 +21,12 @@ from learner.objective import losses
 from learner.update.packing import PackedBatch
 
 ProximalPolicy = Literal["frozen", "first_pass", "current"]
-"""Whose logprobs are pi_prox's: a frozen policy's; the policy's own in the first pass over a batch, there the current
-ones, held constant, and in the later passes those; or the current ones, always, where a batch has one pass."""
+"""Source of pi_prox's logprobs. `frozen`: a frozen policy. `first_pass`: the policy's own in the first epoch over a
+batch, also for the later epochs. `current`: the policy's current ones, for batches with one epoch."""
 
 
 def proximal_policy(config: Config) -> ProximalPolicy | None:
-    """Which one a run's loss is given; None where it needs none."""
+    """Returns the source of the proximal logprobs; None if the loss needs none."""
     if not losses.needs(config.loss).proximal:
         return None
     if config.steps_per_proximal > config.rounds.epochs:
@@ -36,12 +35,12 @@ def proximal_policy(config: Config) -> ProximalPolicy | None:
 
 
 def loads_reference(config: Config) -> bool:
-    """Whether the reference is a model of its own: with adapters it is their base, unless another one is named."""
+    """Returns True if the reference is loaded separately; with adapters it is their base unless a path is set."""
     return losses.needs(config.loss).reference and (not config.lora.is_on or bool(config.loss.reference_path))
 
 
 def freeze(params: Params, config: Config) -> Params:
-    """A copy in the compute dtype, but for the norms' scales, which are used as they are kept; pure, to be jitted."""
+    """Copies parameters to the compute dtype, except the norms' scales, which keep their dtype; pure, for jit."""
 
     def one(path: str, x: jax.Array) -> jax.Array:
         return x + 0 if path.endswith("/scale") else x.astype(config.model.compute_dtype) + 0
@@ -50,14 +49,14 @@ def freeze(params: Params, config: Config) -> Params:
 
 
 def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
-    """Bytes of all that a run keeps frozen: the base of adapters, the reference, the proximal policy.
+    """Returns the bytes of a run's frozen weights: the base of adapters, the reference, the proximal policy.
 
-    As `learner.restore` loads the first two, and `FrozenPolicies` makes the last.
+    `learner.restore` loads the first two; `FrozenPolicies` makes the last.
 
     Args:
-      params: the model's, arrays or their shapes.
-      trained: those of them that are trained, or adapters.
-      config: the run's.
+      params: parameters of the model, arrays or their shapes.
+      trained: trained parameters, or adapters.
+      config: config of the run.
     """
     num_all = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     total = 0
@@ -71,42 +70,42 @@ def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
 
 
 def num_bytes(tree: Any) -> int:
-    """Of arrays, or of their shapes."""
+    """Returns the bytes of arrays, or of their shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def width(dtype: str) -> int:
-    """Bytes of a number of a configuration's dtype."""
+    """Returns the bytes per number of a dtype in the config."""
     return 4 if dtype == "float32" else 2
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrozenLogprobs:
-    """A micro-batch's logprobs under the policies that the loss compares with; None where it needs none."""
+    """Logprobs of a micro-batch under the frozen policies; None for a policy that the loss does not need."""
 
     reference: Float32[Array | np.ndarray, "B S"] | None = None
     proximal: Float32[Array | np.ndarray, "B S"] | None = None
-    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`TrainStep.keeps_logprobs`)."""
+    """Logprobs of pi_prox; None in the first epoch over a batch with `TrainStep.keeps_logprobs`."""
 
 
 NO_FROZEN = FrozenLogprobs()
 
 
 class Scorer(Protocol):
-    """What of a train step frozen policies use."""
+    """Scoring functions of a train step that frozen policies use."""
 
     def score(self, params: Params, batch: PackedBatch, base: Params | None = None) -> Float32[Array, "B S"]:
-        """The batch's logprobs."""
+        """Returns the batch's logprobs."""
         ...
 
     def score_base(self, base: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
-        """The same with adapters off."""
+        """Returns the batch's logprobs with the adapters off."""
         ...
 
 
 class FrozenPolicies:
-    """The frozen policies that the configured loss needs; none for most."""
+    """Frozen policies of the configured loss; most losses need none."""
 
     def __init__(
         self,
@@ -117,17 +116,17 @@ class FrozenPolicies:
         params: Params,
         base: Params | None = None,
     ) -> None:
-        """Loads the reference and freezes the proximal policy, where the loss needs them.
+        """Loads the reference and freezes the proximal policy, if the loss needs them.
 
         Args:
           steps: the train step.
-          config: the run's.
-          load_reference: reads the reference's parameters in the compute dtype, split like the learner's.
-          params: the learner's, which are published next.
-          base: what they belong to, if they are adapters; it may be the reference.
+          config: config of the run.
+          load_reference: loads the reference's parameters in the compute dtype, split like the learner's.
+          params: parameters of the learner, which are published next.
+          base: base of `params` if they are adapters; may be the reference.
         """
         self._steps, self._base = steps, base
-        # Without donation nothing is taken over: the optimizer may step the learner's own from here on.
+        # Without donation the copy shares no buffers with the learner's parameters, which the optimizer may then step.
         self._freeze = jax.jit(lambda tree: freeze(tree, config))
         self._reference = load_reference() if losses.needs(config.loss).reference else None
         self._keeps_proximal = proximal_policy(config) == "frozen"
@@ -135,16 +134,16 @@ class FrozenPolicies:
         self.publish(params)
 
     def publish(self, params: Params) -> None:
-        """Takes the learner's parameters, published just now, as the proximal policy, if the loss keeps one.
+        """Takes the parameters just published as the proximal policy, if the loss needs a frozen one.
 
-        By rounds weights go out where a round begins, so these are the round's as well.
+        In round mode weights are published at the start of a round, so they are also the round's.
         """
         if self._keeps_proximal:
-            self._proximal = None  # first, so that no two copies are there at once
+            self._proximal = None  # first, so that two copies never exist at the same time
             self._proximal = self._freeze(params)
 
     def score(self, batch: PackedBatch) -> FrozenLogprobs:
-        """The batch's logprobs under each frozen policy, on the devices."""
+        """Returns the batch's logprobs under each frozen policy, on the devices."""
         reference, proximal = self._reference, self._proximal
         return FrozenLogprobs(
             reference=None if reference is None else self._score_reference(reference, batch),

@@ -1,4 +1,4 @@
-"""The differentiated function: weighted token-loss sum and its statistics."""
+"""Differentiated function: weighted sum of token losses, and its statistics."""
 
 import dataclasses
 from typing import Any
@@ -23,29 +23,29 @@ from learner.update.packing import PackedBatch
 from learner.update.reductions import segment_means
 
 _LOGIT_BYTES = 512 * 2**20
-"""What a chunk's logits may take on a device, where memory is not shared with anybody."""
+"""Maximum bytes of a chunk's logits on an accelerator."""
 _WIDE = 512
-"""Hidden size from which a CPU is faster with 256 tokens a chunk (1.15 times at 576, 0.9 times at 256)."""
+"""Hidden size from which a CPU is faster with 256 tokens per chunk than with 128."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LossFn:
-    """The loss of a run's policy on a micro-batch, and its scores of the trained tokens; pure, to be jitted."""
+    """Loss of a run's policy on a micro-batch, and its scores of the trained tokens; pure, for jit."""
 
     config: LossConfig
     proximal: ProximalPolicy | None
     forward: Apply
     head: Head
     remat: Policy
-    """What `forward`'s backward pass recomputes."""
+    """Rematerialization policy of the backward pass of `forward`."""
 
     def __call__(
         self, params: Params, step: Array, batch: PackedBatch, anchors: FrozenLogprobs, is_first: Array
     ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"]]]:
-        """The weighted sum of the trained tokens' losses; their statistics and logprobs.
+        """Returns the weighted sum of the trained tokens' losses, their statistics and their logprobs.
 
-        The output at i - 1 predicts the token at i, so whatever belongs to a token is moved there and back; the
-        first token of a row is never trained.
+        The output at i - 1 predicts the token at i, so values of a token are moved there and back; the first token of a
+        row is never trained.
         """
         hidden, head = self._hidden(params, batch), output_head(params)
         targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
@@ -64,7 +64,8 @@ class LossFn:
         ) -> tuple[Array, Any]:
             inputs, weights, is_start = of_token
             if self.proximal in ("first_pass", "current"):
-                # Parameters stand still during a pass, so in the first the batch's start is now.
+                # Parameters are constant during an epoch, so in the first one these are also the logprobs at the
+                # batch's start.
                 proximal = jax.lax.stop_gradient(logprobs)
                 if is_start is not None and inputs.proximal_logprobs is not None:
                     proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
@@ -81,7 +82,7 @@ class LossFn:
     def _sequence_log_ratio(
         self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
     ) -> Float[Array, "B S"] | None:
-        """Mean over a sequence's trained tokens of log pi - log mu, at each of them; costs a pass over the head."""
+        """Returns at each trained token the sequence's mean of log pi - log mu; costs a pass over the head."""
         if not losses.needs(self.config).sequence_ratio:
             return None
         logprobs = _to_token(token_scores(self.head, hidden, head, targets, mask).logprobs)
@@ -89,7 +90,7 @@ class LossFn:
         return segment_means(log_ratio, jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids))
 
     def score(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
-        """Log pi of each trained token given those before it, at its own position; 0 elsewhere."""
+        """Returns log pi of each trained token given its predecessors, at its own position; 0 elsewhere."""
         hidden = self._hidden(params, batch)
         targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
         return _to_token(token_scores(self.head, hidden, output_head(params), targets, mask).logprobs)
@@ -99,17 +100,17 @@ class LossFn:
 
 
 def _to_predictor(x: Any) -> Array:
-    """Moves what belongs to the token at i to i - 1."""
+    """Moves values of the token at i to i - 1."""
     return jnp.roll(jnp.asarray(x), -1, axis=1)
 
 
 def _to_token(x: Array) -> Array:
-    """The inverse of `_to_predictor`."""
+    """Inverts `_to_predictor`."""
     return jnp.roll(x, 1, axis=1)
 
 
 def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes) -> LossFn:
-    """Of a run's model, loss and sampling, on its devices; all processes make theirs."""
+    """Returns the loss function of a run's model, loss and sampling on its devices; all processes call it."""
     chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
     remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=chunk)
     head = Head(
@@ -125,7 +126,7 @@ def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: 
 
 
 def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
-    """The same of the model's own parameters, with its adapters off."""
+    """Returns the loss function for the model's own parameters, with its adapters off."""
     forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
     return dataclasses.replace(loss_sum, forward=forward)
 
@@ -143,9 +144,10 @@ def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraC
 
 
 def default_logit_chunk(model: Architecture, mesh: Mesh) -> int:
-    """Tokens a device whose logits exist at once: what stays near a CPU's caches, or a share of a chip's memory."""
+    """Returns the tokens per device of a chunk of logits, sized for a CPU's caches or a chip's memory."""
     if mesh.devices.flat[0].platform == "cpu":
-        # Each chunk adds to the whole of the head's gradient: the wider that is, the more tokens must share it.
+        # Each chunk adds to the whole gradient of the head: the wider the head, the more tokens must share the
+        # addition.
         return 128 if model.hidden_size < _WIDE else 256
     words = -(-model.vocab_size // mesh.shape["tensor"])
     return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)

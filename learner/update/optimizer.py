@@ -1,9 +1,9 @@
-"""Optax chain, schedule, decay mask; state and its update.
+"""Optimizer: optax chain, schedule, decay mask, and a fused AdamW step.
 
-The same numbers as the optax chain of `optimizer.make_optimizer`, whose state it takes and returns, but written so that
-XLA needs few passes over memory. In the chain, the new parameter reads the old moments, which are overwritten in place
-by the new ones, so XLA for CPU copies them first; here it reads the new ones, and each old array is read by that one
-expression which replaces it. 16M parameters on two cores: 0.05 s instead of 0.12 s.
+`adamw_step` computes the same numbers as the optax chain of `make_optimizer`, whose state it takes and returns, in
+fewer passes over memory. In the chain, the new parameter reads the old moments, which the new ones overwrite in place,
+so XLA for CPU copies them first. Here it reads the new moments, and each old array is read only by the expression that
+replaces it.
 """
 
 import dataclasses
@@ -22,22 +22,22 @@ from learner.update import diagnostics
 from learner.update.diagnostics import Stats
 
 Words = UInt32[Array, "2"]
-"""Values that tell the bits of one leaf and one step from all others."""
+"""Values that distinguish the random bits of one leaf and one step."""
 
 
 def rounding_words(params: Params, *, seed: int, step: Array, epoch: Array) -> Params:
-    """Returns the words of each parameter, a tree like theirs: the same for one seed, step and pass over a batch."""
-    # Of one named generator, so that neither a flag of JAX nor its next default changes what a resumed run does.
+    """Returns the words of each parameter, as a tree; deterministic in seed, step and epoch."""
+    # A named generator: neither a JAX flag nor a new JAX default then changes a resumed run.
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), epoch)
     leaves, structure = jax.tree.flatten(params)
     return structure.unflatten(list(jax.random.bits(key, (len(leaves), 2), jnp.uint32)))
 
 
 def round_stochastically(x: Float32[Array, "*shape"], dtype: DTypeLike, words: Words) -> Float[Array, "*shape"]:
-    """Rounds to one of the two nearest numbers of `dtype`, so that the expectation is x; what it holds stays exact.
+    """Rounds to one of the two nearest numbers of `dtype` with expectation x; representable numbers stay exact.
 
-    For bfloat16, which is the upper half of a float32: (bits(x) + u) with its lower half cut off, u uniform in
-    [0, 2^16) (Gupta et al., 2015, section 3). float32 is handed back as it is.
+    For bfloat16, the upper half of a float32: (bits(x) + u) with its lower half cleared, u uniform in [0, 2^16) (Gupta
+    et al., 2015, section 3). float32 is returned unchanged.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return x
@@ -51,7 +51,7 @@ def round_stochastically(x: Float32[Array, "*shape"], dtype: DTypeLike, words: W
 
 
 def _uniform_halves(shape: tuple[int, ...], words: Words) -> UInt32[Array, "*shape"]:
-    """Uniform integers in [0, 2^16), by place; places repeat after 2^32."""
+    """Returns uniform integers in [0, 2^16), by position; positions repeat after 2^32."""
     place = jnp.zeros(shape, jnp.uint32)
     for dim, size in enumerate(shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, dim)
@@ -59,7 +59,7 @@ def _uniform_halves(shape: tuple[int, ...], words: Words) -> UInt32[Array, "*sha
 
 
 def _mixed(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """A bijection of 32 bits of which each depends on all (the last step of MurmurHash3)."""
+    """Applies a bijection of 32 bits in which each bit depends on all (the last step of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
@@ -69,11 +69,11 @@ _NOT_DECAYED = ("norm", "bias")
 
 
 def learning_rate(count: ArrayLike, config: OptimizerConfig, *, num_steps: int) -> Array:
-    """The rate of the optimizer step that `count` applied ones came before.
+    """Returns the learning rate of the optimizer step after `count` applied steps.
 
-    The warm-up rises as (count + 1) / warmup_steps, so that no step is wasted at rate 0. Then the schedule
-    falls over the steps that are left of `num_steps` (cosine: (1 + cos(pi x)) / 2, linear: 1 - x) and would reach 0
-    one step after the last.
+    The warm-up rises as (count + 1) / warmup_steps, so that no step has rate 0. The schedule then falls over the
+    remaining steps of `num_steps` (cosine: (1 + cos(pi x)) / 2, linear: 1 - x) and would reach 0 one step after the
+    last.
     """
     count = jnp.asarray(count, jnp.float32)
     warmup = jnp.minimum((count + 1) / max(config.warmup_steps, 1), 1.0)
@@ -83,9 +83,9 @@ def learning_rate(count: ArrayLike, config: OptimizerConfig, *, num_steps: int) 
 
 
 def decay_mask(params: optax.Params) -> optax.Params:
-    """True for the parameters that weight decay shrinks: not for norms and biases.
+    """Returns True for parameters with weight decay, which excludes norms and biases.
 
-    By name, since a stacked norm is a matrix ([layers, dim]).
+    The mask is by name, since a stacked norm is a matrix ([layers, dim]).
     """
 
     def decays(path: jax.tree_util.KeyPath, _: object) -> bool:
@@ -96,12 +96,12 @@ def decay_mask(params: optax.Params) -> optax.Params:
 
 
 def make_optimizer(config: OptimizerConfig, *, num_steps: int) -> optax.GradientTransformation:
-    """Clips the global norm, then Adam or Adafactor, both with AdamW's decoupled weight decay.
+    """Returns the optimizer: clipping of the global norm, then Adam or Adafactor with AdamW's decoupled weight decay.
 
-    Adam: Kingma and Ba, 2015; the decay: Loshchilov and Hutter, 2019; the factored second moment, with updates
-    clipped to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied steps of the run's
-    `num_steps`. Its state is in float32 but for `mu_dtype`, whatever the parameters are kept in: of a second moment in
-    bfloat16 nothing below 1 / 256 is ever forgotten. So are the gradients and parameters that it wants.
+    Adam: Kingma and Ba, 2015; the decay: Loshchilov and Hutter, 2019; the factored second moment, with updates clipped
+    to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied steps out of `num_steps`. The state
+    is float32 except for `mu_dtype`, independent of the parameters' dtype: a second moment in bfloat16 would not decay,
+    since its relative spacing is 1 / 256. Gradients and parameters must be float32 as well.
     """
     chain = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -121,7 +121,7 @@ _SCALES: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = 
     "adamw": lambda c: optax.scale_by_adam(b1=c.beta1, b2=c.beta2, eps=c.eps, mu_dtype=c.mu_dtype),
     "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
 }
-"""By `OptimizerConfig.name`."""
+"""Gradient transformation by `OptimizerConfig.name`."""
 
 
 def adamw_step(
@@ -135,22 +135,23 @@ def adamw_step(
     config: OptimizerConfig,
     words: Params,
 ) -> tuple[Params, tuple[Any, ...], Params]:
-    """Steps AdamW (Loshchilov and Hutter, 2019, algorithm 2) where `is_good`, else hands everything back as it is.
+    """Applies AdamW (Loshchilov and Hutter, 2019, algorithm 2) if `is_good`; else returns the inputs unchanged.
 
     g = scale sums; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
+
     p = p - rate_t (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
 
-    It is computed in float32, whatever the arrays are kept in; parameters in bfloat16 are rounded stochastically.
+    Computed in float32, independent of the arrays' dtypes; bfloat16 parameters are rounded stochastically.
 
     Args:
       params: the parameters.
       sums: accumulated gradient sums, float32, a tree like the parameters'.
-      opt_state: of `optimizer.make_optimizer`'s chain for adamw.
-      scale: what turns a sum into the clipped mean.
-      num_steps: optimizer steps of the run, over which the rate's schedule goes.
-      is_good: whether loss and gradient are finite.
-      config: the betas, eps and the decay of what `optimizer.decay_mask` names.
-      words: `rounding.rounding_words` of this step.
+      opt_state: state of `make_optimizer`'s chain for adamw.
+      scale: factor from a sum to the clipped mean.
+      num_steps: optimizer steps of the run, for the schedule.
+      is_good: True if loss and gradient are finite.
+      config: betas, eps and the decay of the parameters of `decay_mask`.
+      words: `rounding_words` of this step.
 
     Returns:
       parameters, state, and zeros in the shape of the sums.
@@ -163,14 +164,14 @@ def adamw_step(
 
     def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool, word: Array) -> tuple[Array, ...]:
         g = total * scale
-        # The old value stays where the sums are not finite; a select in the same pass costs nothing.
+        # The old value stays if the sums are not finite; a select in the same pass costs nothing.
         first = jnp.where(is_good, config.beta1 * _wide(mu) + (1 - config.beta1) * g, _wide(mu))
         second = jnp.where(is_good, config.beta2 * _wide(nu) + (1 - config.beta2) * g * g, _wide(nu))
         step = first / correction1 / (jnp.sqrt(second / correction2) + config.eps)
         if decays and config.weight_decay:
             step += config.weight_decay * _wide(p)
         new = round_stochastically(jnp.where(is_good, _wide(p) - rate * step, _wide(p)), p.dtype, word)
-        # 0, said as something that needs the new parameter: so the sums' buffer is free, and needs no copy either.
+        # A zero that depends on the new parameter, so that the buffer of the sums is free and needs no copy.
         zero = jnp.where(count < 0, new.astype(total.dtype), 0)
         return new, first.astype(mu.dtype), second.astype(nu.dtype), zero
 
@@ -188,7 +189,7 @@ def adamw_step(
 
 
 def clip_scale(norm: Float32[Array, ""], max_norm: float) -> Float[Array, ""]:
-    """What a gradient of that norm is multiplied with so that it has at most `max_norm` (Pascanu et al., 2013)."""
+    """Returns the factor that limits a gradient of this norm to `max_norm` (Pascanu et al., 2013)."""
     return jnp.minimum(1.0, max_norm / norm)
 
 
@@ -199,19 +200,19 @@ def _wide(x: Array) -> Float32[Array, "..."]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accumulator:
-    """The sums of the optimizer step that is being filled; all zero right after `apply`."""
+    """Sums of the optimizer step in progress; all zero right after `apply`."""
 
     grads: Params
     """Gradient of the weighted loss sum, float32, shaped and sharded like the parameters."""
     denominator: Float32[Array, ""]
-    """What the sums are divided by, once, at `apply`."""
+    """Divisor of the sums, applied once, at `apply`."""
     loss: Float32[Array, ""]
     """Weighted sum of token losses."""
     stats: Stats
 
     @classmethod
     def zeros(cls, params: Params) -> "Accumulator":
-        """Nothing accumulated."""
+        """Returns an empty accumulator."""
         return cls(
             grads=jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
             denominator=jnp.float32(0),
@@ -223,20 +224,20 @@ class Accumulator:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """The learner's whole state on the devices."""
+    """Whole state of the learner on the devices."""
 
     params: Params
     opt_state: optax.OptState
     step: Int32[Array, ""]
-    """Updates so far, each of rounds.epochs calls of `apply`: the version of the parameters. It advances on a skipped
-    one too, so that versions stay contiguous and an update's groups always belong to one step."""
+    """Updates made, each of rounds.epochs calls of `apply`: the version of the parameters. It also advances on a
+    skipped update, so that versions stay contiguous and an update's groups belong to one step."""
     skipped_updates: Int32[Array, ""]
     """Calls of `apply` that changed nothing because the loss or the gradient was not finite."""
     accumulator: Accumulator
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first update."""
+    """Returns the state before the first update."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -248,30 +249,30 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
 
 Metrics = dict[str, Array]
 _Stepped = tuple[Params, optax.OptState, Params]
-"""The parameters, the optimizer's state and an empty accumulator after a step."""
+"""Parameters, optimizer state and an empty accumulator after a step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ApplyUpdate:
-    """Divides an update's gradient sums by its denominators, once, and steps the optimizer; see `TrainStep.apply`."""
+    """Division of an update's gradient sums by their denominator, and the optimizer step; see `TrainStep.apply`."""
 
     optimizer: optax.GradientTransformation
     config: OptimizerConfig
     epochs: int
-    """Steps of the optimizer for each of the learner's."""
+    """Optimizer steps per update of the learner."""
     num_steps: int
-    """Of the optimizer, in the whole run."""
+    """Optimizer steps of the whole run."""
     seed: int
-    """Seed of the rounding of parameters in bfloat16."""
+    """Seed of the stochastic rounding of bfloat16 parameters."""
 
     def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
-        """The state after pass number `epoch` over a batch, and the update's metrics."""
+        """Returns the state after epoch number `epoch` over a batch, and the update's metrics."""
         total = state.accumulator
-        # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
+        # A product, which XLA repeats at each use; a quotient would be kept as an array as large as the parameters.
         share = 1 / total.denominator
         loss = total.loss / total.denominator
         grad_norm = optax.tree.norm(jax.tree.map(lambda g: g * share, total.grads))
-        # 0 / 0 is not finite either, so sums without tokens are skipped too.
+        # 0 / 0 is not finite either, so sums without tokens are also skipped.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         step = self._adamw if self.config.name == "adamw" else self._transformed
         words = rounding_words(state.params, seed=self.seed, step=state.step, epoch=epoch)
@@ -307,7 +308,7 @@ class ApplyUpdate:
         )
 
     def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
-        """The same by an optax transformation, which clips by itself."""
+        """Applies the step with an optax transformation, which clips the norm itself."""
         del norm
         old = wide(state.params)
         grads = jax.tree.map(lambda g: g * share, state.accumulator.grads)

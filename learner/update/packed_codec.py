@@ -1,4 +1,4 @@
-"""Packed batches as bytes, for the learner's other processes."""
+"""Encoding of packed batches as bytes, for the learner's other processes."""
 
 import dataclasses
 import re
@@ -12,13 +12,13 @@ from learner.update.packing import MicroBatch, PackedBatch, empty_batch
 
 
 class _Batch(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Each array's dtype and shape, in the order of the tree's leaves: to be the same everywhere."""
+    """Dtype and shape of each array, in the order of the tree's leaves; equal in all processes."""
 
     arrays: tuple[str, ...]
 
 
 class _Micro(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A `MicroBatch`."""
+    """Wire form of a `MicroBatch`."""
 
     batch: _Batch
     ticket_ids: tuple[str, ...]
@@ -29,15 +29,15 @@ class _Micro(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_batch(batch: PackedBatch) -> bytes:
-    """The shapes of a batch."""
+    """Encodes the shapes of a batch."""
     return msgspec.msgpack.encode(_batch_of(batch))
 
 
 def decode_batch(data: bytes, packing: PackingConfig) -> PackedBatch:
-    """The batch, each array as a `jax.ShapeDtypeStruct`: what it holds is still at the leader.
+    """Decodes a batch into `jax.ShapeDtypeStruct` arrays; their contents remain at the leader.
 
     Raises:
-      ValueError: it is none of this packing.
+      ValueError: the data is malformed or of another packing.
     """
     try:
         told = msgspec.msgpack.decode(data, type=_Batch)
@@ -47,16 +47,16 @@ def decode_batch(data: bytes, packing: PackingConfig) -> PackedBatch:
 
 
 def encode_micro(micro: MicroBatch) -> bytes:
-    """The shapes of the batch and what the host must know about it."""
+    """Encodes the shapes of the batch and the host's fields of a micro-batch."""
     fields = {f.name: getattr(micro, f.name) for f in dataclasses.fields(micro) if f.name != "batch"}
     return msgspec.msgpack.encode(_Micro(batch=_batch_of(micro.batch), **fields))
 
 
 def decode_micro(data: bytes, packing: PackingConfig) -> MicroBatch:
-    """The micro-batch that was encoded, its batch as of `decode_batch`.
+    """Decodes a micro-batch; its batch is that of `decode_batch`.
 
     Raises:
-      ValueError: it is none of this packing.
+      ValueError: the data is malformed or of another packing.
     """
     try:
         micro = msgspec.msgpack.decode(data, type=_Micro)
@@ -71,7 +71,7 @@ def _batch_of(batch: PackedBatch) -> _Batch:
 
 
 def _rows(array: str) -> tuple[int, int] | None:
-    """Rows and tokens of the batch whose first array was told so."""
+    """Returns rows and tokens of the batch whose first array is described by `array`."""
     found = re.fullmatch(r"\w+\[(\d+), (\d+)\]", array)
     return None if found is None else (int(found[1]), int(found[2]))
 

@@ -1,18 +1,17 @@
-"""Groups to fixed-shape packed micro-batches, prompt sharing included; a batch's header.
+"""Packing of groups into fixed-shape micro-batches, with optional prompt sharing.
 
-Whole sequences (prompt and response) are packed by first-fit-decreasing into rows of `row_tokens`, and
-`rows` rows make a micro-batch. There is one shape, so there is one compilation; what does not fit goes
-to a further micro-batch.
+Whole sequences (prompt and response) are packed by first-fit-decreasing into rows of `row_tokens`, and `rows` rows make
+a micro-batch. There is one shape, so there is one compilation; the rest goes to further micro-batches.
 
-With `packing.share_prompts` a group's prompt is there once, before as many of its responses as fit the row behind it.
-Each response begins with the prompt's last token again, at that one's position: so the predecessor of a response's
-first token is in its own segment as well, and what is computed there is what would be computed once for all. Every
-token's loss and gradient are those of the whole sequences, from P - 1 + sum(1 + T) tokens instead of sum(P + T).
+With `packing.share_prompts` a group's prompt is stored once per unit, before as many of its responses as fit the row.
+Each response begins with a copy of the prompt's last token at the same position. The predecessor of a response's first
+token is therefore in its own segment. Every token's loss and gradient are those of the whole sequences, from P - 1 +
+sum(1 + T) tokens instead of sum(P + T).
 
-Alignment: every array holds what belongs to the token at that position. `loss_mask[b, i]`,
-`behavior_logprobs[b, i]`, `advantages[b, i]` and `token_versions[b, i]` describe `tokens[b, i]`; that the
-model's output at i predicts the token at i + 1 is `train_step.py`'s business. A sequence starts with at
-least one prompt token, so a trained token always has its predecessor in its own segment and row.
+Alignment: every array holds the values of the token at that position. `loss_mask[b, i]`, `behavior_logprobs[b, i]`,
+`advantages[b, i]` and `token_versions[b, i]` describe `tokens[b, i]`; `loss_fn.py` shifts them to the model's output at
+i - 1. A sequence starts with at least one prompt token, so a trained token always has its predecessor in its own
+segment and row.
 """
 
 import dataclasses
@@ -31,23 +30,23 @@ from learner.objective.reward_shaping import has_learning_signal, num_sampled, s
 from learner.update.reductions import Moments
 
 LEAST_SHARED = 3
-"""Tokens of a prompt that is shared: without its last one it has two, as each segment of a row at least
+"""Minimum tokens of a shared prompt: without its last token it has two, the minimum of a row's segment
 (`learner/update/reductions.py`)."""
 
 
 class PackUnit(NamedTuple):
-    """Rollouts of a group that are packed as one."""
+    """Rollouts of a group that are packed together."""
 
     rollouts: Sequence[int]
-    """Their places in the group."""
+    """Indices of the rollouts in the group."""
     shares: bool
-    """Whether their prompt is there once, and its last token before each of them (`learner/update/packing.py`)."""
+    """True if their prompt is stored once, and its last token before each of them (`learner/update/packing.py`)."""
     size: int
     """Tokens of the row that it takes."""
 
 
 def parts(group: Group, packing: PackingConfig) -> Iterator[PackUnit]:
-    """A group's rollouts in their order: one by one, or with `packing.share_prompts` as many as fit a row."""
+    """Yields a group's rollouts in order: one by one, or with `packing.share_prompts` as many as fit a row."""
     prompt = group.prompt_tokens.size
     most = packing.max_row_sequences - 1
     if not packing.share_prompts or prompt < LEAST_SHARED or most < 1:
@@ -69,11 +68,10 @@ def parts(group: Group, packing: PackingConfig) -> Iterator[PackUnit]:
 def first_fit_decreasing(
     lengths: Sequence[int], packing: PackingConfig, *, num_segments: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Puts each length, longest first, into the first row with room; returns the indices in each row.
+    """Puts each length, longest first, into the first row with space; returns the indices in each row.
 
-    A row has room for row_tokens tokens and max_row_sequences segments, of which each length is one, or `num_segments`.
-
-    Equal lengths keep their order, so the same groups always pack alike.
+    A row holds `row_tokens` tokens and `max_row_sequences` segments. A length takes one segment, or its `num_segments`.
+    Equal lengths keep their order, so packing is deterministic.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []
@@ -92,52 +90,52 @@ def first_fit_decreasing(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """One micro-batch as the jitted step takes it: B rows of S tokens, and its share of the sums."""
+    """Micro-batch as the jitted step takes it: B rows of S tokens, and its share of the sums."""
 
     tokens: Int32[Array | np.ndarray, "B S"]
     positions: Int32[Array | np.ndarray, "B S"]
-    """From 0 in every sequence."""
+    """Position of each token, from 0 in every sequence."""
     segment_ids: Int32[Array | np.ndarray, "B S"]
-    """1, 2, ... along a row, one a sequence or shared prompt; 0 is padding."""
+    """Segment number along the row, from 1, per sequence or shared prompt; 0 is padding."""
     loss_mask: Bool[Array | np.ndarray, "B S"]
     behavior_logprobs: Float32[Array | np.ndarray, "B S"]
     advantages: Float32[Array | np.ndarray, "B S"]
     token_versions: Int32[Array | np.ndarray, "B S"]
     token_weights: Float32[Array | np.ndarray, "B S"]
-    """What the normalisation multiplies each token's loss with; 0 where loss_mask is False."""
+    """Factor of each token's loss from the normalization; 0 where loss_mask is False."""
     denominator: Float32[Array | np.ndarray, ""]
-    """This batch's share of what the update's sum is divided by."""
+    """Batch's share of the divisor of the update's sum."""
     rewards: Moments
-    """Over the sequences of this batch."""
+    """Moments of the rewards of this batch's sequences."""
     response_tokens: Moments
-    """Tokens that the policy sampled, over the sequences of this batch; observed ones don't count."""
+    """Moments of the tokens that the policy sampled, over this batch's sequences; observed tokens are excluded."""
     num_groups: Int32[Array | np.ndarray, ""]
-    """Groups that end with this batch."""
+    """Groups whose last sequence is in this batch."""
     num_zero_variance_groups: Int32[Array | np.ndarray, ""]
-    """Those of them that teach nothing (`trained.teaches`)."""
+    """Groups of `num_groups` without a learning signal (`reward_shaping.has_learning_signal`)."""
     num_truncated: Int32[Array | np.ndarray, ""]
-    """Sequences of this batch that the token limit cut off."""
+    """Sequences of this batch that the token limit truncated."""
     prefix_ids: Int32[Array | np.ndarray, "B S"] | None = None
-    """The segment of the shared prompt that a token sees too, 0 for none; None where prompts are not shared."""
+    """Segment of the shared prompt that a token also attends to, 0 for none; None if prompts are not shared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """A packed batch and what the host must know about it; the latter is never traced."""
+    """Packed batch and the host's information about it, which is never traced."""
 
     batch: PackedBatch
     ticket_ids: tuple[str, ...]
     """Groups fully consumed with this batch: each id is on the last batch that holds one of its sequences."""
     sum_squared_lengths: float
-    """Over its sequences, tokens^2, those of a shared prompt once: what causal attention costs."""
+    """Sum of tokens^2 over its sequences, a shared prompt counted once: the cost of causal attention."""
     ends_pack: bool
-    """Nothing more is packed yet: whoever goes on may have to wait for groups."""
+    """True for the last batch of a pack; the learner may then have to wait for groups."""
     ends_update: bool
     ends_round: bool
 
 
 OnGroup = Callable[[Group, list[Float32[np.ndarray, " T"]]], None]
-"""Takes a group that is packed, and the advantages of its responses' tokens."""
+"""Callback for a packed group and the advantages of its responses' tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +152,7 @@ class _Sequence:
 
 
 class _Unit(NamedTuple):
-    """What is packed as one: a sequence, or with `packing.share_prompts` some of a group behind their prompt."""
+    """Packed unit: a sequence, or with `packing.share_prompts` several sequences of a group after their prompt."""
 
     sequences: Sequence[_Sequence]
     shares: bool
@@ -186,21 +184,20 @@ def pack_groups(
     ends_round: bool = False,
     on_group: OnGroup = lambda group, advantages: None,
 ) -> list[MicroBatch]:
-    """Packs complete groups into as many micro-batches as they fill; the flags go on the last one.
+    """Packs complete groups into as many micro-batches as they fill; the flags are set on the last one.
 
-    Sequences are placed whatever group they are of, so a group may be spread over several micro-batches; so are those
-    that share a prompt, together.
+    Sequences are placed independently of their groups, so a group may be spread over several micro-batches.
 
     Args:
-      groups: complete groups; their advantages are computed here, each group's from its own rewards, shaped.
-      packing: the shape of a micro-batch.
-      loss: gives the advantage and the normalisation.
-      max_response_tokens: the constant of normalization=constant, and where the overlong penalty is whole.
-      masks_truncated: the tokens of truncated responses don't train (prompts.truncated_responses=mask). Their rewards
-        count in their groups' advantages all the same.
-      ends_update: the optimizer steps after these groups.
-      ends_round: the round is complete with these groups.
-      on_group: called with each group; the advantages are computed here alone.
+      groups: complete groups; each group's advantages are computed here from its shaped rewards.
+      packing: shape of a micro-batch.
+      loss: section that defines the advantages and the normalization.
+      max_response_tokens: constant of normalization=constant, and length at which the overlong penalty is full.
+      masks_truncated: True if tokens of truncated responses are not trained (prompts.truncated_responses=mask). Their
+        rewards still count in their groups' advantages.
+      ends_update: True if the optimizer steps after these groups.
+      ends_round: True if the round is complete with these groups.
+      on_group: called with each group and its advantages.
 
     Raises:
       ValueError: there is no group, or a sequence is longer than a row.
@@ -250,7 +247,7 @@ def pack_groups(
 
 
 def empty_batch(packing: PackingConfig) -> PackedBatch:
-    """A batch of padding only: the shapes and dtypes every batch has."""
+    """Returns a batch of padding only, with the shapes and dtypes of every batch."""
     return _pack_rows([], packing, LossConfig(), max_response_tokens=1)
 
 
@@ -315,19 +312,19 @@ def _pack_rows(
 
 
 class _Place(NamedTuple):
-    """Where in its row a sequence is."""
+    """Placement of a sequence in its row."""
 
     start: int
     segment: int
     first: int
-    """Its first token that is there; those before are the shared prompt's."""
+    """Index of its first token that is stored with it; earlier tokens are in the shared prompt."""
     prefix: int
-    """The shared prompt's segment; 0 for none."""
+    """Segment of the shared prompt; 0 for none."""
     prefix_start: int
 
 
 def _places(row: Sequence[_Unit]) -> Iterator[tuple[_Sequence, _Place]]:
-    """The sequences of a row's units, one after the other, behind what they share."""
+    """Yields the sequences of a row's units with their placements, one after the other."""
     start, segment = 0, 0
     for unit in row:
         first, prefix, prefix_start = 0, 0, start

@@ -1,8 +1,8 @@
 """Segment sums, moments and a log-ratio histogram that merge exactly.
 
-Bins are equally wide in asinh(x / SCALE), which is linear near 0 and logarithmic beyond: an engine's rounding
-(1e-5 nats) and a policy that went astray (10 nats) are told apart by the same bins. A bin is read as its centre,
-and the middle one's is exactly 0. That is off by at most RELATIVE_ERROR of |x|, or 2.1e-5 nats near 0.
+Bins are equally wide in asinh(x / SCALE), which is linear near 0 and logarithmic beyond. The same bins therefore
+resolve an engine's rounding (1e-5 nats) and a diverged policy (10 nats). A bin is read as its center; the middle bin's
+is exactly 0. The error is at most RELATIVE_ERROR of |x|, or 2.1e-5 nats near 0.
 """
 
 import dataclasses
@@ -15,22 +15,22 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 SCALE = 1e-3
-"""nats"""
+"""Scale of the linear range, in nats."""
 RANGE = 20.0
-"""nats; whatever is beyond counts in the last bin of its side."""
+"""Largest resolved absolute value, in nats; values beyond count in the last bin of their side."""
 HALF = 512
 NUM_BINS = 2 * HALF + 1
 WIDTH = math.asinh(RANGE / SCALE) / HALF
 RELATIVE_ERROR = WIDTH / 2
-"""0.0104; of w = e^x that is a factor of e^(0.0104 |x|) at most."""
+"""Relative error of a bin's center, 0.0104: for w = e^x a factor of at most e^(0.0104 |x|)."""
 
 
 def count_log_ratios(log_ratio: Float[Array, "B S"], where: Bool[Array, "B S"]) -> Int32[Array, " bins"]:
-    """How many of them fall into each bin."""
+    """Counts the log ratios of each bin."""
     place = jnp.round(jnp.arcsinh(log_ratio / SCALE) / WIDTH)
     bins = jnp.clip(place, -HALF, HALF).astype(jnp.int32) + HALF
 
-    # A histogram a row: rows are split over the mesh, so each device counts its own and the counts are summed.
+    # A histogram per row: rows are split over the mesh, so each device counts its own and the counts are summed.
     def one_row(bins: Array, where: Array) -> Array:
         return jax.ops.segment_sum(where.astype(jnp.int32), bins, num_segments=NUM_BINS)
 
@@ -38,7 +38,7 @@ def count_log_ratios(log_ratio: Float[Array, "B S"], where: Bool[Array, "B S"]) 
 
 
 def quantile(counts: Int32[Array, " bins"], percent: int) -> Float[Array, ""]:
-    """The centre of the bin that holds the smallest value with at least `percent` % at or below it; NaN of none."""
+    """Returns the center of the bin of the smallest value with at least `percent` % at or below it; NaN if empty."""
     total = jnp.sum(counts)
     # ceil(total percent / 100) without the product, which would pass int32 at 21 million tokens.
     rank = total // 100 * percent + (total % 100 * percent + 99) // 100
@@ -50,24 +50,24 @@ def quantile(counts: Int32[Array, " bins"], percent: int) -> Float[Array, ""]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Enough of some numbers for their mean, std, minimum and maximum; merges exactly.
+    """Moments of numbers, for their mean, std, minimum and maximum; they merge exactly.
 
-    Moments, not sums: a float32 sum of squares loses the variance of large numbers (Chan et al. 1979).
+    Moments instead of sums, because a float32 sum of squares loses the variance of large numbers (Chan et al. 1979).
     """
 
     count: Float32[Array | np.ndarray, ""]
     mean: Float32[Array | np.ndarray, ""]
-    """0 of none."""
+    """Mean; 0 if empty."""
     sum_squares: Float32[Array | np.ndarray, ""]
     """Sum of (x - mean)^2."""
     minimum: Float32[Array | np.ndarray, ""]
-    """inf of none."""
+    """Minimum; inf if empty."""
     maximum: Float32[Array | np.ndarray, ""]
-    """-inf of none."""
+    """Maximum; -inf if empty."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Moments":
-        """The moments of some numbers on the host."""
+        """Returns the moments of numbers on the host."""
         x = np.asarray(values, np.float64)
         mean = x.mean() if x.size else 0.0
         return cls(
@@ -80,23 +80,23 @@ class Moments:
 
     @classmethod
     def zeros(cls) -> "Moments":
-        """The moments of nothing on the device: the neutral element of `merge`."""
+        """Returns the moments of no numbers on the device: the neutral element of `merge`."""
         return jax.tree.map(jnp.asarray, cls.of([]))
 
     @property
     def std(self) -> Array:
-        """The population's standard deviation; 0 of none."""
+        """Population standard deviation; 0 if empty."""
         return jnp.sqrt(self.sum_squares / jnp.maximum(self.count, 1))
 
     @property
     def extremes(self) -> tuple[Array, Array]:
-        """Minimum and maximum; NaN of none."""
+        """Minimum and maximum; NaN if empty."""
         is_any = self.count > 0
         return jnp.where(is_any, self.minimum, jnp.nan), jnp.where(is_any, self.maximum, jnp.nan)
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """Of both together (Chan, Golub, LeVeque 1979): M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / n."""
+    """Merges moments (Chan, Golub, LeVeque 1979): M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / n."""
     count = a.count + b.count
     share = b.count / jnp.maximum(count, 1)
     delta = b.mean - a.mean
@@ -110,9 +110,9 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 def segment_sums(values: Float[Array, "B S"], segment_ids: Int[Array, "B S"]) -> Float[Array, "B segments"]:
-    """The sum of each segment's values, by segment id; column 0 is padding's.
+    """Returns the sum of each segment's values, by segment id; column 0 is padding.
 
-    A sequence has at least a prompt and a response token, so a row of S tokens has at most S / 2 of them.
+    A sequence has at least a prompt and a response token, so a row of S tokens has at most S / 2 sequences.
     """
     num_segments = values.shape[1] // 2 + 1
 
@@ -125,7 +125,7 @@ def segment_sums(values: Float[Array, "B S"], segment_ids: Int[Array, "B S"]) ->
 def segment_means(
     values: Float[Array, "B S"], mask: Bool[Array, "B S"], segment_ids: Int[Array, "B S"]
 ) -> Float[Array, "B S"]:
-    """The mean over the masked tokens of a token's own segment, at each of its tokens; 0 where there are none."""
+    """Returns at each token the mean over the masked tokens of its segment; 0 if there are none."""
     sums = segment_sums(jnp.where(mask, values, 0.0), segment_ids)
     counts = segment_sums(mask.astype(jnp.float32), segment_ids)
     return jnp.take_along_axis(sums / jnp.maximum(counts, 1), segment_ids, axis=1)

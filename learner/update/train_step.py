@@ -1,15 +1,15 @@
-"""Jitted accumulate, apply, score; `TrainState`.
+"""Jitted train step: accumulate, apply, score.
 
-An update's gradient is sum_t w_t dl_t / sum(denominators). `accumulate` adds to the sums, `apply` divides
-once, so the gradient depends neither on how the tokens were split into micro-batches nor on their order. Over several
-epochs an update is as many such sums of the same micro-batches, an `apply` each.
+An update's gradient is sum_t w_t dl_t / sum(denominators). `accumulate` adds to the sums, and `apply` divides once. The
+gradient therefore depends neither on the split of the tokens into micro-batches nor on their order. With several epochs
+an update repeats this with the same micro-batches, with one `apply` per epoch.
 
-Every function is compiled once for a batch shape, with explicit shardings; nothing in here waits for a device. A run
-has one shape, with packing.auto a few (`row_shape`). `num_compilations` counts what was traced, and is a metric: 2 in a
-healthy run of one shape, and one more for each further one.
+Every function is compiled once per batch shape, with explicit shardings, and none waits for a device. A run has one
+shape, or a few with packing.auto (`auto_shape.py`). `num_compilations` counts the traces and is a metric: 2 in a
+healthy run of one shape, and one more per further shape.
 
-Donation: `accumulate` donates the accumulator only and leaves the parameters' buffers alone, so an export may
-read them meanwhile. `apply` donates the whole state: nobody may hold its parameters over that call.
+Donation: `accumulate` donates only the accumulator, so an export may read the parameters meanwhile. `apply` donates the
+whole state: no reference to its parameters may be used after that call.
 """
 
 import collections
@@ -57,9 +57,9 @@ from learner.update.packing import PackedBatch, empty_batch
 
 
 def give_back_free_memory() -> None:
-    """Returns what malloc holds and nobody uses to the system; does nothing where the C library has no such call.
+    """Returns free memory of malloc to the system; does nothing if the C library has no such call.
 
-    Compiling the learner's steps leaves some 300 MB behind, which would stay with the process for good.
+    The compilation of the learner's steps leaves much free memory, which the process would otherwise keep.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -68,20 +68,20 @@ def give_back_free_memory() -> None:
 
 
 class TrainStep:
-    """The learner's device functions for one model, configuration and mesh."""
+    """Device functions of the learner for one model, configuration and mesh."""
 
     def __init__(self, model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes | None = None) -> None:
-        """Compiles nothing yet; `hosts` are the learner's processes, this one alone if not given."""
+        """Prepares the functions without compiling them; `hosts` is None for a single process."""
         self._config = config
         self._model_config = model_config
         self.needs = losses.needs(config.loss)
         proximal = proximal_policy(config)
         self.scores_proximal = proximal == "frozen"
-        """Whether the proximal logprobs come from frozen parameters."""
+        """True if the proximal logprobs are from frozen parameters."""
         self.keeps_logprobs = proximal == "first_pass"
-        """Whether they are the policy's own of the first pass over a batch, from `logprobs`."""
+        """True if the proximal logprobs are the policy's own of the first epoch over a batch, from `logprobs`."""
         self.spreads = mesh.is_multi_process
-        """Whether a batch is in the leader's memory alone, until `spread`."""
+        """True if a batch is only in the leader's memory until `spread`."""
         num_steps = config.run.num_updates * config.rounds.epochs
         self._optimizer = make_optimizer(config.optimizer, num_steps=num_steps)
         self._apply_update = ApplyUpdate(
@@ -96,19 +96,19 @@ class TrainStep:
         self._num_traces: collections.Counter[str] = collections.Counter()
         self._num_tidied = 0
         self.pending: Array | None = None
-        """Ready when the last `accumulate` is done; donated to nobody, so it can be waited for at any time."""
+        """Ready when the last `accumulate` is done; never donated, so a caller can wait for it at any time."""
         self.logprobs: Float32[Array, "B S"] | None = None
-        """The policy's in the last `accumulate`, of the trained tokens; None unless `keeps_logprobs`."""
+        """Logprobs of the trained tokens in the last `accumulate`; None unless `keeps_logprobs`."""
         self._shape_arguments(mesh)
         self._jit(mesh)
 
     def _shape_arguments(self, mesh: Mesh) -> None:
-        """What the functions below are called with, as `jax.ShapeDtypeStruct` with shardings."""
+        """Sets the functions' arguments as `jax.ShapeDtypeStruct` with shardings."""
         rows, whole = batch_sharding(mesh), replicated(mesh)
         lora, dtype = self._config.lora, self._config.model.param_dtype
         params = abstract_params(self._model_config, self._config.base_dtype if lora.is_on else dtype)
         self._base = placed(params, param_shardings(params, mesh)) if lora.is_on else None
-        """The frozen parameters beside the state's, which are adapters then; None where all are trained."""
+        """Frozen base of the adapters; None if all parameters are trained."""
         if lora.is_on:
             params = abstract_adapters(self._model_config, lora, dtype)
         state = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
@@ -117,7 +117,7 @@ class TrainStep:
         self._batch = placed(batch, jax.tree.map(lambda x: rows if x.ndim else whole, batch))
         self._mesh = mesh
         self._spread: dict[tuple[int, ...], BatchBroadcast] = {}
-        """By the batch's rows and tokens: one, or with packing.auto a few."""
+        """Broadcast by the batch's rows and tokens: one, or a few with packing.auto."""
         of_tokens = self._batch.advantages
         self._anchors = FrozenLogprobs(
             reference=of_tokens if self.needs.reference else None,
@@ -163,40 +163,40 @@ class TrainStep:
 
     @property
     def remat(self) -> str:
-        """What the backward pass recomputes: `model.remat`, or what auto came to."""
+        """Rematerialization policy of the backward pass: `model.remat`, or the choice of auto."""
         return self._loss_sum.remat
 
     @property
     def num_compilations(self) -> int:
-        """How often `accumulate` and `apply` were traced; 2 in a healthy run of one shape."""
+        """Cumulative number of traces of `accumulate` and `apply`; 2 in a healthy run of one shape."""
         return self._num_traces.total()
 
     def init(self, params: Params) -> TrainState:
-        """A fresh state from parameters, spread over the mesh if they are not yet.
+        """Returns a new state from parameters, spread over the mesh if necessary.
 
-        Arrays that are in place already are taken over, not copied: the first `apply` donates them.
+        Arrays already in place are used without a copy: the first `apply` donates them.
         """
         spread = jax.device_put(params, shardings(self._state.params))
         return dataclasses.replace(self._init_rest(spread), params=spread)
 
     def init_adapters(self) -> Params:
-        """Adapters that change nothing yet, spread over the mesh; the same for one `run.seed`."""
+        """Returns adapters that change nothing yet, spread over the mesh; deterministic in `run.seed`."""
         return self._init_adapters(jax.random.key(self._config.run.seed))
 
     def abstract_state(self) -> TrainState:
-        """The state as `jax.ShapeDtypeStruct` with shardings: what a checkpoint is restored into."""
+        """Returns the state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is restored."""
         return self._state
 
     def abstract_base(self) -> Params | None:
-        """The frozen parameters beside the state's, where those are adapters, as `jax.ShapeDtypeStruct`."""
+        """Returns the frozen base of the adapters as `jax.ShapeDtypeStruct`; None if all parameters are trained."""
         return self._base
 
     def zero_accumulator(self) -> Accumulator:
-        """An empty accumulator, for a state restored from a checkpoint that left it out."""
+        """Returns an empty accumulator, for a state restored from a checkpoint without it."""
         return self._zeros()
 
     def spread(self, batch: PackedBatch) -> PackedBatch:
-        """Spreads the leader's batch, on the host, over the mesh; what other processes pass is not read."""
+        """Spreads the leader's batch, on the host, over the mesh; the batches of other processes are not read."""
         if not self.spreads:
             return self.put(batch)
         shape = np.shape(batch.tokens)
@@ -206,7 +206,7 @@ class TrainStep:
         return self._spread[shape](batch)
 
     def put(self, batch: PackedBatch) -> PackedBatch:
-        """Spreads a batch over the mesh; every process passes the same one."""
+        """Spreads a batch over the mesh; every process passes the same batch."""
         return jax.tree.map(put, batch, shardings(self._batch))
 
     def accumulate(
@@ -216,17 +216,17 @@ class TrainStep:
         anchors: FrozenLogprobs = NO_FROZEN,
         base: Params | None = None,
     ) -> TrainState:
-        """Adds a micro-batch to the optimizer step that is being filled; donates the accumulator.
+        """Adds a micro-batch to the optimizer step in progress; donates the accumulator.
 
-        Without proximal logprobs, where `keeps_logprobs`, this is the first pass over the batch. `base` is what the
-        state's adapters belong to, where it has adapters.
+        With `keeps_logprobs`, a call without proximal logprobs is the first epoch over the batch. `base` is the base of
+        the state's adapters, if it has adapters.
 
         Raises:
-          ValueError: the loss needs the logprobs of a frozen policy, and `anchors` has none (or the other way round).
+          ValueError: `anchors` does not have exactly the logprobs that the loss needs.
         """
         batch = self.put(batch)
         is_first = self.keeps_logprobs and anchors.proximal is None
-        if is_first:  # not read then, but of the shape that is compiled
+        if is_first:  # not read in this case, but of the compiled shape
             anchors = dataclasses.replace(anchors, proximal=batch.behavior_logprobs)
         if jax.tree.structure(anchors) != jax.tree.structure(self._anchors):
             raise ValueError(
@@ -245,9 +245,9 @@ class TrainStep:
     def apply(self, state: TrainState, epoch: int = 0) -> tuple[TrainState, Metrics]:
         """Steps the optimizer and empties the accumulator; donates the state.
 
-        A loss or gradient that is not finite, and sums without trained tokens, leave parameters and
-        optimizer state bit-identical and count in `skipped_updates`; the step advances in any case, with the last of
-        rounds.epochs passes over a batch, of which this is number `epoch`, from 0. Metrics stay on the device.
+        A loss or gradient that is not finite, and sums without trained tokens, leave parameters and optimizer state
+        bit-identical and count in `skipped_updates`. The step advances in any case, with the last of rounds.epochs
+        epochs over a batch. `epoch` is the epoch's number, from 0. Metrics stay on the device.
         """
         with self._compiling("apply"):
             result = self._jit_apply(state, np.int32(epoch))
@@ -255,28 +255,28 @@ class TrainStep:
         return result
 
     def ess(self, state: TrainState) -> float:
-        """The effective sample size, over tokens, of what is accumulated (PipelineRL eq. 6); waits for it."""
+        """Returns the effective sample size of the accumulated tokens (PipelineRL eq. 6); waits for the device."""
         return float(diagnostics.finalize(jax.device_get(state.accumulator.stats))["ess"])
 
     def discard(self, state: TrainState) -> TrainState:
-        """Throws away what is accumulated; the update is filled anew."""
+        """Discards the accumulated sums; the update is filled again."""
         return dataclasses.replace(state, accumulator=self._zeros())
 
     def score(self, params: Params, batch: PackedBatch, base: Params | None = None) -> Float32[Array, "B S"]:
-        """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere.
+        """Returns log pi of each trained token given its predecessors, at its own position; 0 elsewhere.
 
-        `params` is like the state's; `base` what it belongs to, if it is adapters.
+        `params` is like the state's; `base` is the base of the parameters if they are adapters.
         """
         return self._jit_score(combine_params(base, params), self.put(batch))
 
     def score_base(self, base: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
-        """The same with the adapters off: a reference's, which is the base or another of its shape."""
+        """Returns the logprobs of `score` with the adapters off, for a reference: the base, or a model of its shape."""
         return self._jit_score_base(base, self.put(batch))
 
     def lower(self) -> dict[str, jax.stages.Lowered]:
-        """What a run executes, lowered for the mesh's devices from shapes alone.
+        """Returns the functions that a run executes, lowered for the mesh's devices from shapes alone.
 
-        accumulate and apply, and score where the loss needs a frozen policy's logprobs.
+        They are accumulate and apply, and score if the loss needs a frozen policy's logprobs.
         """
         state = self._state
         lowered = {
@@ -295,7 +295,7 @@ class TrainStep:
 
     @contextlib.contextmanager
     def _compiling(self, name: str, batch: PackedBatch | None = None) -> Iterator[None]:
-        """Says that a function is compiled, which may take minutes, at its first call; and then how long it took."""
+        """Reports the compilation of a function at its first call, which may take minutes, and logs its duration."""
         if self._num_traces[name]:
             yield
             return
@@ -307,7 +307,7 @@ class TrainStep:
         end_phase()
 
     def _free_compiler_memory(self) -> None:
-        """After a call that compiled, frees what the compiler left."""
+        """Frees memory that the compiler left, after a call that compiled."""
         if self.num_compilations > self._num_tidied:
             self._num_tidied = self.num_compilations
             give_back_free_memory()
@@ -328,7 +328,7 @@ class TrainStep:
             return self._loss_sum(combine_params(base, params), step, batch, anchors, is_first)
 
         (loss, (stats, logprobs)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
-        # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
+        # Split like the parameters, so that XLA uses reduce-scatter instead of all-reduce.
         grads = jax.lax.with_sharding_constraint(grads, shardings(self._state.params))
         total = Accumulator(
             grads=jax.tree.map(lambda total, g: total + g, accumulator.grads, grads),
@@ -344,22 +344,22 @@ class TrainStep:
 
 
 def combine_params(base: Params | None, params: Params) -> Params:
-    """What the decoder applies: the trained parameters, with the frozen ones where those are adapters."""
+    """Returns the decoder's parameters: the trained ones, combined with the base if they are adapters."""
     return params if base is None else combine(base, params)
 
 
 def build_train_step(
     model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes | None = None
 ) -> TrainStep:
-    """The learner's device functions; see `TrainStep`. Of several processes all build theirs, and agree on the program.
+    """Returns the learner's device functions; all processes call it and agree on the program.
 
     Raises:
-      ProcessLostError: another process did not come.
+      ProcessLostError: another process did not join.
       ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
-        model.attention can't serve this model on these devices; or the model can't have the adapters.
+        model.attention does not support this model on these devices; or the model does not support the adapters.
     """
     check_lora(config.lora, model_config, publishes_adapters=config.publishes_adapters)
-    # By JAX's default a GPU multiplies float32 in TF32 and a TPU in bfloat16; engines don't.
+    # By default JAX multiplies float32 in TF32 on a GPU and in bfloat16 on a TPU; engines do not.
     jax.config.update("jax_default_matmul_precision", "highest" if config.model.compute_dtype == "float32" else None)
     for name, size, parts in (
         ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
