@@ -1,8 +1,8 @@
 """`packing.auto`: rows x tokens of a micro-batch, chosen from the lengths of a run's groups. Pure, on the host.
 
-The shape changes the speed and not the gradient (docs/design/streaming.md): empty slots are computed as well. Available groups are packed together, so the cost of a shape depends on lengths and on arrivals. One micro-batch
-per update is best if all updates have equal totals, and worst if every second update overflows it or groups arrive one
-by one.
+The shape changes the speed and not the gradient (docs/design/streaming.md): empty slots are computed as well. Available
+groups are packed together, so the cost of a shape depends on lengths and on arrivals. One micro-batch per update is
+best if all updates have equal totals, and worst if every second update overflows it or groups arrive one by one.
 
 The first groups propose a shape. After `NUM_SEEN` updates, the shapes are compared on their packs and on updates drawn
 from their groups. Another shape is chosen if it saves `MIN_SAVING` of the cost, and then kept for at least
