@@ -1,0 +1,132 @@
+"""Trains one run per point of a grid: `python -m launch.tools.sweep --config=tiny --grid=run.seed=0,1,2`.
+
+Each --grid is a config field and its values, separated by commas; several make a grid of all combinations. Instead,
+--points=FILE is a JSON list with one object of fields per point. Points run one after another as `launch.local`, each
+in its own folder below --out. Starting the same command again continues, and skips complete points. At the end a table
+shows the held-out reward of each point; sweep.json in --out has the same rows.
+"""
+
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+from rich.table import Table
+
+from bridge.files import replace_file
+from configs import overrides
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from launch import api, cli
+from launch.startup import prepare_run
+from launch.terminal import make_console
+
+_GRID = flags.DEFINE_multi_string(
+    "grid", [], "A field and its values, FIELD=VALUE,VALUE,... May be given several times."
+)
+_POINTS = flags.DEFINE_string("points", None, "JSON file: a list of objects, each with the fields of one point.")
+_OUT = flags.DEFINE_string("out", None, "Folder of the runs. Default: runs/NAME-sweep.")
+SHARED_FLAGS = ("config", "print_config")
+"""Shared flags that this command accepts."""
+
+_MAX_NAME = 100
+"""Characters of a point's folder name; some file systems allow 255 bytes."""
+
+
+def main() -> int:
+    """Trains all points; returns 0 if all are complete, 1 if one failed, 130 after Ctrl-C."""
+    console = make_console()
+    with cli.usage_errors():
+        base = prepare_run.given_config()
+        points = _points()
+        configs = [overrides.apply(base, point) for point in points]  # all are checked before the first starts
+        out = pathlib.Path(_OUT.value or f"runs/{base.run.name}-sweep")
+        folders = [out / point_name(point) for point in points]
+        if len(set(folders)) < len(folders):
+            raise ValueError("two points have the same fields; remove one")
+    rows: list[dict[str, Any]] = []
+    code = 0
+    for index, (point, config, folder) in enumerate(zip(points, configs, folders, strict=True)):
+        console.rule(f"{index + 1} of {len(points)}: {folder.name}")
+        try:
+            row = {"outcome": "done", **_trained(config, folder).summary}
+        except api.CommandError as e:
+            row = {"outcome": "failed", "error": str(e)}
+            code = 130 if e.code == 130 else 1
+        except KeyboardInterrupt:
+            row, code = {"outcome": "interrupted"}, 130
+        rows.append({"fields": point, "run_dir": str(folder), **row})
+        if code == 130:
+            break
+    with cli.usage_errors():
+        replace_file(out / "sweep.json", (json.dumps(rows, indent=2) + "\n").encode())
+    console.print(_table(rows))
+    return code
+
+
+def _trained(config: Config, folder: pathlib.Path) -> api.TrainedRun:
+    """Trains a point, unless its folder holds the complete run."""
+    summary = RunFolder(folder).summary
+    if summary.is_file() and json.loads(summary.read_text())["steps"] >= config.run.num_updates * config.rounds.epochs:
+        return api.TrainedRun(folder, json.loads(summary.read_text()))
+    return api.train(config, {"run.name": folder.name}, run_dir=folder)
+
+
+def _points() -> list[dict[str, str]]:
+    """Returns the overrides of each point, in the order of the flags; the last field varies fastest.
+
+    Raises:
+      ValueError: no point is given, or --grid or the file is malformed.
+    """
+    if (_POINTS.value is None) == (not _GRID.value):
+        raise ValueError("give --grid=FIELD=VALUE,... or --points=FILE")
+    if _POINTS.value is not None:
+        return list(_listed(pathlib.Path(_POINTS.value)))
+    axes: dict[str, list[str]] = {}
+    for given in _GRID.value:
+        field, _, values = given.partition("=")
+        if not values:
+            raise ValueError(f"--grid={given}: expected FIELD=VALUE,VALUE,...")
+        if field in axes:
+            raise ValueError(f"--grid: {field} is given twice; separate its values by commas")
+        axes[field] = values.split(",")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _listed(file: pathlib.Path) -> Iterator[dict[str, str]]:
+    points = json.loads(file.read_text())
+    if not isinstance(points, list) or not all(isinstance(point, dict) and point for point in points):
+        raise ValueError(f"{file}: expected a JSON list of objects with the fields of a point")
+    for point in points:
+        yield {name: value if isinstance(value, str) else json.dumps(value) for name, value in point.items()}
+
+
+def point_name(point: dict[str, str]) -> str:
+    """Returns a folder name for a point, for example `learning_rate=0.0003,seed=1`."""
+    text = ",".join(f"{field.rpartition('.')[2]}={value}" for field, value in point.items())
+    return re.sub(r"[^\w.=,+-]", "_", text)[:_MAX_NAME]
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """Returns one row per point: its fields, the held-out reward at start, best and end, steps and training time."""
+    fields = list(dict.fromkeys(field for row in rows for field in row["fields"]))
+    table = Table(title="sweep")
+    for field in fields:
+        table.add_column(field.rpartition(".")[2], overflow="fold")
+    for name in ("start", "best", "end", "steps", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outcome", overflow="fold")
+    for row in rows:
+        rewards = [reward for _, reward in row.get("held_out", [])]
+        shown = [f"{value:.3f}" for value in (rewards[0], max(rewards), rewards[-1])] if rewards else ["-"] * 3
+        numbers = [str(row.get("steps", "-")), f"{row['training_s']:.0f}" if "training_s" in row else "-"]
+        text = row.get("error", row["outcome"])
+        table.add_row(*(row["fields"].get(field, "") for field in fields), *shown, *numbers, text)
+    return table
+
+
+if __name__ == "__main__":
+    cli.run(main)

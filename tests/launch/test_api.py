@@ -1,0 +1,84 @@
+"""Python calls: what they pass to the commands, and what becomes of an error."""
+
+import json
+import pathlib
+
+import pytest
+
+from configs.run_folder import RunFolder
+from launch import api
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Commands that `api` would start: [(module, arguments)], with the config that --config names at that time."""
+    started = []
+
+    def run(module, arguments, on_output):
+        files = [pathlib.Path(a.removeprefix("--config=")) for a in arguments if a.startswith("--config=")]
+        configs = [json.loads(file.read_text()) for file in files]
+        started.append((module, arguments, *configs))
+
+    monkeypatch.setattr(api, "_run", run)
+    return started
+
+
+def test_load_config_replaces_fields_of_any_depth():
+    config = api.load_config("tiny", {"optimizer.learning_rate": 3e-4, "prompts.task_args.max_terms": 4})
+    assert config.optimizer.learning_rate == 3e-4
+    assert config.prompts.task_args == api.load_config("tiny").prompts.task_args | {"max_terms": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"optimizer.lr": 1}, "did you mean 'optimizer.learning_rate'"), ({"run.seed": "1"}, "Expected `int`")],
+)
+def test_load_config_of_a_wrong_field_raises(fields, said):
+    with pytest.raises(ValueError, match=said):
+        api.load_config("tiny", fields)
+
+
+def test_train_gives_the_command_the_whole_config_and_returns_its_summary(commands, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    RunFolder(run).summary.write_text(json.dumps({"steps": 7, "held_out": [[0, 0.25], [7, 0.5]]}))
+    RunFolder(run).metrics.write_text('{"kind": "step"}\n{"kind": "ev')  # cut off by a kill
+    trained = api.train("tiny", {"run.seed": 3}, run_dir=run)
+    ((module, _, config),) = commands
+    assert module == "launch.local" and config["run"]["seed"] == 3 and config["run"]["dir"] == str(run)
+    assert config["preset"] == "tiny"
+    assert trained.held_out == [(0, 0.25), (7, 0.5)] and trained.metrics() == [{"kind": "step"}]
+    assert trained.model is None
+    RunFolder(run).model(7).mkdir()
+    assert trained.model == RunFolder(run).model(7)
+
+
+def test_evaluate_gives_flags_and_returns_the_results(commands, tmp_path):
+    out = tmp_path / "base.json"
+    out.write_text('{"sets": {}}')
+    assert api.evaluate(model="m", prompts=["a.jsonl", "task:x"], out=out, k=4, verifier="math") == {"sets": {}}
+    ((module, arguments),) = commands
+    assert module == "launch.tools.evaluate"
+    assert arguments == [
+        "--model=m",
+        f"--out={out}",
+        "--k=4",
+        "--verifier=math",
+        "--prompts=a.jsonl",
+        "--prompts=task:x",
+    ]
+
+
+def test_report_returns_its_file(commands, tmp_path):
+    assert api.report(tmp_path / "a") == RunFolder(tmp_path / "a").report
+    assert api.report("a", "b", out="both.html").name == "both.html"
+    assert commands[1][1] == ["--run_dir=a", "--run_dir=b", "--out=both.html"]
+
+
+@pytest.mark.heavy
+def test_command_that_fails_raises_its_error_line_and_code(capsys):
+    printed = []
+    with pytest.raises(api.CommandError, match="did you mean 'run.seed'") as failed:
+        api._run("launch.tools.check_config", ["--config=tiny", "--config.run.sed=1"], printed.append)
+    assert failed.value.code == 2 and len(printed) == 1
+    api._run("launch.tools.check_config", ["--config=tiny"], printed.append)
