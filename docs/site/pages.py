@@ -15,6 +15,7 @@ _RESULTS = ROOT / "tests" / "bench" / "results"
 def borrowed() -> dict[str, pathlib.Path]:
     """Returns files from outside docs/ by their path on the site."""
     packages = {f"packages/{name}.md": ROOT / name / "README.md" for name in _PACKAGES}
+    packages["packages/benches.md"] = _RESULTS.parent / "README.md"
     results = {f"measured/{f.name}": f for f in sorted(_RESULTS.iterdir()) if f.suffix in {".md", ".png"}}
     return {"overview.md": ROOT / "README.md", "contributing.md": ROOT / "CONTRIBUTING.md", **packages, **results}
 
@@ -59,7 +60,7 @@ def navigation() -> list[dict[str, Any]]:
             "Project": [
                 {"Repository README": "overview.md"},
                 {"Contributing": "contributing.md"},
-                {"Package notes": [{name: f"packages/{name}.md"} for name in _PACKAGES]},
+                {"Package notes": [{name: f"packages/{name}.md"} for name in (*_PACKAGES, "benches")]},
                 {"Benchmark results": [{pathlib.Path(path).stem: path} for path in results]},
             ]
         },
