@@ -67,7 +67,7 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
         "evaluations": {name: _estimates(row) for name, row in sorted(of_sets.items())},
         "truncated_responses": mean(steps, "response/truncated"),
         "training_s": sum(r["time/step_s"] for r in steps),
-        "tokens_per_s": mean(steps, "tokens_per_s"),
+        "tokens_per_s": tokens_per_s(steps),
         "lag_mean": mean(steps, "lag/mean"),
         "lag_max": max(known(steps, "lag/max"), default=None),
         "ess": mean(steps, "ess"),
@@ -79,6 +79,13 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
         "dropped_groups": steps[-1]["groups/dropped"] if steps else 0,
         "engines": engines(RunFolder(prepared.folder).events),
     }
+
+
+def tokens_per_s(steps: list[dict[str, Any]]) -> float | None:
+    """Returns trained tokens over training seconds. The mean of the updates' rates would overstate it."""
+    timed = [(r["tokens_per_s"], r["time/step_s"]) for r in steps if r.get("tokens_per_s") is not None]
+    seconds = sum(step_s for _, step_s in timed)
+    return sum(rate * step_s for rate, step_s in timed) / seconds if seconds else None
 
 
 def _estimates(row: dict[str, Any]) -> dict[str, Any]:

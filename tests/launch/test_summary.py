@@ -15,7 +15,7 @@ def step_row(step, **values):
     return {
         "kind": "step",
         "step": step,
-        "time/step_s": 2.0,
+        "time/step_s": float(5 - step),
         "tokens_per_s": 100.0 * step,
         "lag/mean": 0.5,
         "lag/max": float(step),
@@ -64,8 +64,8 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "held_out": [[0, 0.25], [4, 0.5]],
         "evaluations": {},
         "truncated_responses": 0.125,
-        "training_s": 8.0,
-        "tokens_per_s": 250.0,
+        "training_s": 10.0,
+        "tokens_per_s": 200.0,  # (4 * 100 + 3 * 200 + 2 * 300 + 1 * 400) tokens in 10 s; the rates' mean is 250
         "lag_mean": 0.5,
         "lag_max": 2.0,
         "ess": 0.75,

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bridge.files import replace_file
 from configs.extras import install_command
 from launch.tools.report import figures, page, run_data, timeline_spans
@@ -133,7 +135,7 @@ def _numbers(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     add("training reward, last tenth", [_number(v) for v in of("step", "reward/mean", "late")])
     add("response length, last tenth", [_number(v, " tokens") for v in of("step", "response/mean_tokens", "late")])
     add("training time", [_duration(v) for v in of("step", "time/step_s", "sum")])
-    add("throughput", [_number(v, " tokens/s") for v in of("step", "tokens_per_s", "mean")])
+    add("throughput", [_number(_tokens_per_s(run), " tokens/s") for run in runs])
     add("trainer waiting ratio", [_number(v) for v in of("round", "round/waiting_ratio", "mean")])
     add("lag, mean", [_number(v, " steps") for v in of("step", "lag/mean", "mean")])
     add("lag, oldest token", [_number(v, " steps") for v in of("step", "lag/max", "max")])
@@ -142,6 +144,13 @@ def _numbers(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     add("engine against learner, at most", [_number(v, " nats") for v in of("probe", "parity/max_abs_dlogprob", "max")])
     add("groups kept out", [_number(v) for v in of("step", "groups/dropped", "last")])
     return rows
+
+
+def _tokens_per_s(run: RunData) -> float:
+    """Returns trained tokens over training seconds; NaN without an update."""
+    rates, seconds = (column(run.of("step"), name) for name in ("tokens_per_s", "time/step_s"))
+    known = ~np.isnan(rates * seconds)
+    return float((rates * seconds)[known].sum() / seconds[known].sum()) if known.any() else math.nan
 
 
 def _of_column(run: RunData, kind: str, name: str, how: str) -> float:
