@@ -89,7 +89,7 @@ class Checkpoints:
                 latest = manager.latest_step()
                 if latest is not None and step <= latest:  # Orbax would skip the step silently
                     raise CheckpointError(
-                        f"step {step} is not after the latest checkpoint, {latest}, of {self._folder}"
+                        f"{self._folder}: step to save must be above the latest checkpoint's, {latest}, got {step}"
                     )
                 manager.save(step, args=args)
         except (CheckpointError, ProcessLostError):
@@ -239,10 +239,10 @@ class Checkpoints:
             if problem is None:
                 intact = step
                 break
-            logging.error("checkpoint damaged step=%d problem=%s; trying the one before", step, problem)
+            logging.error("checkpoint damaged, loading the previous one step=%d problem=%s", step, problem)
         is_first_save = len(steps) == 1 and not any(self._hashes.glob("*.json"))
         if steps and intact is None and not is_first_save:
-            raise CheckpointError(f"no intact checkpoint among steps {steps} of {self._folder}")
+            raise CheckpointError(f"{self._folder}: no intact checkpoint among steps {steps}")
         for step in steps:
             if intact is None or step > intact:
                 self._set_aside(step)
@@ -261,14 +261,14 @@ class Checkpoints:
         """Logs and counts a failed save; does not wait for other hosts, because each one finds out at its own time."""
         self.num_failed += 1
         self._num_failed_in_a_row += 1
-        self._failure = f"the checkpoint of step {step} can't be saved to {self._folder}: {reason(error)}"
+        self._failure = f"{self._folder}: cannot save the checkpoint of step {step}: {reason(error)}"
         in_a_row, bound = self._num_failed_in_a_row, self._max_failed_in_a_row
         if in_a_row >= bound:
             which = f" (the last {in_a_row} failed, checkpoint.max_failed_in_a_row)" if bound > 1 else ""
             raise CheckpointError(f"{self._failure}{which}") from error
         logging.error(
-            "%s; make room, or mend it: training goes on from here alone, a restart from step %s, and %d more that "
-            "fail end the run (checkpoint.max_failed_in_a_row)",
+            "%s; free disk space or fix the folder: training continues, a restart would begin at step %s, and %d "
+            "further failures end the run (checkpoint.max_failed_in_a_row)",
             self._failure,
             self.latest or 0,
             bound - in_a_row,
@@ -293,7 +293,7 @@ class Checkpoints:
         try:
             self._delete_old()
         except Exception as e:
-            logging.warning("old checkpoints stay until the next save: %s", reason(e))
+            logging.warning("old checkpoints not deleted before the next save: %s", reason(e))
 
     def _delete_old(self) -> None:
         """Deletes all but the newest steps, then manifests without a step; raises the first failure at the end."""

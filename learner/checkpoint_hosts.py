@@ -27,7 +27,7 @@ def system_errors(step: pathlib.Path) -> Generator[None]:
         said, is_of_system, _ = str(e).partition(_OF_SYSTEM)
         if not is_of_system:
             raise
-        raise OSError(f"the checkpoint {step} can't be read: {said}") from e
+        raise OSError(f"{step}: cannot read the checkpoint: {said}") from e
 
 
 def reason(error: Exception) -> str:

@@ -193,7 +193,7 @@ class ParityFence:
             elif actor in self._for_good:
                 self._for_good.discard(actor)
                 self._num_tries.pop(actor, None)
-                logging.warning("actor fenced for good is on probation actor=%s", actor)
+                logging.warning("permanent fence changed to probation actor=%s", actor)
 
     def _offer(self, actor: str, version: Version) -> None:
         number = self._num_tries.get(actor, 0) + 1
@@ -206,7 +206,7 @@ class ParityFence:
         }
         self._store.put_tickets(tickets.values(), only_for=actor)
         self._out[actor] = _Probe(version, tickets, tuple(tickets))
-        logging.info("probe for a fenced actor actor=%s version=%s try=%d", actor, version, number)
+        logging.info("probe issued to fenced actor actor=%s version=%s try=%d", actor, version, number)
 
     def _take_in(self) -> None:
         if self._num_breaks != (num_breaks := self._store.num_breaks):

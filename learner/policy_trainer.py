@@ -351,11 +351,11 @@ def decode(data: bytes, packing: PackingConfig) -> Command:
         message = msgspec.msgpack.decode(data, type=_Message)
         kind = _KINDS.get(message.kind)
         if kind is None:
-            raise ValueError(f"no command: {message.kind[:50]!r}; do the processes run the same build?")
+            raise ValueError(f"command: unknown kind {message.kind[:50]!r}; run all processes with the same build")
         if kind is Accumulate:
             return Accumulate(decode_micro(msgspec.msgpack.decode(message.fields, type=bytes), packing))
         if kind is ScoreBatch:
             return ScoreBatch(decode_batch(msgspec.msgpack.decode(message.fields, type=bytes), packing))
         return msgspec.msgpack.decode(message.fields, type=kind)
     except msgspec.MsgspecError as e:
-        raise ValueError(f"malformed command: {e}; do the processes run the same build?") from None
+        raise ValueError(f"command: malformed: {e}; run all processes with the same build") from None

@@ -34,15 +34,18 @@ class WeightLoader:
     config: Config
     architecture: Architecture
 
-    def load(self, folder: pathlib.Path, dtype: str) -> Params:
-        """Returns the parameters of a folder in `dtype`; raises ValueError if its architecture differs."""
+    def load(self, folder: pathlib.Path, dtype: str, *, source: str = "model.path") -> Params:
+        """Returns the parameters of a folder in `dtype`; raises ValueError if its architecture differs.
+
+        `source` names the config field of the folder in that error.
+        """
         mesh = make_mesh(**self.config.mesh.axes, devices=None)
         loaded, params = hf_io.load(
             folder,
             dtype=dtype,
             sharding_fn=lambda path, shape: NamedSharding(mesh, param_spec(path, shape, mesh)),
         )
-        check_same_shapes(loaded, self.architecture, folder)
+        check_same_shapes(loaded, self.architecture, folder, source=source)
         return params
 
 
@@ -62,7 +65,7 @@ def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | N
     if wider := sorted(str(kept) for kept in stored if jnp.promote_types(kept, dtype) != dtype):
         logging.warning(
             "LoRA base rounded files=%s devices=%s: the exported model is merged with the rounded base; "
-            "--config.model.compute_dtype=float32 keeps it as it is",
+            "set --config.model.compute_dtype=float32 to keep it exact",
             ",".join(wider),
             dtype,
         )
@@ -115,7 +118,7 @@ def restore_params(
     abstract = {"params": placed(params, param_shardings(params, mesh))}
     restored = checkpoints.restore_latest(abstract, check=check, is_part=True)
     if restored is None:
-        raise CheckpointError(f"no checkpoint of {folder} is whole")
+        raise CheckpointError(f"{folder}: no intact checkpoint")
     step, arrays, _ = restored
     return step, arrays["params"]
 
@@ -135,7 +138,7 @@ def _check_host_state(
     check_same("model", _shape_fields(Architecture.from_hf(host_state["model"])), now, folder)
     check_same_adapters(host_state.get("lora", {}), {} if base is None else base.metadata, folder, model_folder)
     if host_state["mesh"] != mesh:
-        logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", host_state["mesh"], mesh)
+        logging.info("checkpoint resharded saved_mesh=%s mesh=%s", host_state["mesh"], mesh)
 
 
 def trainer_of(
@@ -155,7 +158,8 @@ def trainer_of(
 
     def load_reference() -> Params:
         if loads_reference(config):
-            return weights.load(reference, config.model.compute_dtype)
+            source = "loss.reference_path" if config.loss.reference_path else "model.path"
+            return weights.load(reference, config.model.compute_dtype, source=source)
         assert base is not None  # the reference is the base without its adapters
         return base.params
 
@@ -183,7 +187,7 @@ def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pa
     differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
     if differing:
         fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
-        raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
+        raise CheckpointError(f"{folder}: the checkpoint is of another {what}: {fields}")
 
 
 def check_same_adapters(
@@ -193,17 +197,17 @@ def check_same_adapters(
     check_same("lora", saved.get("config", {}), now.get("config", {}), folder)
     if saved.get("base") != now.get("base"):
         raise CheckpointError(
-            f"the checkpoint of {folder} has adapters of another base: the weights in {model_folder} have changed "
-            f"since (they hashed to {saved.get('base')}, now to {now.get('base')}); bring them back, or begin a new run"
+            f"{folder}: the checkpoint's adapters are of another base: expected {model_folder} with weights of hash "
+            f"{saved.get('base')}, got {now.get('base')}. Restore these weights, or start a new run."
         )
 
 
-def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: pathlib.Path) -> None:
-    """Raises ValueError if the architecture of `folder`, for example of a reference, differs from the model's."""
+def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: pathlib.Path, *, source: str) -> None:
+    """Raises ValueError if the architecture of `folder`, set by config field `source`, differs from the run's."""
     wanted = _shape_fields(architecture)
     for name, got in _shape_fields(loaded).items():
         if got != wanted[name]:
-            raise ValueError(f"loss.reference_path {folder}: {name} is {got!r}, the model's is {wanted[name]!r}")
+            raise ValueError(f"{source} {folder}: {name} must be {wanted[name]!r} as in the run's model, got {got!r}")
 
 
 def _shape_fields(config: Architecture) -> dict[str, Any]:
@@ -236,7 +240,9 @@ class TimeoutAnchors:
         try:
             self._known = self._stored()
         except TimeoutError as e:
-            logging.warning("anchors saved as they were known before num_tasks=%d: %s", len(self._known), e)
+            logging.warning(
+                "timeout anchors not read from the store, saved the previous ones num_tasks=%d: %s", len(self._known), e
+            )
         return {FIELD: self._known} if self._known else {}
 
     def resume(self, host_state: Mapping[str, Any] | None) -> None:
@@ -251,7 +257,7 @@ class TimeoutAnchors:
             self._store.put_anchors({key: _seconds(saved[key]) for key in page})
             num_put += len(page)
         self._known = stored | saved
-        logging.info("anchors restored num_tasks=%d num_written=%d", len(saved), num_put)
+        logging.info("timeout anchors restored num_tasks=%d num_written=%d", len(saved), num_put)
 
     def _stored(self) -> dict[str, str]:
         """Returns the store's anchors up to the limit, since any actor may write anchors."""
@@ -261,7 +267,7 @@ class TimeoutAnchors:
             text = " ".join(map(repr, seconds))
             num_bytes += len(key) + len(text)
             if num_bytes > self._max_bytes:
-                logging.warning("anchors of more than %d bytes; num_tasks=%d are saved", self._max_bytes, len(found))
+                logging.warning("timeout anchors truncated max_bytes=%d num_saved=%d", self._max_bytes, len(found))
                 break
             found[key] = text
         return found

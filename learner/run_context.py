@@ -37,8 +37,8 @@ def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
     create_run(url, run=run, name=config.run.name, actor_role=config.store.actor_role, retry_s=retry_s)
     if others := namesakes(url, config.run.name, run=run, retry_s=retry_s):
         logging.warning(
-            "other runs called %s are not finished: %s. An actor can't tell them apart by name: drop those that will "
-            "not go on (python -m launch.tools.runs --drop=ID), or give actors --run=%s",
+            "other unfinished runs have the name %s: %s. Actors cannot select a run by this name: drop the abandoned "
+            "runs (python -m launch.tools.runs --drop=ID), or start actors with --run=%s",
             config.run.name,
             ", ".join(others),
             run,
@@ -69,7 +69,7 @@ def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path
             if time.monotonic() > deadline:
                 raise
             if not has_said:
-                logging.warning("%s; waiting whether it ends", e)
+                logging.warning("%s; waiting for its lease to expire", e)
                 has_said = True
             time.sleep(POLL_INTERVAL_S)
 

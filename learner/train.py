@@ -33,14 +33,14 @@ def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> boo
         return False
     if is_fresh:
         logging.warning(
-            "step=%d: a batch by the current weights alone has ess=%.3f, below rounds.ess_floor=%.3f; engine and "
+            "ESS below the floor for a batch of the current weights step=%d ess=%.3f rounds.ess_floor=%.3f; engine and "
             "learner differ more than the floor allows (see mismatch_kl)",
             step,
             ess,
             floor,
         )
         return False
-    logging.warning("update stopped step=%d ess=%.3f floor=%.3f", step, ess, floor)
+    logging.warning("update discarded step=%d ess=%.3f floor=%.3f", step, ess, floor)
     return True
 
 

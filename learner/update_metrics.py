@@ -112,10 +112,10 @@ class StepMetrics:
         if self._num_skipped_in_a_row >= bound:
             raise NotFiniteError(
                 f"the last {self._num_skipped_in_a_row} optimizer steps, up to step {self._stream.step}, had a loss or "
-                f"gradient that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of "
-                "before. The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "
-                "ratio/p99 of the last finite steps in metrics.jsonl), input that is not finite, and updates of "
-                "which no token trains (response/truncated at 1 with prompts.truncated_responses=mask)"
+                f"gradient that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are unchanged. "
+                "Usual causes: a learning rate or a ratio that grew too large (see loss, grad_norm and ratio/p99 of "
+                "the last finite steps in metrics.jsonl), input that is not finite, and updates without trained "
+                "tokens (response/truncated at 1 with prompts.truncated_responses=mask)"
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:

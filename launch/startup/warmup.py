@@ -199,7 +199,7 @@ def make_tiny_model(
     """Writes a Hugging Face folder (config.json, safetensors, tokenizer).
 
     Args:
-      folder: must not exist yet.
+      folder: target folder; must be absent or empty.
       recipe: model sizes and the supervised phase.
       prompts: the task and its held-out split.
       on_progress: called every 50 steps with the step and its loss (nats per token).

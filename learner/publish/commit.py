@@ -105,7 +105,7 @@ class VersionCommit:
             said = msgspec.msgpack.encode(self._joined([_decoded(m, _Sealed) for m in messages], tensors, otherwise))
         heard = self._publishing.broadcast(said, timeout_s=self._timeout_s)
         if not heard:
-            raise ProcessLostError("the learner's process 0 publishes no more")
+            raise ProcessLostError("the learner's process 0 stopped publishing")
         decision = _decoded(heard, _Decision)
         manifest = None
         if decision.next == "announce":

@@ -51,10 +51,10 @@ class BucketDestination:
         mine = self._put_piece(manifest)
         failures = [said.decode() for said in self._channel.gather(mine.encode(), timeout_s=_UPLOAD_S)]
         if _SUPERSEDED in failures:
-            raise SupersededError(f"version {manifest.version} was superseded before it was put into the bucket")
+            raise SupersededError(f"version {manifest.version} was superseded before its upload to the bucket")
         if any(failures):
             wrong = "; ".join(f"host {i}: {failure}" for i, failure in enumerate(failures) if failure)
-            raise SnapshotError(f"version {manifest.version} did not get into the bucket: {wrong}")
+            raise SnapshotError(f"version {manifest.version}: upload to the bucket failed: {wrong}")
         return self._bucket.put_manifest(manifest)
 
     def _follow(self) -> None:
@@ -64,7 +64,7 @@ class BucketDestination:
                 version = Version.parse(self._channel.broadcast(None, timeout_s=math.inf).decode())
                 self._channel.gather(self._put_announced(version).encode(), timeout_s=_UPLOAD_S)
         except ProcessLostError as e:  # the learner exits and logs the reason elsewhere
-            logging.info("bucket no longer followed: %s", e)
+            logging.info("bucket uploads ended: %s", e)
 
     def _put_announced(self, version: Version) -> str:
         try:
@@ -163,7 +163,7 @@ class UploadQueue:
             self._is_closing, self._next = True, None
             self._changed.notify_all()
         if self.unsent_version is not None:
-            logging.warning("publish given up destination=%s version=%s", self.destination.name, self.unsent_version)
+            logging.warning("publish abandoned destination=%s version=%s", self.destination.name, self.unsent_version)
 
     def _replaced(self, manifest: WeightManifest) -> None:
         self.num_replaced += 1

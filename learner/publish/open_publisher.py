@@ -102,6 +102,6 @@ def _check_one_machine(snapshots: pathlib.Path, hosts: Processes) -> None:
     said = b"%d" % (len(places) == 1) if hosts.is_leader else None
     if channel.broadcast(said, timeout_s=_SAME_S) != b"1":
         raise ValueError(
-            "the learner's processes are on several machines, and each has its own rows of the weights: set "
-            "publish.serve or publish.bucket, so that actors can fetch them"
+            "publish: the learner's processes are on several machines, and each writes only its rows of the weights; "
+            "set publish.serve or publish.bucket, so that actors can fetch them"
         )

@@ -194,7 +194,7 @@ class Publisher:
         for lane in self._upload_queues:
             if lane.unsent_version is not None:
                 logging.error(
-                    "publish incomplete: the last version, %s, is not in the %s (waited %.0f s, publish.bucket_wait_s)",
+                    "publish incomplete version=%s destination=%s waited_s=%.0f (publish.bucket_wait_s)",
                     lane.unsent_version,
                     lane.destination.name,
                     time.monotonic() - start_s,
@@ -232,7 +232,7 @@ class Publisher:
         for lane in self._upload_queues:
             lane.close(max(0.0, deadline_s - time.monotonic()))
         if self._thread is not None and self._thread.is_alive():
-            logging.warning("publish given up version=%s; the next start takes the folder over", self.version)
+            logging.warning("publish abandoned version=%s; the next start reuses the folder", self.version)
             return
         self._writer.remove()
 
@@ -307,9 +307,11 @@ class Publisher:
     def _publish_version(self, job: _Job) -> None:
         while (decision := self._decide(job)).next != "announce":
             self._num_failures += 1
-            logging.error("publish failed version=%s next=%s: %s", job.version, decision.next, decision.failure)
+            logging.error("publish failed version=%s next=%s reason=%s", job.version, decision.next, decision.failure)
             if decision.next == "end":
-                raise SnapshotError(f"{_MAX_FAILED} times in a row no version could be written: {decision.failure}")
+                raise SnapshotError(
+                    f"publish: {_MAX_FAILED} consecutive versions could not be written: {decision.failure}"
+                )
             if decision.next == "skip":
                 return
             with self._changed:

@@ -300,8 +300,8 @@ class GroupFilter(Generic[G]):
         if self._warned_in_round != self._planner.round:
             self._warned_in_round = self._planner.round
             logging.warning(
-                "round %d: so many prompts had rewards that are all alike that the rest is let through; "
-                "are the problems too easy or too hard, or does the verifier fail? (rounds.filter_zero_variance)",
+                "round %d: zero-variance filter limit reached; passing the remaining groups. Check whether the "
+                "problems are too easy or too hard, or the verifier fails (rounds.filter_zero_variance)",
                 self._planner.round,
             )
 

@@ -21,12 +21,12 @@ MAX_REFUSED_IN_A_ROW = 8
 """Consecutive rejected groups of an actor after which it is fenced."""
 
 REASONS = {
-    "wrong_size": "another number of responses than the ticket asks for",
+    "wrong_size": "number of responses differs from the ticket's",
     "out_of_vocabulary": "a token id outside the model's vocabulary",
     "too_long": "a response, observed tokens included, over its ticket's max_tokens, or over model.max_tokens with "
     "its prompt",
     "future_version": "weights newer than the learner's",
-    "impossible_logprob": f"a behaviour logprob below {MIN_LOGPROB:.0f}, which no sampled token can have",
+    "impossible_logprob": f"a behavior logprob below {MIN_LOGPROB:.0f}, which no sampled token can have",
     "extreme_reward": f"a reward, of a response or a turn, beyond {MAX_ABS_REWARD:g}, too large for float32 advantages",
 }
 """Reasons of rejection and their meanings; each is counted as `groups/<reason>`."""

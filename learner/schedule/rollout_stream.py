@@ -366,9 +366,9 @@ class RolloutStream:
         if found is None:
             return None
         by, said = ",".join(sorted(found.actors)), group_validation.REASONS[found.reason]
-        logging.error("group refused ticket=%s actors=%s reason=%r", group.ticket_id, by, said)
+        logging.error("group rejected ticket=%s actors=%s reason=%r", group.ticket_id, by, said)
         for actor in broken:
-            self.fence(actor, f"none of its last {group_validation.MAX_REFUSED_IN_A_ROW} groups can be right: {said}")
+            self.fence(actor, f"its last {group_validation.MAX_REFUSED_IN_A_ROW} groups were invalid: {said}")
         return found.reason
 
 

@@ -170,14 +170,13 @@ class Races:
         booked = [h.num_issued - h.num_lost - h.num_consumed for h in self._races]
         if counts != booked or sum(counts) != len(orders):
             raise ValueError(
-                f"{len(orders)} open tickets, {counts} of them in heats that have {booked} open: the checkpoint's "
-                "books don't add up"
+                f"checkpoint: open tickets per race must be {booked}, got {counts} of {len(orders)} open tickets"
             )
 
     def _of(self, order: int) -> Race:
         race = self._races[bisect.bisect_right(self._races, order, key=lambda h: h.first_order) - 1]
         if not race.has(order):
-            raise ValueError(f"order {order} is of no heat that is not over")
+            raise ValueError(f"order {order} belongs to no race in progress")
         return race
 
 

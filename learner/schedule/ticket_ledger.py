@@ -261,8 +261,8 @@ class TicketLedger(abc.ABC):
         del long_queue  # used by the planners
         if state["num_consumed"] + state["num_deferred"] + len(open_tickets) != state["num_issued"]:
             raise ValueError(
-                f"{state['num_issued']} tickets issued, {state['num_consumed']} consumed, "
-                f"{state['num_deferred']} deferred, {len(open_tickets)} open: the checkpoint's books don't add up"
+                f"checkpoint: consumed + deferred + open tickets must be the {state['num_issued']} issued, got "
+                f"{state['num_consumed']} + {state['num_deferred']} + {len(open_tickets)}"
             )
         self._num_issued = state["num_issued"]
         self._num_consumed = state["num_consumed"]

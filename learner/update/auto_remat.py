@@ -65,7 +65,7 @@ def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> flo
       ValueError: unknown policy.
     """
     if policy not in POLICIES:
-        raise ValueError(f"remat: got {policy!r}, wanted one of {POLICIES}")
+        raise ValueError(f"remat: expected one of {POLICIES}, got {policy!r}")
     width, heads, keys = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if config.num_experts:
         copies, inner = config.num_experts_per_token, config.moe_intermediate_size
@@ -134,8 +134,8 @@ def usable_bytes(mesh: Mesh, hosts: Processes, *, wait_s: float) -> float | None
     """
     if hosts.count == 1 and jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ValueError(
-            f"model.remat=auto is agreed on by the learner's {jax.process_count()} processes, and one was told of; "
-            "give learner.update.train_step:build_train_step the hosts of learner.distributed.initialize"
+            f"model.remat=auto: expected hosts of all {jax.process_count()} processes of the learner, got one; pass "
+            "the hosts of learner.distributed.initialize to learner.update.train_step:build_train_step"
         )
     channel = hosts.channel(_CHANNEL)
     told = channel.gather(msgspec.json.encode(_found(mesh, hosts.index)), timeout_s=wait_s)
@@ -207,7 +207,7 @@ def choose_remat(
         return config.model.remat
     usable = usable_bytes(mesh, hosts, wait_s=config.supervision.start_timeout_s)
     if usable is None:
-        logging.info("remat=attention: the devices don't say how much memory they have")
+        logging.info("remat chosen policy=attention: the devices do not report their memory")
         return "attention"
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     # Computing a number of a product again costs 2 D FLOPs; keeping it costs the same few memory passes for any D. On a
@@ -242,7 +242,7 @@ def first_that_fits(
     fitting: list[Policy] = [policy for policy in choices if needs[policy] <= usable]
     chosen = fitting[0] if fitting else choices[-1]
     estimates = " ".join(f"{policy}={need / 2**30:.2f}" for policy, need in needs.items())
-    logging.info("remat=%s GiB a device: may use %.2f, estimated %s", chosen, usable / 2**30, estimates)
+    logging.info("remat chosen policy=%s usable_gib=%.2f estimated_gib: %s", chosen, usable / 2**30, estimates)
     return chosen
 
 

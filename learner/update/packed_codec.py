@@ -83,6 +83,6 @@ def _shapes(told: _Batch, packing: PackingConfig) -> PackedBatch:
         return _shapes(told, dataclasses.replace(packing, auto=False, rows=rows[0], row_tokens=rows[1]))
     if told != here:
         raise ValueError(
-            f"a packed batch is {here.arrays[:1]} and so on here, got {told.arrays[:1]}: the processes' configs differ"
+            f"packed batch: expected first array {here.arrays[:1]}, got {told.arrays[:1]}; use one config everywhere"
         )
     return shapes

@@ -255,8 +255,8 @@ def _check_fits(group: Group, packing: PackingConfig) -> None:
     longest = group.prompt_tokens.size + max(r.tokens.size for r in group.rollouts)
     if longest > packing.row_tokens:
         raise ValueError(
-            f"ticket {group.ticket_id} has a sequence of {longest} tokens, a row holds "
-            f"{packing.row_tokens}; admission must refuse it (model.max_tokens, packing.row_tokens)"
+            f"ticket {group.ticket_id}: a sequence must fit a row of {packing.row_tokens} tokens, got {longest}; "
+            "check model.max_tokens and packing.row_tokens"
         )
 
 

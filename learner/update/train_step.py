@@ -230,8 +230,8 @@ class TrainStep:
             anchors = dataclasses.replace(anchors, proximal=batch.behavior_logprobs)
         if jax.tree.structure(anchors) != jax.tree.structure(self._anchors):
             raise ValueError(
-                f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
-                f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; "
+                f"loss {self._config.loss.name}: expected logprobs with reference={self.needs.reference} and "
+                f"proximal={self.scores_proximal}, got {jax.tree.map(jnp.shape, anchors)}; "
                 "see learner.update.frozen_policies"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
@@ -368,7 +368,7 @@ def build_train_step(
         ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
     ):
         if size % parts:
-            raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
+            raise ValueError(f"{name} ({size}) must be a multiple of {parts} for the mesh {dict(mesh.shape)}")
     steps = TrainStep(model_config, config, mesh, hosts)
     windows = {
         model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)

@@ -158,9 +158,10 @@ def test_learner_without_room_for_checkpoints_goes_on_saves_later_ends_in_the_en
     run.wait("checkpoint 2", lambda: run.hashed() == [1, 2])
     filler = fill(disk)
     actor.allow(3)  # that a save failed is seen by the step after
-    run.wait("two saves fail", lambda: "step 4 can't be saved" in run.log)
-    (line,) = [line for line in run.log.splitlines() if "step 3 can't be saved" in line]
-    assert f"{folder}: its disk is full; make room" in line and "a restart from step 2" in line
+    run.wait("two saves fail", lambda: "cannot save the checkpoint of step 4:" in run.log)
+    (line,) = [line for line in run.log.splitlines() if "cannot save the checkpoint of step 3:" in line]
+    assert f"{folder}: cannot save" in line and "its disk is full; free disk space" in line
+    assert "a restart would begin at step 2" in line
     assert run.hashed() == [1, 2] and run.acknowledged() == 4
     assert not {p.name for p in folder.iterdir() if p.name.startswith(("3", "4"))}  # nothing half is left
     filler.unlink()
@@ -172,7 +173,7 @@ def test_learner_without_room_for_checkpoints_goes_on_saves_later_ends_in_the_en
     actor.allow(5)
     assert job.process.wait(120) == 1
     (line,) = [line for line in run.log.splitlines() if line.startswith("error: ")]
-    assert "the checkpoint of step 11 can't be saved" in line and "the last 4 failed" in line
+    assert "cannot save the checkpoint of step 11:" in line and "the last 4 failed" in line
     assert "start again to go on from the last checkpoint" in line
     assert run.hashed() == [6, 7] and run.acknowledged() == 14
     filler.unlink()

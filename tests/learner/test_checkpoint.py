@@ -216,7 +216,7 @@ def test_restore_latest_with_all_hashes_lost_is_an_error(tmp_path):
 @pytest.mark.parametrize("step", [3, 4])
 def test_save_of_a_step_that_is_not_after_the_latest_is_refused(tmp_path, step):
     save_all(tmp_path, 2, 4)
-    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=f"step {step} is not after the latest"):
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=f"above the latest .*, got {step}"):
         checkpoints.save(step, arrays(0), host(0))
     assert restored_step(tmp_path) == 4
 
@@ -262,7 +262,9 @@ def test_save_that_fails_leaves_nothing_is_counted_and_the_next_one_is_made(tmp_
             assert checkpoints.wait() == (None if disk.is_full else step)
             if disk.is_full:
                 assert steps_there(tmp_path) == [str(s) for s in ({3: (1, 2), 4: (1, 2)}.get(step, (2, 5)))]
-                with pytest.raises(CheckpointError, match=rf"step {step} can't be saved to \S+: its disk is full$"):
+                with pytest.raises(
+                    CheckpointError, match=rf"cannot save the checkpoint of step {step}: its disk is full$"
+                ):
                     checkpoints.check_saved(step)
         assert checkpoints.num_failed == 4 and checkpoints.latest == 8
     assert restored_step(tmp_path) == 8
@@ -289,7 +291,7 @@ def test_saves_that_fail_too_often_in_a_row_are_an_error_and_the_last_one_that_d
         disk.is_full = True
         checkpoints.save(2, arrays(2), host(2))
         checkpoints.wait()
-        with pytest.raises(CheckpointError, match=r"step 3 .*its disk is full \(the last 2 failed"):
+        with pytest.raises(CheckpointError, match=r"step 3: its disk is full \(the last 2 failed"):
             checkpoints.save(3, arrays(3), host(3))
             checkpoints.wait()
         assert steps_there(tmp_path) == ["1"]
@@ -336,5 +338,5 @@ def test_save_that_fails_is_an_error_by_default(tmp_path, monkeypatch):
     with opened(tmp_path) as checkpoints:
         monkeypatch.setattr("learner.checkpoint_hosts.hash_files", lambda *_: 1 / 0)
         checkpoints.save(1, arrays(1), host(1))
-        with pytest.raises(CheckpointError, match="can't be saved to .*: division by zero$"):
+        with pytest.raises(CheckpointError, match="cannot save the checkpoint of step .*: division by zero$"):
             checkpoints.save(2, arrays(2), host(2))

@@ -124,6 +124,6 @@ def test_saves_that_fail_too_often_on_one_host_end_all_and_say_whose_disk_is_ful
     full = ("written", [1])
     leader, follower = saved(folder, ("", []), full, full, full)
     assert leader["num_failed"] == follower["num_failed"] == 3 and leader["latest"] == follower["latest"] == 1
-    assert "step 4 can't be saved" in leader["end"] and "host 1: its disk is full" in leader["end"]
-    assert "step 4 can't be saved" in follower["end"] and "its disk is full" in follower["end"]
+    assert "cannot save the checkpoint of step 4:" in leader["end"] and "host 1: its disk is full" in leader["end"]
+    assert "cannot save the checkpoint of step 4:" in follower["end"] and "its disk is full" in follower["end"]
     assert restored(folder) == 1

@@ -201,7 +201,7 @@ def test_host_that_fails_again_and_again_ends_all_and_the_version_before_stays(l
     learner.writers[1].num_failures = 99
     learner.publish(2)
     for published in learner.publishers:
-        with pytest.raises(SnapshotError, match="5 times in a row no version could be written: host 1: no room"):
+        with pytest.raises(SnapshotError, match="5 consecutive versions could not be written: host 1: no room"):
             published.finish()
     assert learner.steps() == [1] and holds(learner, 1)
     learner.told.clear()

@@ -56,7 +56,7 @@ def test_bucket_that_hangs_for_ever_delays_nobody_and_its_versions_give_way_to_n
     monkeypatch.setattr(publisher.logging, "error", lambda text, *args: said.append(text % args))
     monkeypatch.setattr(published, "_config", dataclasses.replace(published._config, bucket_wait_s=1e-9))
     published.finish()
-    assert len(said) == 1 and "the last version, 2:5, is not in the bucket" in said[0]
+    assert len(said) == 1 and "publish incomplete version=2:5 destination=bucket" in said[0]
     monkeypatch.setattr(publisher, "_CLOSE_S", 0.0)
     published.close()
     bucket.gate.set()

@@ -100,7 +100,7 @@ def test_set_state_books_that_do_not_add_up_are_refused():
     planner = books_of(config_of(4, 2))
     tickets = planner.issue(step=0)
     state = planner.get_state()
-    with pytest.raises(ValueError, match="4 tickets issued, 0 consumed, 0 deferred, 3 open"):
+    with pytest.raises(ValueError, match="the 4 issued, got 0 \\+ 0 \\+ 3"):
         books_of(config_of(4, 2)).set_state(state, tickets[:3])
 
 

@@ -254,5 +254,5 @@ def test_state_whose_heats_do_not_add_up_is_refused():
     tickets = window.issue(step=0)
     state = window.get_state()
     state["heats"]["heats"][0]["num_lost"] = 1
-    with pytest.raises(ValueError, match="heats that have"):
+    with pytest.raises(ValueError, match="open tickets per race must be"):
         window_of(config_of(2, eta=1.5)).set_state(state, tickets)

@@ -212,7 +212,7 @@ def test_pack_groups_of_masked_responses_alone_is_an_update_of_nothing():
 def test_pack_groups_sequence_longer_than_a_row_is_refused_by_ticket():
     config = config_of()
     group = group_of_lengths("r3-t7", [17])
-    with pytest.raises(ValueError, match=r"ticket r3-t7 .* 17 tokens, a row holds 16"):
+    with pytest.raises(ValueError, match=r"ticket r3-t7: .* 16 tokens, got 17"):
         pack(config, [group])
 
 

@@ -180,7 +180,7 @@ def test_told_batch_of_shared_prompts_is_refused_by_a_process_that_shares_none()
     packing = config_with().packing
     told = encode_batch(empty_batch(packing))
     assert decode_batch(told, packing).prefix_ids is not None
-    with pytest.raises(ValueError, match="the processes' configs differ"):
+    with pytest.raises(ValueError, match="use one config everywhere"):
         decode_batch(told, dataclasses.replace(packing, share_prompts=False))
 
 
