@@ -43,6 +43,7 @@ UNFINISHED = {
 """Pages that are not rewritten yet; this list may only shrink."""
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+GENERATED = re.compile(r"<!-- made by .*? -->.*?<!-- end -->", re.DOTALL)
 TEST_ROW = re.compile(r"^\|.*`tests/[\w/]+\.py:test_")
 NAMES = {"GPU", "GPUs", "TPU", "LLM", "LoRA", "Kubernetes", "Slurm", "Ray", "TRL", "Sluice"}
 """Words that keep their capitals within a title."""
@@ -61,8 +62,8 @@ def front_matter(page: pathlib.Path) -> dict[str, str]:
 
 
 def num_words(text: str) -> int:
-    """Returns the number of words outside of front matter, code blocks and table rows that name a test."""
-    text = FENCE.sub("", FRONT.sub("", text))
+    """Returns the number of words outside of front matter, code, generated tables and table rows that name a test."""
+    text = GENERATED.sub("", FENCE.sub("", FRONT.sub("", text)))
     lines = [line for line in text.splitlines() if not line.startswith("    ") and not TEST_ROW.match(line)]
     return len(re.findall(r"\S*\w\S*", "\n".join(lines)))
 

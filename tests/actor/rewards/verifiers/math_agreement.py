@@ -71,14 +71,14 @@ def judge(
 def table(pairs: Sequence[dict[str, Any]], ours: Verdicts, library: Verdicts, bare: Verdicts) -> str:
     """The shares by kind, and each pair on which the library says otherwise than we want."""
     kinds = collections.Counter(one["kind"] for one in pairs)
-    rows = ["| kind | pairs | `math` | the library | the library, gold answer without `$` |", "|---|---|---|---|---|"]
+    rows = ["| Kind | Pairs | `math` | math-verify | math-verify, reference without `$` |", "|---|---|---|---|---|"]
     for kind, count in kinds.items():
         right = [sum(v.agrees(one) for one in pairs if one["kind"] == kind) for v in (ours, library, bare)]
         rows.append(f"| {kind} | {count} | {right[0]} | {right[1]} | {right[2]} |")
     totals = [sum(map(v.agrees, pairs)) for v in (ours, library, bare)]
     shares = [f"{n} ({100 * n / len(pairs):.1f}%)" for n in totals]
     rows.append(f"| all | {len(pairs)} | {' | '.join(shares)} |")
-    rows += ["", "| pair | gold answer | response | is it right | library | `math` |", "|---|---|---|---|---|---|"]
+    rows += ["", "| Pair | Reference answer | Response | Correct? | math-verify | `math` |", "|---|---|---|---|---|---|"]
     for one in pairs:
         if not (library.agrees(one) and ours.agrees(one)):
             said = [_said(v.of_pairs[one["id"]]) for v in (library, ours)]
