@@ -1,4 +1,4 @@
-"""TextArena games by id (`GuessTheNumber-v0`). docs/environments.md lists the playable games."""
+"""TextArena games by id (`GuessTheNumber-v0`). `textarena_games.json` lists the playable games."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ def num_players(game: str) -> int:
     """Returns the number of seats of a game. Raises ValueError if it is unknown or unplayable."""
     found = tried_games().get(game)
     if found is None:
-        raise ValueError(f"TextArena has no game {game!r} (docs/environments.md lists them)")
+        raise ValueError(f"TextArena has no game {game!r} (configs/tasks/textarena_games.json lists them)")
     if found["problem"]:
         raise ValueError(f"TextArena game {game} cannot be played: {found['problem']} (docs/environments.md)")
     return int(found["num_players"])

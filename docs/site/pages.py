@@ -26,6 +26,7 @@ def generated() -> dict[str, str]:
     return {
         f"reference/{reference.FIELDS}": reference.fields(),
         f"reference/{reference.METRICS_PAGE}": reference.metrics(),
+        f"reference/{reference.ENVIRONMENTS}": reference.environments(),
         **{f"commands/{name}.md": text for name, text in commands.pages().items()},
         **{f"api/{name}.md": text for name, (_, text) in reference.api().items()},
     }
@@ -52,6 +53,7 @@ def navigation() -> list[dict[str, Any]]:
             "Reference": [
                 {"Config fields": f"reference/{reference.FIELDS}"},
                 {"Metrics": f"reference/{reference.METRICS_PAGE}"},
+                {"Environment catalog": f"reference/{reference.ENVIRONMENTS}"},
                 {"Commands": [{name: f"commands/{name}.md"} for name in commands.names()]},
                 {"API": [{title: f"api/{name}.md"} for name, (title, _) in reference.api().items()]},
             ]

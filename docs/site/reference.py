@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from configs.field_docs import FieldDoc, field_docs
+from configs.tasks import textarena
+from configs.tasks.catalog import ROWS
 from learner.metrics.metric_names import FAMILIES, METRICS
 
 API: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -35,6 +37,7 @@ API: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 FIELDS = "fields.md"
 METRICS_PAGE = "metrics.md"
+ENVIRONMENTS = "environments.md"
 
 
 def api() -> dict[str, tuple[str, str]]:
@@ -65,6 +68,25 @@ def metrics() -> str:
         "of a verifier, an evaluation set or a source.\n\n| Metric | Unit and meaning |\n|---|---|"
     )
     return "\n".join([head, *rows]) + "\n"
+
+
+def environments() -> str:
+    """Returns the page of all environments, with the TextArena games as tested."""
+    games = textarena.tried_games()
+    playable = {game: found for game, found in games.items() if not found["problem"]}
+    parts = [
+        "# Environment catalog\n\nValues of `prompts.environment`. How to use them is in "
+        "[Environments and tools](../environments.md).\n",
+        "## Environments with generated rows\n\n| Name | Module |\n|---|---|",
+        *(f"| `{name}` | `{rows.__module__}` |" for name, rows in sorted(ROWS.items())),
+        f"\n## Playable TextArena games\n\n{len(playable)} of {len(games)} game ids, from "
+        "`configs/tasks/textarena_games.json`. `Players` is the smallest number that the game accepts.\n\n"
+        "| Game | Players |\n|---|---|",
+        *(f"| `{game}` | {found['num_players']} |" for game, found in playable.items()),
+        "\n## TextArena games that cannot be played\n\n| Game | Reason |\n|---|---|",
+        *(f"| `{game}` | {_cell(str(found['problem']))} |" for game, found in games.items() if found["problem"]),
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def _modules(title: str, modules: tuple[str, ...]) -> str:

@@ -1,8 +1,8 @@
 """Which of TextArena's games can be played here: tries them all, and writes the list that the adapter goes by.
 
 `python -m tests.bench.textarena_games` plays each game of the installed release without a network, twice from the same
-seed in two processes, by moves that it shows in brackets, and writes `configs/tasks/textarena_games.json` and
-the table in docs/environments.md. Takes some minutes. One that can be played
+seed in two processes, by moves that it shows in brackets, and writes `configs/tasks/textarena_games.json`, from
+which the docs site makes its environment catalog. Takes some minutes. One that can be played
 
 - resets with as few players as it takes, the policy's seat being the last, and shows the same start to the same seed
   (a group is compared over it): so the other seats have made moves that it takes,
@@ -11,7 +11,6 @@ the table in docs/environments.md. Takes some minutes. One that can be played
 """
 
 import asyncio
-import collections
 import json
 import pathlib
 import sys
@@ -27,8 +26,6 @@ from tests.bench import textarena_trial
 
 SITE = sysconfig.get_path("purelib") + "/"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "environments.md"
-BEGIN, END = "<!-- games: python -m tests.bench.textarena_games -->\n", "<!-- end of games -->\n"
 NUM_MOVES = 12
 MAX_PLAYERS = 6
 SEED = 7
@@ -70,7 +67,7 @@ def _is_of_players(told: str) -> bool:
 
 
 async def main() -> None:
-    """Tries all, writes both files."""
+    """Tries all games and writes the file."""
     from textarena.envs.registration import ENV_REGISTRY
 
     games = {i: str(s.entry_point) for i, s in ENV_REGISTRY.items() if not i.endswith(("-raw", "-train"))}
@@ -85,32 +82,6 @@ async def main() -> None:
         await pool.close()
     file = ROOT / "configs/tasks" / textarena.GAMES_FILE
     file.write_text(json.dumps(tried, indent=1) + "\n")
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(before + BEGIN + _table(tried, games) + END + rest.partition(END)[2])
-
-
-def _table(tried: Mapping[str, Mapping[str, str | int]], entries: Mapping[str, str]) -> str:
-    by_game: dict[str, list[str]] = collections.defaultdict(list)
-    for game, entry in entries.items():
-        by_game[entry].append(game)
-    counts = collections.Counter(
-        "not" if tried[ids[0]]["problem"] else int(tried[ids[0]]["num_players"]) for ids in by_game.values()
-    )
-    num_good = len(by_game) - counts["not"]
-    lines = [
-        f"Of {len(by_game)} games {num_good} can be played: {counts[1]} alone, {counts[2]} by two and "
-        f"{num_good - counts[1] - counts[2]} by more.",
-        "",
-        "| game | players | variants | why not |",
-        "|---|---|---|---|",
-    ]
-    for ids in sorted(by_game.values(), key=lambda ids: (bool(tried[ids[0]]["problem"]), ids[0].lower())):
-        first = tried[ids[0]]
-        odd = [i for i in ids[1:] if bool(tried[i]["problem"]) != bool(first["problem"])]
-        why = str(first["problem"]).replace("|", "/") + (f" (otherwise than: {', '.join(odd)})" if odd else "")
-        lines.append(f"| `{ids[0]}` | {first['num_players'] or ''} | {len(ids)} | {why} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
