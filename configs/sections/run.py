@@ -62,7 +62,7 @@ class RunConfig(CheckedSection):
     trackers: str = "tensorboard"
     """Comma-separated metric trackers in addition to metrics.jsonl: tensorboard, wandb, mlflow, trackio. All except
     tensorboard require the extra of that name, and read their server and key from their own environment variables
-    (docs/trackers.md). Empty: none."""
+    (docs/report.md). Empty: none."""
     project: str = "sluice"
     """Project name in trackers; the experiment in MLflow."""
 

@@ -2,7 +2,7 @@
 
 A run starts this by itself if run.trackers names the tracker. Started by hand, it sends the rows that the tracker
 lacks, for example after an outage of the tracker's server. Server and key come from the tracker's own environment
-variables (docs/trackers.md).
+variables (docs/report.md).
 """
 
 import dataclasses
