@@ -14,7 +14,6 @@ LONGER = {"mechanisms.md"}
 STATUS = {"measured", "simulated", "compiled", "not run"}
 UNFINISHED = {
     "README.md",
-    "checkpoints.md",
     "code_rewards.md",
     "concepts.md",
     "custom_functions.md",
@@ -29,12 +28,9 @@ UNFINISHED = {
     "math_equivalence.md",
     "migrate.md",
     "models.md",
-    "performance.md",
     "quickstart.md",
     "recipes.md",
     "report.md",
-    "rewards.md",
-    "scheduling.md",
     "trackers.md",
     "troubleshooting.md",
     "troubleshooting_training.md",
