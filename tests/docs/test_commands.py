@@ -9,12 +9,14 @@ import sys
 import pytest
 
 from configs import overrides
-from tests.docs.markdown import REPO, Command, commands
+from tests.docs.markdown import REPO, Command, commands, fenced
 from tests.test_docs import named, pages
 
 OURS = ("launch.", "tests.", "bridge.", "learner.")
 OTHERS = {"mkdocs", "pip", "pytest", "venv"}
 _FLAG = re.compile(r"--([a-z][\w.]*)")
+_EXAMPLE = re.compile(r"[A-Z]{2,}|\.\.\.|^mine\.toml$")
+"""Configs of the reader's."""
 _PLACEHOLDER = re.compile(r"[A-Z]{2,}|\.\.\.|\*")
 
 
@@ -66,9 +68,17 @@ def test_fields_that_commands_set_are_fields_and_presets_are_there():
             )
             if name.startswith("config.") and not of_dict and path not in known:
                 wrong.append(f"{page}: {argument}")
-            if name == "config" and not _PLACEHOLDER.search(value) and value.partition(":")[0] not in presets:
+            if name == "config" and not _EXAMPLE.search(value) and value.partition(":")[0] not in presets:
                 wrong.append(f"{page}: {argument}")
     assert wrong == []
+
+
+def test_configs_of_pages_are_valid(tmp_path):
+    blocks = [(named(page), block) for page in pages() for block in fenced(page, "toml") if "preset =" in block]
+    assert "README.md" in [page for page, _ in blocks]
+    for page, block in blocks:
+        (tmp_path / "mine.toml").write_text(block)
+        assert overrides.load_preset(str(tmp_path / "mine.toml")), page
 
 
 def test_command_to_be_typed_names_an_interpreter_that_has_the_project():
