@@ -39,7 +39,10 @@ NUM_UPDATES = 40
 WAITS = 0.05
 """Of the learner's time: with less of it nobody says that it waits."""
 FOLDER, PAGE = PROJECT / "docs" / "plan_profiles", PROJECT / "docs" / "recipes.md"
-COLUMNS = ("recipe", "engines", "s a step", "waiting ratio", "token lag: mean, max", "groups given up", "who waits")
+COLUMNS = (
+    *("Recipe", "Engines", "Seconds per step", "Waiting ratio"),
+    *("Lag: mean, max", "Groups dropped", "What waits"),
+)
 HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 PUBLISHES = {"publish.serve": "https"}
 """Beside the recipe: GPUs and slice are different machines."""
