@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md and docs/quickstart.md, as they stand there."""
+"""The examples of docs/extending.md and docs/tutorial.md, as they stand there."""
 
 import dataclasses
 import importlib
@@ -29,7 +29,7 @@ from learner.objective.losses import TokenInputs
 from tests.docs.markdown import DOCS, commands, files
 from tests.learner.model_folder import CONFIG
 
-PAGES = [DOCS / "extending.md", DOCS / "quickstart.md"]
+PAGES = [DOCS / "extending.md", DOCS / "tutorial.md"]
 EXAMPLES = {name: text for page in PAGES for name, text in files(page).items()}
 
 

@@ -21,8 +21,6 @@ UNFINISHED = {
     "environments.md",
     "evaluation.md",
     "extending.md",
-    "glossary.md",
-    "install.md",
     "llm_judge.md",
     "lora.md",
     "math_equivalence.md",
@@ -34,7 +32,6 @@ UNFINISHED = {
     "trackers.md",
     "troubleshooting.md",
     "troubleshooting_training.md",
-    "tutorial.md",
 }
 """Pages that are not rewritten yet; this list may only shrink."""
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
