@@ -78,7 +78,11 @@ def table(pairs: Sequence[dict[str, Any]], ours: Verdicts, library: Verdicts, ba
     totals = [sum(map(v.agrees, pairs)) for v in (ours, library, bare)]
     shares = [f"{n} ({100 * n / len(pairs):.1f}%)" for n in totals]
     rows.append(f"| all | {len(pairs)} | {' | '.join(shares)} |")
-    rows += ["", "| Pair | Reference answer | Response | Correct? | math-verify | `math` |", "|---|---|---|---|---|---|"]
+    rows += [
+        "",
+        "| Pair | Reference answer | Response | Correct? | math-verify | `math` |",
+        "|---|---|---|---|---|---|",
+    ]
     for one in pairs:
         if not (library.agrees(one) and ours.agrees(one)):
             said = [_said(v.of_pairs[one["id"]]) for v in (library, ours)]
