@@ -24,7 +24,6 @@ UNFINISHED = {
     "llm_judge.md",
     "lora.md",
     "math_equivalence.md",
-    "migrate.md",
     "models.md",
     "quickstart.md",
     "recipes.md",
