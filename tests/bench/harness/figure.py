@@ -1,4 +1,4 @@
-"""Figures of the benches: bar charts side by side."""
+"""Figures of the benches: bar charts side by side, and curves of rewards."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,21 @@ def bars(file: pathlib.Path, names: Sequence[str], panels: Mapping[str, Sequence
         axis.bar(range(len(names)), [m for m, _ in stats], yerr=[s for _, s in stats], color=colors, capsize=3)
         axis.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
         axis.set_title(title, fontsize=10)
+    fig.savefig(file, dpi=130)
+    plt.close(fig)
+
+
+def curves(file: pathlib.Path, lines: Mapping[str, Sequence[Sequence[tuple[int, float]]]]) -> None:
+    """Writes a PNG of held-out reward by optimizer step: a color per name, a line per seed."""
+    plt = pyplot()
+    fig, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    for color, (name, seeds) in zip(COLORS, lines.items(), strict=False):
+        for index, points in enumerate(seeds):
+            label = f"{name}, {len(seeds)} seeds" if index == 0 else None
+            axis.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.4, label=label)
+    axis.set(xlabel="optimizer step", ylabel="held-out reward", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right", frameon=False)
     fig.savefig(file, dpi=130)
     plt.close(fig)
 
