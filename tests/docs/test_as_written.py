@@ -9,8 +9,8 @@ import pytest
 from tests.docs.markdown import DOCS, REPO, files, typed
 
 PAGES = (
-    "quickstart", "tutorial", "report", "papers", "custom_functions", "environments", "code_rewards", "recipes",
-    "lora", "evaluation", "deployment", "kubernetes", "planning",
+    "quickstart", "tutorial", "report", "papers", "custom_functions", "environments", "code_rewards",
+    "recipes", "lora", "evaluation", "deployment", "kubernetes", "planning",
 )  # fmt: skip
 """In the order in which they are tried: some read what others' commands made."""
 NOT_HERE = {
