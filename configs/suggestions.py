@@ -13,8 +13,7 @@ _OTHER_NAMES = {
     "lora.rank": "r lora_r lora_rank",
     "lora.alpha": "lora_alpha",
     "lora.targets": "target_modules lora_target_modules",
-    "loss.advantage": "adv_estimator advantage_estimator",
-    "loss.advantage_std": "scale_rewards norm_adv_by_std_in_grpo",
+    "loss.advantage": "adv_estimator advantage_estimator scale_rewards norm_adv_by_std_in_grpo",
     "loss.clip_high": "epsilon_high clip_ratio_high",
     "loss.clip_low": "epsilon clip_range clip_ratio cliprange clip_ratio_low",
     "loss.entropy_coef": "entropy_coeff",
@@ -69,16 +68,18 @@ _FIRST_CHOICE = {name: f"sampling.{name}" for name in ("temperature", "top_p", "
 """Field meant by a name that several sections have, given without its section."""
 
 
-def nearest(word: str, names: Collection[str], *, cutoff: float = 0.82) -> list[str]:
+def nearest(word: str, names: Collection[str], *, cutoff: float = 0.8) -> list[str]:
     """Returns the names that a shortened or misspelled word may mean; empty if none is close enough.
 
-    A name that contains the word between underscores is preferred: `grpo` means `grpo_clip`, not `gspo`.
+    A name that contains the word between underscores is preferred: `grpo` means `grpo_clip`, not `gspo`. A misspelled
+    word has the name's first letter: `never` does not mean `every`.
     """
     longer = [name for name in names if word.lower() in name.split("_")] if len(word) > 2 else []
-    return longer or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    alike = [name for name in names if name[:1] == word[:1]]
+    return longer or difflib.get_close_matches(word, alike, n=1, cutoff=cutoff)
 
 
-def hint(word: str, names: Collection[str], *, cutoff: float = 0.82) -> str:
+def hint(word: str, names: Collection[str], *, cutoff: float = 0.8) -> str:
     """Returns "; did you mean 'NAME'?" for the nearest names, or an empty string."""
     found = nearest(word, names, cutoff=cutoff)
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
