@@ -81,7 +81,7 @@ def language_of(name: str) -> str:
     known = name.strip().lower()
     known = ALIASES.get(known, known)
     if known not in LANGUAGES:
-        raise ValueError(f"no language {name!r}; there are {', '.join(sorted(LANGUAGES))}")
+        raise ValueError(f"language: expected one of {', '.join(sorted(LANGUAGES))}, got {name!r}")
     return known
 
 
@@ -93,12 +93,12 @@ def read(metadata: Mapping[str, Any]) -> CodeTests:
     """
     cases = tuple(_cases(metadata))
     if not cases:
-        raise ValueError("verifier code needs test cases, got none (metadata.tests)")
+        raise ValueError("metadata.tests: verifier code requires test cases, got none")
     if len({type(case) for case in cases}) != 1:
-        raise ValueError("metadata.tests mixes calls with standard input: a program is judged by cases of one kind")
+        raise ValueError("metadata.tests: all cases must be calls, or all standard input, got both")
     language = language_of(_text(metadata, "language", "python"))
     if isinstance(cases[0], Returned) and language != "python":
-        raise ValueError(f"functions are called in python only, metadata.language is {language}: use input and output")
+        raise ValueError(f"metadata.language: calls require python, got {language}; use input and output")
     compare = _choice(metadata, "compare", "tokens", get_args(Compare))
     tolerance = TOLERANCE if metadata.get("tolerance") is None else metadata["tolerance"]
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
@@ -142,14 +142,14 @@ def _case(given: Any, function: str, where: str) -> Printed | Returned:
         raise ValueError(f"{where} must be an object, got {_short(given)}")
     if case.get("call") is not None:
         if "returns" not in case:  # null is what a call may return
-            raise ValueError(f"{where} needs `returns`, got {_short(case)}")
+            raise ValueError(f"{where}: `returns` is missing, got {_short(case)}")
         arguments, keywords = _list(case.get("args") or []), _keywords(case.get("kwargs") or {})
         if arguments is None or keywords is None:
             raise ValueError(f"{where}: args must be a list and kwargs an object, got {_short(case)}")
         name = _function(case["call"], where)
         return Returned(function=name, arguments=arguments, keywords=keywords, wanted=(case["returns"],))
     if case.get("input") is None or case.get("output") is None:
-        raise ValueError(f"{where} needs input and output, or call and returns, got {_short(case)}")
+        raise ValueError(f"{where}: expected input and output, or call and returns, got {_short(case)}")
     if case.get("testtype") == "functional" or (function and case.get("testtype") is None):  # LiveCodeBench's
         return _called(function, case["input"], case["output"], where)
     return Printed(stdin=_lines(case["input"], where), stdout=_lines(case["output"], where))
@@ -172,7 +172,7 @@ def _called(function: str, given: Any, wanted: Any, where: str) -> Returned:
 
 def _function(name: Any, where: str) -> str:
     if not isinstance(name, str) or not name or not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"{where}: a function's name is wanted, got {_short(name)}")
+        raise ValueError(f"{where}: expected the name of a function, got {_short(name)}")
     return name
 
 
@@ -181,7 +181,7 @@ def _lines(value: Any, where: str) -> str:
     if lines is not None and all(isinstance(line, str | int | float) for line in lines):
         return "\n".join(map(str, lines))
     if not isinstance(value, str):
-        raise ValueError(f"{where}: input and output are text, or lists of lines, got {_short(value)}")
+        raise ValueError(f"{where}: input and output must be text, or lists of lines, got {_short(value)}")
     return value
 
 
@@ -217,7 +217,7 @@ def _parsed(value: Any, where: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"{where} is no JSON: {_short(value)}") from e
+        raise ValueError(f"{where} must be JSON, got {_short(value)}") from e
 
 
 def _text(metadata: Mapping[str, Any], field: str, default: str) -> str:

@@ -76,7 +76,7 @@ def encode(obj: Message, *, max_bytes: int = MAX_BYTES) -> bytes:
       ValueError: the value has no wire type, is too large, or violates its type.
     """
     if type(obj) not in TYPES:
-        raise ValueError(f"no wire type: {type(obj).__name__}; wanted one of {_names()}")
+        raise ValueError(f"wire type: expected one of {_names()}, got {type(obj).__name__}")
     try:
         body = msgspec.Raw(msgspec.msgpack.encode(obj, enc_hook=_pack))
     except (TypeError, OverflowError) as e:
@@ -95,13 +95,13 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         has a value that the type rejects.
     """
     if type_ not in TYPES:
-        raise ValueError(f"no wire type: {type_!r}; wanted one of {_names()}")
+        raise ValueError(f"wire type: expected one of {_names()}, got {type_!r}")
     if len(data) > max_bytes:
-        raise ValueError(f"message has {len(data)} bytes, the limit is {max_bytes}")
+        raise ValueError(f"message: expected at most {max_bytes} bytes, got {len(data)}")
     try:
         message = msgspec.msgpack.decode(data, type=_Message)
         if message.type != type_.__name__:
-            raise ValueError(f"got a {_brief(repr(message.type))}, wanted a {type_.__name__}")
+            raise ValueError(f"message: expected a {type_.__name__}, got a {_brief(repr(message.type))}")
         if message.format != FORMAT:
             raise OtherFormatError.of(message.type, message.format)
         fields = msgspec.msgpack.decode(message.body, type=_strict(type_))
@@ -159,7 +159,9 @@ def _pack(value: Any) -> Any:
         return _Array(name, value.astype(name, copy=False).tobytes())
     if isinstance(value, np.generic):
         return typing.cast("np.generic[Any]", value).item()
-    raise TypeError(f"{type(value).__name__} {getattr(value, 'dtype', '')} does not travel")
+    raise TypeError(
+        f"{type(value).__name__} {getattr(value, 'dtype', '')} cannot be serialized; dtypes: {list(_DTYPES)}"
+    )
 
 
 def _unpack(_: type, value: Any) -> np.ndarray:
@@ -167,10 +169,10 @@ def _unpack(_: type, value: Any) -> np.ndarray:
         got = getattr(value, "dtype", type(value).__name__)
         raise ValueError(f"an array's dtype must be one of {list(_DTYPES)}, got {_brief(repr(got))}")
     if len(value.data) % _DTYPES[value.dtype].itemsize:
-        raise ValueError(f"{len(value.data)} bytes are no whole number of {value.dtype}")
+        raise ValueError(f"array: {len(value.data)} bytes are not a multiple of the size of {value.dtype}")
     if value.dtype == "|b1" and value.data.strip(b"\x00\x01"):
         # strip stops at the first other byte from either end, so a non-empty rest means that one exists.
-        raise ValueError("a bool array holds bytes other than 0 and 1")
+        raise ValueError("array: bool values must be bytes 0 and 1")
     array = np.frombuffer(value.data, value.dtype).astype(_DTYPES[value.dtype], copy=False)
     array.flags.writeable = False
     return array

@@ -86,7 +86,7 @@ def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
             _check_private(path)
             return Token(pathlib.Path(path).read_text(encoding="ascii").strip())
         except (OSError, UnicodeDecodeError) as e:
-            raise ValueError(f"{TOKEN_FILE}={path} can't be read: {e}") from e
+            raise ValueError(f"{TOKEN_FILE}={path} cannot be read: {e}") from e
     value = environ.get(TOKEN)
     return Token(value) if value else None
 
@@ -102,8 +102,8 @@ def read_key_file(path: str) -> str:
         _check_private(path)
         key = pathlib.Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as e:
-        what = "is no ASCII text" if isinstance(e, UnicodeDecodeError) else f"can't be read: {e}"
-        raise ValueError(f"the key's file {path} {what}") from None
+        what = "is not ASCII text" if isinstance(e, UnicodeDecodeError) else f"cannot be read: {e}"
+        raise ValueError(f"key file {path} {what}") from None
     if not key or not key.isprintable() or " " in key:
         raise ValueError(f"{path} must hold one key, printable and without spaces")
     return key
@@ -132,10 +132,10 @@ def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
     """
     given = {field: environ.get(name) for field, name in (("certificate", CERTIFICATE), ("key", KEY), ("ca", CA))}
     if bool(given["certificate"]) != bool(given["key"]):
-        raise ValueError(f"{CERTIFICATE} and {KEY} go together")
+        raise ValueError(f"{CERTIFICATE} and {KEY} must both be set")
     for name in given.values():
         if name and not os.access(name, os.R_OK):
-            raise ValueError(f"{name} can't be read; {CERTIFICATE}, {KEY} and {CA} name PEM files")
+            raise ValueError(f"{name} cannot be read; {CERTIFICATE}, {KEY} and {CA} must be paths of PEM files")
     if key := given["key"]:
         _check_private(key)
     return Tls(**{field: pathlib.Path(name) for field, name in given.items() if name})
@@ -144,4 +144,6 @@ def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
 def _check_private(path: str) -> None:
     """Raises ValueError if every user of this machine may read or replace a secret."""
     if os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise ValueError(f"{path} holds a secret, and everyone on this machine may read it: chmod 600 {path}")
+        raise ValueError(
+            f"{path}: a file with a secret must be private, but other users can read it. Run: chmod 600 {path}"
+        )

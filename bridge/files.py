@@ -52,7 +52,7 @@ def make_private_folder(folder: pathlib.Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not _is_own(found, stat.S_IFDIR) or found.st_mode & 0o022:
-        raise ValueError(f"{folder} is not this user's alone: remove it, or choose another place for snapshots")
+        raise ValueError(f"{folder}: other users can write to it; remove it, or choose another folder for snapshots")
     if found.st_mode & 0o055:
         folder.chmod(0o700)
 
@@ -161,7 +161,7 @@ class RunLock:
         if not try_flock(self._fd, fcntl.LOCK_EX):
             os.close(self._fd)
             raise ValueError(
-                f"a live {role} runs in {file.parent}; wait for its end, or choose another --config.run.dir"
+                f"{file.parent} is locked by a running {role}; wait for it to exit, or set another --config.run.dir"
             )
 
     def release(self) -> None:

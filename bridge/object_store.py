@@ -53,7 +53,7 @@ def open_source(
     if parts.scheme == "file":
         folder = pathlib.Path(urllib.parse.unquote(parts.path))
         if not is_written and not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {folder}")
+            raise FileNotFoundError(f"{folder}: no such folder")
         return obstore.store.from_url(url, mkdir=is_written)
     retry: RetryConfig | None = None if max_retries is None else {"max_retries": max_retries}
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -62,7 +62,7 @@ def open_source(
         options["root_certificate"] = tls.ca.read_bytes()
     if parts.scheme in ("http", "https"):
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            raise ValueError(f"{url} is on another machine and not encrypted; serve snapshots by https")
+            raise ValueError(f"{url}: http is allowed only on loopback; serve snapshots by https")
         options["allow_http"], options["http1_only"] = parts.scheme == "http", True
         if token is not None:
             options["default_headers"] = {"Authorization": token.header}

@@ -114,7 +114,7 @@ class ParamNames:
           ValueError: this model has no such path.
         """
         if not self._has(path):
-            raise ValueError(f"no parameter {path!r} in this model, wanted one of {list(self.paths())}")
+            raise ValueError(f"parameter {path!r}: expected one of {list(self.paths())}")
         if path in _IN_EXPERT:
             return tuple(
                 f"model.layers.{i}.mlp.experts.{j}.{_IN_EXPERT[path]}"
@@ -144,7 +144,7 @@ class ParamNames:
                 path, index = _PATH_IN_EXPERT.get(expert[2]), (int(layer[1]), int(expert[1]))
         in_range = path is not None and all(i < n for i, n in zip(index, self.stack(path), strict=True))
         if path is None or not self._has(path) or not in_range:
-            raise ValueError(f"no tensor {hf_name!r} in this model ({self})")
+            raise ValueError(f"tensor {hf_name!r} is not in this model ({self})")
         return path, index
 
     def _has(self, path: str) -> bool:
@@ -277,7 +277,7 @@ def adapter_table(
     for module in modules:
         names = [name for name in table if name.endswith(f".{module}{_WEIGHT}") and ".experts." not in name]
         if not names:
-            raise ValueError(f"lora.targets: the model has no {module}; leave {module.removesuffix('_proj')} out")
+            raise ValueError(f"lora.targets: the model has no {module}; remove {module.removesuffix('_proj')}")
         for name in names:
             dtype, (num_out, num_in) = table[name]
             found[adapter_tensor(name, A)] = (dtype, (rank, num_in))

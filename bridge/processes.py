@@ -32,7 +32,7 @@ HEAD_BYTES = _LENGTH.size
 def frame(body: bytes, *, max_bytes: int) -> bytes:
     """Returns a message with its length prefix. Raises ValueError if the body exceeds `max_bytes`."""
     if len(body) > max_bytes:
-        raise ValueError(f"a message of {len(body)} bytes, at most {max_bytes} may be sent")
+        raise ValueError(f"message to send: expected at most {max_bytes} bytes, got {len(body)}")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -44,5 +44,5 @@ def frame_length(head: bytes, *, max_bytes: int) -> int:
     """
     (length,) = _LENGTH.unpack(head)
     if length > max_bytes:
-        raise ValueError(f"a message of {length} bytes, at most {max_bytes} may come")
+        raise ValueError(f"received message: expected at most {max_bytes} bytes, got {length}")
     return length

@@ -81,7 +81,7 @@ class Version:
         """Parses `incarnation:step`. Raises ValueError if the text has another form."""
         head, sep, tail = text.partition(":")
         if not (sep and head.isdigit() and tail.isdigit()):
-            raise ValueError(f"a version reads incarnation:step, got {text!r}")
+            raise ValueError(f"version: expected incarnation:step, got {text!r}")
         return cls(incarnation=int(head), step=int(tail))
 
 
@@ -110,15 +110,17 @@ class Sampling:
         """Raises ValueError for values that the engine would reject or change."""
         if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
             raise ValueError(
-                f"want 1 <= max_tokens and 0 <= min_tokens <= max_tokens, "
+                f"sampling: expected 1 <= max_tokens and 0 <= min_tokens <= max_tokens, "
                 f"got max_tokens={self.max_tokens} min_tokens={self.min_tokens}"
             )
         if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(
-                f"want temperature 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], got temperature={self.temperature}"
+                f"temperature must be 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], got {self.temperature}"
             )
         if not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise ValueError(f"want 0 < top_p <= 1 and top_k >= 0, got top_p={self.top_p} top_k={self.top_k}")
+            raise ValueError(
+                f"sampling: expected 0 < top_p <= 1 and top_k >= 0, got top_p={self.top_p} top_k={self.top_k}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ class RewardPart:
 
     def __post_init__(self) -> None:
         if not self.name or not math.isfinite(self.weight):
-            raise ValueError(f"a reward needs a verifier's name and a finite weight, got {self.name!r}, {self.weight}")
+            raise ValueError(
+                f"reward: expected a verifier's name and a finite weight, got {self.name!r}, {self.weight}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +154,9 @@ class Task:
         """Raises ValueError if nothing scores the task, or a verifier is named twice."""
         names = [part.name for part in self.rewards]
         if len(set(names)) != len(names):
-            raise ValueError(f"a task names each verifier once, got {', '.join(names)}")
+            raise ValueError(f"task: verifiers must be unique, got {', '.join(names)}")
         if not names and not self.environment:
-            raise ValueError("a task needs a verifier, or an environment")
+            raise ValueError("task: expected a verifier or an environment, got neither")
 
     @classmethod
     def judged_by(cls, verifier: str, *, answer: str, metadata: str = "{}") -> "Task":
@@ -184,7 +188,7 @@ class Ticket:
         check_choice("kind", self.kind, TicketKind)
         check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.id:
-            raise ValueError("a ticket needs an id")
+            raise ValueError("ticket: id must not be empty")
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be >= 1, got {self.num_samples} for ticket {self.id}")
         if self.num_requests < self.num_samples:
@@ -216,7 +220,7 @@ class RewardScore:
     def __post_init__(self) -> None:
         check_choice("verdict", self.verdict, Verdict)
         if self.answer is not None and len(self.answer) > MAX_ANSWER_CHARS:
-            raise ValueError(f"an answer has at most {MAX_ANSWER_CHARS} characters, got {len(self.answer)}")
+            raise ValueError(f"answer must have at most {MAX_ANSWER_CHARS} characters, got {len(self.answer)}")
         if not math.isfinite(self.value):
             raise ValueError(f"the score of {self.name} must be finite, got {self.value}")
 
@@ -261,7 +265,7 @@ class Rollout:
         if len(sizes) != 1:
             raise ValueError(f"a rollout's arrays must share one length T, got {sorted(sizes)}")
         if not self.loss_mask.any():
-            raise ValueError("a rollout needs at least one sampled token (loss_mask is all False)")
+            raise ValueError("loss_mask must have a sampled token, got all False")
         # Compared, not subtracted: an int32 difference can wrap around.
         if np.any(self.token_versions[1:] < self.token_versions[:-1]) or self.token_versions[0] < 0:
             raise ValueError("token_versions must be >= 0 and must not decrease")
@@ -278,7 +282,7 @@ class Rollout:
         if not np.all(np.isfinite(self.turn_rewards)):
             raise ValueError(f"turn_rewards must be finite, got {self.turn_rewards.tolist()}")
         if self.turn_rewards.size not in (0, self.num_turns):
-            raise ValueError(f"want a reward for each of {self.num_turns} turns, got {self.turn_rewards.size}")
+            raise ValueError(f"turn_rewards: expected one per turn, {self.num_turns}, got {self.turn_rewards.size}")
 
     @property
     def num_turns(self) -> int:

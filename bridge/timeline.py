@@ -27,7 +27,7 @@ class Timeline:
     def __init__(self, folder: str | os.PathLike[str], process: str) -> None:
         """Opens `folder/process.jsonl` for appending. Raises ValueError if `process` is not a plain file name."""
         if not process or os.path.basename(process) != process:
-            raise ValueError(f"a process's name must do as a file name, got {process!r}")
+            raise ValueError(f"process name must be valid as a file name, got {process!r}")
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Timeline:
             if e.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         if not self._num_lost:
-            logging.error("event log %s: no room on its disk; events are lost until there is", self._file.name)
+            logging.error("event log %s: disk full, events are discarded until space is free", self._file.name)
         self._file.truncate(end)
         return False
 

@@ -40,7 +40,7 @@ class TensorEntry:
     def __post_init__(self) -> None:
         if min(self.offset_bytes, self.num_bytes, *self.shape) < 0 or len(self.shape) > MAX_DIMS:
             raise ValueError(
-                f"tensor {self.name}: want counts >= 0 and {MAX_DIMS} dimensions at most, got shape "
+                f"tensor {self.name}: expected counts >= 0 and at most {MAX_DIMS} dimensions, got shape "
                 f"{self.shape[: MAX_DIMS + 1]} offset_bytes={self.offset_bytes} num_bytes={self.num_bytes}"
             )
 
@@ -69,11 +69,13 @@ class FileEntry:
         """Raises ValueError if there is not one digest per chunk, or the name leaves the snapshot's folder."""
         check_file_name(self.name)
         if self.chunk_bytes < 1 or self.num_bytes < 0:
-            raise ValueError(f"want chunk_bytes >= 1 and num_bytes >= 0, got {self.chunk_bytes}, {self.num_bytes}")
+            raise ValueError(
+                f"{self.name}: expected chunk_bytes >= 1 and num_bytes >= 0, got {self.chunk_bytes}, {self.num_bytes}"
+            )
         if len(self.chunk_hashes) != self.num_chunks * DIGEST_BYTES:
             raise ValueError(
                 f"{self.name} has {self.num_chunks} chunks and {len(self.chunk_hashes)} bytes of digests, "
-                f"wanted {DIGEST_BYTES} each"
+                f"expected {DIGEST_BYTES} each"
             )
 
     @property
@@ -134,7 +136,7 @@ class Block:
 
     def __post_init__(self) -> None:
         if min(self.first_tensor, self.first_row, self.first_col) < 0 or self.num_values < 1:
-            raise ValueError(f"a block must hold something and begin at 0 or later, got {self}")
+            raise ValueError(f"block must not be empty and must begin at 0 or later, got {self}")
 
     @property
     def num_values(self) -> int:
@@ -190,7 +192,7 @@ class WeightManifest:
             raise ValueError(f"created_s must be finite, got {self.created_s}")
         names = [t.name for t in self.tensors]
         if len(set(names)) != len(names):
-            raise ValueError("a manifest names a tensor twice")
+            raise ValueError("manifest: tensor names must be unique")
         end = 0
         for t in sorted(self.tensors, key=lambda t: t.offset_bytes):
             if t.offset_bytes < end:
@@ -292,7 +294,7 @@ class RunCard:
         """Raises ValueError if a file is named twice, or a displayed text is not printable or too long."""
         names = [f.name for f in self.files]
         if len(set(names)) != len(names):
-            raise ValueError("a run card names a file twice")
+            raise ValueError("run card: file names must be unique")
         for what in ("run", "name", "sluice", "vllm"):
             check_text(what, getattr(self, what))
         if len(self.config) > MAX_TEXT_CHARS:

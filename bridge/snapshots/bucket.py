@@ -98,9 +98,9 @@ class SnapshotBucket:
           ValueError: the URL is not a bucket's, or `keep` is below 1.
         """
         if urllib.parse.urlsplit(url).scheme not in BUCKET_SCHEMES:
-            raise ValueError(f"a bucket is s3://..., gs://... or file:///..., got {url}")
+            raise ValueError(f"bucket: expected s3://..., gs://... or file:///..., got {url}")
         if keep < 1:
-            raise ValueError(f"at least one version must stay in the bucket, got keep={keep}")
+            raise ValueError(f"bucket: keep must be >= 1, got {keep}")
         self._url, self._folder, self._run = url, pathlib.Path(folder), run
         self._keep, self._host, self._part_bytes, self._pause = keep, host, part_bytes, pause
         place = place_of_run(url, run)
@@ -134,7 +134,7 @@ class SnapshotBucket:
         try:
             self._delete_old(version)
         except (BaseError, OSError, SnapshotError) as e:  # the next version tries again
-            logging.warning("old versions stay in the bucket: %s", first_line(e))
+            logging.warning("old versions not deleted from the bucket: %s", first_line(e))
         return (version_url(self._url, self._run, version),)
 
     def _try(self, version: Version, put: Callable[[], object]) -> None:
@@ -145,7 +145,7 @@ class SnapshotBucket:
             except (BaseError, OSError) as e:
                 if attempt + 1 == _ATTEMPTS:
                     raise SnapshotError(
-                        f"version {version} did not get into {self._url} in {_ATTEMPTS} attempts: {first_line(e)}"
+                        f"version {version}: upload to {self._url} failed after {_ATTEMPTS} attempts: {first_line(e)}"
                     ) from None
                 logging.warning("upload failed version=%s attempt=%d: %s", version, attempt + 1, first_line(e))
                 self._pause(_BACKOFF_S * 2**attempt)
@@ -242,7 +242,7 @@ def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightMani
     try:
         return codec.decode(WeightManifest, bytes(data))
     except ValueError as e:
-        raise SnapshotError(f"the manifest of version {version} can't be read: {e}") from e
+        raise SnapshotError(f"the manifest of version {version} cannot be read: {e}") from e
 
 
 def expired(versions: Collection[Version], *, keep: int, bases_of: dict[Version, frozenset[Version]]) -> list[Version]:
@@ -263,17 +263,17 @@ def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
     try:
         fd = open_own(folder / piece.file.name, os.O_RDONLY)
     except FileNotFoundError:
-        raise SupersededError(f"version {version} is not in memory any more") from None
+        raise SupersededError(f"version {version} is no longer in memory") from None
     try:
         if not try_flock(fd, fcntl.LOCK_SH) or latest(folder) != manifest:
-            raise SupersededError(f"version {version} was superseded before it was put into the bucket")
+            raise SupersededError(f"version {version} was superseded before its upload to the bucket")
         data = np.empty(piece.file.num_bytes, np.uint8)
         with mmap.mmap(fd, piece.file.num_bytes, prot=mmap.PROT_READ) as slot:
             np.copyto(data, np.frombuffer(slot, np.uint8))  # releases Python's global lock
         # The delta is also written under its slot's lock.
         delta = (folder / piece.delta.name).read_bytes() if piece.delta is not None else b""
         if piece.delta is not None and len(delta) != piece.delta.num_bytes:
-            raise SupersededError(f"the delta of version {version} is not there any more")
+            raise SupersededError(f"the delta of version {version} no longer exists")
         return _Copy(piece, data.data, delta)
     finally:
         os.close(fd)

@@ -136,7 +136,7 @@ def apply_chunk(piece: bytes | memoryview, base: np.ndarray, into: np.ndarray) -
         np.bitwise_xor(base, xor[: base.size], out=into)
         return
     if piece[0] != _SPARSE or len(piece) < _HEAD_BYTES:
-        raise DeltaError(f"a compressed chunk of {len(piece)} bytes begins with {piece[0]}, which is no known form")
+        raise DeltaError(f"a compressed chunk of {len(piece)} bytes begins with {piece[0]}, an unknown form")
     num = int.from_bytes(piece[1:_HEAD_BYTES], "little")
     if num * 2 * _SPARSE_SHARE > base.size + _ALIGN_BYTES * 2:
         raise DeltaError(f"a compressed chunk has {num} changes for {base.size} bytes")
@@ -185,10 +185,10 @@ def _decompress(data: memoryview, num_bytes: int) -> np.ndarray:
         # zstd trusts the frame header, which could request any amount of memory, so check it first.
         promised = zstandard.frame_content_size(data)
         if promised != num_bytes:
-            raise DeltaError(f"a compressed chunk promises {promised} bytes, wanted {num_bytes}")
+            raise DeltaError(f"compressed chunk: expected {num_bytes} bytes, got a header of {promised}")
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=num_bytes, allow_extra_data=False)
     except zstandard.ZstdError as e:
         raise DeltaError(f"a compressed chunk is malformed: {e}") from e
     if len(raw) != num_bytes:
-        raise DeltaError(f"a compressed chunk has {len(raw)} bytes, wanted {num_bytes}")
+        raise DeltaError(f"compressed chunk: expected {num_bytes} bytes, got {len(raw)}")
     return np.frombuffer(raw, np.uint8)

@@ -134,7 +134,7 @@ def check_tiling(tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> Non
         num_pairs += len(active) ** 2
         if len(active) > MAX_BLOCKS_OF_A_TENSOR or num_pairs > _MAX_PAIRS:
             raise ValueError(
-                f"tensor {tensors[cut].name} lies in {len(active)} blocks, the limit is {MAX_BLOCKS_OF_A_TENSOR}"
+                f"tensor {tensors[cut].name}: expected at most {MAX_BLOCKS_OF_A_TENSOR} blocks, got {len(active)}"
             )
         if not active:
             missing = next((t for t in tensors[cut:next_cut] if t.num_bytes), None)
@@ -249,7 +249,7 @@ def _rows(whole: np.ndarray, start: int, shape: tuple[int, int, int]) -> np.ndar
     num_rows, row_bytes, stride = shape
     extent = whole[start : start + (num_rows - 1) * stride + row_bytes]
     if extent.size != (num_rows - 1) * stride + row_bytes:
-        raise ValueError(f"{num_rows} rows from byte {start} on don't lie in {whole.size} bytes")
+        raise ValueError(f"{num_rows} rows from byte {start} exceed the {whole.size} bytes")
     return np.lib.stride_tricks.as_strided(extent, (num_rows, row_bytes), (stride, 1), writeable=whole.flags.writeable)
 
 
@@ -291,11 +291,11 @@ def _ends_of_kinds(tensors: Sequence[TensorEntry]) -> list[int]:
 
 def _check_block(tensors: Sequence[TensorEntry], ends: Sequence[int], block: Block) -> None:
     if _end(block) > len(tensors) or _end(block) > ends[block.first_tensor]:
-        raise ValueError(f"a block covers tensors that there aren't, or that are unlike: {block}")
+        raise ValueError(f"block: its tensors must exist and have one shape and dtype, got {block}")
     tensor = tensors[block.first_tensor]
     rows, cols = matrix_shape(tensor.shape)
     if block.first_row + block.num_rows > rows or block.first_col + block.num_cols > cols:
-        raise ValueError(f"a block leads out of tensor {tensor.name} of shape {tensor.shape}: {block}")
+        raise ValueError(f"block exceeds tensor {tensor.name} of shape {tensor.shape}: {block}")
 
 
 def _check_rectangles(tensor: TensorEntry, blocks: Sequence[Block]) -> None:

@@ -112,7 +112,9 @@ class SharedMemoryFile:
     def bytes_view(self, num_bytes: int) -> np.ndarray:
         """Returns the first `num_bytes` as a writable uint8 vector."""
         if self._map is None or num_bytes > self._num_mapped_bytes:
-            raise ValueError(f"{self.path}: {num_bytes} bytes wanted, {self._num_mapped_bytes} reserved")
+            raise ValueError(
+                f"{self.path}: expected at most the {self._num_mapped_bytes} reserved bytes, got {num_bytes}"
+            )
         return np.frombuffer(self._map, np.uint8, num_bytes)
 
     def lock(self, *, timeout_s: float) -> bool:

@@ -246,7 +246,7 @@ def check_table(manifest: WeightManifest, expected: TensorTable) -> None:
         name = wrong[0]
         raise SnapshotError(
             f"version {manifest.version} differs from the model in {len(wrong)} tensors, first {name}: "
-            f"got {got.get(name, 'nothing')}, wanted {want.get(name, 'nothing')}"
+            f"expected {want.get(name, 'nothing')}, got {got.get(name, 'nothing')}"
         )
 
 
@@ -261,7 +261,7 @@ def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expect
         ("tokenizer hash", manifest.tokenizer_hash, tokenizer_hash),
     ):
         if got != want:
-            raise SnapshotError(f"version {manifest.version} has {what} {got!r}, wanted {want!r}")
+            raise SnapshotError(f"version {manifest.version}: expected {what} {want!r}, got {got!r}")
     check_layout(manifest)
     if expected is not None:
         check_table(manifest, expected)

@@ -174,7 +174,7 @@ class SnapshotWriter:
         """
         first = parts[0]
         if any(dataclasses.replace(p, shards=first.shards, created_s=first.created_s) != first for p in parts):
-            raise SnapshotError(f"the hosts' pieces of version {first.version} are not of one snapshot")
+            raise SnapshotError(f"version {first.version}: the hosts' pieces belong to different snapshots")
         pieces = sorted((piece for part in parts for piece in part.shards), key=lambda piece: piece.host)
         whole = dataclasses.replace(first, shards=tuple(pieces), base_steps=self._base_steps)
         check_layout(whole)
@@ -224,7 +224,7 @@ class SnapshotWriter:
             self._folder.rmdir()
         except OSError as e:  # the published files are deleted, so this is not a failure
             if not any(self._folder.glob("writer*")):  # otherwise another host removes the folder
-                logging.warning("snapshot folder stays: %s", e)
+                logging.warning("snapshot folder not deleted: %s", e)
 
     def close(self) -> None:
         """Releases the folder to the next writer; the announced snapshot stays."""
@@ -250,7 +250,8 @@ class SnapshotWriter:
             waited_s = time.monotonic() - begin_s
             if waited_s >= self._lock_timeout_s:
                 raise SnapshotBusyError(
-                    f"{free[0].path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
+                    f"timed out after {self._lock_timeout_s} s waiting for readers of {free[0].path}; "
+                    "check for a suspended actor"
                 )
             if spare is not None and waited_s >= try_spare_s:
                 try:

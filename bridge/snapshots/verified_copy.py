@@ -178,14 +178,14 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
     except ValueError as e:
         raise SnapshotError(str(e)) from e
     except FileNotFoundError as e:
-        raise SnapshotError(f"{path} does not exist, wanted {manifest.version} there") from e
+        raise SnapshotError(f"{path}: expected version {manifest.version}, but the file does not exist") from e
     try:
         if not try_flock(fd, fcntl.LOCK_SH):
             raise SnapshotBusyError(f"{path} is being written")
         held = is_verified(path)
         if held != manifest or os.fstat(fd).st_size < manifest.num_bytes:
             now = held.version if held is not None else "no whole version"
-            raise SnapshotError(f"{path} holds {now}, wanted {manifest.version}")
+            raise SnapshotError(f"{path}: expected version {manifest.version}, got {now}")
         # The map holds a duplicate of fd, and with it the lock, for as long as a view exists.
         data = mmap.mmap(fd, manifest.num_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
     finally:

@@ -116,10 +116,10 @@ class Runs:
         found = [r for r in self.all() if name_or_id in (r.run, r.name)]
         found = [r for r in found if r.run == name_or_id] or found
         if not found:
-            raise ValueError(f"{self._place} has no run {name_or_id!r} that this role began")
+            raise ValueError(f"{self._place} has no run {name_or_id!r} of this role")
         if len(found) > 1:
             ids = ", ".join(f"{r.run} ({'finished' if r.finished_step is not None else 'not finished'})" for r in found)
-            raise ValueError(f"{len(found)} runs are called {name_or_id!r}; give one's id: {ids}")
+            raise ValueError(f"{len(found)} runs have the name {name_or_id!r}; use an id: {ids}")
         return found[0]
 
     def drop(self, run: str, *, force: bool = False, bucket: str = "") -> RunState:
@@ -136,10 +136,12 @@ class Runs:
           ValueError: the run does not exist, has live processes, or is the only run that the store can hold.
         """
         if self._names is None:
-            raise ValueError(f"{self._place} is one run's file: stop its processes and remove the run's folder")
+            raise ValueError(
+                f"{self._place} is the store of a single run: stop its processes and remove the run's folder"
+            )
         state = self.find(run)
         if state.live_actors and not force:
-            raise ValueError(f"run {state.run} is served by {', '.join(state.live_actors)}: stop them, or give --force")
+            raise ValueError(f"run {state.run} is served by {', '.join(state.live_actors)}: stop them, or set --force")
         self._take_away(state.run, force=force)
         for table, key, at_once in _IN_PARTS:
             part = f"SELECT {key} FROM {table} WHERE run = :run LIMIT :at_once"
@@ -162,7 +164,7 @@ class Runs:
         id_ = self.find(run).run
         reasons = dict(self._read("SELECT actor, reason FROM fences WHERE run = :run ORDER BY actor", run=id_))
         if actor not in reasons:
-            fenced = f"fenced are: {', '.join(reasons)}" if reasons else "nobody is"
+            fenced = f"fenced actors: {', '.join(reasons)}" if reasons else "no actor is fenced"
             raise ValueError(f"actor {actor!r} of run {id_} is not fenced; {fenced}")
         reason = ON_PROBATION + reasons[actor].removeprefix(ON_PROBATION).removeprefix(PERMANENT)
         change = "UPDATE fences SET reason = :reason WHERE run = :run AND actor = :actor"
@@ -181,7 +183,7 @@ class Runs:
         steps = (_step(take, run, **given), _step(ask, run))
         lead_by, owner = self._write(run, *steps, locks=True, changes=("run",))[1][0]
         if lead_by != call:
-            raise ValueError(f"run {run} has a learner, at {owner}: stop it, or give --force")
+            raise ValueError(f"run {run} has a learner, at {owner}: stop it, or set --force")
 
     def _read(self, sql: str, /, **params: Any) -> list[Row]:
         return self._database.read("", Statement(sql, params))
@@ -212,7 +214,7 @@ def open_runs(url: str, *, retry_s: float = 10.0) -> Generator[Runs]:
     """
     if path := sqlite_path(url):
         if not path.is_file():
-            raise ValueError(f"there is no store {path}")
+            raise ValueError(f"store {path} does not exist")
         with contextlib.closing(SqliteDatabase(path, busy_timeout_s=retry_s)) as file:
             yield Runs(file, place=str(path), names=None)
         return

@@ -67,7 +67,7 @@ class BlobReference:
         """Parses the form stored in a row. Raises BadBlobError if the text is not a reference."""
         match = _REFERENCE.fullmatch(text)
         if match is None:
-            raise BadBlobError(f"a reference to an object reads nonce:bytes:blake3, got {text[:200]!r}")
+            raise BadBlobError(f"object reference: expected nonce:bytes:blake3, got {text[:200]!r}")
         return cls(match[1], int(match[2]), match[3])
 
 
@@ -102,7 +102,7 @@ class GroupBlobs:
           ValueError: the scheme is not supported.
         """
         if urllib.parse.urlsplit(url).scheme in ("http", "https"):
-            raise ValueError(f"store.bucket={url} can't be written to; wanted s3://, gs:// or file:///")
+            raise ValueError(f"store.bucket: expected s3://, gs:// or file:///, got {url}")
         self._place: ObjectStore = open_source(url, is_written=True)
         self._url, self._max_bytes, self._retry_s = url, max_bytes, retry_s
         self._run, self._prefix = run, f"groups/{urllib.parse.quote(run, safe='')}"
@@ -130,9 +130,9 @@ class GroupBlobs:
         """
         if not self._is_marked():
             raise ValueError(
-                f"store.bucket={self._url} is not the learner's bucket here ({self._prefix}/{_MARK} is missing), so no "
-                "large group would reach it: give all machines one bucket (s3://, gs://, a shared folder), or the "
-                "learner none"
+                f"store.bucket={self._url} is not the learner's bucket on this machine ({self._prefix}/{_MARK} is "
+                "missing), so large groups would not reach the learner. Use one bucket on all machines (s3://, gs://, "
+                "a shared folder), or unset store.bucket at the learner."
             )
 
     def check_own_mark(self) -> None:
@@ -143,10 +143,9 @@ class GroupBlobs:
         """
         if not self._is_marked():
             raise ValueError(
-                f"the learner's own store.bucket={self._url} has lost what the learner put there "
-                f"({self._prefix}/{_MARK} is missing), so groups that it doesn't find are no actor's fault: mount the "
-                "folder, or give the bucket back what it had, and start the learner again; groups stay in the store, "
-                "and a run keeps its bucket while any lie there"
+                f"store.bucket={self._url} has lost the learner's objects ({self._prefix}/{_MARK} is missing). Mount "
+                "the folder, or restore the bucket's contents, and restart the learner. Groups stay in the store, and "
+                "a run must keep its bucket while groups refer to it."
             )
 
     def _is_marked(self) -> bool:
@@ -161,7 +160,7 @@ class GroupBlobs:
         """Puts a group's message under a new name."""
         if len(message) > self._max_bytes:
             raise ValueError(
-                f"ticket {ticket_id}: a group has {len(message)} bytes, at most {self._max_bytes} are taken"
+                f"ticket {ticket_id}: a group must have at most {self._max_bytes} bytes, got {len(message)}"
             )
         reference = BlobReference(secrets.token_hex(16), len(message), blake3.blake3(message).hexdigest())
         name = self._name(ticket_id, reference.nonce)
@@ -178,15 +177,15 @@ class GroupBlobs:
         try:
             wanted = BlobReference.parse(reference)
             if wanted.num_bytes > self._max_bytes:
-                raise BadBlobError(f"{wanted.num_bytes} bytes are referred to, at most {self._max_bytes} are taken")
+                raise BadBlobError(f"object must have at most {self._max_bytes} bytes, got {wanted.num_bytes}")
             name = self._name(ticket_id, wanted.nonce)
             message = self._try(lambda: self._get(name, wanted.num_bytes), f"get {name}")
             if blake3.blake3(message).hexdigest() != wanted.blake3:
-                raise BadBlobError(f"{name} has other bytes than were put (BLAKE3 differs)")
+                raise BadBlobError(f"{name}: its content differs from what was stored (BLAKE3)")
         except _GONE:
             self._count("bad")
             raise BadBlobError(
-                f"ticket {ticket_id}: its object is not in {self._url}; do all machines see the same bucket?"
+                f"ticket {ticket_id}: its object is not in {self._url}; check that all machines use the same bucket"
             ) from None
         except BadBlobError as e:
             self._count("bad")
@@ -214,7 +213,7 @@ class GroupBlobs:
             except (BadBlobError, _GONE):
                 return
             except (obstore_errors.BaseError, OSError) as e:
-                logging.warning("object_left ticket=%s error=%s", row[0], first_line(e))
+                logging.warning("object not deleted ticket=%s error=%s", row[0], first_line(e))
                 return
             self._count("deleted")
 
@@ -236,7 +235,7 @@ class GroupBlobs:
         if orphans:
             self._try(lambda: self._delete(orphans), f"sweep {self._prefix}")
             self._count("swept", len(orphans))
-            logging.info("objects_swept num=%d bucket=%s", len(orphans), self._url)
+            logging.info("orphaned objects deleted num=%d bucket=%s", len(orphans), self._url)
         return len(orphans)
 
     def delete_all(self) -> int:
@@ -261,7 +260,7 @@ class GroupBlobs:
     def _get(self, name: str, num_bytes: int) -> bytes:
         result = obstore.get(self._place, name)
         if result.meta["size"] != num_bytes:
-            raise BadBlobError(f"{name} has {result.meta['size']} bytes, {num_bytes} were put")
+            raise BadBlobError(f"{name}: expected {num_bytes} bytes, got {result.meta['size']}")
         return bytes(result.bytes())
 
     def _list_before(self, time_: datetime.datetime) -> list[str]:
@@ -297,12 +296,14 @@ class GroupBlobs:
             except _GONE:
                 raise
             except _REFUSED as e:
-                raise ValueError(f"store.bucket={self._url} refuses to {what}: {first_line(e)}") from None
+                raise ValueError(f"store.bucket={self._url}: permission denied to {what}: {first_line(e)}") from None
             except (obstore_errors.BaseError, OSError) as e:
                 if self._clock() + wait_s > end_s:
                     said = f"{self._url} could not be reached for {self._retry_s:g} s ({what}): {first_line(e)}"
                     raise StoreLostError(said) from None
-                logging.log_every_n_seconds(logging.WARNING, "bucket_retry what=%s error=%s", 10, what, first_line(e))
+                logging.log_every_n_seconds(
+                    logging.WARNING, "bucket request retried what=%s error=%s", 10, what, first_line(e)
+                )
             self._sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 

@@ -184,22 +184,22 @@ def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
     """
     if path := sqlite_path(url):
         if not path.is_file():
-            raise NoRunError(f"there is no store {path}; is the run's learner started?")
+            raise NoRunError(f"store {path} does not exist; start the run's learner first")
         with contextlib.closing(SqliteStore(path)) as store:
             finished = store.finished()
         found = [FoundRun(name_or_id, None if finished is None else finished.version.step)]
     else:
         found = find_runs(url, name_or_id, retry_s=retry_s)
     if not found:
-        raise NoRunError(f"the store has no run {name_or_id!r} that this role may serve; is its learner started?")
+        raise NoRunError(f"the store has no run {name_or_id!r} that this role may serve; start its learner first")
     found = [r for r in found if r.run == name_or_id] or found
     going_on = [r.run for r in found if r.finished_step is None]
     if not going_on:
         raise FinishedRunError(f"run {name_or_id} is finished, at step {found[0].finished_step}")
     if len(going_on) > 1:
         raise ValueError(
-            f"{len(going_on)} runs are called {name_or_id!r}; give one's id, the newest first: {', '.join(going_on)}; "
-            "or have whoever leads them drop the others (python -m launch.tools.runs)"
+            f"{len(going_on)} runs have the name {name_or_id!r}; use an id, newest first: {', '.join(going_on)}; or "
+            "have their owner drop the others (python -m launch.tools.runs)"
         )
     return going_on[0]
 
@@ -222,7 +222,7 @@ def sqlite_path(url: str) -> pathlib.Path | None:
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return pathlib.Path(url.removeprefix(_SQLITE))
     if not url.startswith(_POSTGRES):
-        raise ValueError(f"a store's URL is sqlite:///FILE or postgresql://user@host/database, got {_scheme(url)!r}")
+        raise ValueError(f"--store: expected sqlite:///FILE or postgresql://user@host/database, got {_scheme(url)!r}")
     return None
 
 

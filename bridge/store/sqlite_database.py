@@ -271,8 +271,8 @@ class SqliteDatabase(Database):
             if e.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise
             raise StoreBusyError(
-                f"{self._path} stayed locked for {self._busy_timeout_s} s; is a process stopped "
-                "in the middle of a transaction?"
+                f"{self._path} stayed locked for {self._busy_timeout_s} s; check for a suspended process "
+                "with an open transaction"
             ) from e
         except OverflowError as e:
             raise ValueError(f"an integer does not fit SQLite's 64 bits: {e}") from e
@@ -351,7 +351,7 @@ class SqliteDatabase(Database):
             for statement in CREATE:
                 db.execute(statement)
         if _value(db, "PRAGMA application_id") != APPLICATION_ID:
-            raise ValueError(f"{self._path} is a database, but not a Sluice store")
+            raise ValueError(f"{self._path} is a database but not a Sluice store")
         number = _value(db, "SELECT value FROM meta WHERE key = 'format'")
         if number != codec.FORMAT:
             raise codec.OtherFormatError.of(str(self._path), number or "none")

@@ -81,7 +81,7 @@ class ChatTemplate:
             return self.source
         if self.named:
             raise ValueError(
-                f"{self.folder} has the chat templates {', '.join(sorted(self.named))} and none of them is named "
+                f"{self.folder} has the chat templates {', '.join(sorted(self.named))} but none named "
                 f"{DEFAULT}; set prompts.template_name to one of them, or prompts.chat_template=off"
             )
         raise ValueError(f"{self.folder} has no chat template; set prompts.chat_template=off")
@@ -95,7 +95,7 @@ class ChatTemplate:
         wrong = [n for n in arguments if n in RENDERED or not any(n in v for v in read)]
         if wrong:
             raise ValueError(
-                f"the chat template of {self.folder} reads no argument {', '.join(wrong)}; remove it from "
+                f"chat template of {self.folder}: unknown argument {', '.join(wrong)}; remove it from "
                 "prompts.template_arguments, or from the row"
             )
 
@@ -145,8 +145,7 @@ class ChatTemplate:
         before, found, behind = text.rpartition(stand_in)
         if not found or _last_text(conversation).strip() not in text:
             raise ValueError(
-                f"the chat template of {self.folder} does not show the last message as it is, so that the assistant "
-                "cannot continue it"
+                f"chat template of {self.folder}: it changes the last message, so the assistant cannot continue it"
             )
         return before if behind.startswith(" ") else before.rstrip()
 
@@ -222,7 +221,7 @@ class _Parts(list[Any]):
     """List of content parts that raises TypeError if a template writes it as text."""
 
     def __str__(self) -> str:
-        raise TypeError("a list of parts is no text")
+        raise TypeError("content: expected text, got a list of parts")
 
 
 def _parts_of(message: Mapping[str, Any]) -> list[JsonObject] | None:

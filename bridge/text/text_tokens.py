@@ -48,7 +48,7 @@ def read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as e:  # the Rust library raises plain Exception
-        raise ValueError(f"{file} is no tokenizer: {e}") from e
+        raise ValueError(f"{file} is not a tokenizer: {e}") from e
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -30,7 +30,7 @@ def test_adapter_table_has_the_names_and_shapes_that_the_learner_publishes():
         "lora_a": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "lora_b": "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight",
     }
-    with pytest.raises(ValueError, match="lora.targets: the model has no k_proj; leave k out"):
+    with pytest.raises(ValueError, match="lora.targets: the model has no k_proj; remove k"):
         adapter_table(table, modules=("k_proj",), rank=3)
 
 

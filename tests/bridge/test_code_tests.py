@@ -63,19 +63,19 @@ def test_first_of_several_solutions_is_the_rows_own(solutions, want):
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({}, r"needs test cases, got none \(metadata.tests\)"),
+        ({}, r"metadata.tests: verifier code requires test cases, got none"),
         ({"tests": []}, "got none"),
         ({"tests": 3}, "metadata.tests must be a list of cases"),
-        ({"tests": "{"}, "metadata.tests is no JSON"),
+        ({"tests": "{"}, "metadata.tests must be JSON"),
         ({"tests": ["x"]}, r"metadata.tests\[0\] must be an object"),
-        ({"tests": [PRINTED, {"input": "x"}]}, r"metadata.tests\[1\] needs input and output, or call and returns"),
+        ({"tests": [PRINTED, {"input": "x"}]}, r"metadata.tests\[1\]: expected input and output, or call and returns"),
         ({"tests": [{"input": 3, "output": "x"}]}, "text, or lists of lines"),
-        ({"tests": [{"call": "f", "args": [1]}]}, "needs `returns`"),
-        ({"tests": [{"call": "f()", "returns": 1}]}, "a function's name is wanted"),
+        ({"tests": [{"call": "f", "args": [1]}]}, "`returns` is missing"),
+        ({"tests": [{"call": "f()", "returns": 1}]}, "expected the name of a function"),
         ({"tests": [{"call": "f", "args": 1, "returns": 1}]}, "args must be a list"),
-        ({"tests": [PRINTED, CALLED]}, "cases of one kind"),
-        ({"tests": [PRINTED], "language": "cobol"}, "no language 'cobol'; there are bash, c, cpp"),
-        ({"tests": [CALLED], "language": "c"}, "called in python only"),
+        ({"tests": [PRINTED, CALLED]}, "all cases must be calls, or all standard input"),
+        ({"tests": [PRINTED], "language": "cobol"}, "language: expected one of bash, c, cpp, .*, got 'cobol'"),
+        ({"tests": [CALLED], "language": "c"}, "calls require python"),
         ({"tests": [PRINTED], "compare": "fuzzy"}, "metadata.compare must be one of exact, tokens, float"),
         ({"tests": [PRINTED], "tolerance": float("nan")}, "metadata.tolerance"),
         ({"tests": [PRINTED], "code_in": "mind"}, "metadata.code_in must be one of block, text"),
@@ -108,5 +108,5 @@ def test_null_is_absent_whatever_the_key():
     assert read({"tests": [returns_nothing]}).cases[0] == Returned(
         function="f", arguments=[None, 1], keywords={}, wanted=(None,)
     )
-    with pytest.raises(ValueError, match="needs test cases"):
+    with pytest.raises(ValueError, match="requires test cases"):
         read({"tests": None, "input_output": None, "inputs": None})

@@ -319,7 +319,7 @@ def test_decode_runs_the_types_own_checks():
         (["<i8", bytes(16)], "dtype"),
         (["<f4", bytes(8)], "int32 vector|Expected"),
         (["|O", bytes(8)], "dtype"),
-        (["<i4", bytes(7)], "whole number"),
+        (["<i4", bytes(7)], "not a multiple of the size"),
         (["<i4", b""], "must not be empty"),
         (["<i4", bytes(8), 1], "length"),
         ([1, 2], "str"),
@@ -359,9 +359,9 @@ def test_decode_other_format_or_type_refused():
     format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
     with pytest.raises(ValueError, match="Ticket: expected format 10, got 9. Another build made it"):
         codec.decode(Ticket, msgspec.msgpack.encode([format_ - 1, name, body]))
-    with pytest.raises(ValueError, match="'Ticket', wanted a Group"):
+    with pytest.raises(ValueError, match="expected a Group, got a 'Ticket'"):
         codec.decode(Group, codec.encode(make_ticket()))
-    with pytest.raises(ValueError, match="no wire type"):
+    with pytest.raises(ValueError, match="wire type: expected one of"):
         codec.decode(Rollout, b"")  # pyright: ignore[reportArgumentType]
 
 

@@ -279,5 +279,5 @@ def test_decode_array_of_objects_refused_and_not_run():
 
 def test_decode_oversized_message_refused_before_it_is_read():
     """A message over 64 MiB | refused by its size"""
-    with pytest.raises(ValueError, match=f"the limit is {codec.MAX_BYTES}"):
+    with pytest.raises(ValueError, match=f"at most {codec.MAX_BYTES}"):
         codec.decode(Group, bytes(codec.MAX_BYTES + 1))

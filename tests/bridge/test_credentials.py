@@ -91,7 +91,7 @@ def test_read_token_takes_a_file_before_a_value_and_strips_its_line_end(tmp_path
     assert read_token({}) is None
     assert read_token({TOKEN: SECRET}) == Token(SECRET)
     assert read_token({TOKEN_FILE: str(file), TOKEN: "x" * 40}) == Token(SECRET)
-    with pytest.raises(ValueError, match="can't be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         read_token({TOKEN_FILE: str(tmp_path / "none")})
 
 
@@ -113,9 +113,9 @@ def test_read_tls_refuses_half_a_pair_a_file_that_is_not_there_and_a_key_that_ot
     certificate.write_text("x")
     key.write_text("x")
     key.chmod(0o600)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="must both be set"):
         read_tls({CERTIFICATE: str(certificate)})
-    with pytest.raises(ValueError, match="can't be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         read_tls({CA: str(tmp_path / "none")})
     assert read_tls({CERTIFICATE: str(certificate), KEY: str(key)}) == Tls(certificate=certificate, key=key)
     key.chmod(0o644)
@@ -149,7 +149,7 @@ def test_key_file_holds_one_key_that_no_error_tells(tmp_path):
     file.write_text(SECRET)
     for mode in (0o604, 0o602):
         file.chmod(mode)
-        with pytest.raises(ValueError, match="everyone on this machine may read it"):
+        with pytest.raises(ValueError, match="other users can read it"):
             read_key_file(str(file))
-    with pytest.raises(ValueError, match="can't be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         read_key_file(str(tmp_path / "nowhere"))

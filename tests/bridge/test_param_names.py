@@ -90,7 +90,7 @@ def test_locate_is_the_inverse_of_hf_names(names):
     ],
 )
 def test_locate_tensor_of_another_model_is_refused(hf_name):
-    with pytest.raises(ValueError, match="no tensor"):
+    with pytest.raises(ValueError, match="is not in this model"):
         QWEN3.locate(hf_name)
 
 
@@ -105,13 +105,13 @@ def test_locate_tensor_of_another_model_is_refused(hf_name):
     ],
 )
 def test_locate_expert_of_another_model_is_refused(hf_name):
-    with pytest.raises(ValueError, match="no tensor"):
+    with pytest.raises(ValueError, match="is not in this model"):
         MOE.locate(hf_name)
 
 
 @pytest.mark.parametrize("path", ["lm_head/kernel", "layers/q_proj/bias", "layers/o_proj/bias", "q_proj/kernel"])
 def test_hf_names_path_of_another_model_is_refused(path):
-    with pytest.raises(ValueError, match="no parameter"):
+    with pytest.raises(ValueError, match="parameter .*: expected one of"):
         QWEN3.hf_names(path)
 
 

@@ -263,7 +263,7 @@ def test_actor_that_is_started_for_a_finished_run_says_so_and_ends_in_order(plac
         (["--store={url}", "--run=trial", "--config=x"], 2, "error: --config: an actor reads its config from the run"),
         (["--store={url}", "--run=trial"], 4, "error: timed out waiting for the run descriptor of run trial"),
         (["--run_dir=/x", "--allow_module=a:b"], 2, "error: --allow_module requires --store"),
-        (["--store=mysql://x", "--run=trial"], 2, "error: a store's URL is sqlite:///FILE or postgresql://"),
+        (["--store=mysql://x", "--run=trial"], 2, "error: --store: expected sqlite:///FILE or postgresql://"),
     ],
 )
 def test_actor_that_is_started_with_too_little_says_what_to_give(place, arguments, code, said):

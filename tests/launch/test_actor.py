@@ -41,7 +41,7 @@ def test_key_of_a_judge_that_everyone_may_read_is_found_before_the_engine_starts
     file = tmp_path / "key"
     file.write_text("secret")
     file.chmod(0o644)
-    with pytest.raises(ValueError, match="everyone on this machine may read it"):  # noqa: SIM117  # which raises
+    with pytest.raises(ValueError, match="other users can read it"):  # noqa: SIM117  # which raises
         with open_judge(judging(api_key_file=str(file)), tmp_path / "log"):
             pytest.fail("the engine would start")
 

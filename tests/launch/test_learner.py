@@ -65,7 +65,7 @@ FULL = OSError(28, "No space left on device", "metrics.jsonl")
         (dict(train=FULL), 1, "metrics.jsonl: No space left on device; make room"),
         (dict(train=NotFiniteError("5 in a row")), 1, "5 in a row; the run's folder and its last checkpoint are kept"),
         (dict(train=StoreBusyError("store stayed locked")), 4, "store stayed locked; start again"),
-        (dict(train=SnapshotBusyError("still being copied")), 4, "still being copied; start again"),
+        (dict(train=SnapshotBusyError("waiting for readers of")), 4, "waiting for readers of; start again"),
         (dict(train=StoreLostError("away for 600 s")), 4, "away for 600 s; start again"),
         (dict(train=SupersededLearnerError("another learner leads")), 5, "another learner leads; this learner's"),
     ],

@@ -69,7 +69,7 @@ def test_learner_elsewhere_is_refused_while_one_lives(open_store, tmp_path, cloc
     living = open_store()
     acquire_leadership(living, here, tmp_path / "here")
     clock.while_asleep = lambda: living.renew_leadership(lease_s=LEAD_S)
-    with pytest.raises(LearnerLivesError, match="has a learner already"):
+    with pytest.raises(LearnerLivesError, match="has another learner"):
         acquire_leadership(open_store(), there, tmp_path / "there")
     living.renew_leadership(lease_s=LEAD_S)
 

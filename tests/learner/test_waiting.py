@@ -106,7 +106,7 @@ def test_learner_whose_own_bucket_is_away_ends_and_blames_nobody(tmp_path):
             put(store, "far")
         bucket.rename(tmp_path / "mounted-elsewhere")
         bucket.mkdir()
-        with pytest.raises(ValueError, match=f"learner's own store.bucket={bucket.as_uri()} .* mount the folder"):
+        with pytest.raises(ValueError, match=f"store.bucket={bucket.as_uri()} has lost .* Mount the folder"):
             store.read_groups(after_seq=0, limit=num)
         assert store.lost_in_a_row == {} and store.num_unreadable == 0
         bucket.rmdir()

@@ -242,7 +242,7 @@ async def _until(work: Coroutine[Any, Any, None], stop: Stop, *, num_threads: in
             task.cancel()
         await asyncio.wait({task}, timeout=_STOP_POLL_S)
     if task.cancelled():
-        raise DownloadStoppedError("a download was told to stop")
+        raise DownloadStoppedError("download stopped on request")
     task.result()
 
 
@@ -286,7 +286,9 @@ class _Download:
                 except SourceTransientError as e:
                     why[url] = str(e)
                     self.tally.num_breaks += 1
-                    logging.warning("snapshot place failed url=%s chunks_left=%d reason=%s", url, len(self._missing), e)
+                    logging.warning(
+                        "snapshot source failed url=%s chunks_left=%d reason=%s", url, len(self._missing), e
+                    )
                 if not self._missing:
                     return
             self._check_hope(left, why, is_gone)
@@ -298,13 +300,13 @@ class _Download:
     def _check_hope(self, left: dict[str, Callable[[], ObjectSource]], why: dict[str, str], is_gone: bool) -> None:
         reasons = "; ".join(f"{url}: {reason}" for url, reason in why.items()) or "it has no source"
         if not left and is_gone:
-            raise SupersededError(f"no place has it any more: {reasons}")
+            raise SupersededError(f"no source has it any more: {reasons}")
         silent_s = self._clock() - self._arrived_s
         if not left or silent_s >= self._patience.give_up_s:
             num_there = self._chunks.num - len(self._missing)
             since = "" if not left else f" for {silent_s:.0f} s"
             raise (UnreachableError if left else SnapshotError)(
-                f"it can't be fetched{since}, {num_there} of {self._chunks.num} chunks are there: {reasons}"
+                f"download failed{since}, {num_there} of {self._chunks.num} chunks downloaded: {reasons}"
             )
 
     async def _read_from(self, place: ObjectSource) -> None:
@@ -377,4 +379,4 @@ class _Download:
         if self._num_bad[chunk] >= self._patience.max_bad:
             self._num_bad[chunk] = 0  # another source may have a correct copy
             raise SourceRefusedError(f"corrupt: {message}, {self._patience.max_bad} times")
-        logging.warning("snapshot %s; it is fetched again", message)
+        logging.warning("snapshot %s; fetching it again", message)

@@ -101,8 +101,8 @@ class SnapshotFetcher:
             check_signature(announcement, self._token)
         elif (elsewhere := next((s for s in announcement.all_sources if not is_of_this_machine(s)), None)) is not None:
             raise SnapshotError(
-                f"version {manifest.version} comes from another machine ({elsewhere}), and only the run's token tells "
-                f"whose weights it has: set {TOKEN_FILE} to a file with it"
+                f"version {manifest.version} comes from another machine ({elsewhere}), so its signature must be "
+                f"verified: set {TOKEN_FILE} to a file with the run's token"
             )
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
 
@@ -132,9 +132,9 @@ class SnapshotFetcher:
             manifest = read_bucket_manifest(run_place, version)
         except (BaseError, OSError) as e:
             line = first_line(e)
-            raise UnreachableError(f"version {version} can't be read at {url}: {line}") from None
+            raise UnreachableError(f"version {version} cannot be read at {url}: {line}") from None
         if manifest.version != version:
-            raise SnapshotError(f"version {manifest.version} lies where {version} was announced, at {url}")
+            raise SnapshotError(f"{url}: expected the announced version {version}, got {manifest.version}")
         alone = Announcement(manifest=manifest, sources=(url,))
         # The checked announcement names the URL, and the manifest has its own signature.
         alone = sign(alone, self._token) if self._token is not None else alone

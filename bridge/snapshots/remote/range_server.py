@@ -53,10 +53,10 @@ def listen(address: str, *, scheme: str, token: Token | None, tls: Tls) -> tuple
     parts = urllib.parse.urlsplit(f"//{address}")
     host, port = parts.hostname, parts.port
     if not host or port is None or scheme not in ("http", "https"):
-        raise ValueError(f"snapshots are served at HOST:PORT by http or https, got {address!r} by {scheme!r}")
+        raise ValueError(f"publish.serve: expected http or https at HOST:PORT, got {scheme!r} at {address!r}")
     if not is_loopback(host) and (scheme != "https" or token is None):
         raise ValueError(
-            f"{address} can be reached by others: serve snapshots by https, and with a token "
+            f"{address} is reachable from other machines: serve snapshots by https, and with a token "
             f"({TOKEN} or {TOKEN_FILE}); got {scheme} {'without a' if token is None else 'with a'} token"
         )
     context = _context(tls) if scheme == "https" else None
@@ -64,7 +64,7 @@ def listen(address: str, *, scheme: str, token: Token | None, tls: Tls) -> tuple
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as e:
-        raise ValueError(f"snapshots can't be served at {address}: {e}") from e
+        raise ValueError(f"snapshots cannot be served at {address}: {e}") from e
     if is_loopback(host) and not is_loopback(listener.getsockname()[0]):
         listener.close()
         raise ValueError(f"{host} is not this machine's loopback address, but {listener.getsockname()[0]}")
@@ -235,7 +235,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
     try:
         context.load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError) as e:
-        raise ValueError(f"{CERTIFICATE}={tls.certificate} and its key can't be used: {e}") from e
+        raise ValueError(f"{CERTIFICATE}={tls.certificate} and its key cannot be used: {e}") from e
     return context
 
 

@@ -175,7 +175,7 @@ class ShardFetch:
             raise
         except SnapshotError as e:
             version = self._manifest.version
-            logging.warning("delta failed version=%s reason=%s; the full file is fetched", version, e)
+            logging.warning("delta failed, fetching the full file version=%s reason=%s", version, e)
             left = [i for i in missing if not self._is_there(i)]
         self.tally.num_by_delta = len(missing) - len(left)
         self.tally.num_failed_deltas = int(bool(left))

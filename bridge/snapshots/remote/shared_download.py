@@ -77,7 +77,7 @@ class SharedDownload:
                     f"another process of this host is still downloading into {self._folder} after {self._wait_s:.0f} s"
                 )
             elif stop.wait(_POLL_S):
-                raise DownloadStoppedError("told to stop while another process downloads")
+                raise DownloadStoppedError("stopped on request while another process downloads")
         return path
 
     def older(self, announcement: Announcement, *, than: Version | None) -> Announcement | None:

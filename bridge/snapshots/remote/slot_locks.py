@@ -224,5 +224,5 @@ def _open_file(fd: int, num_bytes: int) -> OpenFile:
     """Wraps `fd`; closes it and raises SnapshotError if the file is too short."""
     if os.fstat(fd).st_size < num_bytes:
         os.close(fd)
-        raise SnapshotError(f"a file that is announced with {num_bytes} bytes is shorter")
+        raise SnapshotError(f"file: expected the announced {num_bytes} bytes, but it is shorter")
     return OpenFile(fd, num_bytes)

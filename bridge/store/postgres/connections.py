@@ -58,11 +58,13 @@ def parse(url: str) -> dict[str, Any]:
         # libpq's message may quote a part of the password.
         parameter = re.search(r'invalid URI query parameter: "(\w+)"', str(e))
         raise ValueError(
-            "the store's URL can't be read; it is postgresql://user@host:port/database?sslmode=verify-full, with "
-            f"%XX for what is special{f'; {parameter[1]} is no parameter' if parameter else ''}"
+            "--store: expected postgresql://user@host:port/database?sslmode=verify-full, with special characters as "
+            f"%XX{f'; unknown parameter {parameter[1]}' if parameter else ''}"
         ) from None
     if "service" in given:
-        raise ValueError("the store's URL names a service; give host and sslmode in it, or the service by PGSERVICE")
+        raise ValueError(
+            "--store: the URL must not name a service; set host and sslmode in it, or the service by PGSERVICE"
+        )
     return given
 
 
@@ -85,8 +87,8 @@ def check_encrypted(way: LibpqTarget) -> None:
     """
     if not way.is_here and way.sslmode != "verify-full":
         raise ValueError(
-            f"{way.place} is on another machine, and sslmode={way.sslmode} does not prove that it is the right "
-            "server: add ?sslmode=verify-full, and name whoever signed its certificate by PGSSLROOTCERT"
+            f"{way.place} is on another machine, and sslmode={way.sslmode} does not verify the server's identity: "
+            "add ?sslmode=verify-full, and set PGSSLROOTCERT to the certificate of its CA"
         )
 
 

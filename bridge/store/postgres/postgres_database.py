@@ -83,7 +83,7 @@ class Listener:
                 if self._is_closed:
                     return
                 why = reason_of(e) if isinstance(e, psycopg.Error) else type(e).__name__
-                logging.log_every_n_seconds(logging.WARNING, "the store's changes are not heard: %s", 30, why)
+                logging.log_every_n_seconds(logging.WARNING, "store notifications not received: %s", 30, why)
             if time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
             select.select([self._wake_read], [], [], pause_s * random.uniform(0.5, 1.0))
@@ -182,8 +182,8 @@ class PostgresDatabase(Database):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 place = self._connections.place
-                raise StoreLostError(f"the store at {place} could not be reached for {timeout_s:.0f} s: {why}")
-            logging.log_every_n_seconds(logging.WARNING, "the store can't be reached, trying again: %s", 10, why)
+                raise StoreLostError(f"the store at {place} was unreachable for {timeout_s:.0f} s: {why}")
+            logging.log_every_n_seconds(logging.WARNING, "store unreachable, retrying: %s", 10, why)
             # Jitter, so that all clients of a restarted server do not reconnect at the same moment.
             if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
                 raise StoreClosedError(f"the store at {self._connections.place} was closed")

@@ -40,7 +40,7 @@ def read_format(db: psycopg.Connection) -> int | None:
         ) from None
     except psycopg.errors.UndefinedTable:
         raise ValueError(
-            f"the schema sluice in database {db.info.dbname} is no Sluice store; use another database"
+            f"the schema sluice in database {db.info.dbname} is not a Sluice store; use another database"
         ) from None
 
 
@@ -49,7 +49,7 @@ def check_schema(db: psycopg.Connection) -> None:
     number = read_format(db)
     if number is None:
         raise ValueError(
-            f"database {db.info.dbname} holds no Sluice store yet: start the learner first, or have an administrator "
+            f"database {db.info.dbname} has no Sluice store yet: start the learner first, or have an administrator "
             "run what `python -m bridge.store.postgres.tables_and_roles` prints"
         )
     if number != codec.FORMAT:
@@ -72,7 +72,7 @@ def make_schema(db: psycopg.Connection) -> None:
                 db.execute(sql.SQL(schema_sql()))  # pyright: ignore[reportArgumentType] a file of ours
             except psycopg.errors.InsufficientPrivilege as e:
                 raise ValueError(
-                    f"role {db.info.user} may not make the store's tables in database {db.info.dbname} "
+                    f"role {db.info.user} may not create the store's tables in database {db.info.dbname} "
                     f"({first_line(e)}): have an administrator run what "
                     f"`python -m bridge.store.postgres.tables_and_roles` "
                     f"prints, and then GRANT {LEARNER} TO {db.info.user}"
@@ -97,11 +97,13 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
         is_mine = _one(db, "SELECT sluice.owns(%s)", run)
     except psycopg.errors.InsufficientPrivilege as e:
         raise ValueError(
-            f"role {db.info.user} may not hold runs ({first_line(e)}): have an administrator GRANT {LEARNER} TO "
+            f"role {db.info.user} may not own runs ({first_line(e)}): have an administrator GRANT {LEARNER} TO "
             f"{db.info.user}"
         ) from e
     if not is_mine:
-        raise ValueError(f"run {run} is another role's: connect as the one that began it, or begin a run of your own")
+        raise ValueError(
+            f"run {run} belongs to another role: connect as the role that started it, or start another run"
+        )
     db.execute(
         "UPDATE sluice.runs SET actor_role = %s WHERE run = %s AND actor_role <> %s", (actor_role, run, actor_role)
     )
@@ -133,8 +135,7 @@ def check_learner(db: psycopg.Connection) -> None:
     """Raises ValueError if this role may not lead runs."""
     if not _one(db, "SELECT pg_has_role(current_user, %s, 'MEMBER')", LEARNER):
         raise ValueError(
-            f"role {db.info.user} may not keep runs in order: that is for a learner's role, whom an administrator has "
-            f"GRANTed {LEARNER}"
+            f"role {db.info.user} may not manage runs: have an administrator GRANT {LEARNER} TO {db.info.user}"
         )
 
 

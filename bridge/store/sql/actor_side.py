@@ -263,12 +263,14 @@ class ActorStore(GroupBucket, AnchorRows):
         if fences and not is_alone:
             raise FencedError(f"actor {group.actor} is fenced: {fences[0][0]}")
         if not rows:
-            raise KeyError(f"the store knows no ticket {group.ticket_id!r}")
+            raise KeyError(f"ticket {group.ticket_id!r} is not in the store")
         fit, _, only_for, payload = rows[0]
         if fit != params["fit"]:
             raise UnfitGroupError(describe_misfit(self._decode(Ticket, payload), group))
         if only_for is not None and not is_alone:
-            raise UnfitGroupError(f"ticket {group.ticket_id} is for actor {only_for} alone, not for {group.actor}")
+            raise UnfitGroupError(
+                f"ticket {group.ticket_id} is reserved for actor {only_for}, got a group of {group.actor}"
+            )
         return False
 
     def fail_ticket(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
@@ -311,7 +313,7 @@ class ActorStore(GroupBucket, AnchorRows):
         """
         rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
         if not rows:
-            raise KeyError(f"the store has no file of hash {blake3}")
+            raise KeyError(f"file of hash {blake3} is not in the store")
         (content,) = rows[0]
         check_blob(blake3, content)
         return content

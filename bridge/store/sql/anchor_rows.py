@@ -18,12 +18,12 @@ def pack(key: str, seconds: Sequence[float]) -> str:
       ValueError: the key is too long, the number of test cases is 0 or too large, or a time is invalid.
     """
     if not 0 < len(key.encode()) <= MAX_TASK_KEY_BYTES or "\0" in key:
-        raise ValueError(f"a task's key has 1 to {MAX_TASK_KEY_BYTES} bytes and no NUL, got {key[:200]!r}")
+        raise ValueError(f"task key must have 1 to {MAX_TASK_KEY_BYTES} bytes and no NUL, got {key[:200]!r}")
     if not 0 < len(seconds) <= MAX_CASES:
-        raise ValueError(f"task {key}: anchors of 1 to {MAX_CASES} test cases, got {len(seconds)}")
+        raise ValueError(f"task {key}: anchors must have 1 to {MAX_CASES} test cases, got {len(seconds)}")
     for case_s in seconds:
         if not 0 <= case_s <= MAX_CASE_S:  # also rejects NaN
-            raise ValueError(f"task {key}: an anchor is of 0 to {MAX_CASE_S} seconds, got {case_s}")
+            raise ValueError(f"task {key}: an anchor must be 0 to {MAX_CASE_S} seconds, got {case_s}")
     return ",".join(str(round(1000 * case_s)) for case_s in seconds)
 
 

@@ -112,7 +112,7 @@ class SharedStore:
             try:
                 beat = self._decode(Heartbeat, payload)
                 if beat.process != process:
-                    raise ValueError(f"it says that it is {beat.process!r}")
+                    raise ValueError(f"its heartbeat names process {beat.process!r}")
             except codec.OtherFormatError:
                 continue  # processes of another build may serve the run
             except ValueError as e:
@@ -216,4 +216,4 @@ def check_lease(lease_s: float) -> None:
 def check_blob(hash_: str, content: bytes) -> None:
     """Raises ValueError if the content does not have the hash."""
     if blake3.blake3(content).hexdigest() != hash_:
-        raise ValueError(f"the file of hash {hash_} has another one: it was changed; start the learner again")
+        raise ValueError(f"file of hash {hash_}: its content was changed; restart the learner")

@@ -182,7 +182,7 @@ class BlobCollector:
             except StoreClosedError:
                 return
             except (StoreLostError, OSError, ValueError) as e:  # the learner must continue after any error
-                logging.warning("objects_left error=%s", e)
+                logging.warning("objects not deleted error=%s", e)
             self._woken.wait(max(1.0, sweep_at_s - time.monotonic()))
             self._woken.clear()
 
@@ -238,7 +238,7 @@ class GroupRows(GroupBucket, Tickets):
                     self._lost_in_a_row.pop(actor, None)
                 groups.append(StoredGroup(seq, self._group(message, ticket_id, actor, fit)))
             except ValueError as e:
-                logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
+                logging.error("group rejected ticket=%r actor=%r: %s", ticket_id, actor, e)
                 self.unreadable[actor] += 1
                 spoiled.append(ticket_id)
         self._newest_seq = max([self._newest_seq, *(row[0] for row in rows)])
@@ -262,8 +262,8 @@ class GroupRows(GroupBucket, Tickets):
         )
         if before[0][0] < self._newest_seq:
             logging.error(
-                "store went back last_group=%d read_group=%d: it is a copy without the last commits; all groups are "
-                "read again, and open tickets offered again (docs/production.md)",
+                "store rolled back last_group=%d read_group=%d: it lacks the last commits; all groups are read again, "
+                "and open tickets offered again (docs/production.md)",
                 before[0][0],
                 self._newest_seq,
             )
@@ -292,9 +292,9 @@ class GroupRows(GroupBucket, Tickets):
         """
         group = self._decode(Group, payload)
         if (group.ticket_id, group.actor) != (ticket_id, actor):
-            raise ValueError(f"what is in it answers {group.ticket_id!r}, and was made by {group.actor!r}")
+            raise ValueError(f"its content is of ticket {group.ticket_id!r} and actor {group.actor!r}")
         if ticket_digest(group) != fit:
-            raise ValueError("what is in it does not fit its ticket (prompt, number of rollouts, kind, round, order)")
+            raise ValueError("its content does not match its ticket (prompt, number of rollouts, kind, round, order)")
         return group
 
 

@@ -55,13 +55,13 @@ class LearnerStore(GroupRows, AnchorRows):
         incarnation, call, leader, left_s, last_seq = rows[0]
         if leader == DROPPER and call != params["call"]:
             raise LearnerLivesError(
-                f"the run is led by {DROPPER}, and parts of it are gone: drop it again to the end "
-                "(launch.tools.runs --drop), and begin another"
+                "the run is partly deleted: finish its deletion (python -m launch.tools.runs --drop=ID), and start "
+                "another run"
             )
         if call != params["call"]:
             raise LearnerLivesError(
-                f"the run has a learner already, at {leader}; it leads for another "
-                f"{max(0.0, left_s):.0f} s unless it says that it lives: stop it, or wait"
+                f"the run has another learner, at {leader}, whose lease expires in {max(0.0, left_s):.0f} s "
+                "unless renewed; stop that learner, or wait"
             )
         self._incarnation, self._led_after_seq = incarnation, last_seq
         if self._objects is not None and self._keeper is None:

@@ -383,7 +383,7 @@ def test_older_version_that_is_not_the_one_named_whole_and_signed_is_not_served(
     match damage:
         case "replay":
             (named / MANIFEST).write_bytes((old / MANIFEST).read_bytes())
-            complaint = "0:1 lies where 0:2 was announced"
+            complaint = "expected the announced version 0:2, got 0:1"
         case "unsigned":
             (named / MANIFEST).write_bytes(codec.encode(dataclasses.replace(manifest, hmac=None)))
             complaint = "unsigned manifest"

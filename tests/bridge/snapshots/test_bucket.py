@@ -238,7 +238,7 @@ def test_upload_that_keeps_failing_is_an_error_and_the_next_version_goes_out(url
 
     with monkeypatch.context() as patch:
         patch.setattr(obstore, "put", failing)
-        with pytest.raises(SnapshotError, match="in 3 attempts: no$"):
+        with pytest.raises(SnapshotError, match="after 3 attempts: no$"):
             bucket.put(publisher.write(2))
     assert newest(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
     bucket.put(publisher.write(3))
@@ -252,14 +252,14 @@ def test_bucket_that_cannot_be_reached_is_an_error_of_one_line(publisher, monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     bucket = make_bucket("s3://weights/prefix", publisher)
-    with pytest.raises(SnapshotError, match="did not get into") as failure:
+    with pytest.raises(SnapshotError, match="upload to .* failed") as failure:
         bucket.put(publisher.write(1))
     assert "\n" not in str(failure.value)
 
 
 def test_bucket_without_permission_or_that_does_not_exist_is_an_error_of_one_line(s3, publisher):
     bucket = make_bucket("s3://there-is-none-such/prefix", publisher)
-    with pytest.raises(SnapshotError, match="did not get into") as failure:
+    with pytest.raises(SnapshotError, match="upload to .* failed") as failure:
         bucket.put(publisher.write(1))
     assert "\n" not in str(failure.value)
 
@@ -358,7 +358,7 @@ def test_bound_keeps_the_newest_and_the_bases_of_kept_deltas():
 def test_damaged_and_missing_manifests_are_errors_that_say_so(url, publisher):
     place = place_at(url)
     obstore.put(place, "0:1/manifest", b"rubbish")
-    with pytest.raises(SnapshotError, match="can't be read"):
+    with pytest.raises(SnapshotError, match="cannot be read"):
         read_bucket_manifest(place, at(1))
     with pytest.raises(SupersededError, match="not in the bucket"):
         read_bucket_manifest(place, at(2))
@@ -429,5 +429,5 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
 
 @pytest.mark.parametrize("url", ["https://host/x", "/folder", "ftp://x"])
 def test_url_that_is_no_buckets_is_refused(url, publisher):
-    with pytest.raises(ValueError, match="a bucket is"):
+    with pytest.raises(ValueError, match="bucket: expected"):
         make_bucket(url, publisher)

@@ -68,7 +68,7 @@ def test_version_is_not_there_until_all_hosts_have_sealed_it(hosts, tmp_path):
 def test_parts_of_unlike_versions_are_not_joined(hosts):
     parts = [hosts.write(host, 1).seal() for host in range(4)]
     late = dataclasses.replace(parts[3], version=at(2))
-    with pytest.raises(SnapshotError, match="not of one snapshot"):
+    with pytest.raises(SnapshotError, match="belong to different snapshots"):
         hosts.writers[0].join([*parts[:3], late])
     with pytest.raises(SnapshotError, match="two pieces have the same part of tensor embed"):
         twice = with_piece(parts[0], host=3, file=dataclasses.replace(parts[0].shards[0].file, name="slot-0.host-3"))

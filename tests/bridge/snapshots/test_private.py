@@ -75,7 +75,7 @@ def test_folder_that_is_not_this_users_alone_is_refused_and_nothing_is_put_there
     name, begin = users[user]
     squat(tmp_path / name)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=f"{name} is not this user's alone"):
+    with pytest.raises(ValueError, match=f"{name}: other users can write to it"):
         begin()
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -158,7 +158,7 @@ def test_mirror_refuses_a_local_file_that_another_user_made_first(tmp_path, plan
 @pytest.mark.parametrize("squat", [pytest.param(foreign_folder, marks=as_root), linked_folder, plain_file])
 def test_actors_copy_is_not_made_in_what_another_user_put_there(tmp_path, squat):
     squat(tmp_path / "run.copy-a")
-    with pytest.raises(ValueError, match="run.copy-a is not this user's alone"):
+    with pytest.raises(ValueError, match="run.copy-a: other users can write to it"):
         LocalCopy(tmp_path / "run", "a")
 
 

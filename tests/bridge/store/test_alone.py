@@ -34,7 +34,7 @@ def test_fenced_actor_serves_what_is_for_it_alone_and_nothing_else(store):
 
 def test_group_of_a_ticket_for_another_actor_refused(store):
     store.put_tickets([PROBE], only_for="x")
-    with pytest.raises(UnfitGroupError, match="for actor x alone"):
+    with pytest.raises(UnfitGroupError, match="reserved for actor x"):
         store.put_group(make_group(PROBE, actor="y"))
     assert store.put_group(make_group(PROBE, actor="x")) is True
 

@@ -151,7 +151,7 @@ def test_restarted_learner_does_not_take_an_unmounted_folder_for_the_bucket_that
     put_groups(store, "a")
     mounted = bucket.folder.rename(bucket.folder.with_name("elsewhere"))
     with contextlib.closing(bucket.attach(place.open())) as restarted:
-        with pytest.raises(ValueError, match="mount the folder"):
+        with pytest.raises(ValueError, match="Mount the folder"):
             restarted.put_run_card(make_run_card(), {})
         shutil.rmtree(bucket.folder, ignore_errors=True)
         mounted.rename(bucket.folder)

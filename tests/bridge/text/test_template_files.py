@@ -91,7 +91,7 @@ def test_templates_without_a_default_are_chosen_by_name_and_never_passed_over(tm
     folder = in_folder(tmp_path, tokenizer_config_dot_json=named)
     found = read_chat_template(folder)
     assert found.exists and not found.source
-    with pytest.raises(ValueError, match=r"has the chat templates rag, tool_use .*set prompts.template_name"):
+    with pytest.raises(ValueError, match=r"has the chat templates rag, tool_use but none .*set prompts.template_name"):
         found.render(ASKED)
     assert found.render(ASKED, tools=TOOLS) == "tool_use:q"
     rag = read_chat_template(folder, TemplateSettings(name="rag"))

@@ -390,7 +390,7 @@ def test_group_of_garbage_or_of_another_ticket_is_set_aside_and_its_ticket_offer
     groups = site.learner.read_groups(after_seq=0, limit=100)
     assert [g.group.ticket_id for g in groups] == ["t5"]  # the honest one, put before all those
     assert site.learner.unreadable == {"hostile": 5} and site.learner.num_unreadable == 5
-    assert "group set aside ticket='t1' actor='hostile'" in caplog.text
+    assert "group rejected ticket='t1' actor='hostile'" in caplog.text
     assert site.learner.counts() | {"reissued": 0} == {
         "open": 5,
         "claimed": 0,

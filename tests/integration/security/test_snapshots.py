@@ -120,7 +120,7 @@ def test_server_off_loopback_without_tls_or_token_does_not_start(tmp_path, liste
 
 def test_actor_shows_its_token_to_no_plain_server_of_another_machine(tmp_path):
     """An announced source by plain http on another machine | refused before anything is sent"""
-    with pytest.raises(ValueError, match="is on another machine and not encrypted; serve snapshots by https"):
+    with pytest.raises(ValueError, match="http is allowed only on loopback; serve snapshots by https"):
         open_source("http://192.0.2.1:8080/v1", token=TOKEN)
 
 
@@ -320,8 +320,11 @@ def test_manifest_that_the_token_has_not_signed_refused(unharmed, tmp_path, forg
 
 
 SIGNED_BUT_WRONG: dict[str, tuple[Callable[[WeightManifest], WeightManifest], str]] = {
-    "run": (lambda m: dataclasses.replace(m, run="run-2"), "has run 'run-2', wanted 'run-1'"),
-    "tokenizer": (lambda m: dataclasses.replace(m, tokenizer_hash="x"), "has tokenizer hash 'x', wanted 'tokenizer-1'"),
+    "run": (lambda m: dataclasses.replace(m, run="run-2"), "expected run 'run-1', got 'run-2'"),
+    "tokenizer": (
+        lambda m: dataclasses.replace(m, tokenizer_hash="x"),
+        "expected tokenizer hash 'tokenizer-1', got 'x'",
+    ),
     "name": (lambda m: with_tensor(m, name="v"), "differs from the model in 2 tensors, first v"),
     "dtype": (lambda m: with_tensor(m, dtype="float16", shape=(2 * NUM_VALUES,)), "differs from the model in 1"),
     "shape": (lambda m: with_tensor(m, shape=(NUM_VALUES // 2, 2)), "differs from the model in 1 tensors"),
@@ -329,8 +332,8 @@ SIGNED_BUT_WRONG: dict[str, tuple[Callable[[WeightManifest], WeightManifest], st
     "file": (lambda m: with_file(m, name="passwd"), "not a slot"),
     "no piece": (lambda m: dataclasses.replace(m, shards=()), "no piece has tensor"),
     "piece of less": (lambda m: with_rows(m, 0, 1, NUM_VALUES - 1), "no piece has a part of tensor"),
-    "piece of more": (lambda m: with_rows(m, 0, 2, NUM_VALUES), "a block leads out of tensor"),
-    "piece elsewhere": (lambda m: with_rows(m, 7, 1, NUM_VALUES), "a block leads out of tensor"),
+    "piece of more": (lambda m: with_rows(m, 0, 2, NUM_VALUES), "block exceeds tensor"),
+    "piece elsewhere": (lambda m: with_rows(m, 7, 1, NUM_VALUES), "block exceeds tensor"),
     "digest": (lambda m: with_file(m, blake3="0" * 64), "corrupt: its digests are not"),
 }
 
@@ -454,9 +457,9 @@ def test_shared_memory_is_this_users_alone(tmp_path):
         theirs.mkdir()
         (theirs / file.parent.name).mkdir(mode=0o777)
         (theirs / file.parent.name).chmod(0o777)
-        with pytest.raises(ValueError, match="is not this user's alone"):
+        with pytest.raises(ValueError, match="other users can write to it"):
             SharedDownload(theirs, run=RUN, fetcher=fetcher(place.trust))
         (theirs / file.parent.name).rmdir()
         (theirs / file.parent.name).symlink_to(file.parent)
-        with pytest.raises(ValueError, match="is not this user's alone"):
+        with pytest.raises(ValueError, match="other users can write to it"):
             SharedDownload(theirs, run=RUN, fetcher=fetcher(place.trust))

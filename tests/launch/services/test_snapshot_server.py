@@ -73,7 +73,7 @@ def test_server_process_serves_what_is_published_and_ends_by_sigterm(tmp_path, e
 @pytest.mark.parametrize(
     ("listen", "scheme", "without", "complaint"),
     [
-        ("0.0.0.0:0", "http", "", "can be reached by others"),
+        ("0.0.0.0:0", "http", "", "is reachable from other machines"),
         ("0.0.0.0:0", "https", "SLUICE_TOKEN_FILE", "without a token"),
         ("127.0.0.1:0", "https", "SLUICE_TLS_CERT", "SLUICE_TLS"),
     ],

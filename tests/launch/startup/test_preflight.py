@@ -135,7 +135,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}<pad>{% endfor %}{% if enable_
 @pytest.mark.parametrize(
     ("template", "prompts", "said"),
     [
-        (TEMPLATE, dict(template_arguments={"enable_thinkin": True}), "reads no argument enable_thinkin; remove it"),
+        (TEMPLATE, dict(template_arguments={"enable_thinkin": True}), "unknown argument enable_thinkin; remove it"),
         (
             "",
             dict(template_arguments={"enable_thinking": True}),
@@ -155,7 +155,7 @@ def test_check_several_templates_without_a_default_want_a_name_unless_none_is_ap
     (folder / "additional_chat_templates").mkdir()
     for name in ("a", "b"):
         (folder / "additional_chat_templates" / f"{name}.jinja").write_text(TEMPLATE)
-    assert "has the chat templates a, b and none of them is named default" in refusal(folder)
+    assert "has the chat templates a, b but none named default" in refusal(folder)
     preflight.check_model(config_of(prompts=sections.PromptsConfig(chat_template="off")), folder)
     preflight.check_model(config_of(prompts=sections.PromptsConfig(template_name="a")), folder)
 

@@ -445,7 +445,7 @@ def test_second_supervisor_is_refused_and_ends_nothing_of_the_first(prepared):
     child = start_marked(f"{run_tag(run.folder)}learner")
     first = Supervisor(run, Console(file=io.StringIO()))
     try:
-        with pytest.raises(ValueError, match="a live launch.local runs in"):
+        with pytest.raises(ValueError, match="is locked by a running launch.local"):
             Supervisor(run, Console(file=io.StringIO()))
         assert child.poll() is None
     finally:

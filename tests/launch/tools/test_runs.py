@@ -71,7 +71,7 @@ def test_duration_is_in_the_largest_unit_of_which_there_are_two(seconds, said):
 def test_command_lists_the_run_of_a_file_and_drops_none(tmp_path):
     url = f"sqlite:///{tmp_path}/store.sqlite"
     code, lines = command(f"--store={url}")
-    assert code == 2 and lines == [f"error: there is no store {tmp_path}/store.sqlite"]
+    assert code == 2 and lines == [f"error: store {tmp_path}/store.sqlite does not exist"]
     store = SqliteStore(tmp_path / "store.sqlite")
     store.acquire_leadership("here", lease_s=1e6)
     store.finish(7)

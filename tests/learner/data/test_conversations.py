@@ -336,7 +336,7 @@ def test_conversation_that_ends_with_the_assistant_is_continued(loaded, case):
 def test_prefill_that_the_template_rewrites_is_refused(loaded):
     prefill = [USER, {"role": "assistant", "content": "<think>a</think>b"}]
     template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
-    assert "does not show the last message as it is" in asked(loaded, {"prompt": prefill}, template)
+    assert "it changes the last message" in asked(loaded, {"prompt": prefill}, template)
 
 
 def test_template_arguments_are_the_configs_and_the_rows_over_them(loaded):
@@ -354,7 +354,7 @@ def test_template_arguments_are_the_configs_and_the_rows_over_them(loaded):
     assert end(template_arguments={"thinks": True}) == "de"
     assert end(template_arguments='{"lang": "sv"}') == "(no)sv"
     for wrong in ("enable_thinking", "messages", "strftime_now"):
-        with pytest.raises(ValueError, match=f"reads no argument {wrong}; remove it from prompts.template_arguments"):
+        with pytest.raises(ValueError, match=f"unknown argument {wrong}; remove it from prompts.template_arguments"):
             end(template_arguments={wrong: 1})
     assert "no chat template is applied" in asked(loaded, {"prompt": "q", "template_arguments": {"a": 1}}, "")
 

@@ -144,13 +144,13 @@ def test_parse_row_of_code_needs_test_cases_and_no_answer():
     raw = parse_row(3, {"prompt": "write it", "metadata": PRINTED}, form)
     assert isinstance(raw, RawProblem) and json.loads(raw.task.metadata) == PRINTED and raw.task.answer == ""
     for metadata, said in (
-        (None, "verifier code needs test cases"),
-        ({"tests": [{"input": "1"}]}, "metadata.tests[0] needs input and output"),
-        (PRINTED | {"language": "cobol"}, "no language 'cobol'"),
+        (None, "verifier code requires test cases"),
+        ({"tests": [{"input": "1"}]}, "metadata.tests[0]: expected input and output"),
+        (PRINTED | {"language": "cobol"}, "got 'cobol'"),
     ):
         why = parse_row(3, {"prompt": "write it", "metadata": metadata}, form)
         assert isinstance(why, str) and said in why
-    assert "needs test cases" in str(parse_row(1, GOOD | {"rewards": [{"name": "code"}]}, form_of()))
+    assert "requires test cases" in str(parse_row(1, GOOD | {"rewards": [{"name": "code"}]}, form_of()))
 
 
 def test_parse_row_null_is_absent_in_what_a_row_names_itself():

@@ -59,7 +59,7 @@ def test_tokenize_plain_prompt_begins_as_the_tokenizer_begins_a_text_and_only_on
 
 def test_tokenize_episode_keeps_what_its_prompt_is_rendered_with(chat_tokenizer):
     raw = RawProblem("Q", (), TASK, environment="guess", template_arguments={"go": 1})
-    with pytest.raises(ValueError, match="reads no argument go"):
+    with pytest.raises(ValueError, match="unknown argument go"):
         tokenize(raw, chat_tokenizer, sections.PromptsConfig())
     row = json.loads(
         tokenize(RawProblem("Q", (), TASK, environment="guess"), chat_tokenizer, sections.PromptsConfig()).task.metadata

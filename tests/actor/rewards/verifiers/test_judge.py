@@ -286,7 +286,7 @@ def test_key_of_a_file_is_sent_and_one_that_everyone_may_read_is_refused(tmp_pat
             assert served.headers[0]["Authorization"] == "Bearer secret-key"
             await one.close()
             file.chmod(0o644)
-            with pytest.raises(ValueError, match="everyone on this machine may read it"):
+            with pytest.raises(ValueError, match="other users can read it"):
                 judge(served, api_key_file=str(file))
 
     run(body())

@@ -174,7 +174,7 @@ def test_what_a_case_wants_is_nowhere_in_the_sandbox():
 
 
 def test_row_without_test_cases_or_of_no_language_here_raises_rather_than_scores(monkeypatch):
-    with pytest.raises(ValueError, match="needs test cases"):
+    with pytest.raises(ValueError, match="requires test cases"):
         judged(ADD, task())
     monkeypatch.setattr(code.open_sandbox(SETTINGS), "_take", lambda: pytest.fail("a sandbox was taken"))
     with pytest.raises(ValueError, match="no language 'cobol'"):

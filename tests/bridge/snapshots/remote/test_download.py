@@ -110,7 +110,7 @@ def test_chunk_that_is_always_bad_is_taken_from_the_next_place(served):
 def test_chunk_that_is_bad_everywhere_fails_and_says_which(served):
     server = served(lambda r, _: flipped(r, 5500) if r.start <= 5500 < r.end else DATA[r.start : r.end].tobytes())
     into = np.zeros_like(DATA)
-    with pytest.raises(SnapshotError, match=r"20 of 21 chunks are there: .*chunk 5 does not match its hash, 3 times"):
+    with pytest.raises(SnapshotError, match=r"20 of 21 chunks downloaded: .*chunk 5 does not match its hash, 3 times"):
         fetch(server.url, into=into)
     assert len([r for r in server.ranges() if r[0] <= 5500 < r[1]]) == 3
     np.testing.assert_array_equal(np.delete(into, slice(5000, 6000)), np.delete(DATA, slice(5000, 6000)))
@@ -194,7 +194,7 @@ def status(code: str):
 @pytest.mark.parametrize("code", ["410 Gone", "404 Not Found"])
 def test_version_that_no_place_has_is_superseded_at_once(served, code):
     first, second = served(status(code)), served(status("410 Gone"))
-    with pytest.raises(SupersededError, match="no place has it any more"):
+    with pytest.raises(SupersededError, match="no source has it any more"):
         fetch(first.url, second.url, patience=RetryPolicy(give_up_s=1e6, silence_s=1e6))
 
 
@@ -237,7 +237,7 @@ def test_silent_place_is_given_up_and_the_time_is_bounded(served):
         send_range(connection, request, b"x", total=DATA.size, length=request.end - request.start)
         connection.recv(1)
 
-    with pytest.raises(UnreachableError, match=r"can't be fetched for \d+ s, 0 of 21 chunks are there: .*sent nothing"):
+    with pytest.raises(UnreachableError, match=r"download failed for \d+ s, 0 of 21 chunks downloaded: .*sent nothing"):
         fetch(served(silent).url)
     good = served()
     got, _ = fetch(served(silent).url, good.url)

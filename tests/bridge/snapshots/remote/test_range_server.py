@@ -210,7 +210,7 @@ def test_slow_reader_gets_its_version_whole_and_the_writer_waits_for_it(tmp_path
 def test_address_that_others_reach_needs_tls_and_a_token(tmp_path, address):
     server, _ = certificates(tmp_path)
     for scheme, token in (("http", None), ("http", TOKEN), ("https", None)):
-        with pytest.raises(ValueError, match="can be reached by others.*SLUICE_TOKEN") as caught:
+        with pytest.raises(ValueError, match="is reachable from other machines.*SLUICE_TOKEN") as caught:
             listen(address, scheme=scheme, token=token, tls=server)
         assert "\n" not in str(caught.value) and "0123456789abcdef" not in str(caught.value)
 
@@ -234,11 +234,11 @@ def test_address_in_use_and_missing_certificate_are_one_clear_line(tmp_path):
         listen("127.0.0.1:0", scheme="https", token=TOKEN, tls=Tls())
     (tmp_path / "junk.pem").write_text("junk")
     junk = Tls(certificate=tmp_path / "junk.pem", key=tmp_path / "junk.pem")
-    with pytest.raises(ValueError, match="can't be used"):
+    with pytest.raises(ValueError, match="cannot be used"):
         listen("127.0.0.1:0", scheme="https", token=TOKEN, tls=junk)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(ValueError, match="can't be served at 127.0.0.1"),
+        pytest.raises(ValueError, match="cannot be served at 127.0.0.1"),
     ):
         listen(f"127.0.0.1:{taken.getsockname()[1]}", scheme="http", token=None, tls=Tls())
 

@@ -184,10 +184,10 @@ def test_folder_that_others_may_write_is_refused(root):
     folder = root / f"sluice-shared-{os.geteuid()}-{'run%201'}"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    with pytest.raises(ValueError, match="not this user's alone"):
+    with pytest.raises(ValueError, match="other users can write to it"):
         join(root)
     folder.rmdir()
     (root / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(root / "elsewhere")
-    with pytest.raises(ValueError, match="not this user's alone"):
+    with pytest.raises(ValueError, match="other users can write to it"):
         join(root)

@@ -125,7 +125,7 @@ def test_idle_version_is_let_go_and_taken_again(slots, writer, clock):
 def test_slot_shorter_than_announced_is_refused_and_not_held(slots, writer, folder):
     publish(writer, 1)
     os.truncate(folder / "slot-0", 1000)
-    with pytest.raises(SnapshotError, match="announced with 80000 bytes"):
+    with pytest.raises(SnapshotError, match="announced 80000 bytes"):
         read(slots, 1)
     assert not slots._held
 

@@ -132,7 +132,7 @@ REFUSED = [
     ),
     ("postgresql://postgres:{secret}@{host}:{port}/postgres?nonsense=1", "nonsense"),
     ("postgresql://postgres:{secret}@{host}:wrong/postgres", "port"),
-    ("postgresql://postgres:{secret}%zz@{host}/postgres", "can't be read"),
+    ("postgresql://postgres:{secret}%zz@{host}/postgres", "--store: expected postgresql"),
     ("mysql://postgres:{secret}@{host}/postgres", "postgresql://user@host/database"),
 ]
 
@@ -149,7 +149,7 @@ def test_server_that_refuses_us_is_told_at_once_in_one_line(postgres, url, why):
 
 
 def test_server_that_nobody_runs_is_tried_until_the_time_is_over(postgres):
-    with pytest.raises(StoreLostError, match="could not be reached for 0 s.*refused"):
+    with pytest.raises(StoreLostError, match="was unreachable for 0 s.*refused"):
         open_store(f"postgresql://postgres@{postgres.host}:1/postgres", run="r", retry_s=0.2)
 
 
@@ -175,7 +175,7 @@ def test_find_run_by_name_and_by_id(place, learner):
         create_run(url, run=run, name=f"name of {place.run}", actor_role=ACTOR)
         create_run(url, run=run, name="put again", actor_role=ACTOR)
     assert find_run(place.engine.url_of(ACTOR), f"{place.run}-1") == f"{place.run}-1"
-    with pytest.raises(ValueError, match=f"2 runs are called.*{place.run}-1"):
+    with pytest.raises(ValueError, match=f"2 runs have the name.*{place.run}-1"):
         find_run(url, f"name of {place.run}")
     with pytest.raises(ValueError, match="no run 'unheard of'"):
         find_run(url, "unheard of")
@@ -201,7 +201,7 @@ def test_find_run_passes_over_those_that_are_finished(place):
     with open_(old) as store:
         store.acquire_leadership("here", lease_s=30)  # its learner takes it up again
     assert namesakes(learner_url, name, run=new) == [old] and find_run(actor_url, old) == old
-    with pytest.raises(ValueError, match="2 runs are called"):
+    with pytest.raises(ValueError, match="2 runs have the name"):
         find_run(actor_url, name)
 
 

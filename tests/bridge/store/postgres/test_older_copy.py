@@ -130,7 +130,7 @@ def test_learner_reads_the_groups_and_offers_the_tickets_that_an_older_copy_lack
     sides.put("t4")  # its ticket was lost, and is offered again
     queue.poll()
     assert waiting.ids == ["t0", "t1", "t2", "t3", "t4"]
-    assert "store went back" in caplog.text
+    assert "store rolled back" in caplog.text
 
 
 @pytest.mark.parametrize("num_lost", [1, 3])
@@ -185,7 +185,7 @@ def test_restart_without_loss_gives_all_groups_again_and_none_is_lost(sides, cap
     sides.put("t2")
     read = learner.read_groups(after_seq=last, limit=9)
     assert [s.group.ticket_id for s in read] == ["t0", "t1", "t2"]
-    assert "store went back" not in caplog.text
+    assert "store rolled back" not in caplog.text
 
 
 def test_full_queue_of_notifications_stops_no_write_of_any_run(sides):

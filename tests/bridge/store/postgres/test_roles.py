@@ -167,7 +167,7 @@ def test_learner_leads_only_runs_that_its_role_began(place, run, postgres):
     postgres.create_role("other_learner")
     place.engine.admin.execute("GRANT sluice_learner TO other_learner")
     url = place.engine.url_of("other_learner")
-    with pytest.raises(ValueError, match="another role's"):
+    with pytest.raises(ValueError, match="belongs to another role"):
         create_run(url, run=run, name="mine now", actor_role=ACTOR)
     with pytest.raises(ValueError, match=f"no run {run}"):
         PostgresStore(url, run=run)

@@ -24,7 +24,7 @@ def url_as(url, user):
 
 
 def test_database_without_a_store_says_what_to_do(database):
-    with pytest.raises(ValueError, match="holds no Sluice store yet: start the learner first"):
+    with pytest.raises(ValueError, match="has no Sluice store yet: start the learner first"):
         open_store(database, run="r")
 
 
@@ -55,7 +55,7 @@ def test_role_that_may_not_make_tables_is_told_what_an_administrator_does(databa
     postgres.create_role("plain")
     url = url_as(database, "plain")
     with pytest.raises(
-        ValueError, match="may not make the store.*postgres.tables_and_roles.*GRANT sluice_learner TO plain"
+        ValueError, match="may not create the store.*postgres.tables_and_roles.*GRANT sluice_learner TO plain"
     ):
         create_run(url, run="r", name="n", actor_role="x")
     with connect(database) as db:
