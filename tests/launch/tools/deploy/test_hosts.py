@@ -62,7 +62,7 @@ CASES = {
 
 
 def overrides_of(arguments: Sequence[str]) -> dict[str, str]:
-    rest, given = overrides.split_argv(["launch.learner", *arguments[2:]])
+    rest, given, _ = overrides.split_argv(["launch.learner", *arguments[2:]])
     assert rest[1].startswith("--config=") and arguments[:2] == ["-m", "launch.learner"]
     return given
 
