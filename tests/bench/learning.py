@@ -1,6 +1,6 @@
 """Does it learn? Presets `tiny` and `pipelinerl` at tiny size, three seeds each.
 
-    python -m tests.bench.learning [--seeds=0,1,2] [--dir=FOLDER]
+`python -m tests.bench.learning [--seeds=0,1,2] [--dir=FOLDER]`
 
 The main job six times, one after the other: sums of three one-digit numbers, float32, 256 held-out problems sampled at
 temperature 1 by the engine that serves the policy, so a start or end value has a standard error of about 0.03. Wall
