@@ -105,9 +105,9 @@ def _listed(file: pathlib.Path) -> Iterator[dict[str, str]]:
 
 
 def point_name(point: dict[str, str]) -> str:
-    """Returns a folder name for a point, for example `learning_rate=0.0003,seed=1`."""
-    text = ",".join(f"{field.rpartition('.')[2]}={value}" for field, value in point.items())
-    return re.sub(r"[^\w.=,+-]", "_", text)[:_MAX_NAME]
+    """Returns a name of a point's folder and run, for example `learning_rate-0.0003_seed-1`."""
+    text = "_".join(f"{field.rpartition('.')[2]}-{value}" for field, value in point.items())
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:_MAX_NAME]
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -18,6 +18,7 @@ def trained(monkeypatch):
     done = []
 
     def train(config, fields, *, run_dir):
+        assert api.with_fields(config, fields).run.name == run_dir.name
         done.append((run_dir.name, config.run.seed, config.optimizer.learning_rate))
         if config.run.seed == 9:
             raise api.CommandError("no engine", 1)
