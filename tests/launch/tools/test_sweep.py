@@ -46,7 +46,7 @@ def run(monkeypatch, folder: pathlib.Path, overrides: dict[str, str] | None = No
 def test_every_combination_is_trained_in_its_folder(trained, monkeypatch, tmp_path, capsys):
     assert run(monkeypatch, tmp_path, grid=["optimizer.learning_rate=1e-4,3e-4", "run.seed=0,1"]) == 0
     assert trained == [
-        (f"learning_rate={text},seed={seed}", seed, value)
+        (f"learning_rate-{text}_seed-{seed}", seed, value)
         for text, value in (("1e-4", 1e-4), ("3e-4", 3e-4))
         for seed in (0, 1)
     ]
