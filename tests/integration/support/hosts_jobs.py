@@ -15,6 +15,7 @@ from tests.learner.several_hosts import free_address
 
 FIELDS: dict[str, object] = {
     "run.num_updates": 8,
+    "optimizer.schedule": "constant",  # does not depend on num_updates, which resumed runs change
     "rounds.groups_per_round": 4,
     "rounds.groups_per_update": 2,
     "rounds.samples_per_group": 4,

@@ -16,6 +16,7 @@ from tests.integration.support.processes import REPO, wait_until
 
 SMALL = {
     "run.num_updates": 12,
+    "optimizer.schedule": "constant",  # does not depend on num_updates, which resumed runs change
     "rounds.groups_per_round": 8,
     "rounds.samples_per_group": 4,
     "rounds.groups_per_update": 2,
