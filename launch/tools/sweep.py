@@ -2,8 +2,8 @@
 
 Each --grid is a config field and its values, separated by commas; several make a grid of all combinations. Instead,
 --points=FILE is a JSON list with one object of fields per point. Points run one after another as `launch.local`, each
-in its own folder below --out. Starting the same command again continues, and skips complete points. At the end a table
-shows the held-out reward of each point; sweep.json in --out has the same rows.
+in its own folder below --sweep_dir. Starting the same command again continues, and skips complete points. At the end a table
+shows the held-out reward of each point; sweep.json in --sweep_dir has the same rows.
 """
 
 import itertools
@@ -28,7 +28,7 @@ _GRID = flags.DEFINE_multi_string(
     "grid", [], "A field and its values, FIELD=VALUE,VALUE,... May be given several times."
 )
 _POINTS = flags.DEFINE_string("points", None, "JSON file: a list of objects, each with the fields of one point.")
-_OUT = flags.DEFINE_string("out", None, "Folder of the runs. Default: runs/NAME-sweep.")
+_OUT = flags.DEFINE_string("sweep_dir", None, "Folder of the runs. Default: runs/NAME-sweep.")
 SHARED_FLAGS = ("config", "print_config")
 """Shared flags that this command accepts."""
 

@@ -39,7 +39,7 @@ def trained(monkeypatch):
 def run(monkeypatch, folder: pathlib.Path, overrides: dict[str, str] | None = None, **given) -> int:
     flags.FLAGS.mark_as_parsed()
     monkeypatch.setattr(cli, "_overrides", overrides or {})
-    with flagsaver.flagsaver(config="tiny", out=str(folder), **given):
+    with flagsaver.flagsaver(config="tiny", sweep_dir=str(folder), **given):
         return sweep.main()
 
 
