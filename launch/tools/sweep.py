@@ -2,8 +2,8 @@
 
 Each --grid is a config field and its values, separated by commas; several make a grid of all combinations. Instead,
 --points=FILE is a JSON list with one object of fields per point. Points run one after another as `launch.local`, each
-in its own folder below --sweep_dir. Starting the same command again continues, and skips complete points. At the end a table
-shows the held-out reward of each point; sweep.json in --sweep_dir has the same rows.
+in its own folder below --sweep_dir. Starting the same command again continues, and skips complete points. At the end a
+table shows the held-out reward of each point; sweep.json in --sweep_dir has the same rows.
 """
 
 import itertools
