@@ -37,6 +37,7 @@ PRESET = "tiny"
 FIELDS: Mapping[str, object] = {
     "run.name": NAME,
     "run.num_updates": 10**6,
+    "optimizer.schedule": "constant",  # num_updates changes while it runs
     "rounds.groups_per_round": 6,
     "rounds.groups_per_update": 3,
     "rounds.samples_per_group": 4,

@@ -177,7 +177,7 @@ def test_row_without_test_cases_or_of_no_language_here_raises_rather_than_scores
     with pytest.raises(ValueError, match="requires test cases"):
         judged(ADD, task())
     monkeypatch.setattr(code.open_sandbox(SETTINGS), "_take", lambda: pytest.fail("a sandbox was taken"))
-    with pytest.raises(ValueError, match="no language 'cobol'"):
+    with pytest.raises(ValueError, match="language: .*got 'cobol'"):
         judged(ADD, task(**SUMS, language="cobol"))
 
 
