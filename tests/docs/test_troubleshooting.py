@@ -1,4 +1,4 @@
-"""Every line that the page of symptoms quotes is one that Sluice prints."""
+"""Every line that the two pages of symptoms quote is one that Sluice prints."""
 
 import re
 import sys
@@ -9,8 +9,8 @@ from tests.docs import provoked
 from tests.docs.markdown import DOCS, fenced
 from tests.docs.templates import said, unsaid
 
-PAGE = DOCS / "troubleshooting.md"
-LINES = [line for block in fenced(PAGE, "output") for line in block.splitlines()]
+PAGES = [DOCS / "troubleshooting.md", DOCS / "troubleshooting_operation.md"]
+LINES = [line for page in PAGES for block in fenced(page, "output") for line in block.splitlines()]
 LEAST = 16
 """Characters of one text of the sources that a line has at least: less could be any line."""
 OF_OTHERS = (
@@ -78,8 +78,8 @@ def plain(line: str, place: str = "/srv") -> str:
     return re.sub(r"\d[\d.,:]*|(?<=eta )-|\s+", lambda m: "#" if m[0].strip() else " ", line)
 
 
-def test_page_has_many_symptoms_and_each_says_what_to_do():
-    sections = re.split(r"^### ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+def test_pages_have_many_symptoms_and_each_says_what_to_do():
+    sections = [s for page in PAGES for s in re.split(r"^### ", page.read_text(), flags=re.MULTILINE)[1:]]
     assert len(sections) >= 30
     for section in sections:
         assert "```output\n" in section, section
