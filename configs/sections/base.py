@@ -69,6 +69,7 @@ class _Path(enum.Enum):
 
     LOCAL = enum.auto()
     ACTOR = enum.auto()
+    ACTOR_TEXT = enum.auto()
     ACTOR_COMMAND = enum.auto()
 
 
@@ -76,6 +77,8 @@ LocalPath = Annotated[str, _Path.LOCAL]
 """Local path, a URL with a local path (`file://`, `sqlite:///`), or `hf:` and a folder. Empty: no path."""
 ActorPath = Annotated[str, _Path.ACTOR]
 """Path on each actor's machine. `~` is the home folder of the actor's user. Empty: no path."""
+ActorText = Annotated[str, _Path.ACTOR_TEXT]
+"""Text, or `@FILE`: the content of a UTF-8 file on each actor's machine."""
 ActorCommand = Annotated[str, _Path.ACTOR_COMMAND]
 """Program on each actor's machine: a path, or a name without a slash that is searched in PATH. Empty: no program."""
 
@@ -174,6 +177,8 @@ def absolute(config: T, folder: pathlib.Path) -> T:
             }
         elif field.name in _fields(type(config), _Path.ACTOR_COMMAND) and os.sep not in value:
             continue
+        elif field.name in _fields(type(config), _Path.ACTOR_TEXT):
+            changes[field.name] = f"@{_absolute(value[1:], folder)}" if value.startswith("@") else value
         elif field.name in _fields(type(config), *_Path):
             changes[field.name] = _absolute(value, folder)
     return dataclasses.replace(typing.cast(Any, config), **changes)

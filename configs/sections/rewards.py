@@ -2,13 +2,18 @@
 
 import dataclasses
 import re
+import typing
 import urllib.parse
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from bridge.rollout_types import MAX_TEMPERATURE
 from bridge.validation import is_loopback
 from configs.sections.base import (
     ActorPath,
+    ActorText,
     CheckedSection,
     Count,
     CountOrZero,
@@ -19,6 +24,7 @@ from configs.sections.base import (
     Seconds,
     SecondsOrZero,
     check_pattern,
+    check_ranges,
     is_core_list,
 )
 
@@ -40,6 +46,46 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class JudgeEngine:
+    """vLLM settings of a colocated judge, the keys of `judge.engine`."""
+
+    gpu_memory_utilization: Fraction = 0.2
+    kv_cache_gib: Count = 1
+    cpu_offload_gib: NotNegative = 0.0
+    cpu_cores: str = ""
+    max_model_tokens: Count = 8192
+    max_num_seqs: Count = 16
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if a setting is outside its range."""
+        check_ranges("judge.engine", self)
+        if self.gpu_memory_utilization == 1:
+            raise ValueError(
+                "judge.engine.gpu_memory_utilization must be below 1, because the actor's engine needs memory, got 1"
+            )
+        if self.cpu_cores and not is_core_list(self.cpu_cores):
+            raise ValueError(
+                f'judge.engine.cpu_cores: expected a core list ("0", "0-3" or "0,2"), got {self.cpu_cores!r}'
+            )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "JudgeEngine":
+        """Returns the settings with defaults filled in. Raises ValueError for an unknown key or an invalid value."""
+        kinds = typing.get_type_hints(cls)
+        given: dict[str, Any] = {}
+        for key, value in settings.items():
+            if key not in kinds:
+                raise ValueError(f"judge.engine: expected keys among {', '.join(kinds)}, got {key!r}")
+            if kinds[key] is str and type(value) is int:
+                value = str(value)  # one core, which a command line reads as a number
+            try:
+                given[key] = msgspec.convert(value, kinds[key])
+            except msgspec.ValidationError as e:
+                raise ValueError(f"judge.engine.{key}: expected {kinds[key].__name__}, got {value!r}") from e
+        return cls(**given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgeConfig(CheckedSection):
     """LLM judge: endpoint, prompt and parser. The judge is off if url is empty and colocate is false."""
 
@@ -53,11 +99,9 @@ class JudgeConfig(CheckedSection):
     key."""
     system_prompt: str = SYSTEM_PROMPT
     """System message of judge requests. Empty: none."""
-    template: str = TEMPLATE
-    """Template of the user message. {question} is the row metadata's `question`, {answer} the reference answer and
-    {response} the response. Other braces are literal."""
-    template_file: ActorPath = ""
-    """Path of a UTF-8 template file on each actor's machine, used in place of judge.template. Empty: judge.template."""
+    template: ActorText = TEMPLATE
+    """Template of the user message, or `@FILE` for a UTF-8 file on each actor's machine. {question} is the row
+    metadata's `question`, {answer} the reference answer and {response} the response. Other braces are literal."""
     max_response_chars: Count = 20_000
     """Largest response length in a judge request, in characters. A longer response loses its middle, and the prompt
     says so. The length is halved until the request fits the judge's context."""
@@ -68,10 +112,8 @@ class JudgeConfig(CheckedSection):
     json_fields: dict[str, Literal["number", "string", "boolean"]] = dataclasses.field(
         default_factory=lambda: dict[str, Literal["number", "string", "boolean"]](reason="string", score="number")
     )
-    """Required JSON fields and their types, for parser=json. Must include `score` as a number."""
-    structured: Literal["auto", "on", "off"] = "auto"
-    """Structured output request (`response_format`), for parser=json. `auto`: until the endpoint rejects it. `on`:
-    always. `off`: never."""
+    """Required JSON fields and their types, for parser=json. Must include `score` as a number. Requests ask for
+    structured output (`response_format`) with these fields until the endpoint rejects it."""
     pattern: str = r"(?i)\bscore\b[\s:=*_`]*(-?\d+(?:\.\d+)?)"
     """Regular expression of the score, for parser=regex. Its first group is the number."""
     verdicts: dict[str, Finite] = dataclasses.field(
@@ -94,52 +136,29 @@ class JudgeConfig(CheckedSection):
     """Retries after HTTP status 408, 409, 425, 429 or 5xx, a lost connection, or a timeout. `outage_timeout_s` limits
     failures to connect. 0: no retries."""
     outage_timeout_s: SecondsOrZero = 600.0
-    """Time to retry connecting to an unreachable endpoint, in seconds. With colocate: at least `start_timeout_s`. 0: no
-    retries."""
-    answer_retries: CountOrZero = 2
-    """Retries after a malformed reply. 0: no retries."""
-    backoff_s: Seconds = 0.5
-    """Base of the retry delay, in seconds. The n-th retry waits a random time below backoff_s * 2^(n-1), at most
-    max_backoff_s."""
-    max_backoff_s: Seconds = 30.0
-    """Upper bound of the retry delay, in seconds. A longer Retry-After of the endpoint applies up to
-    `max_retry_after_s`."""
-    max_retry_after_s: Seconds = 120.0
-    """Largest Retry-After delay that is obeyed, in seconds."""
+    """Time to retry connecting to an unreachable endpoint, in seconds. With colocate: at least
+    supervision.start_timeout_s. 0: no retries."""
     colocate: bool = False
     """True if each actor runs the judge as a second vLLM engine (RollPacker section 4.3). False: use judge.url."""
-    gpu_memory_utilization: Fraction = 0.2
-    """Fraction of the GPU's memory for a colocated judge. The sum with actor.gpu_memory_utilization must be at most 1.
-    No effect on a CPU."""
-    kv_cache_gib: Count = 1
-    """KV cache of a colocated judge on a CPU, in GiB. No effect on a GPU."""
-    cpu_offload_gib: NotNegative = 0.0
-    """Size of the judge weights kept in host memory and read layer by layer, in GiB, for a colocated judge on a GPU
-    (vLLM's --cpu-offload-gb). 0: none."""
-    cpu_cores: str = ""
-    """CPU cores of a colocated judge, for example "4-7". Empty: all cores of the actor."""
-    max_model_tokens: Count = 8192
-    """Context length of a colocated judge, prompt and reply together, in tokens."""
-    max_num_seqs: Count = 16
-    """Sequences that a colocated judge runs concurrently."""
-    start_timeout_s: Seconds = 600.0
-    """Startup timeout of a colocated judge, in seconds."""
-    max_restarts: CountOrZero = 5
-    """Consecutive restarts of a colocated judge. Serving for one minute resets the count. 0: no restarts."""
+    engine: dict[str, int | float | str] = dataclasses.field(
+        default_factory=lambda: dict[str, int | float | str](dataclasses.asdict(JudgeEngine()))
+    )
+    """vLLM settings of a colocated judge. Missing keys have their defaults. `gpu_memory_utilization` (0.2): fraction of
+    the GPU's memory; the sum with actor.gpu_memory_utilization must be at most 1. `kv_cache_gib` (1): KV cache on a
+    CPU. `cpu_offload_gib` (0): weights in host memory that a GPU reads layer by layer. `cpu_cores` (all of the actor):
+    for example "4-7". `max_model_tokens` (8192): context length, prompt and reply together. `max_num_seqs` (16):
+    concurrent sequences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "engine", dataclasses.asdict(self.engine_settings))
         self._check_place()
         self._check_template()
         self._check_parser()
-        if self.colocate and self.max_tokens >= self.max_model_tokens:
+        if self.colocate and self.max_tokens >= self.engine_settings.max_model_tokens:
             raise ValueError(
-                f"judge.max_tokens must be below judge.max_model_tokens ({self.max_model_tokens}) to leave room for "
-                f"the question, got {self.max_tokens}"
-            )
-        if self.gpu_memory_utilization == 1:
-            raise ValueError(
-                "judge.gpu_memory_utilization must be below 1, because the actor's engine needs memory, got 1"
+                f"judge.max_tokens must be below judge.engine.max_model_tokens "
+                f"({self.engine_settings.max_model_tokens}) to leave room for the question, got {self.max_tokens}"
             )
 
     @property
@@ -147,11 +166,17 @@ class JudgeConfig(CheckedSection):
         """True if a judge is configured."""
         return bool(self.url) or self.colocate
 
+    @property
+    def engine_settings(self) -> JudgeEngine:
+        """Settings of `engine` with their types."""
+        return JudgeEngine.of(self.engine)
+
     def check_beside(self, gpu_memory_utilization: float) -> None:
         """Raises ValueError if a colocated judge and the actor's engine need more than the GPU's memory."""
-        if self.colocate and self.gpu_memory_utilization + gpu_memory_utilization > 1:
+        share = self.engine_settings.gpu_memory_utilization
+        if self.colocate and share + gpu_memory_utilization > 1:
             raise ValueError(
-                f"judge.gpu_memory_utilization={self.gpu_memory_utilization:g} and actor.gpu_memory_utilization="
+                f"judge.engine.gpu_memory_utilization={share:g} and actor.gpu_memory_utilization="
                 f"{gpu_memory_utilization:g}: expected a sum of at most 1 with judge.colocate. Lower one of them"
             )
 
@@ -183,7 +208,7 @@ class JudgeConfig(CheckedSection):
             )
 
     def _check_template(self) -> None:
-        if not self.template_file:
+        if not self.template.startswith("@"):
             check_template(self.template)
 
     def _check_parser(self) -> None:

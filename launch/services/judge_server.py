@@ -1,8 +1,8 @@
 """Judge server: a second vLLM on the actor's machine, and its supervision.
 
 As in RollPacker section 4.3, the judge shares the rollout's GPUs. It has its own share of their memory
-(judge.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.cpu_cores). docs/llm_judge.md
-describes how both can compute concurrently.
+(judge.engine.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.engine.cpu_cores).
+docs/llm_judge.md describes how both can compute concurrently.
 
 The process first asks the kernel to kill it with its parent, which survives exec, and then execs vLLM. It runs the
 server's module because the `vllm` command needs package metadata that CPU builds lack.
@@ -66,7 +66,7 @@ class SidecarHealth:
             return ""
         if self._served_from_s is None:
             is_late = now_s - self._started_s > self._start_timeout_s
-            return f"did not serve within {self._start_timeout_s:g} s (judge.start_timeout_s)" if is_late else ""
+            return f"did not serve within {self._start_timeout_s:g} s (supervision.start_timeout_s)" if is_late else ""
         self._num_missed += 1
         return f"did not answer {self._num_missed} times in a row" if self._num_missed >= MAX_MISSED else ""
 
@@ -94,6 +94,8 @@ class JudgeService:
         log: pathlib.Path,
         *,
         stopped_s: float,
+        start_timeout_s: float,
+        max_restarts: int,
         beats: Callable[[], None] = lambda: None,
         command: Sequence[str] = COMMAND,
     ) -> None:
@@ -105,6 +107,9 @@ class JudgeService:
           config: `judge` section with colocate.
           log: log file of the server.
           stopped_s: seconds after which a suspended server is killed (supervision.heartbeat_timeout_s).
+          start_timeout_s: startup timeout of the server, in seconds (supervision.start_timeout_s).
+          max_restarts: consecutive restarts before `failure` is set (actor.max_restarts). Serving for one minute resets
+            the count.
           beats: called several times per second during startup.
           command: server command, before the arguments of `vllm serve`.
 
@@ -112,6 +117,8 @@ class JudgeService:
           ValueError: the server does not start; the message gives the reason.
         """
         self._config, self._log, self._command = config, log, command
+        self._engine = config.engine_settings
+        self._start_timeout_s, self._max_restarts = start_timeout_s, max_restarts
         self._stopped = SigstopWatchdog(stopped_s)
         self._is_closing = threading.Event()
         self._failure = ""
@@ -127,7 +134,7 @@ class JudgeService:
             colocate=False,
             url=f"http://{HOST}:{self._port}/v1",
             api_key_file=str(key_file),
-            outage_timeout_s=max(config.outage_timeout_s, config.start_timeout_s),
+            outage_timeout_s=max(config.outage_timeout_s, start_timeout_s),
         )
         """Config with the server's address and key file, for `actor.rewards.verifiers.judge.Judge`."""
         # The server dies with the thread that started it. So one thread, which lives as long as this process, does
@@ -166,7 +173,7 @@ class JudgeService:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        cores = core_ids(self._config.cpu_cores) if self._config.cpu_cores else None
+        cores = core_ids(self._engine.cpu_cores) if self._engine.cpu_cores else None
         with open(self._log, "ab") as output:
             process = subprocess.Popen(
                 [*self._command, *arguments(self._config, self._port)],
@@ -183,18 +190,19 @@ class JudgeService:
                 process.kill()
                 process.wait()
                 raise ValueError(
-                    f"judge.cpu_cores={self._config.cpu_cores}: the judge cannot run on these cores: {e.strerror}"
+                    f"judge.engine.cpu_cores={self._engine.cpu_cores}: the judge cannot run on these cores: "
+                    f"{e.strerror}"
                 ) from e
         return process
 
     def _wait_until_ready(self, beats: Callable[[], None]) -> None:
-        end_s = time.monotonic() + self._config.start_timeout_s
+        end_s = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if (code := self._process.poll()) is not None:
                 raise ValueError(f"the judge did not start (code {code}): {telling_line(self._log)}; see {self._log}")
             if time.monotonic() > end_s:
                 raise ValueError(
-                    f"the judge did not start within {self._config.start_timeout_s:g} s (judge.start_timeout_s); "
+                    f"the judge did not start within {self._start_timeout_s:g} s (supervision.start_timeout_s); "
                     f"see {self._log}"
                 )
             beats()
@@ -218,7 +226,7 @@ class JudgeService:
                 continue
             num_in_a_row = 1 if health.was_steady else num_in_a_row + 1
             said = telling_line(self._log)
-            if num_in_a_row > self._config.max_restarts:
+            if num_in_a_row > self._max_restarts:
                 self._failure = f"the judge died {num_in_a_row} times in a row (code {code}): {said}; see {self._log}"
                 logging.error("%s", self._failure)
                 return
@@ -234,7 +242,7 @@ class JudgeService:
                 logging.error("judge not started error=%s", e)
 
     def _health(self) -> SidecarHealth:
-        return SidecarHealth(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
+        return SidecarHealth(start_timeout_s=self._start_timeout_s, now_s=time.monotonic())
 
     def _end_if_hung(self, health: SidecarHealth) -> None:
         if health.is_due(time.monotonic()):
@@ -269,18 +277,19 @@ class JudgeService:
 
 def arguments(config: JudgeConfig, port: int) -> list[str]:
     """Returns the arguments of `vllm serve`."""
+    engine = config.engine_settings
     found = [
         f"--model={config.model}",
         f"--host={HOST}",
         f"--port={port}",
         f"--served-model-name={config.model}",
-        f"--max-model-len={config.max_model_tokens}",
-        f"--max-num-seqs={config.max_num_seqs}",
-        f"--gpu-memory-utilization={config.gpu_memory_utilization}",
+        f"--max-model-len={engine.max_model_tokens}",
+        f"--max-num-seqs={engine.max_num_seqs}",
+        f"--gpu-memory-utilization={engine.gpu_memory_utilization}",
         "--no-enable-log-requests",
         "--disable-uvicorn-access-log",
     ]
-    return found + ([f"--cpu-offload-gb={config.cpu_offload_gib}"] if config.cpu_offload_gib else [])
+    return found + ([f"--cpu-offload-gb={engine.cpu_offload_gib}"] if engine.cpu_offload_gib else [])
 
 
 def environment(config: JudgeConfig, around: Mapping[str, str], *, key: str) -> dict[str, str]:
@@ -290,15 +299,15 @@ def environment(config: JudgeConfig, around: Mapping[str, str], *, key: str) -> 
         "PYTHONPATH": custom_functions.python_path(),
         "SLUICE_ENGINE": "1",  # its engine process exits with it (`actor.vllm.worker.register`)
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
+        "VLLM_CPU_KVCACHE_SPACE": str(config.engine_settings.kv_cache_gib),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
     }
     found.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if config.cpu_cores:
-        found["VLLM_CPU_OMP_THREADS_BIND"] = config.cpu_cores
+    if cores := config.engine_settings.cpu_cores:
+        found["VLLM_CPU_OMP_THREADS_BIND"] = cores
     else:
         found.pop("VLLM_CPU_OMP_THREADS_BIND", None)  # that variable binds the actor's engine
     # The variable stays, because it identifies processes that survive a killed actor.

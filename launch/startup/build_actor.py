@@ -50,7 +50,14 @@ def open_judge(config: Config, log: pathlib.Path, *, beats: Callable[[], None] =
         return
     read_template(config.judge)  # validate it first: the server takes minutes to start
     log.parent.mkdir(parents=True, exist_ok=True)
-    service = JudgeService(config.judge, log, stopped_s=config.supervision.heartbeat_timeout_s, beats=beats)
+    service = JudgeService(
+        config.judge,
+        log,
+        stopped_s=config.supervision.heartbeat_timeout_s,
+        start_timeout_s=config.supervision.start_timeout_s,
+        max_restarts=config.actor.max_restarts,
+        beats=beats,
+    )
     with contextlib.closing(service):
         yield Judge(service.config, failure=lambda: service.failure)
 

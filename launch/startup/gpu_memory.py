@@ -39,16 +39,13 @@ def check_shared(
     if environment.get("JAX_PLATFORMS", "").strip() == "cpu" or environment.get(PREALLOCATE, "").lower() == "false":
         return
     learners = float(environment.get(FRACTION) or config.learner.gpu_memory_fraction)
-    engines = config.actor.gpu_memory_utilization + config.judge.gpu_memory_utilization * config.judge.colocate
+    judge_share = config.judge.engine_settings.gpu_memory_utilization
+    engines = config.actor.gpu_memory_utilization + judge_share * config.judge.colocate
     for device in placement.learner or machine.gpus:
         names = [f"actor-{i}" for i, e in enumerate(placement.engines) if device in (e.devices or machine.gpus)]
         if names and round(learners + len(names) * engines, 6) > MOST:
             share = int(100 * MOST / (1 + len(names))) / 100
-            judge = (
-                f" and judge.gpu_memory_utilization={config.judge.gpu_memory_utilization:g}"
-                if config.judge.colocate
-                else ""
-            )
+            judge = f" and judge.engine.gpu_memory_utilization={judge_share:g}" if config.judge.colocate else ""
             raise ValueError(
                 f"learner and {' and '.join(names)} share device {device}: learner.gpu_memory_fraction={learners:g} "
                 f"and actor.gpu_memory_utilization={config.actor.gpu_memory_utilization:g}{judge} must be at most "

@@ -105,9 +105,7 @@ def test_relative_paths_are_made_absolute_and_names_stay(tmp_path: pathlib.Path)
         assert absolute(apply(TINY, {"model.path": spelled}), tmp_path).model.path == f"{tmp_path}/m"
 
 
-@pytest.mark.parametrize(
-    "field", ["judge.template_file", "judge.api_key_file", "environments.python", "actor.base_path"]
-)
+@pytest.mark.parametrize("field", ["judge.api_key_file", "environments.python", "actor.base_path"])
 def test_relative_paths_of_actors_are_made_absolute_and_homes_stay(field, tmp_path):
     def found(path, folder=tmp_path):
         section, _, name = field.partition(".")
@@ -116,6 +114,14 @@ def test_relative_paths_of_actors_are_made_absolute_and_homes_stay(field, tmp_pa
     assert found("") == "" and found("./a/../b/c") == f"{tmp_path}/b/c" == found(f"{tmp_path}/b/c", tmp_path / "x")
     assert found("~/b") == "~/b" and found("~ann/b") == "~ann/b"  # of the actor's user
     assert found("b") == ("b" if field == "environments.python" else f"{tmp_path}/b")  # a command of PATH
+
+
+def test_file_of_a_judge_template_is_made_absolute_and_a_text_stays(tmp_path):
+    def found(template):
+        return absolute(apply(TINY, {"judge.template": template}), tmp_path).judge.template
+
+    assert found("@./a/../b") == f"@{tmp_path}/b" and found("@/c") == "@/c" and found("@~/b") == "@~/b"
+    assert found("./a {response}") == "./a {response}"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import VerifierError
+from actor.rewards.verifiers import judge
 from actor.rewards.verifiers.judge import Judge
 from bridge.rollout_types import Task
 from configs.presets.rolloutpipe import rolloutpipe
@@ -36,13 +37,8 @@ CONFIG = JudgeConfig(
     parser="regex",
     pattern=r"^\D*(\d)",
     max_tokens=64,
-    max_model_tokens=512,
-    max_num_seqs=4,
+    engine={"max_model_tokens": 512, "max_num_seqs": 4},
     retries=0,
-    backoff_s=0.01,
-    max_backoff_s=0.05,
-    answer_retries=20,  # what it says hangs on the nonce: nothing at times, or digits for ever
-    start_timeout_s=START_S,
 )
 UNREADABLE = {"no_match", "cut_off"}
 TASK = Task.judged_by("judge", answer="7", metadata='{"question": "3 + 4 ="}')
@@ -54,15 +50,26 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeService]:
     model = root / "model"
     shutil.copytree(cached_tiny_model(rolloutpipe("tiny")), model)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    one = JudgeService(dataclasses.replace(CONFIG, model=str(model)), root / "judge.log", stopped_s=30.0)
+    one = JudgeService(
+        dataclasses.replace(CONFIG, model=str(model)),
+        root / "judge.log",
+        stopped_s=30.0,
+        start_timeout_s=START_S,
+        max_restarts=5,
+    )
     yield one
     processes = {one.pid, *descendants(one.pid)}
     one.close()
     wait_until(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()], "nothing of it is left")
 
 
-def ask(service: JudgeService, text: str = "It is 7.", **fields: Any) -> tuple[Score | None, Judge]:
-    """A score, or None where the model gave none."""
+def ask(
+    service: JudgeService, text: str = "It is 7.", *, answer_retries: int = 20, **fields: Any
+) -> tuple[Score | None, Judge]:
+    """A score, or None where the model gave none.
+
+    Its answer depends on the nonce: it is empty at times, or digits up to the limit.
+    """
 
     async def body() -> tuple[Score | None, Judge]:
         one = Judge(dataclasses.replace(service.config, **fields))
@@ -73,7 +80,10 @@ def ask(service: JudgeService, text: str = "It is 7.", **fields: Any) -> tuple[S
         finally:
             await one.close()
 
-    return asyncio.run(asyncio.wait_for(body(), START_S))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(judge, "ANSWER_RETRIES", answer_retries)
+        patched.setattr(judge, "MAX_BACKOFF_S", 0.05)
+        return asyncio.run(asyncio.wait_for(body(), START_S))
 
 
 def test_colocated_judge_scores_by_what_its_model_says(service):
@@ -83,7 +93,7 @@ def test_colocated_judge_scores_by_what_its_model_says(service):
 
 def test_colocated_judge_keeps_to_the_schema(service):
     """A model that says digits for ever is cut off within a number; whatever else it says is by the schema."""
-    score, one = ask(service, parser="json", json_fields={"score": "number"}, structured="on", answer_retries=0)
+    score, one = ask(service, parser="json", json_fields={"score": "number"}, answer_retries=0)
     assert score is not None or one.counts.problems == {"cut_off": 1}
 
 

@@ -11,7 +11,7 @@ from absl.flags import FLAGS
 from absl.testing import flagsaver
 
 from bridge.store.open import SqliteStore
-from configs.sections import JudgeConfig
+from configs.sections import ActorConfig, JudgeConfig, SupervisionConfig
 from launch import actor, cli
 from launch.startup import build_actor
 from launch.startup.build_actor import open_judge
@@ -22,7 +22,7 @@ def judging(**fields: Any) -> Any:
     """What `open_judge` reads of a config."""
     given: dict[str, Any] = {"url": "http://127.0.0.1:1/v1", "model": "m"} | fields
     judge = JudgeConfig(**given)
-    return SimpleNamespace(judge=judge, supervision=SimpleNamespace(heartbeat_timeout_s=1.0))
+    return SimpleNamespace(judge=judge, supervision=SupervisionConfig(heartbeat_timeout_s=1.0), actor=ActorConfig())
 
 
 @pytest.mark.parametrize("place", [{}, {"url": "", "colocate": True}], ids=["url", "colocate"])
@@ -32,8 +32,8 @@ def test_template_of_a_judge_that_can_not_be_used_is_found_before_anything_start
     file = tmp_path / "template"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ValueError, match="judge.template_file=.* cannot be used"):  # noqa: SIM117  # which raises
-        with open_judge(judging(template_file=str(file), **place), tmp_path / "log"):
+    with pytest.raises(ValueError, match="judge.template=@.* cannot be used"):  # noqa: SIM117  # which raises
+        with open_judge(judging(template=f"@{file}", **place), tmp_path / "log"):
             pytest.fail("the engine would start")
 
 

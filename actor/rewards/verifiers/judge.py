@@ -39,6 +39,14 @@ _TOO_LONG_WORDS = (
     "context length", "context_length", "context window", "maximum model length", "max_model_len", "too long",
 )  # fmt: skip
 _MAX_SAID_CHARS = 200
+ANSWER_RETRIES = 2
+"""Retries after a malformed reply."""
+BACKOFF_S = 0.5
+"""Base of the retry delay. The n-th retry waits a random time below BACKOFF_S * 2^(n-1), at most MAX_BACKOFF_S."""
+MAX_BACKOFF_S = 30.0
+"""Upper bound of the retry delay. A longer Retry-After of the endpoint applies up to MAX_RETRY_AFTER_S."""
+MAX_RETRY_AFTER_S = 120.0
+"""Largest Retry-After delay that is obeyed."""
 
 
 class JudgeRequestError(RuntimeError):
@@ -98,7 +106,7 @@ class Judge:
         self._places = asyncio.Semaphore(config.concurrency)
         self._resume_at_s = 0.0
         """Time before which no request is sent, as the endpoint requested."""
-        self._asks_for_schema = config.parser == "json" and config.structured != "off"
+        self._asks_for_schema = config.parser == "json"
         key = read_key_file(os.path.expanduser(config.api_key_file)) if config.api_key_file else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
@@ -144,7 +152,7 @@ class Judge:
             self.counts.problems[problem.kind] += 1
             logging.warning("verifier failed verifier=judge kind=%s problem=%r", problem.kind, str(problem))
             if isinstance(problem, JudgeRequestError) and problem.is_refusal:
-                if "response_format" in body and self._is_about_schema(problem):
+                if "response_format" in body and _is_about_schema(problem):
                     if self._asks_for_schema:
                         logging.warning("judge endpoint does not support response_format, omitting it: %s", problem)
                     self._asks_for_schema = False  # the answer is validated anyway
@@ -171,14 +179,14 @@ class Judge:
                 unreached_since_s = None
                 num_away += isinstance(problem, JudgeRequestError)
                 num_unreadable += isinstance(problem, JudgeParseError)
-                is_over = num_away > config.retries or num_unreadable > config.answer_retries
+                is_over = num_away > config.retries or num_unreadable > ANSWER_RETRIES
                 said = f"{num_attempts} attempts"
             if is_over:
                 raise VerifierError(f"the judge returned no score: {problem} ({said})") from problem
             self.counts.num_retries += 1
             # Exponential with full jitter, so that simultaneous failures do not retry simultaneously. The exponent is
             # bounded because floats end at 2 ** 1023.
-            bound_s = min(config.max_backoff_s, config.backoff_s * 2.0 ** min(num_attempts - 1, 60))
+            bound_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(num_attempts - 1, 60))
             await self._sleep(self._draw(0.0, bound_s))
 
     async def _attempt(self, body: dict[str, Any]) -> str:
@@ -192,7 +200,7 @@ class Judge:
                 try:
                     return await self._post(body)
                 except JudgeRequestError as e:
-                    until_s = self._clock() + min(e.retry_after_s, self._config.max_retry_after_s)
+                    until_s = self._clock() + min(e.retry_after_s, MAX_RETRY_AFTER_S)
                     self._resume_at_s = max(self._resume_at_s, until_s)
                     raise
 
@@ -242,12 +250,9 @@ class Judge:
         }
         return body | ({"response_format": judge_text.schema(config)} if self._asks_for_schema else {})
 
-    def _is_about_schema(self, error: JudgeRequestError) -> bool:
-        return (
-            self._config.structured == "auto"
-            and error.status in _FORMAT_STATUSES
-            and any(word in error.said for word in _FORMAT_WORDS)
-        )
+
+def _is_about_schema(error: JudgeRequestError) -> bool:
+    return error.status in _FORMAT_STATUSES and any(word in error.said for word in _FORMAT_WORDS)
 
 
 def retry_after_s(value: str | None, now: datetime.datetime) -> float:

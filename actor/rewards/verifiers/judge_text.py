@@ -80,13 +80,13 @@ def read_template(config: JudgeConfig) -> str:
     Raises:
       ValueError: the file is unusable.
     """
-    if not config.template_file:
+    if not config.template.startswith("@"):
         return config.template
     try:
-        template = pathlib.Path(config.template_file).expanduser().read_text(encoding="utf-8")
+        template = pathlib.Path(config.template[1:]).expanduser().read_text(encoding="utf-8")
         check_template(template)
     except (OSError, ValueError) as e:
-        raise ValueError(f"judge.template_file={config.template_file} cannot be used: {e}") from e
+        raise ValueError(f"judge.template={config.template} cannot be used: {e}") from e
     return template
 
 

@@ -17,7 +17,10 @@ def test_server_that_starts_is_looked_at_each_time_and_killed_when_it_takes_too_
     health = started()
     assert health.is_due(1000.0)
     assert health.looked(answers=False, now_s=1000.0 + START_S) == ""
-    assert health.looked(answers=False, now_s=1001.0 + START_S) == "did not serve within 100 s (judge.start_timeout_s)"
+    assert (
+        health.looked(answers=False, now_s=1001.0 + START_S)
+        == "did not serve within 100 s (supervision.start_timeout_s)"
+    )
 
 
 def test_server_that_serves_is_looked_at_now_and_then():

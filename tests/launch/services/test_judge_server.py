@@ -27,19 +27,22 @@ CONFIG = JudgeConfig(
     colocate=True,
     model="/models/judge",
     template="{answer} {response}",
-    start_timeout_s=60.0,
-    max_restarts=2,
     outage_timeout_s=1.0,
 )
+START_S, MAX_RESTARTS = 60.0, 2
 TASK = Task.judged_by("judge", answer="4")
 
 
-def start(tmp_path: Path, *starts: str, stopped_s: float = 3600.0, **fields: Any) -> JudgeService:
+def start(
+    tmp_path: Path, *starts: str, stopped_s: float = 3600.0, start_timeout_s: float = START_S, **fields: Any
+) -> JudgeService:
     (tmp_path / "starts.json").write_text(json.dumps(starts))
     return JudgeService(
         dataclasses.replace(CONFIG, **fields),
         tmp_path / "judge_server.log",
         stopped_s=stopped_s,
+        start_timeout_s=start_timeout_s,
+        max_restarts=MAX_RESTARTS,
         command=(sys.executable, "-m", "tests.launch.fake_judge", str(tmp_path)),
     )
 
@@ -72,9 +75,7 @@ def test_judge_is_started_asked_with_its_key_and_ended_with_all_it_started(tmp_p
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "7")
     with closing(start(tmp_path, "serve")) as service:
         assert service.failure == "" and service.config.url.startswith("http://127.0.0.1:")
-        assert (
-            service.config.outage_timeout_s == CONFIG.start_timeout_s
-        )  # it is waited for as long as it may take to start
+        assert service.config.outage_timeout_s == START_S  # it is waited for as long as it may take to start
         assert score(service) == 0.7
         process = given(tmp_path)
         key_file = Path(service.config.api_key_file)
@@ -109,7 +110,7 @@ def test_two_judges_have_different_keys_and_ports(tmp_path):
 
 def test_judge_runs_on_cores_of_its_own(tmp_path):
     core = max(os.sched_getaffinity(0))
-    with closing(start(tmp_path, "serve", cpu_cores=str(core))):
+    with closing(start(tmp_path, "serve", engine={"cpu_cores": str(core)})):
         assert given(tmp_path)["cores"] == [core]
         assert given(tmp_path)["environment"]["VLLM_CPU_OMP_THREADS_BIND"] == str(core)
     assert core in os.sched_getaffinity(0)
@@ -129,7 +130,7 @@ def test_judge_that_does_not_start_is_refused_and_leaves_nothing(tmp_path, what,
 
 def test_judge_on_cores_that_are_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="the judge cannot run on these cores"):
-        start(tmp_path, "serve", cpu_cores="4000")
+        start(tmp_path, "serve", engine={"cpu_cores": "4000"})
 
 
 @pytest.mark.heavy
@@ -161,7 +162,7 @@ def test_judge_that_serves_never_again_is_given_up_however_long_its_starts_take(
         wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
         (tmp_path / "end").touch()
         wait_until(lambda: service.failure != "", "it is given up")
-        assert service.num_restarts == CONFIG.max_restarts
+        assert service.num_restarts == MAX_RESTARTS
 
 
 @pytest.mark.heavy
@@ -208,9 +209,8 @@ def test_judge_of_a_killed_actor_dies_with_it(tmp_path):
 
 
 def test_arguments_hold_the_judges_own_share():
-    config = dataclasses.replace(
-        CONFIG, gpu_memory_utilization=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=1024
-    )
+    engine = {"gpu_memory_utilization": 0.3, "cpu_offload_gib": 2.5, "max_num_seqs": 4, "max_model_tokens": 1024}
+    config = dataclasses.replace(CONFIG, engine=engine)
     got = judge_server.arguments(config, 8123)
     assert got[0] == "--model=/models/judge"
     for wanted in (
@@ -224,5 +224,5 @@ def test_arguments_hold_the_judges_own_share():
     ):
         assert wanted in got
     assert not any("offload" in a for a in judge_server.arguments(CONFIG, 1))
-    environment = judge_server.environment(dataclasses.replace(CONFIG, kv_cache_gib=3), {"A": "b"}, key="k")
+    environment = judge_server.environment(dataclasses.replace(CONFIG, engine={"kv_cache_gib": 3}), {"A": "b"}, key="k")
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3" and environment["A"] == "b"

@@ -68,9 +68,9 @@ def test_refusal_names_shares_that_fit(engines, devices):
 
 
 def test_colocated_judge_counts_beside_its_engine():
-    judge = sections.JudgeConfig(colocate=True, model="/models/judge", gpu_memory_utilization=0.2)
+    judge = sections.JudgeConfig(colocate=True, model="/models/judge", engine={"gpu_memory_utilization": 0.2})
     given = dataclasses.replace(config_of(0.3, 0.5), judge=judge)
-    with pytest.raises(ValueError, match=r"and judge\.gpu_memory_utilization=0\.2 must be at most 0\.95"):
+    with pytest.raises(ValueError, match=r"and judge\.engine\.gpu_memory_utilization=0\.2 must be at most 0\.95"):
         checked(given, ONE)
     checked(dataclasses.replace(config_of(0.25, 0.5), judge=judge), ONE)
 

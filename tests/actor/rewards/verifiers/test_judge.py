@@ -10,14 +10,14 @@ import pytest
 
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
-from actor.rewards.verifiers.judge import MAX_SHORTENED, Judge
+from actor.rewards.verifiers.judge import ANSWER_RETRIES, BACKOFF_S, MAX_SHORTENED, Judge
 from bridge.rollout_types import Task
 from configs.sections.rewards import JudgeConfig
 from tests.actor.fakes import until
 from tests.actor.rewards.verifiers import endpoint_server as endpoint
 
 TASK = Task.judged_by("judge", answer="4", metadata=json.dumps({"question": "What is 2 + 2?"}))
-CONFIG = JudgeConfig(url="http://127.0.0.1:1/v1", model="m", backoff_s=1.0, max_backoff_s=8.0)
+CONFIG = JudgeConfig(url="http://127.0.0.1:1/v1", model="m")
 AWAY = [
     (endpoint.status(408), "status_408"),
     (endpoint.status(409), "status_409"),
@@ -133,7 +133,7 @@ def test_endpoint_that_is_away_is_asked_again(behaviour, kind):
             one, time = None, Time()
             one = judge(served, time)
             assert (await one.score(response(), TASK)).value == 0.7
-            assert time.slept_s == [1.0, 2.0]
+            assert time.slept_s == [BACKOFF_S, 2 * BACKOFF_S]
             assert (one.counts.num_retries, one.counts.num_failures) == (2, 0)
             assert one.counts.problems == {kind: 2} and one.counts.num_retries == 2
             assert one.counts.num_requests == served.num_requests == 3 and one.counts.num_failures == 0
@@ -144,13 +144,19 @@ def test_endpoint_that_is_away_is_asked_again(behaviour, kind):
 
 @pytest.mark.parametrize(("behaviour", "kind"), UNREADABLE, ids=lambda v: v if isinstance(v, str) else "")
 def test_answer_that_can_not_be_read_is_asked_for_again_and_then_an_error_but_never_a_score(behaviour, kind):
+    num_attempts = 1 + ANSWER_RETRIES
+
     async def body() -> None:
         async with endpoint.serving(behaviour) as served:
-            one = judge(served, answer_retries=2)
-            with pytest.raises(VerifierError, match=r"returned no score: .*\(3 attempts\)"):
+            one = judge(served)
+            with pytest.raises(VerifierError, match=rf"returned no score: .*\({num_attempts} attempts\)"):
                 await one.score(response(), TASK)
-            assert served.num_requests == 3 and one.counts.problems == {kind: 3} and one.counts.num_failures == 1
-            assert (one.counts.num_retries, one.counts.num_failures) == (2, 1)
+            assert (
+                served.num_requests == num_attempts
+                and one.counts.problems == {kind: num_attempts}
+                and one.counts.num_failures == 1
+            )
+            assert (one.counts.num_retries, one.counts.num_failures) == (ANSWER_RETRIES, 1)
             await one.close()
         async with endpoint.serving(behaviour, endpoint.score(7)) as served:
             one = judge(served)
@@ -260,14 +266,8 @@ def test_endpoint_that_knows_no_schema_is_asked_without_from_then_on():
                 assert (await one.score(response(), TASK)).value == 0.7
             assert ["response_format" in b for b in served.bodies] == [True, False, False]
             await one.close()
-        async with endpoint.serving(unknown) as served:
-            one = judge(served, structured="on")
-            with pytest.raises(VerifierError, match="rejected the request: status 400"):
-                await one.score(response(), TASK)
-            assert served.num_requests == 1
-            await one.close()
-        async with endpoint.serving(endpoint.score(7)) as served:
-            one = judge(served, structured="off")
+        async with endpoint.serving(endpoint.says("Score: 7")) as served:
+            one = judge(served, parser="regex")
             await one.score(response(), TASK)
             assert "response_format" not in served.bodies[0]
             await one.close()
@@ -324,13 +324,13 @@ def test_template_of_a_file_is_checked_when_the_judge_is_made(tmp_path):
         file = tmp_path / "template"
         file.write_text("Judge {response} by {answer}")
         async with endpoint.serving(endpoint.score(7)) as served:
-            one = judge(served, template_file=str(file))
+            one = judge(served, template=f"@{file}")
             await one.score(response(), TASK)
             assert served.bodies[0]["messages"][1]["content"].startswith("Judge <<<response ")
             await one.close()
             file.write_text("no place for it")
-            with pytest.raises(ValueError, match=r"template cannot be used: .*expected \{response\}"):
-                judge(served, template_file=str(file))
+            with pytest.raises(ValueError, match=r"judge.template=@.*template cannot be used: .*expected \{response\}"):
+                judge(served, template=f"@{file}")
 
     run(body())
 
