@@ -76,6 +76,8 @@ class RunFolder:
         """Quarantined prompt rows with reasons (JSONL)."""
         self.loss_constants = path / "loss.json"
         """Constants of the loss with all defaults filled in."""
+        self.provenance = path / "provenance.jsonl"
+        """Code version, command, machine and package versions, one line per start on other code or machines (JSONL)."""
         self.summary = path / "summary.json"
         """Summary of the run in a few numbers, written at its end."""
 

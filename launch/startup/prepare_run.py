@@ -17,6 +17,7 @@ from configs.sections.base import absolute
 from launch import cli
 from launch.cli import CONFIG, given_run_dir
 from launch.startup.network_check import check_network
+from launch.startup.provenance import record_start
 
 MIN_OPEN_FILES = 128
 """Minimum limit on open files with which a learner and an engine start."""
@@ -71,6 +72,7 @@ def prepare_run(
         notes += check_open_files() + check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
         for note in notes + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
+        record_start(RunFolder(prepared.folder).provenance)
         return prepared
     config = overrides.load_preset(CONFIG.value)
     if (run_dir := given_run_dir()) is not None:
@@ -100,6 +102,7 @@ def prepare_run(
     for note in settle_run_id(config):
         print(note, flush=True)
     write_gold_failures(RunFolder(folder).gold_failures, answers.gold_failures)
+    record_start(RunFolder(folder).provenance)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return PreparedRun(config, folder, model_folder)
 

@@ -43,6 +43,7 @@ PATHS = {
     "quarantine": "quarantine.jsonl",
     "gold_failures": "gold_failures.json",
     "loss_constants": "loss.json",
+    "provenance": "provenance.jsonl",
     "summary": "summary.json",
 }
 """What run folders made so far have in them."""
