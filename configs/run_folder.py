@@ -17,9 +17,9 @@ _Json = dict[str, Any]
 _MAY_DIFFER = (
     *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
     *("actor.shutdown_grace_s ", "actor.max_unstored_groups "),
-    *("checkpoint.max_failed_in_a_row ", "checkpoint.on_stop ", "learner ", "learner.", "mesh."),
+    *("learner ", "learner.", "mesh."),
     *("samples ", "samples."),
-    *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.leader_lease_s ", "store.outage_timeout_s "),
+    *("store.bucket ", "store.actor_role ", "store.leader_lease_s ", "store.outage_timeout_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_grace_s "),
     *(
         "publish.slow_reader_grace_s ",

@@ -27,6 +27,8 @@ from bridge.files import replace_file
 from learner.checkpoint_hosts import PEER_TIMEOUT_S, CheckpointError, HostAgreement, barrier_fn, reason, system_errors
 from learner.distributed.channel import Barrier, Processes, ProcessLostError, SingleProcess
 
+MAX_FAILED_IN_A_ROW = 3
+"""Consecutive failed saves that stop a run."""
 _HALF = "*.orbax-checkpoint-tmp*"
 """Glob of the folders that Orbax writes a step into before it commits."""
 
@@ -264,11 +266,11 @@ class Checkpoints:
         self._failure = f"{self._folder}: cannot save the checkpoint of step {step}: {reason(error)}"
         in_a_row, bound = self._num_failed_in_a_row, self._max_failed_in_a_row
         if in_a_row >= bound:
-            which = f" (the last {in_a_row} failed, checkpoint.max_failed_in_a_row)" if bound > 1 else ""
+            which = f" (the last {in_a_row} failed)" if bound > 1 else ""
             raise CheckpointError(f"{self._failure}{which}") from error
         logging.error(
             "%s; free disk space or fix the folder: training continues, a restart would begin at step %s, and %d "
-            "further failures end the run (checkpoint.max_failed_in_a_row)",
+            "further failures end the run",
             self._failure,
             self.latest or 0,
             bound - in_a_row,

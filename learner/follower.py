@@ -9,7 +9,7 @@ from bridge.credentials import read_token
 from bridge.liveness import Activity, Liveness
 from configs.run_folder import RunFolder
 from configs.schema import Config
-from learner.checkpoint import Checkpoints
+from learner.checkpoint import MAX_FAILED_IN_A_ROW, Checkpoints
 from learner.data.tokenizer import load_tokenizer
 from learner.distributed.channel import Processes
 from learner.distributed.sharding import make_mesh
@@ -74,7 +74,7 @@ def join_run(
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
         keep=config.checkpoint.keep,
-        max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
+        max_failed_in_a_row=MAX_FAILED_IN_A_ROW,
         hosts=hosts,
     )
     weights = WeightLoader(config, architecture)

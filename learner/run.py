@@ -22,7 +22,7 @@ from bridge.store.sql.learner_side import LearnerStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from configs.schema import Config
-from learner.checkpoint import Checkpoints
+from learner.checkpoint import MAX_FAILED_IN_A_ROW, Checkpoints
 from learner.data.problem import Problem
 from learner.data.prompt_stream import PromptStream, load_prompts
 from learner.data.row_filter import Quarantine, read_gold_failures
@@ -227,7 +227,7 @@ def _restore(
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
         keep=config.checkpoint.keep,
-        max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
+        max_failed_in_a_row=MAX_FAILED_IN_A_ROW,
         hosts=context.lead.hosts,
     )
     weights = WeightLoader(config, architecture)

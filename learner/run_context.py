@@ -49,7 +49,6 @@ def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
         busy_timeout_s=config.supervision.lock_wait_s,
         retry_s=retry_s,
         bucket=config.store.bucket,
-        inline_bytes=config.store.inline_bytes,
     )
 
 

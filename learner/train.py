@@ -48,7 +48,7 @@ def train(run: Run) -> None:
     """Trains until `run.num_updates` steps are done, and writes the model to the run folder.
 
     Raises:
-      Stopped: a learner process was asked to stop; with checkpoint.on_stop a checkpoint is saved first.
+      Stopped: a learner process was asked to stop; a checkpoint is saved first where one is allowed (`may_save`).
     """
     try:
         train_all(run)
@@ -66,7 +66,6 @@ def train_all(run: Run) -> None:
     publish(run)
     await_weights(run)  # actors need a first version
     step_metrics = StepMetrics(
-        run.config.optimizer,
         run.architecture,
         stream=run.stream,
         store=run.store,
@@ -86,7 +85,7 @@ def train_all(run: Run) -> None:
             drop(run, step_metrics)
             continue
         update(run, step_metrics)
-        if run.config.checkpoint.on_stop and may_save(run, ends_round=micro.ends_round):
+        if may_save(run, ends_round=micro.ends_round):
             run.on_stop = run.checkpoint()
         run.heartbeat.updated()
         run.evaluations.poll()

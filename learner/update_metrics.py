@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from bridge.store.sql.learner_side import LearnerStore
-from configs.sections import LoraConfig, OptimizerConfig
+from configs.sections import LoraConfig
 from learner.heartbeat import live_actors
 from learner.metrics.flops import adapter_params, model_flops, peak_flops
 from learner.metrics.metric_names import LAST_EPOCH, SHOWN_OF_LAST_EPOCH
@@ -22,6 +22,10 @@ _SHOWN_REASONS = ("stale", "below_min_version", "zero_variance", "overflow", *gr
 NO_LORA = LoraConfig()
 
 
+MAX_SKIPPED_IN_A_ROW = 5
+"""Consecutive skipped optimizer steps that stop the run, at the end of the update."""
+
+
 class NotFiniteError(RuntimeError):
     """Raised if too many consecutive optimizer steps are skipped, since training does not recover by itself."""
 
@@ -31,7 +35,6 @@ class StepMetrics:
 
     def __init__(
         self,
-        config: OptimizerConfig,
         architecture: Architecture,
         *,
         lora: LoraConfig = NO_LORA,
@@ -40,7 +43,7 @@ class StepMetrics:
         num_skipped: int,
     ) -> None:
         """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
-        self._config, self._architecture, self._stream, self._store = config, architecture, stream, store
+        self._architecture, self._stream, self._store = architecture, stream, store
         self._lora = lora
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
@@ -107,12 +110,11 @@ class StepMetrics:
         return row, ids
 
     def check_skipped(self) -> None:
-        """Raises NotFiniteError if the last optimizer.max_skipped_in_a_row optimizer steps were skipped."""
-        bound = self._config.max_skipped_in_a_row
-        if self._num_skipped_in_a_row >= bound:
+        """Raises NotFiniteError if the last `MAX_SKIPPED_IN_A_ROW` optimizer steps were skipped."""
+        if self._num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(
                 f"the last {self._num_skipped_in_a_row} optimizer steps, up to step {self._stream.step}, had a loss or "
-                f"gradient that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are unchanged. "
+                "gradient that was not finite; the parameters are unchanged. "
                 "Usual causes: a learning rate or a ratio that grew too large (see loss, grad_norm and ratio/p99 of "
                 "the last finite steps in metrics.jsonl), input that is not finite, and updates without trained "
                 "tokens (response/truncated at 1 with prompts.truncated_responses=mask)"

@@ -22,6 +22,8 @@ from bridge.store.sqlite_database import RUN, SqliteDatabase
 from bridge.store.store_types import StoreLostError
 
 _FAREWELL_S = 2.0
+INLINE_BYTES = 4 * 2**20
+"""Largest group that stays in the database of a store with a bucket, in bytes."""
 
 
 class SqlStore(LearnerStore, ActorStore):
@@ -108,7 +110,6 @@ def open_store(
     retry_s: float = 600.0,
     max_message_bytes: int = codec.MAX_BYTES,
     bucket: str = "",
-    inline_bytes: int = 4 * 2**20,
 ) -> SqlStore:
     """Opens the store of a run, for actors and, after `create_run`, for the learner.
 
@@ -118,9 +119,8 @@ def open_store(
       busy_timeout_s: seconds to wait for a locked SQLite file.
       retry_s: seconds for which every call retries while a PostgreSQL server is unreachable.
       max_message_bytes: size limit of a message.
-      bucket: s3://..., gs://... or file:///... for groups of more than `inline_bytes`; empty: all groups stay in the
+      bucket: s3://..., gs://... or file:///... for groups of more than `INLINE_BYTES`; empty: all groups stay in the
         database.
-      inline_bytes: size of the largest group that stays in the database if there is a bucket.
 
     Raises:
       ValueError: the store does not exist or rejects the login.
@@ -134,7 +134,7 @@ def open_store(
     else:
         store = PostgresStore(url, run=run, retry_s=retry_s, max_message_bytes=max_message_bytes)
     if objects is not None:
-        store.use_bucket(objects, inline_bytes=inline_bytes)
+        store.use_bucket(objects, inline_bytes=INLINE_BYTES)
     return store
 
 

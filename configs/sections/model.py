@@ -197,9 +197,6 @@ class OptimizerConfig(CheckedSection):
     """Decoupled weight decay coefficient. 0: no weight decay."""
     max_grad_norm: Positive = 1.0
     """Global gradient norm above which gradients are scaled down to it."""
-    max_skipped_in_a_row: Count = 5
-    """Consecutive skipped optimizer steps that stop the run, at the end of the update. A step whose loss or gradient is
-    not finite is skipped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -267,15 +267,9 @@ class RewardsConfig(CheckedSection):
     Cases run in row order until one fails."""
     sandbox_memory_mib: Count = 1024
     """Memory limit for all processes and files of one program, in MiB. Each process may map twice as much."""
-    sandbox_processes: Count = 64
-    """Largest number of concurrent processes and threads per program."""
-    sandbox_output_mib: Count = 8
-    """Largest size of standard output or of a function result per test case, in MiB."""
     packages: str = "numpy"
     """Comma-separated installed packages, by pip name, that Python programs may import. They and their dependencies are
     read-only in the sandbox, and their import is tested before a run starts. Empty: only the standard library."""
-    sandbox_warm: Count = 2
-    """Idle sandboxes per verifier process (actor.verifier_workers), about 10 MiB each."""
 
     @property
     def package_names(self) -> tuple[str, ...]:
@@ -284,10 +278,6 @@ class RewardsConfig(CheckedSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sandbox_processes < 4:
-            raise ValueError(
-                f"rewards.sandbox_processes must be >= 4 (a compiler starts several), got {self.sandbox_processes}"
-            )
         if self.max_timeout_s < self.min_timeout_s:
             raise ValueError(
                 f"rewards.max_timeout_s must be >= rewards.min_timeout_s ({self.min_timeout_s}), got "

@@ -21,18 +21,10 @@ class CheckpointConfig(CheckedSection):
 
     every_n_steps: Count = 50
     """Updates between two checkpoints. With publish.when=round_end, a checkpoint due within a round is saved at its
-    end."""
+    end. A learner that is stopped (Ctrl-C, SIGTERM, preemption) also saves. With publish.when=round_end, it saves only
+    between the end of a round and the next update."""
     keep: Count = 2
     """Number of newest checkpoints to keep."""
-    max_failed_in_a_row: Count = 3
-    """Consecutive failed saves that stop the run, for example on a full disk. Before that, training continues and the
-    store keeps all groups that no checkpoint covers."""
-
-    on_stop: bool = True
-    """True if the learner saves a checkpoint when it is stopped (Ctrl-C, SIGTERM, preemption). False: the next start
-    trains the unsaved updates again, from groups in the store.
-
-    With publish.when=round_end, the learner saves on stop only between the end of a round and the next update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,20 +86,9 @@ class SamplesConfig(CheckedSection):
 
     groups_per_round: CountOrZero = 4
     """Trained groups stored per round, spread evenly over the round. 0: none."""
-    eval_problems: CountOrZero = 16
-    """Problems stored per evaluation, identical in each evaluation. 0: none."""
-    responses: Count = 8
-    """Largest number of responses stored per group: the best, the worst and an even selection between them."""
-    chars: Count = 4000
-    """Largest length of a stored prompt or response, in characters. Longer texts lose their middle."""
     max_mib: Positive = 64.0
     """Largest size of samples.jsonl, in MiB. A full file drops part of its older half. The first evaluation of each set
     stays while it takes at most a quarter of the size."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chars < 100:
-            raise ValueError(f"samples.chars must be at least 100, got {self.chars}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,10 +100,8 @@ class StoreConfig(CheckedSection):
     `sqlite:///FILE`: a SQLite file. Empty: a SQLite file in the run's folder. Set passwords with PGPASSFILE or
     PGPASSWORD; a URL with a password is rejected."""
     bucket: LocalPath = ""
-    """Bucket URL (s3://..., gs://... or file://...) for groups larger than inline_bytes. Empty: all groups stay in the
+    """Bucket URL (s3://..., gs://... or file://...) for groups larger than 4 MiB. Empty: all groups stay in the
     database."""
-    inline_bytes: Count = 4 * 2**20
-    """Size from which groups are stored in the bucket, in bytes. No effect without a bucket."""
     actor_role: str = "sluice_actor"
     """PostgreSQL role that may serve the run: the login role of the actors, or a group role of theirs."""
     leader_lease_s: Seconds = 30.0
@@ -168,7 +147,7 @@ class SupervisionConfig(CheckedSection):
     """Timeout for one weight update in the engine, in seconds."""
     shutdown_grace_s: Seconds = 120.0
     """Time after a stop request until the learner is killed, in seconds. It covers the current micro-batch or update
-    and the save of checkpoint.on_stop. On a cluster, launch.tools.deploy sets it to --grace_s."""
+    and the last checkpoint. On a cluster, launch.tools.deploy sets it to --grace_s."""
 
     @property
     def lock_wait_s(self) -> float:

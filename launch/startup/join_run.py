@@ -249,7 +249,6 @@ def _open(url: str, run: str, config: Config) -> SqlStore:
         busy_timeout_s=config.supervision.lock_wait_s,
         retry_s=config.store.outage_timeout_s,
         bucket=config.store.bucket,
-        inline_bytes=config.store.inline_bytes,
     )
 
 

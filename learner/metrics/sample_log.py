@@ -17,6 +17,8 @@ from learner.metrics.sample_record import Decode, Json, PickedGroup, evaluated_r
 
 MAX_WAITING = 64
 """Maximum number of queued updates and evaluations; further ones are dropped."""
+EVAL_PROBLEMS = 16
+"""Maximum number of problems kept per evaluation of a set."""
 CLOSE_S = 10.0
 """Maximum seconds that closing waits for the queue, and then for the thread."""
 
@@ -29,7 +31,7 @@ class SampleLog:
 
     def __init__(self, file: pathlib.Path, config: SamplesConfig, decode: Decode, *, restored_step: int) -> None:
         """Opens the file and removes records of steps after `restored_step`."""
-        self._path, self._config, self._decode = file, config, decode
+        self._path, self._decode = file, decode
         self._max_bytes = int(config.max_mib * 2**20)
         self.num_lost = 0
         """Groups that were not written."""
@@ -41,18 +43,17 @@ class SampleLog:
 
     def trained(self, step: int, groups: Sequence[PickedGroup]) -> None:
         """Queues groups that trained in the update to `step`; does not block."""
-        record = functools.partial(trained_record, step=step, decode=self._decode, config=self._config)
+        record = functools.partial(trained_record, step=step, decode=self._decode)
         self._hand_over([functools.partial(record, group) for group in groups])
 
     def evaluated(self, step: int, set_name: str, groups: Sequence[tuple[Group, Task]]) -> None:
         """Queues the groups of an evaluation on the weights of `step`; does not block.
 
-        Keeps the first `samples.eval_problems` groups. Groups come in the order of their problems, so the same problems
+        Keeps the first `EVAL_PROBLEMS` groups. Groups come in the order of their problems, so the same problems
         are kept each time.
         """
-        about = {"set_name": set_name, "step": step, "decode": self._decode, "config": self._config}
-        record = functools.partial(evaluated_record, **about)
-        self._hand_over([functools.partial(record, *group) for group in groups[: self._config.eval_problems]])
+        record = functools.partial(evaluated_record, set_name=set_name, step=step, decode=self._decode)
+        self._hand_over([functools.partial(record, *group) for group in groups[:EVAL_PROBLEMS]])
 
     def close(self) -> None:
         """Writes the queued groups, within `CLOSE_S` for each wait."""

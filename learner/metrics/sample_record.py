@@ -10,7 +10,6 @@ from blake3 import blake3
 from jaxtyping import Bool, Float32, Int32
 
 from bridge.rollout_types import Group, RewardScore, Rollout, Task
-from configs.sections import SamplesConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +56,10 @@ class SamplePick:
 
 FORMAT = 1
 """Format version; increases when a field changes meaning or is removed."""
+MAX_RESPONSES = 8
+"""Maximum responses kept per group."""
+MAX_CHARS = 4000
+"""Maximum characters of a prompt or response; longer ones lose their middle."""
 MAX_TURNS = 64
 """Maximum parts kept per episode; longer episodes keep the first and last half of that number."""
 MAX_METADATA = 500
@@ -68,22 +71,20 @@ Decode = Callable[[Sequence[int]], str]
 Json = dict[str, Any]
 
 
-def trained_record(picked: PickedGroup, *, step: int, decode: Decode, config: SamplesConfig) -> Json:
+def trained_record(picked: PickedGroup, *, step: int, decode: Decode) -> Json:
     """Returns the record of a group that trained in the update to `step`.
 
     Token lag is relative to step - 1, the weights at the start of the update.
     """
     group = picked.group
     about = {"kind": "train", "set": "", "step": step, "source": picked.source}
-    return _record(about, group, picked.task, picked.advantages, learner_step=step - 1, decode=decode, config=config)
+    return _record(about, group, picked.task, picked.advantages, learner_step=step - 1, decode=decode)
 
 
-def evaluated_record(
-    group: Group, task: Task, *, set_name: str, step: int, decode: Decode, config: SamplesConfig
-) -> Json:
+def evaluated_record(group: Group, task: Task, *, set_name: str, step: int, decode: Decode) -> Json:
     """Returns the record of a group of a set's evaluation on the weights of `step`."""
     about = {"kind": "eval", "set": set_name, "step": step, "source": ""}
-    return _record(about, group, task, None, learner_step=None, decode=decode, config=config)
+    return _record(about, group, task, None, learner_step=None, decode=decode)
 
 
 def _record(
@@ -94,9 +95,8 @@ def _record(
     *,
     learner_step: int | None,
     decode: Decode,
-    config: SamplesConfig,
 ) -> Json:
-    shown = chosen([r.reward for r in group.rollouts], limit=config.responses)
+    shown = chosen([r.reward for r in group.rollouts], limit=MAX_RESPONSES)
     return {
         "format": FORMAT,
         **about,
@@ -108,9 +108,9 @@ def _record(
         "environment": task.environment,
         "started_s": round(group.started_s, 3),
         "finished_s": round(group.finished_s, 3),
-        "prompt": text_of(group.prompt_tokens, decode, config.chars),
+        "prompt": text_of(group.prompt_tokens, decode, MAX_CHARS),
         "prompt_tokens": group.prompt_tokens.size,
-        "answer": cut(task.answer, config.chars),
+        "answer": cut(task.answer, MAX_CHARS),
         "metadata": cut(task.metadata, MAX_METADATA),
         "num_responses": len(group.rollouts),
         "responses": [
@@ -121,7 +121,6 @@ def _record(
                     None if advantages is None else advantages[i],
                     learner_step=learner_step,
                     decode=decode,
-                    config=config,
                 ),
             }
             for i in shown
@@ -143,7 +142,6 @@ def _response(
     *,
     learner_step: int | None,
     decode: Decode,
-    config: SamplesConfig,
 ) -> Json:
     versions = rollout.token_versions[rollout.loss_mask]
     num_sampled = int(rollout.loss_mask.sum())
@@ -165,8 +163,8 @@ def _response(
     if advantages is not None and not np.all(advantages[rollout.loss_mask] == advantages[rollout.loss_mask][0]):
         record["turn_advantages"] = [round(float(advantages[i]), 6) for i in starts if rollout.loss_mask[i]]
     if rollout.loss_mask.all():
-        return record | {"text": text_of(rollout.tokens, decode, config.chars)}
-    return record | {"turns": _turns(rollout, starts, decode, config.chars), "num_parts": len(starts)}
+        return record | {"text": text_of(rollout.tokens, decode, MAX_CHARS)}
+    return record | {"turns": _turns(rollout, starts, decode), "num_parts": len(starts)}
 
 
 def turn_starts(sampled: Bool[np.ndarray, " T"]) -> list[int]:
@@ -174,12 +172,12 @@ def turn_starts(sampled: Bool[np.ndarray, " T"]) -> list[int]:
     return [0, *(np.flatnonzero(np.diff(sampled.astype(np.int8))) + 1).tolist()]
 
 
-def _turns(rollout: Rollout, starts: list[int], decode: Decode, chars: int) -> list[Json]:
+def _turns(rollout: Rollout, starts: list[int], decode: Decode) -> list[Json]:
     ends = [*starts[1:], rollout.tokens.size]
     parts = list(zip(starts, ends, strict=True))
     if len(parts) > MAX_TURNS:
         parts = parts[: MAX_TURNS // 2] + parts[-MAX_TURNS // 2 :]
-    each = max(_MIN_TURN_CHARS, chars // len(parts))
+    each = max(_MIN_TURN_CHARS, MAX_CHARS // len(parts))
     return [
         {
             "by": "policy" if rollout.loss_mask[start] else "environment",

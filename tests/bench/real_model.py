@@ -29,9 +29,8 @@ MINUTES = {"pipelinerl": 15.0, "rolloutpipe": 20.0}
 OVERRIDES: Mapping[str, object] = {
     "run.num_updates": 10_000,  # minutes end it
     "publish.probe_every_n_publishes": 1,
-    # Nothing of it is used: neither a restart nor the memory of a save.
+    # Nothing of it is used: no restart.
     "checkpoint.every_n_steps": 10_000,
-    "checkpoint.on_stop": False,
 }
 COLUMNS = runs.COLUMNS | {
     "held-out reward by minute": "{by_minute}",

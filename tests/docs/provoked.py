@@ -109,9 +109,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     yield refused(join_run.check_no_password, "postgresql://learner:secret@db.example/sluice")
     yield refused(
         StepMetrics.check_skipped,
-        SimpleNamespace(
-            _config=SimpleNamespace(max_skipped_in_a_row=10), _num_skipped_in_a_row=10, _stream=SimpleNamespace(step=37)
-        ),
+        SimpleNamespace(_num_skipped_in_a_row=5, _stream=SimpleNamespace(step=37)),
     )
 
 

@@ -64,7 +64,13 @@ def test_fields_that_commands_set_are_fields_and_presets_are_there():
                 continue
             path = name.removeprefix("config.")
             of_dict = path.startswith(
-                ("prompts.mixture.", "evaluation.sets.", "prompts.task_args.", "prompts.environment_args.")
+                (
+                    "prompts.mixture.",
+                    "evaluation.sets.",
+                    "prompts.task_args.",
+                    "prompts.environment_args.",
+                    "judge.engine.",
+                )
             )
             if name.startswith("config.") and not of_dict and path not in known:
                 wrong.append(f"{page}: {argument}")

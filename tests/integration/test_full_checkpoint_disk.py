@@ -33,7 +33,6 @@ FIELDS = {
     "sampling.max_response_tokens": 8,
     "packing.rows": 1,
     "checkpoint.every_n_steps": 1,
-    "checkpoint.max_failed_in_a_row": 4,
     "evaluation.num_problems": 0,
     "publish.probe_every_n_publishes": 0,
 }
@@ -170,10 +169,10 @@ def test_learner_without_room_for_checkpoints_goes_on_saves_later_ends_in_the_en
     assert run.num_failed() >= 2
 
     filler = fill(disk)
-    actor.allow(5)
+    actor.allow(4)
     assert job.process.wait(120) == 1
     (line,) = [line for line in run.log.splitlines() if line.startswith("error: ")]
-    assert "cannot save the checkpoint of step 11:" in line and "the last 4 failed" in line
+    assert "cannot save the checkpoint of step 10:" in line and "the last 3 failed" in line
     assert "start again to go on from the last checkpoint" in line
     assert run.hashed() == [6, 7] and run.acknowledged() == 14
     filler.unlink()

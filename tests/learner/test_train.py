@@ -1,5 +1,4 @@
 import contextlib
-import dataclasses
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,12 +263,10 @@ class Trained:
 
 
 @pytest.mark.parametrize(("when", "step", "wanted"), [("every", 3, 3), ("round_end", 4, 4), ("round_end", 3, None)])
-@pytest.mark.parametrize("on_stop", [True, False])
-def test_train_that_is_told_to_stop_saves_what_may_be_saved_if_asked_to(monkeypatch, when, step, wanted, on_stop):
+def test_train_that_is_told_to_stop_saves_what_may_be_saved(monkeypatch, when, step, wanted):
     trained = Trained(monkeypatch)
     run, made = trained.run, []
     run.config = run_of(when=when, num_updates=12, save_every=100).config
-    run.config = dataclasses.replace(run.config, checkpoint=sections.CheckpointConfig(on_stop=on_stop))
     trained.round_steps = 2
     run.checkpoint = lambda: run.step
     run.save_on_stop = lambda: made.append(run.on_stop)
@@ -277,7 +274,7 @@ def test_train_that_is_told_to_stop_saves_what_may_be_saved_if_asked_to(monkeypa
     stop_at(run, step=step)
     with pytest.raises(Stopped):
         train.train(run)
-    assert made == [wanted if on_stop else None]
+    assert made == [wanted]
 
 
 def test_update_forgets_the_checkpoint_of_before_as_soon_as_parameters_change(monkeypatch):

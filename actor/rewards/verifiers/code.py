@@ -103,6 +103,8 @@ def _near(got: float, wanted: float, tolerance: float) -> bool:
     return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= tolerance * max(1.0, abs(b))
 
 
+NUM_WARM = 2
+"""Idle sandboxes per verifier process, about 10 MiB each."""
 _open: dict[tuple[SandboxLimits, HostView], Sandbox] = {}
 
 
@@ -111,8 +113,6 @@ def limits_of(settings: RewardsConfig) -> SandboxLimits:
     return SandboxLimits(
         memory_bytes=settings.sandbox_memory_mib * MIB,
         address_space_bytes=2 * settings.sandbox_memory_mib * MIB,
-        num_processes=settings.sandbox_processes,
-        output_bytes=settings.sandbox_output_mib * MIB,
     )
 
 
@@ -131,7 +131,7 @@ def open_sandbox(settings: RewardsConfig) -> Sandbox:
     if (limits, view) not in _open:
         # Tests the machine: probes need other limits than programs.
         check_isolation(view=view)
-        _open[limits, view] = Sandbox(limits, num_warm=settings.sandbox_warm, view=view)
+        _open[limits, view] = Sandbox(limits, num_warm=NUM_WARM, view=view)
     return _open[limits, view]
 
 

@@ -98,7 +98,7 @@ def read_kept(folder: pathlib.Path) -> Samples:
     if not samples.groups:
         raise ValueError(
             f"{run.samples} has no samples yet: they are written with the first evaluation and update "
-            "(samples.groups_per_round, samples.eval_problems; runs of older versions have none)"
+            "(samples.groups_per_round; runs of older versions have none)"
         )
     return samples
 

@@ -49,9 +49,7 @@ TRAINING_OVER_ROLLOUT = 21 / 66
 async def measure(workload: Workload, root: pathlib.Path) -> dict[str, list[Step]]:
     """Each arm's rounds; the workers and their sandboxes are the same for all."""
     size = workload.size
-    settings = RewardsConfig(
-        min_timeout_s=T_MIN_S / size.sleep_speed, max_timeout_s=T_MAX_S / size.sleep_speed, sandbox_warm=1
-    )
+    settings = RewardsConfig(min_timeout_s=T_MIN_S / size.sleep_speed, max_timeout_s=T_MAX_S / size.sleep_speed)
     pool = VerifierPool(num_workers=size.workers, timeout_s=60.0, retries=0, settings=settings)
     try:
         await asyncio.gather(*(pool.load("code") for _ in range(size.workers)))

@@ -43,7 +43,6 @@ FIELDS: Mapping[str, object] = {
     "rounds.samples_per_group": 4,
     "packing.rows": 2,
     "checkpoint.every_n_steps": 2,
-    "checkpoint.max_failed_in_a_row": 1000,
     "evaluation.num_problems": 16,
     "evaluation.every_n_steps": 0,
     "publish.serve": "https",

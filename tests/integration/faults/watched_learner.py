@@ -80,6 +80,14 @@ def watch() -> None:
     watch_restore()
 
 
+def allow_failed_saves() -> None:
+    """A disk of the campaign may stay full for many saves."""
+    import learner.follower
+    import learner.run
+
+    learner.run.MAX_FAILED_IN_A_ROW = learner.follower.MAX_FAILED_IN_A_ROW = 1000
+
+
 def keep_what_is_compiled() -> None:
     """Every process of the learner finds its compiled steps again, in a folder of its own.
 
@@ -153,6 +161,7 @@ def main() -> int:
     """Runs `launch.learner`; jax is loaded a little sooner than there."""
     watch()
     keep_what_is_compiled()
+    allow_failed_saves()
     if how := os.environ.get(BREAK):
         break_rule(how)
     return learner.main()

@@ -51,8 +51,9 @@ def test_restarted_learner_drops_what_it_went_back_behind_and_has_each_step_once
     assert [r["step"] for r in rows(file)] == [1, 2, 3, 4, 5]
 
 
-def test_evaluation_keeps_its_first_problems(tmp_path):
-    written = SampleLog(tmp_path / "s.jsonl", SamplesConfig(eval_problems=2), decode, restored_step=0)
+def test_evaluation_keeps_its_first_problems(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample_log, "EVAL_PROBLEMS", 2)
+    written = SampleLog(tmp_path / "s.jsonl", SamplesConfig(), decode, restored_step=0)
     written.evaluated(10, "heldout", [(picked(f"p{i}").group, TASK) for i in range(5)])
     written.close()
     assert [(r["kind"], r["set"], r["ticket"]) for r in rows(tmp_path / "s.jsonl")] == [
@@ -144,11 +145,13 @@ def test_lone_surrogates_of_a_row_make_no_line_unreadable(tmp_path):
 
 FULL = """
 import resource, signal, sys, pathlib
+from learner.metrics import sample_record
 from tests.learner.metrics.test_sample_log import SampleLog, SamplesConfig, picked
+sample_record.MAX_CHARS = 10**6
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 texts = iter("x" * n for n in (10, 10, 50_000, 50_000, 10, 10))
-log = SampleLog(pathlib.Path(sys.argv[1]), SamplesConfig(chars=10**6), lambda tokens: next(texts), restored_step=0)
+log = SampleLog(pathlib.Path(sys.argv[1]), SamplesConfig(), lambda tokens: next(texts), restored_step=0)
 for step in (1, 2, 3):
     log.trained(step, [picked(f"g{step}")])
 log.close()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import RewardScore, Task
-from configs.sections import SamplesConfig
+from learner.metrics import sample_record
 from learner.metrics.sample_record import (
     PickedGroup,
     chosen,
@@ -14,7 +14,6 @@ from learner.metrics.sample_record import (
 )
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
-CONFIG = SamplesConfig()
 TASK = Task.judged_by("math", answer="12", metadata='{"id": 3}')
 
 
@@ -26,9 +25,9 @@ def group_of(*rollouts, **fields):
     return make_group(make_ticket("t", num_samples=len(rollouts)), rollouts=rollouts, **fields)
 
 
-def trained(group, advantages, step=8, config=CONFIG, source=""):
+def trained(group, advantages, step=8, source=""):
     picked = PickedGroup(group=group, task=TASK, source=source, advantages=advantages)
-    return trained_record(picked, step=step, decode=decode, config=config)
+    return trained_record(picked, step=step, decode=decode)
 
 
 def test_trained_record_has_text_rewards_by_verifier_advantages_versions_and_lag():
@@ -65,7 +64,7 @@ def test_episode_is_told_turn_by_turn_with_what_was_observed_and_each_turns_adva
 
 
 def test_evaluated_record_has_no_advantage_and_no_lag():
-    got = evaluated_record(group_of(make_rollout(2)), TASK, set_name="heldout", step=20, decode=decode, config=CONFIG)
+    got = evaluated_record(group_of(make_rollout(2)), TASK, set_name="heldout", step=20, decode=decode)
     assert (got["kind"], got["set"], got["step"]) == ("eval", "heldout", 20)
     assert got["responses"][0]["advantage"] is None and got["responses"][0]["lag"] is None
 
@@ -78,13 +77,14 @@ def test_the_same_prompt_has_the_same_id_and_another_one_another():
     assert same[0] == same[1] != trained(other, [np.zeros(3, np.float32)])["prompt_id"]
 
 
-def test_of_many_responses_the_best_the_worst_and_some_between_are_kept():
+def test_of_many_responses_the_best_the_worst_and_some_between_are_kept(monkeypatch):
+    monkeypatch.setattr(sample_record, "MAX_RESPONSES", 2)
     rewards = [0.1, 0.9, 0.5, 0.0, 0.3]
     assert chosen(rewards, limit=2) == [1, 3]
     assert chosen(rewards, limit=3) == [1, 3, 4]  # 0.3 is the middle one
     assert chosen(rewards, limit=9) == [0, 1, 2, 3, 4]
     group = group_of(*[make_rollout(1, reward=r) for r in rewards])
-    got = trained(group, [np.zeros(1, np.float32)] * 5, config=SamplesConfig(responses=2))
+    got = trained(group, [np.zeros(1, np.float32)] * 5)
     assert [r["reward"] for r in got["responses"]] == [0.9, 0.0] and got["num_responses"] == 5
 
 

@@ -132,7 +132,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
 
 def books_of(run) -> StepMetrics:
     store: Any = SimpleNamespace(num_unreadable=0, num_reissued=lambda: 0, heartbeats=lambda: [], now_s=lambda: 0.0)
-    return StepMetrics(run.config.optimizer, MODEL, stream=run.stream, store=store, num_skipped=0)
+    return StepMetrics(MODEL, stream=run.stream, store=store, num_skipped=0)
 
 
 def train(run, books, groups) -> dict[str, Any]:

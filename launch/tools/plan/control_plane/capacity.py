@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from bridge.store.open import INLINE_BYTES
 from configs.schema import Config
 from launch.tools.plan.control_plane.loads import (
     BYTES,
@@ -55,9 +56,9 @@ class ClusterModel:
 
     @property
     def groups_go_to_bucket(self) -> bool:
-        """True if the store holds only references, because submissions exceed `store.inline_bytes`."""
-        store, num_puts = self.config.store, self.workload.puts_per_group
-        return bool(store.bucket) and self.workload.group_bytes / num_puts > store.inline_bytes
+        """True if the store holds only references, because submissions exceed `INLINE_BYTES`."""
+        bytes_per_put = self.workload.group_bytes / self.workload.puts_per_group
+        return bool(self.config.store.bucket) and bytes_per_put > INLINE_BYTES
 
     def parts(self, groups_per_s: float) -> list[Resource]:
         """Returns all resources at a pace."""

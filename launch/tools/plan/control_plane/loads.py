@@ -115,7 +115,7 @@ BESIDES = 10
 """Additional connections: 3 that PostgreSQL reserves for superusers, plus administrators and long calls."""
 _REMEDIES = {
     GROUPS: "a faster server (commits a second), or whole groups in place of single samples (admission.unit=group)",
-    BYTES: "groups to a bucket (store.bucket, store.inline_bytes)",
+    BYTES: "groups to a bucket (store.bucket)",
     "claims": "fewer and larger engines (chips_per_engine), or a faster server",
     "signs of life": "fewer and larger engines (chips_per_engine), or a faster server (commits a second)",
     "looks": "fewer and larger engines (chips_per_engine), or a server with more cores",

@@ -19,7 +19,7 @@ from configs.sections import RewardsConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("isolated")]
 
-SETTINGS = RewardsConfig(sandbox_warm=1)
+SETTINGS = RewardsConfig()
 RIGHT = {
     "python": "import time\ntime.sleep(1)\nprint(sum(map(int, input().split())))",
     "c": '#include <stdio.h>\nint main() { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); }',
@@ -107,7 +107,7 @@ def test_machine_that_can_not_begin_a_program_is_no_verdict(monkeypatch, tmp_pat
     assert text.count(line) == 1
     (sources / "case.py").write_text(text.replace(line, failing))
     monkeypatch.setattr(process, "_SOURCES", sources)
-    others = RewardsConfig(sandbox_warm=1, sandbox_memory_mib=SETTINGS.sandbox_memory_mib + 1)
+    others = RewardsConfig(sandbox_memory_mib=SETTINGS.sandbox_memory_mib + 1)
     with Sandbox(code.limits_of(others), num_warm=1) as broken:
         monkeypatch.setitem(code._open, (code.limits_of(others), code.view_of(others)), broken)
         with pytest.raises(SandboxError, match="3 sandboxes could not run a case"):

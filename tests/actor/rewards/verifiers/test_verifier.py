@@ -23,7 +23,7 @@ from tests.integration.support.processes import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("isolated")]
 
-SETTINGS = RewardsConfig(sandbox_warm=1)
+SETTINGS = RewardsConfig()
 SUMS = {"tests": [{"input": f"{a} {b}\n", "output": f"{a + b}\n"} for a, b in ((1, 2), (3, 4), (50, 60))]}
 ADD = "print(sum(map(int, input().split())))"
 NOT_THE_LAST = "a, b = map(int, input().split())\nprint(a + b if a < 50 else 0)"
@@ -39,7 +39,7 @@ def task(**metadata) -> Task:
 
 
 def judged(program: str, of: Task, *, timeouts_s: tuple[float, ...] = (), **settings) -> Score:
-    context = Context(settings=RewardsConfig(sandbox_warm=1, **settings), case_timeouts_s=timeouts_s)
+    context = Context(settings=RewardsConfig(**settings), case_timeouts_s=timeouts_s)
     return code.score(response(program), of, context)
 
 
@@ -228,7 +228,7 @@ def test_worker_that_is_killed_takes_its_sandboxes_and_programs_with_it():
 
     async def body():
         # Its own clock is none that ends it here.
-        one = pool(settings=RewardsConfig(sandbox_warm=2, max_timeout_s=600.0, max_answer_s=600.0))
+        one = pool(settings=RewardsConfig(max_timeout_s=600.0, max_answer_s=600.0))
         await one.load("code")
         judging = asyncio.create_task(one.score("code", forever, task(**SUMS)))
         worker = worker_of()
@@ -321,7 +321,7 @@ def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblin
             pass
 
     async def body():
-        settings = RewardsConfig(sandbox_warm=1, max_timeout_s=10_000.0, max_answer_s=10_000.0)
+        settings = RewardsConfig(max_timeout_s=10_000.0, max_answer_s=10_000.0)
         anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
         rewards = RewardScorer(pool(num_workers=2, settings=settings), anchors=anchors)
         of = task(**SUMS)
@@ -382,7 +382,7 @@ def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first
 @pytest.mark.parametrize("code_in", ["block", "text"])
 def test_own_answer_of_a_row_is_its_solution_where_the_program_is_looked_for(code_in):
     of = task(**SUMS, solution=ADD)
-    settings = RewardsConfig(sandbox_warm=1, code_in=code_in)
+    settings = RewardsConfig(code_in=code_in)
     text = gold_response("code", of, settings)
     got = code.score(Response(text=text, finish="stop", num_tokens=1), of, Context(settings=settings))
     assert got.verdict == "ok"

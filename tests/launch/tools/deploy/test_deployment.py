@@ -117,7 +117,6 @@ def test_deployment_fills_in_what_the_cluster_decides_and_leaves_the_rest():
 def test_deployment_bounds_and_graces_are_the_configs():
     found = v5p_and_h100(grace_s=900.0)
     assert found.learner_grace_s == found.config.supervision.shutdown_grace_s == 900
-    assert found.config.checkpoint.on_stop
     assert found.actor_grace_s > found.config.actor.shutdown_grace_s
     assert found.learner_bounds.progress_timeout_s == found.config.supervision.progress_timeout_s
     assert found.actor_bounds.start_timeout_s > found.config.actor.start_timeout_s

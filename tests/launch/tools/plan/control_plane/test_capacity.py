@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.tools.plan.control_plane import capacity
 from launch.tools.plan.control_plane.capacity import bottleneck, generate_groups_per_s, train_groups_per_s
 from launch.tools.plan.control_plane.loads import Workload
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
@@ -67,12 +68,13 @@ def test_single_samples_are_handed_in_one_by_one():
     assert part_of(cluster_of(config, store=store()), "store", groups_per_s=1.0).load == pytest.approx(0.4)
 
 
-def test_groups_in_a_bucket_cost_the_store_no_bytes():
+def test_groups_in_a_bucket_cost_the_store_no_bytes(monkeypatch):
     fields = dict(store=store(byte_s=1e-5, link_bytes_per_s=1e6))
     config = served()
 
     def loads(bucket, inline_bytes):
-        at = dataclasses.replace(config.store, bucket=bucket, inline_bytes=inline_bytes)
+        monkeypatch.setattr(capacity, "INLINE_BYTES", inline_bytes)
+        at = dataclasses.replace(config.store, bucket=bucket)
         cluster = cluster_of(dataclasses.replace(config, store=at), **fields)
         parts = {p.name: p.load for p in cluster.parts(1.0)}
         return parts["store"], parts["store's link"]
