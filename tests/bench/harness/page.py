@@ -71,7 +71,8 @@ def _aims(aims: Mapping[str, Mapping[str, Any]]) -> str:
             "name": name,
             "value": number(aim["value"]),
             "bound": number(aim["aim"]) if isinstance(aim["aim"], list) else _bound(aim),
-            **{key: aim[key] for key in ("met", "source")},
+            "met": "no: chosen in sight" if aim["chosen_in_sight"] else "yes" if aim["met"] else "no",
+            "source": aim["source"],
         }
         for name, aim in aims.items()
     ]
