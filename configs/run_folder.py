@@ -19,7 +19,7 @@ _MAY_DIFFER = (
     *("actor.shutdown_grace_s ", "actor.max_unstored_groups "),
     *("learner ", "learner.", "mesh."),
     *("samples ", "samples."),
-    *("store.bucket ", "store.actor_role ", "store.leader_lease_s ", "store.outage_timeout_s "),
+    *("store.bucket ", "store.actor_role ", "store.outage_timeout_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_grace_s "),
     *(
         "publish.slow_reader_grace_s ",

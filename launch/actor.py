@@ -233,7 +233,10 @@ def _start_engine(
     config = joined.config
     with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
         try:
-            with deadline(config.actor.start_timeout_s, limits_file, liveness), heartbeats(joined.store, _NAME.value):
+            with (
+                deadline(config.supervision.start_timeout_s, limits_file, liveness),
+                heartbeats(joined.store, _NAME.value),
+            ):
                 model = joined.model
                 return VllmEngine.start(model.weights or model.path, config, expected=model.tensors, base=model.base)
         except Exception as e:
@@ -287,7 +290,7 @@ async def _serve(
         limits=ActorLimits(
             lease_s=config.actor.lease_s,
             max_attempts=config.actor.max_attempts,
-            swap_timeout_s=config.supervision.swap_timeout_s,
+            swap_timeout_s=config.supervision.engine_timeout_s,
             stall_s=config.supervision.engine_timeout_s,
             max_unstored_groups=config.actor.max_unstored_groups,
         ),

@@ -81,7 +81,7 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
         coordinator=_COORDINATOR.value,
         num_processes=_NUM_PROCESSES.value,
         process_id=_PROCESS_ID.value,
-        init_timeout_s=config.learner.init_timeout_s,
+        init_timeout_s=config.supervision.connect_timeout_s,
     )
     if identity == ALONE:
         return prepare_run.prepare_run(("learner",), num_hosts=1), SingleProcess()
@@ -89,7 +89,9 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
 
     # Connect before reading prompts, which may take longer than the connection timeout of the other processes.
     hosts = connect(
-        identity, init_timeout_s=config.learner.init_timeout_s, peer_timeout_s=config.learner.peer_timeout_s
+        identity,
+        init_timeout_s=config.supervision.connect_timeout_s,
+        peer_timeout_s=config.supervision.peer_timeout_s,
     )
     try:
         return _set_up(hosts, start_s=config.supervision.start_timeout_s), hosts

@@ -58,7 +58,7 @@ def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path
     Raises:
       LearnerLivesError: another learner holds the lease and renews it.
     """
-    lease_s = config.store.leader_lease_s
+    lease_s = config.supervision.leader_lease_s
     deadline = time.monotonic() + lease_s + POLL_INTERVAL_S
     has_said = False
     while True:
@@ -132,7 +132,7 @@ def open_context(config: Config, folder: pathlib.Path, lead: Replicator, livenes
         store,
         stop,
         liveness,
-        leader_lease_s=config.store.leader_lease_s,
+        leader_lease_s=config.supervision.leader_lease_s,
         hosts=lead.hosts,
         say_alive=lead.keep_alive,
     )

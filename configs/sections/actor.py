@@ -69,8 +69,6 @@ class ActorConfig(CheckedSection):
     max_restarts: CountOrZero = 5
     """Consecutive restarts of a dead or hung process before the supervisor gives up. Every new training step resets the
     count. 0: no restarts."""
-    start_timeout_s: Seconds = 600.0
-    """Engine startup timeout, in seconds. On expiry the actor exits."""
     max_attempts: Count = 3
     """Attempts per ticket whose responses cannot be scored. After the last one, another prompt replaces it."""
     shutdown_grace_s: SecondsOrZero = 20.0

@@ -50,7 +50,6 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 Seconds = Annotated[float, Range(0, 1e9, excludes_low=True)]
 """Positive duration of at most 31 years. Threads and timers overflow slightly above that."""
 SecondsOrZero = Annotated[float, Range(0, 1e9)]
-WholeSeconds = Annotated[int, Range(0, 1e9, excludes_low=True)]
 Fraction = Annotated[float, Range(0, 1, excludes_low=True)]
 FractionOrZero = Annotated[float, Range(0, 1)]
 Positive = Annotated[float, Range(0, excludes_low=True)]

@@ -13,7 +13,6 @@ from configs.sections.base import (
     LocalPath,
     Positive,
     Range,
-    WholeSeconds,
 )
 
 
@@ -23,11 +22,6 @@ class LearnerConfig(CheckedSection):
 
     num_processes: Count = 1
     """Learner processes that launch.local starts on this machine. Each process sees all devices of `mesh.devices`."""
-    init_timeout_s: WholeSeconds = 300
-    """Timeout for all learner processes to connect at startup, in seconds."""
-    peer_timeout_s: WholeSeconds = 60
-    """Time without a heartbeat after which a learner process counts as dead, in seconds. All learner processes then
-    exit and restart. Set it above the longest pause of a healthy network or host."""
     gpu_memory_fraction: Fraction = 0.75
     """Fraction of each GPU's memory that the learner reserves at startup. On a GPU shared with an engine, the sum with
     `actor.gpu_memory_utilization` must be at most 0.95. No effect on TPU and CPU."""

@@ -1,6 +1,7 @@
 """Config sections of the run: store, checkpoints, supervision and samples."""
 
 import dataclasses
+import math
 import re
 
 from bridge.store.url_login import secret_in
@@ -104,8 +105,6 @@ class StoreConfig(CheckedSection):
     database."""
     actor_role: str = "sluice_actor"
     """PostgreSQL role that may serve the run: the login role of the actors, or a group role of theirs."""
-    leader_lease_s: Seconds = 30.0
-    """Duration of the leader lease, in seconds. Another learner can acquire leadership after it expires."""
     outage_timeout_s: Seconds = 600.0
     """Time that a process retries an unreachable store before it exits, in seconds."""
 
@@ -131,23 +130,42 @@ class SupervisionConfig(CheckedSection):
 
     heartbeat_timeout_s: Seconds = 30.0
     """Heartbeat timeout of learners and actors, in seconds. It also limits how long an engine process may be suspended
-    (SIGSTOP)."""
-    first_heartbeat_timeout_s: Seconds = 120.0
-    """Timeout for the first heartbeat of a new process, in seconds."""
+    (SIGSTOP), and is the duration of the leader lease. The first heartbeat of a process may take four times as long.
+    Twice as long, the processes of one learner wait for a heartbeat of each other, and then exit and restart. Set it
+    above half the longest pause of a healthy network or host."""
     start_timeout_s: Seconds = 1800.0
     """Time without startup progress after which a learner counts as hung, in seconds. Startup covers weights,
-    checkpoint restore and compilation up to the first update. For actors, see actor.start_timeout_s."""
+    checkpoint restore and compilation up to the first update. It also limits the startup of an actor's engine and of a
+    colocated judge. Processes of one learner connect within a sixth of it."""
     progress_timeout_s: Seconds = 600.0
     """Time without progress after which a learner counts as hung, in seconds. Progress is a micro-batch, update,
     publish or checkpoint; waiting for other processes is excluded."""
     engine_timeout_s: Seconds = 120.0
-    """Time after which an engine with requests but no new tokens counts as hung, in seconds, excluding weight updates.
-    It also limits an actor whose event loop is blocked."""
-    swap_timeout_s: Seconds = 120.0
-    """Timeout for one weight update in the engine, in seconds."""
+    """Time after which an engine counts as hung, in seconds: without new tokens despite requests, or within one weight
+    update. It also limits an actor whose event loop is blocked."""
     shutdown_grace_s: Seconds = 120.0
     """Time after a stop request until the learner is killed, in seconds. It covers the current micro-batch or update
     and the last checkpoint. On a cluster, launch.tools.deploy sets it to --grace_s."""
+
+    @property
+    def first_heartbeat_timeout_s(self) -> float:
+        """Timeout for the first heartbeat of a new process, in seconds."""
+        return 4 * self.heartbeat_timeout_s
+
+    @property
+    def leader_lease_s(self) -> float:
+        """Duration of the leader lease, in seconds. Another learner can acquire leadership after it expires."""
+        return self.heartbeat_timeout_s
+
+    @property
+    def peer_timeout_s(self) -> int:
+        """Time without a heartbeat after which a process of one learner counts as dead to the others, in seconds."""
+        return math.ceil(2 * self.heartbeat_timeout_s)
+
+    @property
+    def connect_timeout_s(self) -> int:
+        """Timeout for all processes of one learner to connect, in seconds. Shorter than the hang timeout."""
+        return math.ceil(self.start_timeout_s / 6)
 
     @property
     def lock_wait_s(self) -> float:

@@ -26,7 +26,7 @@ def deadline(seconds: float, limits_file: EngineSizeFile, liveness: Liveness) ->
     """
 
     def end() -> None:
-        reason = f"the engine did not start within {seconds:.0f} s (actor.start_timeout_s)"
+        reason = f"the engine did not start within {seconds:.0f} s (supervision.start_timeout_s)"
         if limits_file.refuse():
             say_refused(limits_file, reason)
             os._exit(cli.RESIZE)

@@ -173,7 +173,7 @@ def actor_bounds(config: Config) -> HangTimeouts:
     """Returns the hang timeouts of an actor, which exits by itself at its earlier startup deadline."""
     return _bounds(
         config,
-        start_timeout_s=config.actor.start_timeout_s + config.supervision.heartbeat_timeout_s,
+        start_timeout_s=config.supervision.start_timeout_s + config.supervision.heartbeat_timeout_s,
         progress_timeout_s=config.supervision.engine_timeout_s,
     )
 

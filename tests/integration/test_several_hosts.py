@@ -14,7 +14,7 @@ from tests.integration.support.recorded_actor import recorded_actor
 
 pytestmark = pytest.mark.integration
 ALL_END_S = 30.0
-"""Within which all processes end once one was killed; learner.peer_timeout_s is below it."""
+"""Within which all processes end once one was killed; twice supervision.heartbeat_timeout_s is below it."""
 
 
 @pytest.fixture

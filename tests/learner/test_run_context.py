@@ -10,7 +10,7 @@ from bridge.store.open import SqliteStore
 from bridge.store.store_types import LearnerLivesError
 from configs.run_folder import set_up_run
 from configs.schema import Config
-from configs.sections import RunConfig, StoreConfig
+from configs.sections import RunConfig, SupervisionConfig
 from learner import run_context as learner_store
 from learner.run_context import acquire_leadership, open_run_store
 
@@ -40,7 +40,9 @@ def clock(monkeypatch):
 
 
 def config_in(folder: pathlib.Path) -> Config:
-    config = Config(preset="test", run=RunConfig(dir=str(folder)), store=StoreConfig(leader_lease_s=LEAD_S))
+    config = Config(
+        preset="test", run=RunConfig(dir=str(folder)), supervision=SupervisionConfig(heartbeat_timeout_s=LEAD_S)
+    )
     set_up_run(config)
     return config
 

@@ -54,12 +54,9 @@ FIELDS: Mapping[str, object] = {
     "actor.shutdown_grace_s": 2,
     # A fault every eight seconds hits the same process several times before its next step.
     "actor.max_restarts": 12,
-    "store.leader_lease_s": 8,
-    "learner.peer_timeout_s": 8,
     "supervision.heartbeat_timeout_s": 8,
     "supervision.progress_timeout_s": 60,
     "supervision.engine_timeout_s": 30,
-    "supervision.swap_timeout_s": 30,
 }
 COORDINATOR_PORT, SNAPSHOT_PORTS = 7654, "844{process_id}"
 NUM_LEARNERS = 2
@@ -70,6 +67,8 @@ WAIT_S = 120
 """How long an actor waits for its run before it ends, to be started again."""
 START_S = 300.0
 """How long a part of a process's start may take."""
+FIRST_HEARTBEAT_S = 120.0
+"""How long the first heartbeat of a process may take, on cores that all of them share."""
 _LOOK_S = 0.05
 _AGAIN_S = 0.5
 _GONE_S = 10.0
@@ -273,7 +272,7 @@ class Site:
             log=self.root / "logs" / f"{name}.log",
             mark=self.mark,
             bounds=HangTimeouts(
-                first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
+                first_heartbeat_timeout_s=FIRST_HEARTBEAT_S,
                 heartbeat_timeout_s=limits.heartbeat_timeout_s,
                 start_timeout_s=START_S,
                 progress_timeout_s=limits.progress_timeout_s,

@@ -24,7 +24,7 @@ FIELDS: dict[str, object] = {
     "checkpoint.every_n_steps": 4,
     "evaluation.num_problems": 0,
     "publish.probe_every_n_publishes": 0,
-    "learner.peer_timeout_s": 10,
+    "supervision.heartbeat_timeout_s": 8,
     "sampling.max_response_tokens": 12,
 }
 """Rounds of two updates, trained when they are complete: then packing does not depend on when a group comes."""

@@ -119,7 +119,7 @@ def test_deployment_bounds_and_graces_are_the_configs():
     assert found.learner_grace_s == found.config.supervision.shutdown_grace_s == 900
     assert found.actor_grace_s > found.config.actor.shutdown_grace_s
     assert found.learner_bounds.progress_timeout_s == found.config.supervision.progress_timeout_s
-    assert found.actor_bounds.start_timeout_s > found.config.actor.start_timeout_s
+    assert found.actor_bounds.start_timeout_s > found.config.supervision.start_timeout_s
 
 
 def test_node_outlives_what_launch_local_gives_its_learner_and_then_its_actors():
