@@ -135,7 +135,7 @@ def parse(
 
 
 def _as_override(argument: str, shared: Collection[str]) -> str:
-    """Returns a suggestion for an argument or flag `NAME=VALUE` whose name is that of a config field."""
+    """Returns "; did you mean --config.FIELD=VALUE?" if an argument `NAME=VALUE` names a config field, else ""."""
     name, _, value = argument.lstrip("-+").partition("=")
     field = overrides.field_named(name) if value and "config" in shared else None
     return f"; did you mean --config.{field}={value}?" if field else ""

@@ -103,7 +103,10 @@ def train_all(run: Run) -> None:
 
 
 def accumulate(run: Run, micro: MicroBatch, step_metrics: StepMetrics) -> None:
-    """Adds a micro-batch's gradient in the first epoch of its batch."""
+    """Adds a micro-batch's gradient to the accumulated gradient, as the micro-batch arrives.
+
+    Later epochs over the batch use `accumulate_cached`.
+    """
     _, start, end = compute(run, Accumulate(micro), "train", step=run.step, groups=",".join(micro.ticket_ids))
     step_metrics.add_batch(micro, start, end)
     run.heartbeat.report_progress()

@@ -24,7 +24,7 @@ PLACES = ("/scratch/work", "/tmp", "/dev/shm", "/scratch")
 
 
 def way_out(given):
-    """Tries to escape and prints a JSON list with one line per open way."""
+    """Tries to escape from the sandbox; prints a JSON list of descriptions of the attempts that succeeded."""
     print(json.dumps([line for probe in (files, network, identity, processes) for line in probe(given)]))
 
 

@@ -248,7 +248,8 @@ class PromptsConfig(SourceFields):
     fail their own verifier. The run does not start above this share. 1: any share."""
     num_epochs: CountOrZero = 0
     """Largest number of times a file row is sampled. A run whose updates need more raises an error that states the
-    possible number. Replacements by a filter and deferred prompts of a race are not counted. 0: unlimited."""
+    possible number. Prompts that replace filtered groups or are deferred to a later round are not counted.
+    0: unlimited."""
     mixture: dict[str, PromptSource] = dataclasses.field(default_factory=dict[str, PromptSource])
     """Problem sources by name, in place of a single source. Empty: one source."""
     curriculum: Literal["none", "learnable", "stages"] = "none"

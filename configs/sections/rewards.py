@@ -119,7 +119,7 @@ class JudgeConfig(CheckedSection):
     verdicts: dict[str, Finite] = dataclasses.field(
         default_factory=lambda: dict[str, float](correct=10.0, incorrect=0.0)
     )
-    """Scores by verdict word, case-insensitive, for parser=verdict."""
+    """Score of each verdict word for parser=verdict, case-insensitive."""
     min_score: Finite = 0.0
     """Judge score that maps to reward 0. Lower scores are raised to it."""
     max_score: Finite = 10.0

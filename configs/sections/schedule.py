@@ -35,7 +35,8 @@ class AdmissionConfig(CheckedSection):
     """Async ratio alpha of a window, in updates (ROLL Flash section 4.3): at most (1 + alpha) U groups are issued and
     untrained. Samples that started more than alpha updates ago (rounded up) are aborted or rejected, and regenerated.
     With unit=sample, other samples of the group stay. Updates train the oldest groups first and wait for groups that
-    would become too old. rounds.overprovision_prompts rounds alpha down. 0: synchronous. None: no bound."""
+    would become too old. Alpha is rounded down if rounds.overprovision_prompts is above 1. U is
+    rounds.groups_per_update. 0: synchronous. None: no bound."""
     unit: Literal["group", "sample"] = "group"
     """Unit that an actor claims. `group`: all samples of a prompt, computed once with actor.prefix_caching. `sample`:
     single samples, so that one prompt can use several engines (queue scheduling and prompt replication of ROLL
@@ -46,7 +47,8 @@ class AdmissionConfig(CheckedSection):
     (PipelineRL's ring buffer)."""
     queue_groups: CountOrZero = 0
     """Complete groups that can wait in a window before `when_full` applies. With `block`, groups already issued (in
-    service plus a backlog of U) can still arrive. 0: U, or the groups that async_ratio allows."""
+    service plus a backlog of U) can still arrive. 0: U (rounds.groups_per_update) without async_ratio, else the
+    number that async_ratio allows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,8 +130,8 @@ class PublishConfig(CheckedSection):
     bucket_wait_s: Seconds = 600.0
     """Timeout for uploading the last version at the end of a run, in seconds."""
     full_every: Count = 20
-    """Versions per full upload to other machines. The others are also available as deltas against the previous version.
-    1: no deltas."""
+    """Interval, in versions, of versions that other machines can only download in full. The versions between are also
+    offered as deltas against the previous version. 1: no deltas."""
 
     @property
     def leaves_the_machine(self) -> bool:

@@ -29,7 +29,9 @@ def rows(seed: int, args: Args) -> Callable[[int], EpisodeRow]:
     games = [g.strip() for g in wanted.games.split(",")]
     players = [num_players(g) for g in games]
     if not all(-1 <= wanted.seat < n for n in players):
-        raise ValueError(f"environment textarena: seat must be -1 or one of the game's players, got {wanted.seat}")
+        raise ValueError(
+            f"environment textarena: seat: expected a player number from 0, or -1 for a random one, got {wanted.seat}"
+        )
 
     def row(index: int) -> EpisodeRow:
         random_ = draw(seed, index)

@@ -110,7 +110,7 @@ def _run(what: str, *module: str, env: dict[str, str] | None = None) -> None:
         raise ValueError(f"{module[0]} ({what}) did not end within {_TIMEOUT_S} s") from e
     if done.returncode != 0:
         said = [line for line in done.stdout.splitlines() if line.strip()]
-        raise ValueError(f"{module[0]} ({what}): {said[-1] if said else f'exit code {done.returncode}'}")
+        raise ValueError(f"{module[0]} ({what}) failed: {said[-1] if said else f'exit code {done.returncode}'}")
 
 
 def main(argv: list[str]) -> None:

@@ -147,7 +147,7 @@ class _ProblemFilter:
         self.num_too_long = 0
 
     def is_problem(self, row: Problem | BadRow | None) -> bool:
-        """Returns True for a problem; raises ValueError after too many consecutive bad rows."""
+        """Returns True if the row is a usable problem. Raises ValueError after too many consecutive unusable rows."""
         if not isinstance(row, BadRow):
             self._num_in_a_row = 0
             return row is not None

@@ -44,7 +44,7 @@ class Rows(Protocol):
         ...
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
-        """Yields all rows as batches, by index."""
+        """Yields all rows, in the order of their index, as batches."""
         ...
 
 

@@ -124,8 +124,8 @@ METRICS: dict[str, str] = {
     "whose retry succeeded",
     "actor/episode_failures": "cumulative number of failed or hung environments of live actors; includes episodes "
     "whose retry succeeded",
-    "actor/dropped_groups": "cumulative number of groups that live actors failed because a response was not scored "
-    "or played",
+    "actor/dropped_groups": "cumulative number of groups that live actors dropped because a response could not be "
+    "scored or an episode could not be completed",
     "actor/judge_retries": "cumulative number of failed judge requests of live actors that were retried",
     "actor/judge_failures": "cumulative number of responses that the judge of live actors did not score",
     "actor/episode_failures/deadline": "of actor/episode_failures: environments over their time limit",
@@ -136,7 +136,8 @@ METRICS: dict[str, str] = {
     "actor/episode_failures/start": "of actor/episode_failures: environments that did not start or rows that cannot "
     "be sent",
     "round/is_long": "1 if the round is drawn from the long-prompt queue, else 0",
-    "round/long_queue": "prompts in the long-prompt queue at the end of the round",
+    "round/long_queue": "prompts deferred to a later round because of long responses, at the end of the round "
+    "(RollPacker section 4.1)",
     "round/waiting_ratio_eq4": "learner's wait until a round has U complete groups, over the round's duration "
     "(RolloutPipe eq. 4)",
     "round/waiting_ratio": "wait / (wait + compute) of a round (RolloutPipe section 5.1)",
@@ -147,7 +148,7 @@ METRICS: dict[str, str] = {
     "round/first_group_s": "seconds from a round's first ticket to its first training",
     "eval/reward": "mean reward over the held-out problems",
     "eval/reward_stderr": "standard error of eval/reward, clustered by problem; NaN for a single problem",
-    "eval/unscored_problems": "held-out problems without a group, excluded from eval/reward",
+    "eval/unscored_problems": "number of held-out problems that could not be scored, excluded from eval/reward",
     "eval/version": "step of the oldest weights that sampled the evaluation",
     "eval/last_version": "step of the newest weights that sampled the evaluation",
     "eval/response_tokens": "tokens: mean response length over the evaluation, in sampled tokens",
@@ -179,7 +180,7 @@ FAMILIES: dict[str, str] = {
     "eval/?*/pass@*": "unbiased estimate of the probability that one of k samples of a problem passes "
     "(evaluation.pass_reward)",
     "eval/?*/maj@*": "fraction of an evaluation set's problems whose most frequent answer among k samples passes",
-    "eval/?*/unscored_problems": "problems of an evaluation set without a group",
+    "eval/?*/unscored_problems": "number of problems of an evaluation set that could not be scored",
     "eval/?*/version": "step of the oldest weights that sampled an evaluation set",
     "eval/?*/last_version": "step of the newest weights that sampled an evaluation set",
     "eval/?*/response_tokens": "tokens: mean response length over an evaluation set, in sampled tokens",

@@ -88,7 +88,12 @@ class TicketLedger(abc.ABC):
         """
 
     def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
-        """Returns the tickets due while the learner waits or computes; none in round mode."""
+        """Returns new tickets to issue while the learner waits or computes; none in round mode.
+
+        Args:
+          step: optimizer steps of the policy.
+          num_unclaimed: number of issued tickets that no actor has claimed, asked only if needed.
+        """
         del step, num_unclaimed
         return []
 

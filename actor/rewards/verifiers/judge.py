@@ -223,7 +223,9 @@ class Judge:
                     if len(data) > MAX_BODY_BYTES:
                         raise JudgeParseError("too_large", f"the reply has more than {MAX_BODY_BYTES} bytes")
         except TimeoutError as e:
-            raise JudgeRequestError("timeout", f"no answer within {config.timeout_s:g} s") from e
+            raise JudgeRequestError(
+                "timeout", f"the judge did not answer within {config.timeout_s:g} s (judge.timeout_s)"
+            ) from e
         except aiohttp.ClientSSLError as e:  # the host is reachable but not trusted
             raise JudgeRequestError("connection", f"{type(e).__name__}: {e}") from e
         except aiohttp.ClientConnectorError as e:

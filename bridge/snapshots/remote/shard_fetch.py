@@ -125,8 +125,8 @@ class ShardFetch:
         """Fetches and verifies the shard. Blocks its thread.
 
         Args:
-          held: data that `whole` may already hold.
-          before: another version and the bytes of its whole file.
+          held: data that the local copy of the shard may contain; chunks with the right hash are not downloaded.
+          before: another version and the bytes of its whole file, to which a delta can be applied; None: no delta.
           stop: stops the download within a moment once set.
 
         Raises:

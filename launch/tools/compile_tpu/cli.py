@@ -203,7 +203,7 @@ def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
 
 def _check_flags() -> None:
     if flags.FLAGS.run_dir is not None:
-        raise ValueError("--run_dir has no effect; give --config")
+        raise ValueError("--run_dir is not supported by this command; use --config")
     if _OUT.value is not None:
         check_out_file(_OUT.value)
 

@@ -252,7 +252,9 @@ class DeploySettings:
                 f"--port must be from 1 to 65535, except {COORDINATOR_PORT} and {TPU_PORT}, got {self.port}"
             )
         if not self.actor_user or not self.actor_user.isprintable():
-            raise ValueError(f"--actor_user must be a login of the store, got {self.actor_user!r}")
+            raise ValueError(
+                f"--actor_user: expected the name of a database user of the store, got {self.actor_user!r}"
+            )
 
     def _check_kubernetes(self) -> None:
         images = {"learner_image": self.learner_image} | ({} if self.one_node else {"actor_image": self.actor_image})

@@ -88,14 +88,14 @@ class Grid:
             )
         for n in self.engines:
             if not 1 <= n <= most:
-                raise ValueError(f"--search_engines: {n} is not between 1 and {most} (of {self.num_chips} chips)")
+                raise ValueError(f"--search_engines: expected 1 to {most} (of {self.num_chips} chips), got {n}")
         return self.engines or sorted({max(1, round(most * i / _SPLITS)) for i in range(1, _SPLITS + 1)})
 
     def _sizes(self, profile: Profile) -> Sequence[int]:
         most = profile.engine.max_num_seqs
         for n in self.max_num_seqs:
             if not 1 <= n <= most:
-                raise ValueError(f"--search_max_num_seqs: {n} is not between 1 and {most}, the profile's")
+                raise ValueError(f"--search_max_num_seqs: expected 1 to {most}, the profile's max_num_seqs, got {n}")
         return self.max_num_seqs or sorted({max(1, most // 4), max(1, most // 2), most})
 
     def _windows(self, config: Config, fast: int) -> Sequence[tuple[float | None, int]]:

@@ -58,7 +58,7 @@ def main() -> int:
     with cli.usage_errors():
         out = check_out_file(_OUT.value)
         if flags.FLAGS.run_dir is not None:
-            raise ValueError("--run_dir has no effect; give --config")
+            raise ValueError("--run_dir is not supported by this command; use --config")
         max_tokens = prepare_run.config().model.max_tokens
         if _CONTEXT.value > max_tokens:
             raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")

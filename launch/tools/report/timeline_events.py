@@ -81,7 +81,7 @@ def extent(folder: pathlib.Path) -> tuple[float, float] | None:
 
 
 def num_bytes(folder: pathlib.Path) -> int:
-    """Returns the bytes of all event logs."""
+    """Returns the size of all event logs together, in bytes."""
     return sum(_file(folder, process).stat().st_size for process in processes(folder))
 
 

@@ -69,9 +69,12 @@ def blocks_that_meet(
 
 
 def by_query_block(table: MaskInfo, meets: Bool[Array, "T U"]) -> MaskInfo:
-    """Returns the forward or dq table, [1, T, W]: one line per query block with key blocks.
+    """Returns the block table of the forward or dq kernel, which visits only pairs of blocks that attend.
 
-    W is less than U if a window makes the grid narrower.
+    Args:
+      table: static table of the kernel, [1, T, W]: up to W key blocks for each of T query blocks. W is less than U if
+        a sliding window makes the grid narrower.
+      meets: True where any query of block t attends to any key of block u, [T, U].
     """
     may_run, named = _static(table)
     run = may_run & jnp.take_along_axis(meets, named, 1)
@@ -79,7 +82,12 @@ def by_query_block(table: MaskInfo, meets: Bool[Array, "T U"]) -> MaskInfo:
 
 
 def by_key_block(table: MaskInfo, meets: Bool[Array, "T U"]) -> MaskInfo:
-    """Returns the dkv table, [1, W, U]: one column per key block with query blocks."""
+    """Returns the block table of the dkv kernel, which visits only pairs of query and key blocks that attend.
+
+    Args:
+      table: static table of the kernel, [1, W, U]: up to W query blocks for each of U key blocks.
+      meets: True where any query of block t attends to any key of block u, [T, U].
+    """
     may_run, named = _static(table)
     run = may_run & jnp.take_along_axis(meets, named, 0)
     return _replace(table, run, fetched(run.T, named.T).T)

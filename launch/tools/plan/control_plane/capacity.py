@@ -125,7 +125,7 @@ class ClusterModel:
 
 
 def train_groups_per_s(config: Config, profile: Profile, work: Workload) -> float:
-    """Returns the groups/s that the learner can train, from epochs, optimizer steps and its share of exports."""
+    """Returns the groups/s that the learner can train; epochs, optimizer steps and weight exports cost time."""
     learner, num_groups = profile.learner, config.rounds.groups_per_update
     cost = Cost(learner, learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens)
     chips = profile.num_learner_chips or profile.num_engines * profile.chips_per_engine

@@ -52,7 +52,7 @@ class ControlCalls:
 
 
 def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share_with_room: float) -> ControlCalls:
-    """Returns the control calls of `num_actors` actors at a pace.
+    """Returns the rates, in calls/s, of the store calls of `num_actors` actors while `groups_per_s` groups are trained.
 
     Args:
       config: run config.

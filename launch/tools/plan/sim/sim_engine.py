@@ -196,7 +196,7 @@ class SimEngine:
         return hosts
 
     def _taken_out(self, request: _SimRequest) -> _SimRequest:
-        """Returns a copy for another engine; heap entries of the original become void."""
+        """Removes the request and returns a copy for another engine. Later heap entries of the original are ignored."""
         if request.place in ("running", "starting"):
             request.to_prefill = request.prompt_tokens + self._leave(request)
             self.recomputed_tokens += request.to_prefill
