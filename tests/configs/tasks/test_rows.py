@@ -70,7 +70,7 @@ def test_example_alternates_and_begins_with_the_policy(name):
         (calculator.rows, {"num_terms": 0}, "num_terms >= 1"),
         (textarena.rows, {"games": "Nothing-v0"}, "has no game 'Nothing-v0'"),
         (textarena.rows, {"games": "Wordle-v0"}, "Wordle-v0 cannot be played: LookupError"),
-        (textarena.rows, {"seat": 1}, "seat must be"),
+        (textarena.rows, {"seat": 1}, "seat: expected"),
     ],
 )
 def test_rows_of_arguments_that_are_none_are_refused(make, args, said):
