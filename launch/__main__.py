@@ -14,7 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "learner": ("launch.learner", "one learner process"),
     "actor": ("launch.actor", "one actor, on this machine or another"),
     "ray": ("launch.ray", "train on a Ray cluster"),
-    "deploy": ("launch.tools.deploy", "write what starts a run on Kubernetes or Slurm"),
+    "deploy": ("launch.tools.deploy", "write the files that start a run on Kubernetes or Slurm"),
     "sweep": ("launch.tools.sweep", "train one run per point of a grid of config fields"),
     "evaluate": ("launch.tools.evaluate", "evaluate a model folder or a run's checkpoint"),
     "report": ("launch.tools.report", "one or several runs as an HTML page"),
@@ -22,10 +22,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("launch.tools.runs", "list or drop the runs of a store"),
     "plan": ("launch.tools.plan", "simulate a run, search its sizes"),
     "profile-machine": ("launch.tools.profile_machine", "measure engine, learner and store for `plan`"),
-    "compile-tpu": ("launch.tools.compile_tpu", "compile a run's steps for a TPU slice, without one"),
+    "compile-tpu": ("launch.tools.compile_tpu", "compile a run's steps for a TPU slice (no TPU needed)"),
     "get-model": ("launch.tools.get_model", "download a model and check that it can be trained"),
     "write-tasks": ("launch.tools.write_tasks", "write a task's rows as files of prompts"),
-    "check-config": ("launch.tools.check_config", "check a config and its flags, nothing else"),
+    "check-config": ("launch.tools.check_config", "check a config and its flags only"),
     "store-server": ("launch.tools.store_server", "a PostgreSQL store for a trial"),
     "make-certificates": ("launch.tools.make_certificates", "certificates and a token for a trial over TLS"),
 }
@@ -45,7 +45,7 @@ def main() -> None:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "`sluice --help` lists them"
-        print(f"error: no command {name!r}; {hint}", file=sys.stderr)
+        print(f"error: unknown command {name!r}; {hint}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     sys.argv[:2] = [f"sluice {name}"]
     runpy.run_module(COMMANDS[name][0], run_name="__main__", alter_sys=True)

@@ -155,7 +155,7 @@ def main() -> int:
         except RunFinished as e:
             logging.info("actor exits, run is finished reason=%s", e)
         except StoreLostError as e:
-            print(f"error: {cli.first_line(e)}; start again when it can be reached", file=sys.stderr)
+            print(f"error: {cli.first_line(e)}; restart the actor when the store is reachable", file=sys.stderr)
             return cli.BUSY
         except Exception as e:
             logging.info("actor failed", exc_info=True)
@@ -169,18 +169,18 @@ def _join(waits: Callable[[], None]) -> JoinedRun:
     """Joins the run that the command line names; raises ValueError or TimeoutError if the run cannot be served."""
     if flags.FLAGS.config is not None:
         raise ValueError(
-            "--config: an actor reads its config from the run; give --run_dir, or --store and --run, instead"
+            "--config: an actor reads its config from the run; set --run_dir, or --store and --run, instead"
         )
     if (_STORE.value is None) == (flags.FLAGS.run_dir is None):
         raise ValueError(
-            "give either --run_dir=FOLDER for a run on this machine, or --store=URL --run=NAME for a run elsewhere"
+            "set either --run_dir=FOLDER for a run on this machine, or --store=URL --run=NAME for a remote run"
         )
     if _STORE.value is None:
         for name, value in (("run", _RUN.value), ("work_dir", _WORK_DIR.value), ("allow_module", _ALLOW_MODULE.value)):
             if value:
                 raise ValueError(f"--{name} requires --store")
         if cli.given_overrides():
-            raise ValueError("--config.* requires --store here; a run folder's config cannot change")
+            raise ValueError("--config.* requires --store; the config of a run folder cannot change")
         return join_folder(
             flags.FLAGS.run_dir,
             _NAME.value,
@@ -242,7 +242,7 @@ def _start_engine(
         except Exception as e:
             if limits_file.refuse():
                 say_refused(limits_file, str(e))
-                raise ResizeRequest("the config's limits are used") from e
+                raise ResizeRequest("using the config's limits") from e
             raise
 
 

@@ -114,7 +114,7 @@ def parse(
     try:
         rest, _overrides, repeated = overrides.split_argv(argv)
         for path in repeated:
-            print(f"--config.{path} is given several times; using {_overrides[path]!r}", file=sys.stderr)
+            print(f"--config.{path} is set several times; using {_overrides[path]!r}", file=sys.stderr)
         rest = flags.FLAGS([_with_home(argument) for argument in rest])
         _arguments = rest[1:]
         if len(_arguments) > max_arguments:
@@ -123,7 +123,7 @@ def parse(
         foreign = [name for name in _SHARED_FLAGS if name not in shared and flags.FLAGS[name].present]
         foreign += ["config.*"] if _overrides and "config" not in shared else []
         if foreign:
-            raise ValueError(f"this command has no --{foreign[0]}; --help lists its flags")
+            raise ValueError(f"unknown flag --{foreign[0]}; --help lists the flags of this command")
     except flags.UnrecognizedFlagError as e:
         end(
             first_line(e) + _as_override(e.flagvalue if "=" in e.flagvalue else f"{e.flagname}=VALUE", shared),
@@ -172,7 +172,7 @@ def run_dirs(*, most: int | None = None) -> list[str]:
     parts = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
     found = [os.path.expanduser(part) for part in parts]
     if not found:
-        raise ValueError("give --run_dir=FOLDER of a run")
+        raise ValueError("--run_dir: expected the folder of a run, got none")
     if most is not None and len(found) > most:
         raise ValueError(f"--run_dir: expected one folder, got {len(found)}: {', '.join(found)}")
     return found
@@ -222,7 +222,7 @@ def start_errors() -> Iterator[None]:
     except (ValueError, FileNotFoundError, TimeoutError) as e:
         _end(e, code=start_code(e))
     except TRANSIENT_ERRORS as e:
-        end(f"{first_line(e)}; make room, or mend what it names, and start again", start_code(e))
+        end(f"{first_line(e)}; fix the cause (such as a full disk), then start again", start_code(e))
 
 
 def start_code(error: BaseException) -> int:

@@ -136,7 +136,7 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
             if "@" in metric and not metric.endswith("_stderr") and not is_told:
                 error = found.get(f"{metric}_stderr")
                 row(f"{name} {metric}", value, unit="" if error is None else f" +- {error:.3f}")
-    row("responses cut off", summary["truncated_responses"])
+    row("truncated responses", summary["truncated_responses"])
     row("training time", summary["training_s"], ".0f", " s")
     row("tokens trained per second", summary["tokens_per_s"], ",.0f")
     row("lag, mean", summary["lag_mean"], ".2f", " steps")
@@ -147,8 +147,8 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     row("trainer waiting ratio (5.1)", summary["waiting_ratio"])
     if len(made := summary["engines"]) > 1:
         row("engines", len(made), "d")
-        row("tickets of an engine, fewest", min(e["tickets"] for e in made.values()), "d")
-        row("tickets of an engine, most", max(e["tickets"] for e in made.values()), "d")
+        row("tickets per engine, min", min(e["tickets"] for e in made.values()), "d")
+        row("tickets per engine, max", max(e["tickets"] for e in made.values()), "d")
     row("engine vs learner, max |dlogprob|", summary["parity_max_abs_dlogprob"], ".1e", " nats")
     console.print(table)
     run = RunFolder(prepared.folder)
@@ -157,13 +157,13 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     console.print(f"checkpoints  {run.checkpoints}", soft_wrap=True)
     if prepared.config.run.num_updates > summary["steps"]:
         kept = summary["checkpoint"] or 0
-        again = f", and trains steps {kept + 1} to {summary['steps']} again" if summary["steps"] > kept else ""
-        console.print(f"to continue  start the same command again: it begins after step {kept}{again}", soft_wrap=True)
+        again = f" and repeats steps {kept + 1} to {summary['steps']}" if summary["steps"] > kept else ""
+        console.print(f"to resume    run the same command again: it continues after step {kept}{again}", soft_wrap=True)
     for name in filter(KINDS.__contains__, prepared.config.run.tracker_names):
         with contextlib.suppress(ValueError):
             marks = SentSteps.read(run.tracker(name).with_suffix(".json"))
-            again = f"; python -m launch.services.track --run_dir={run.path} --tracker={name} sends the rest"
-            left = f"   ({marks.num_left} rows are not there: {marks.problem}{again})" if marks.problem else ""
+            again = f"; send them with python -m launch.services.track --run_dir={run.path} --tracker={name}"
+            left = f"   ({marks.num_left} rows not sent: {marks.problem}{again})" if marks.problem else ""
             console.print(f"{name:<12} {marks.where}{left}", soft_wrap=True, markup=False, highlight=False)
     model = run.model(summary["steps"])
     if model.is_dir():
@@ -189,7 +189,7 @@ def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
             print(f"merging {size / 1e6:.0f} MB of events into the trace and the report", flush=True)
         finish(prepared, ending)
     except (OSError, ValueError) as e:
-        print(f"error: the run's summary was not written: {cli.first_line(e)}", file=sys.stderr)
+        print(f"error: cannot write the summary of the run: {cli.first_line(e)}", file=sys.stderr)
     if ending in (RunOutcome.DONE, RunOutcome.FAILED):
         show(prepared.folder, make_console(highlight=False))
 
@@ -213,7 +213,7 @@ def _show_samples(folder: pathlib.Path, console: Console) -> None:
         return
     found = pairs(samples, limit=NUM_SAMPLES)
     if found:
-        console.print(f"{len(found)} problems, as they were answered first and last:")
+        console.print(f"first and last responses to {len(found)} problems:")
         samples_view.show_pairs(console, found)
     else:
         chosen, _ = choose(samples, Query(limit=NUM_SAMPLES))
@@ -226,7 +226,7 @@ def _write_report(folder: pathlib.Path, console: Console) -> None:
     try:
         from launch.tools.report.build import write_report
     except ImportError:
-        said = f"{_python()} -m launch.tools.report --run_dir={folder} (it wants the extra `report`)"
+        said = f"{_python()} -m launch.tools.report --run_dir={folder} (requires the extra `report`)"
     else:
         said = f"{target}   ({write_report([folder], target) / 1e6:.1f} MB; open it in a browser)"
     console.print(f"report       {said}", markup=False, soft_wrap=True)

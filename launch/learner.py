@@ -40,7 +40,7 @@ def main() -> int:
     liveness = Liveness.of_this_process()
     liveness.start()
     cli.log_to_stderr()
-    report_phase("looking at the run")
+    report_phase("reading the run")
     with cli.start_errors():
         prepared, hosts = _join()
     os.environ.update(reserve(prepared.config))  # must be set before JAX is imported
@@ -111,7 +111,7 @@ def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
     start = hosts.channel(_START)
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
-            cli.end("the learner's process 0 could not set the run up; it says why", code)
+            cli.end("learner process 0 could not set up the run; see its log", code)
         return prepare_run.prepare_run(("learner",), num_hosts=hosts.count)
     try:
         prepared = prepare_run.prepare_run(("learner",), num_hosts=hosts.count)
@@ -158,19 +158,21 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
         logging.info("stopped step=%d resume_step=%d", run.step, run.checkpoints.latest or 0)
         return cli.STOPPED
     except SupersededLearnerError as e:
-        print(f"error: {cli.first_line(e)}; this learner's checkpoints stay in its folder", file=sys.stderr)
+        print(f"error: {cli.first_line(e)}; this learner's checkpoints remain in its folder", file=sys.stderr)
         return cli.SUPERSEDED
     except NotFiniteError as e:
         return _failed(e, "the run's folder and its last checkpoint are kept")
     except (TimeoutError, SnapshotBusyError) as e:
-        _failed(e, _GO_ON)
+        _failed(e, _RESUME)
         return cli.BUSY
     except (SnapshotError, CheckpointError, sqlite3.OperationalError, OSError) as e:
-        return _failed(e, _MEND)
+        return _failed(e, _FIX)
     except jax.errors.JaxRuntimeError as e:
         if lead.hosts.count == 1:
             raise
-        _failed(TimeoutError(f"the learner's hosts lost each other: {str(e).splitlines()[0][:300]}"), _GO_ON)
+        _failed(
+            TimeoutError(f"connection between the learner's processes lost: {str(e).splitlines()[0][:300]}"), _RESUME
+        )
         return cli.BUSY
     finally:
         parts.close()
@@ -202,10 +204,10 @@ def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liv
         disconnect(hosts)
         return code
     except (TimeoutError, jax.errors.JaxRuntimeError) as e:
-        _failed(e if isinstance(e, TimeoutError) else TimeoutError(str(e).splitlines()[0][:300]), _GO_ON)
+        _failed(e if isinstance(e, TimeoutError) else TimeoutError(str(e).splitlines()[0][:300]), _RESUME)
         return cli.BUSY
     except CheckpointError as e:  # raised in all processes, so the leader exits as well
-        code = _failed(e, _MEND)
+        code = _failed(e, _FIX)
         disconnect(hosts)
         return code
     finally:
@@ -225,8 +227,8 @@ def _destinations(
     return [service.destination]
 
 
-_GO_ON = "start again to go on from the last checkpoint"
-_MEND = f"make room, or mend what it names, and {_GO_ON}"
+_RESUME = "start again to resume from the last checkpoint"
+_FIX = f"fix the cause (such as a full disk), then {_RESUME}"
 
 
 def _failed(error: Exception, what_to_do: str) -> int:

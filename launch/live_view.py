@@ -194,7 +194,7 @@ class RunView:
         for name, row in sorted(self.sets.items()):
             table.add_row(name[:12], Text(f"{format_estimates(row)}  @{row['step']}", style="cyan"))
         last = self.steps[-1] if self.steps else {}
-        table.add_row("cut off", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
+        table.add_row("truncated", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
         return table
 
     def _eta(self) -> str:
@@ -287,7 +287,7 @@ class PlainProgress:
         if self._clock() - self._said_s >= self._still_s:
             waited_s, self._still_s = self._still_s, min(2 * self._still_s, MAX_STILL_S)
             where = f"still at step {self._step}" if self._step else "still starting"
-            self._say(f"{where}, nothing new for {waited_s:.0f} s: {'; '.join(told(self._view.status))}", is_new=False)
+            self._say(f"{where}, no progress for {waited_s:.0f} s: {'; '.join(told(self._view.status))}", is_new=False)
 
     def _say_states(self, now_s: float) -> None:
         """Prints the process states that changed, at most every `STEP_LINE_S` for grouped actors."""

@@ -66,7 +66,7 @@ def read_settings(lines: Iterable[str]) -> dict[str, str]:
         key, is_setting, value = line.partition("=")
         section, _, name = key.partition(".")
         if not is_setting or not name:
-            raise ValueError(f"unreadable line of pip's configuration: {line}")
+            raise ValueError(f"cannot parse line of pip's configuration: {line}")
         rank = ranks.get(section, -1)
         if rank >= 0 and rank >= found.get(name, (-1, ""))[0]:
             found[name] = (rank, str(ast.literal_eval(value)))

@@ -172,10 +172,10 @@ class RemoteProcess:
         if self._lost:
             return self._lost
         if not self._seen.pid:
-            return f"waits for a place ({self._location})"
+            return f"waiting for resources ({self._location})"
         code = self._seen.returncode
         if code is not None:
-            return f"ended ({code})"
+            return f"exited ({code})"
         restarts = [f"restarted {self.num_restarts}x"] if self.num_restarts else []
         phase = self._phases.phase()
         return ", ".join([f"pid {self._seen.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
@@ -184,7 +184,7 @@ class RemoteProcess:
         """Returns the log line that best explains the exit."""
         if self._lost:
             return self._lost
-        return telling_line(self._log) if self._log.exists() else "it printed nothing"
+        return telling_line(self._log) if self._log.exists() else "no output"
 
     def _look(self) -> None:
         if self._node_agent is None or self._lost or self._seen.returncode is not None:
@@ -213,17 +213,17 @@ class RemoteProcess:
 
     def _no_place(self) -> str:
         return (
-            f"the cluster had no place for {self.name} ({self._location}) within {self._placement_timeout_s:.0f} s; "
-            "`ray status` shows what it has"
+            f"timed out after {self._placement_timeout_s:.0f} s waiting for resources for {self.name} "
+            f"({self._location}); run `ray status` to see the cluster's resources"
         )
 
     def _lose(self, error: ray.exceptions.RayError) -> None:
         if isinstance(error, ray.exceptions.RayTaskError):  # the agent lives and must clean up its node
-            self._lost = f"its node failed it ({first_line(error.cause)[:120]})"
+            self._lost = f"its node failed ({first_line(error.cause)[:120]})"
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(self._node_agent.close.remote(), timeout=END_S)
         else:
-            self._lost = f"its node or its station is gone ({first_line(error)[:120]})"
+            self._lost = f"lost its node or its node agent ({first_line(error)[:120]})"
         self._keep(f"{self.name}: {self._lost}\n".encode())
         self._starting = self._asked = None
         self.hung = ""
@@ -235,7 +235,7 @@ class RemoteProcess:
         except ray.exceptions.RayActorError as e:
             self._lose(e)
         except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"the node of {self.name} did not answer within {END_S:.0f} s") from None
+            raise TimeoutError(f"no answer from the node of {self.name} within {END_S:.0f} s") from None
 
     def _leave(self) -> None:
         if self._node_agent is not None:
@@ -276,7 +276,7 @@ def answered(
     end_s = clock() + wait_s
     while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - clock())))[0]:
         if is_over():
-            raise InterruptedError("asked to stop while waiting for a node")
+            raise InterruptedError("stop requested while waiting for a node")
         if clock() >= end_s:
             raise TimeoutError(f"no answer within {wait_s:.0f} s")
     return ray.get(answer)

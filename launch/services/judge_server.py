@@ -66,9 +66,9 @@ class SidecarHealth:
             return ""
         if self._served_from_s is None:
             is_late = now_s - self._started_s > self._start_timeout_s
-            return f"did not serve within {self._start_timeout_s:g} s (supervision.start_timeout_s)" if is_late else ""
+            return f"start timed out after {self._start_timeout_s:g} s (supervision.start_timeout_s)" if is_late else ""
         self._num_missed += 1
-        return f"did not answer {self._num_missed} times in a row" if self._num_missed >= MAX_MISSED else ""
+        return f"{self._num_missed} failed health checks in a row" if self._num_missed >= MAX_MISSED else ""
 
     @property
     def was_steady(self) -> bool:
@@ -199,10 +199,10 @@ class JudgeService:
         end_s = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if (code := self._process.poll()) is not None:
-                raise ValueError(f"the judge did not start (code {code}): {telling_line(self._log)}; see {self._log}")
+                raise ValueError(f"judge start failed (code {code}): {telling_line(self._log)}; see {self._log}")
             if time.monotonic() > end_s:
                 raise ValueError(
-                    f"the judge did not start within {self._start_timeout_s:g} s (supervision.start_timeout_s); "
+                    f"judge start timed out after {self._start_timeout_s:g} s (supervision.start_timeout_s); "
                     f"see {self._log}"
                 )
             beats()
@@ -239,7 +239,7 @@ class JudgeService:
             try:
                 self._process = self._start()
             except (ValueError, OSError) as e:  # the next check retries, because memory may become free
-                logging.error("judge not started error=%s", e)
+                logging.error("judge restart failed error=%s", e)
 
     def _health(self) -> SidecarHealth:
         return SidecarHealth(start_timeout_s=self._start_timeout_s, now_s=time.monotonic())

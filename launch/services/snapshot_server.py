@@ -49,7 +49,7 @@ def main() -> int:
     with cli.usage_errors():
         if not _FOLDER.value or _READER_WAIT_S.value <= 0 or _SLOW_READER_S.value < 0:
             raise ValueError(
-                "give --folder=FOLDER of the snapshots, a --reader_grace_s > 0 and a --slow_reader_grace_s >= 0"
+                "expected --folder=FOLDER of the snapshots, --reader_grace_s > 0 and --slow_reader_grace_s >= 0"
             )
         token = read_token()
         _allow_files(_MAX_CONNECTIONS.value)
@@ -133,7 +133,7 @@ class ServerProcess:
         if not self.url:
             self.close()
             said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()
-            raise ValueError(f"the snapshot server did not start: {said[-1] if said else 'it said nothing'}")
+            raise ValueError(f"snapshot server start failed: {said[-1] if said else 'no output'}")
 
     @property
     def returncode(self) -> int | None:

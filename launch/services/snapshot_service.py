@@ -46,8 +46,8 @@ class SnapshotService:
         listen, advertise = (of_process(address, host) for address in (publish.listen, publish.advertise))
         if num_hosts > 1 and publish.advertise and advertise == publish.advertise:
             raise ValueError(
-                "each of the learner's processes serves its own rows: publish.advertise needs {process_id} or {host}, "
-                f"or leave it empty; got {publish.advertise!r}"
+                "publish.advertise: expected {process_id} or {host} in the URL, because each learner process serves "
+                f"its own rows, got {publish.advertise!r}; add one, or leave the field empty"
             )
         self._run = run_id(folder)
         self._snapshots, self._scheme = snapshot_folder(config), publish.serve
@@ -126,4 +126,4 @@ class SnapshotService:
                 self._server.close()
                 self._server = self._start(self._listen)
             except (ValueError, OSError) as e:  # the next check retries, because the port or memory may become free
-                logging.error("snapshot server not started error=%s", e)
+                logging.error("snapshot server restart failed error=%s", e)

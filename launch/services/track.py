@@ -41,7 +41,7 @@ def main() -> int:
     """Sends all rows; returns 0, 4 if the tracker is unreachable or rejects rows, or 1 if it failed at its end."""
     with cli.usage_errors():
         if flags.FLAGS.run_dir is None or _TRACKER.value is None:
-            raise ValueError(f"give --run_dir=FOLDER of a run and --tracker={'|'.join(sorted(KINDS))}")
+            raise ValueError(f"expected --run_dir=FOLDER of a run and --tracker={'|'.join(sorted(KINDS))}")
         prepared = prepare_run.open_prepared(cli.run_dirs(most=1)[0])
         check_installed([_TRACKER.value])
         config, run = prepared.config, RunFolder(prepared.folder)
@@ -86,7 +86,7 @@ def _send(feed: TrackerFeed) -> int:
         print(f"error: {e}; start again when the tracker is reachable", file=sys.stderr)
         return cli.BUSY
     except UnsureError as e:
-        print(f"error: {e}; they are not sent again", file=sys.stderr)
+        print(f"error: {e}; the rows are not sent again", file=sys.stderr)
         return 1
     print(f"{feed.marks.num_sent - num_before} rows sent; {feed.marks.where}")
     return 0
@@ -101,7 +101,7 @@ def _follow(feed: TrackerFeed, over: threading.Event) -> int:
         sys.stdin.buffer.read()
         over.set()
         if not has_sent.wait(END_S):
-            logging.error("%s: %d rows are not sent; they wait in metrics.jsonl", _TRACKER.value, feed.give_up())
+            logging.error("%s: %d rows not sent; metrics.jsonl keeps them", _TRACKER.value, feed.give_up())
             os._exit(cli.BUSY)  # the library hangs, and its threads would block a normal exit
 
     threading.Thread(target=listen, name="end of the run", daemon=True).start()

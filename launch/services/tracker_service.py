@@ -94,17 +94,17 @@ class TrackerProcess:
             return
         if marks.num_unsure and not marks.num_left:
             logging.error(
-                "tracker %s: %d of %d rows may be missing there (%s); see %s",
+                "tracker %s: %d of %d rows may be missing in the tracker (%s); see %s",
                 self._name,
                 marks.num_unsure,
                 marks.num_sent,
-                marks.problem or "it was ended before it had written them",
+                marks.problem or "its process was killed before it confirmed them",
                 self._log,
             )
         elif marks.problem or marks.num_left:
             logging.error(
-                "tracker %s: %d rows are not there (%s); "
-                "python -m launch.services.track --run_dir=%s --tracker=%s sends them",
+                "tracker %s: %d rows not sent (%s); send them with "
+                "python -m launch.services.track --run_dir=%s --tracker=%s",
                 self._name,
                 marks.num_left,
                 marks.problem,
@@ -125,7 +125,7 @@ class TrackerProcess:
             if self._is_ending.is_set():
                 return
             logging.error(
-                "tracker %s: its process ended with code %d; it is started again in %g s; see %s",
+                "tracker %s: process exited with code %d, restarting in %g s; see %s",
                 self._name,
                 code,
                 pause_s,

@@ -26,7 +26,7 @@ def deadline(seconds: float, limits_file: EngineSizeFile, liveness: Liveness) ->
     """
 
     def end() -> None:
-        reason = f"the engine did not start within {seconds:.0f} s (supervision.start_timeout_s)"
+        reason = f"engine start timed out after {seconds:.0f} s (supervision.start_timeout_s)"
         if limits_file.refuse():
             say_refused(limits_file, reason)
             os._exit(cli.RESIZE)
@@ -70,8 +70,8 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
 def say_refused(file: EngineSizeFile, reason: str) -> None:
     """Reports on stderr that the requested limits were rejected, with the reason."""
     print(
-        f"error: the engine did not start with the limits of {file.path}: {reason}; the file was renamed to "
-        f"{file.refused_path.name} and the config's limits are used",
+        f"error: engine start failed with the limits of {file.path}: {reason}; renamed the file to "
+        f"{file.refused_path.name}; using the config's limits",
         file=sys.stderr,
         flush=True,
     )
@@ -123,7 +123,7 @@ async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], 
     if told.is_set():
         logging.info("actor stopped groups=%d", actor.serving.tally.num_emitted)
         if not serving.done():
-            end_now("what it held is free when its leases end: the store could not be told")
+            end_now("the store is unreachable; the tickets of this actor are released when their leases expire")
         return
     (outcome,) = await asyncio.gather(serving, return_exceptions=True)
     if isinstance(outcome, BaseException):

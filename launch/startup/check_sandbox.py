@@ -24,11 +24,11 @@ def check_sandbox(config: Config) -> list[str]:
     try:
         found = check_isolation(view=view)
     except SandboxUnavailableError as e:
-        raise ValueError(f"code rewards are refused: {e}") from e
+        raise ValueError(f"code rewards cannot run: {e}") from e
     _check_hidden(config, view)
     there = [name for name in LANGUAGES if found.tools.issuperset(program(name, "").tools)]
     importable = f"; packages {', '.join(view.packages)}" if view.packages else ""
-    notes = [f"code is judged in sandboxes: Python {found.python_version}{importable}; languages {', '.join(there)}"]
+    notes = [f"code rewards run in sandboxes: Python {found.python_version}{importable}; languages {', '.join(there)}"]
     return notes + _crowded(config)
 
 
@@ -39,7 +39,7 @@ def _check_hidden(config: Config, view: HostView) -> None:
         paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
     for field, path in paths.items():
         if path and (folder := bwrap.folder_shown(view, os.path.expanduser(path))):
-            raise ValueError(f"{field}={path} is in {folder}, which sandboxed programs can read; move it elsewhere")
+            raise ValueError(f"{field}={path}: sandboxed programs can read {folder}; move the file to another folder")
 
 
 def _crowded(config: Config) -> list[str]:
@@ -48,8 +48,8 @@ def _crowded(config: Config) -> list[str]:
     num_cores = len(core_ids(cores)) if cores else len(os.sched_getaffinity(0))
     if num_workers <= num_cores:
         return []
-    where = f"rewards.cpu_cores={cores} names {num_cores}" if cores else f"this machine has {num_cores}"
+    where = f"in rewards.cpu_cores={cores}" if cores else "on this machine"
     return [
-        f"note: actor.verifier_workers={config.actor.verifier_workers} makes {num_workers} workers, and {where} cores: "
-        "programs are timed by their own CPU seconds, so no verdict changes, but rewards arrive later"
+        f"note: actor.verifier_workers={config.actor.verifier_workers}: {num_workers} workers exceed the cores {where} "
+        f"({num_cores}); rewards arrive later, verdicts do not change (time limits count CPU seconds)"
     ]

@@ -69,20 +69,20 @@ def check_gold_answers(
     names, notes = _names(config, rows, roles)
     failed = _judged(config, rows, names, show)
     if failed and len(everything := list(gold_rows(config.prompts))) > len(rows):
-        show(f"own answers: {len(failed)} of {len(rows)} rows do not pass, all {len(everything)} are judged")
+        show(f"reference answers: {len(failed)} of {len(rows)} rows fail; checking all {len(everything)} rows")
         rows = everything
         names, notes = _names(config, rows, roles)
         failed = _judged(config, rows, names, show)
     if failed and len(failed) == len(rows):
         (source, row), reason = next(iter(failed.items()))
         raise ValueError(
-            f"no row's own answer passes its verifiers; row {row}{f' of {source}' if source else ''}: {reason}; mend "
-            "them, or set rewards.check_gold_answers=0"
+            f"reference answers: no row passes its verifiers; row {row}{f' of {source}' if source else ''}: {reason}; "
+            "fix the rows, or set rewards.check_gold_answers=0"
         )
     gold_failures: dict[str, dict[int, str]] = {}
     for (source, row), reason in failed.items():
         gold_failures.setdefault(source, {})[row] = reason
-    notes.append(f"own answers: {len(rows)} rows judged, {len(failed)} set aside")
+    notes.append(f"reference answers: {len(rows)} rows checked, {len(failed)} excluded")
     return GoldAnswerReport(gold_failures=gold_failures, notes=notes)
 
 
@@ -95,8 +95,11 @@ def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> t
     wanted = sorted({name for row in rows for name, _ in _questions(config, row)})
     problems = asyncio.run(_load(config, wanted)) if wanted else {}
     if problems and "actor" in roles:
-        raise ValueError("; ".join(f"rows are judged by {name}: {said}" for name, said in problems.items()))
-    notes = [f"note: rows' own answers are not judged by {n} on this machine: {said}" for n, said in problems.items()]
+        raise ValueError("; ".join(f"verifier {name}, which rows name: {said}" for name, said in problems.items()))
+    notes = [
+        f"note: reference answers are not checked by verifier {n} on this machine: {said}"
+        for n, said in problems.items()
+    ]
     return frozenset(wanted) - frozenset(problems), notes
 
 
@@ -137,14 +140,14 @@ def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show
     try:
         _keep(key, failed)
     except (OSError, ValueError) as e:
-        logging.warning("own answers will be judged again, what was found can't be kept: %s", e)
+        logging.warning("reference answer results not cached error=%s", e)
     return failed
 
 
 def _told(failed: _Failed, unscored: _Failed, show: Callable[[str], None]) -> _Failed:
     if unscored:
         why = next(iter(unscored.values()))
-        show(f"own answers: {len(unscored)} rows could not be judged, and are kept; the next run asks again: {why}")
+        show(f"reference answers: {len(unscored)} rows not checked, kept until the next run checks them: {why}")
     return failed
 
 
@@ -202,7 +205,7 @@ async def _judge_all(
                 failed[row.source, row.row] = reason
             if time.monotonic() > shown_s + PROGRESS_S:
                 shown_s = time.monotonic()
-                show(f"own answers: {num_done} of {len(asked)} rows judged, {len(failed)} do not pass")
+                show(f"reference answers: {num_done} of {len(asked)} rows checked, {len(failed)} failed")
 
     try:
         async with asyncio.TaskGroup() as judging:
@@ -221,7 +224,7 @@ async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str
                 name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), row.task
             )
         except RaisedError as e:
-            return f"its own answer can't be judged: {e}"
+            return f"reference answer cannot be scored: {e}"
         if score.verdict != "ok":
-            return f"its own answer is no right one: verifier {name} says {score.verdict}"
+            return f"reference answer fails: verifier {name} returns {score.verdict}"
     return ""

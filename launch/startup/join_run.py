@@ -269,7 +269,7 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
     try:
         fetcher.check(announcement)
     except SnapshotError as e:
-        raise ValueError(f"the announced weights cannot be served here: {e}") from e
+        raise ValueError(f"this actor cannot serve the announced weights: {e}") from e
 
 
 def check_names(*, run: str, name: str) -> None:
@@ -289,7 +289,9 @@ def check_given(given: Mapping[str, str]) -> None:
     """Raises ValueError if an override is outside --config.actor.*, and so would change the run."""
     for path in given:
         if not path.startswith("actor."):
-            raise ValueError(f"--config.{path} belongs to the run; an actor accepts only --config.actor.*")
+            raise ValueError(
+                f"--config.{path}: expected a field of --config.actor.*, because the other fields belong to the run"
+            )
 
 
 def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collection[str]) -> Config:
@@ -315,8 +317,8 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
     for name, field in own.items():
         if name not in allowed_modules:
             raise ValueError(
-                f"prompts.{field}={name} of run {card.name} is custom code; review it, and give "
-                f"--allow_module={name} to let this machine import it"
+                f"prompts.{field}={name} of run {card.name} is custom code; review it, then set "
+                f"--allow_module={name} to import it on this machine"
             )
     return overrides.apply(config, given)
 
@@ -353,11 +355,11 @@ def _wait_for_run(
             if left_s <= 0:
                 raise
             if isinstance(e, FinishedRunError) and not has_said:
-                how_long = f"{left_s:.0f} s" if math.isfinite(left_s) else "as long as it takes"
+                how_long = f"{left_s:.0f} s" if math.isfinite(left_s) else "without a timeout"
                 logging.info("%s; waiting %s for a learner to resume it, or for a new run", e, how_long)
                 has_said = True
         if not is_waiting:
-            report_phase("waiting for a learner that leads the run")
+            report_phase("waiting for a learner to acquire leadership")
             is_waiting = True
         on_wait()
         time.sleep(_CARD_POLL_S)
@@ -369,7 +371,7 @@ def _wait_for_card(
     is_waiting = False
     while (card := store.run_card()) is None:
         if not is_waiting:
-            report_phase("waiting for the learner to say what the run is")
+            report_phase("waiting for the run descriptor of the learner")
             is_waiting = True
         if time.monotonic() > deadline_s:
             raise TimeoutError(

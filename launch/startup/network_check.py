@@ -52,13 +52,13 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
         return []
     if token is None:
         raise ValueError(
-            f"publish.serve=https needs a token: set {TOKEN_FILE} to a file with one (openssl rand -hex 32), here and "
-            "for the actors"
+            f"publish.serve=https requires a token; set {TOKEN_FILE} to a file with one (openssl rand -hex 32) for "
+            "the learner and the actors"
         )
     if tls.certificate is None:
         raise ValueError(
-            f"publish.serve=https needs a certificate: set {CERTIFICATE} and {KEY} to PEM files; for a trial "
-            "python -m launch.tools.make_certificates makes them"
+            f"publish.serve=https requires a certificate; set {CERTIFICATE} and {KEY} to PEM files; for a trial, "
+            "create them with python -m launch.tools.make_certificates"
         )
     return []
 
@@ -85,7 +85,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits `host:port` or `[host]:port`; raises ValueError if the address has another format."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"publish.listen must be HOST:PORT (port 0 takes a free one), got {address!r}")
+        raise ValueError(f"publish.listen must be HOST:PORT (port 0 selects a free port), got {address!r}")
     return host.strip("[]"), int(port)
 
 

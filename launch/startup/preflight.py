@@ -67,7 +67,7 @@ def check(
         looked_at.check_num_bad(config.prompts.max_bad_share)
         if looked_at.num_contradicting:
             notes.append(
-                f"warning: {looked_at.path}: {looked_at.num_contradicting} questions have rows with different answers"
+                f"warning: {looked_at.path}: {looked_at.num_contradicting} questions have several different answers"
             )
     for source in opened:
         if not source.is_endless:
@@ -77,18 +77,18 @@ def check(
         if source.bad:
             first = source.bad[0]
             notes.append(
-                f"warning: {len(source.bad)} rows set aside, see quarantine.jsonl; row {first.row}: {first.reason}"
+                f"warning: {len(source.bad)} invalid rows excluded (quarantine.jsonl); row {first.row}: {first.reason}"
             )
     for one in all_sets(config, own, [problem for source in opened for problem in source.held_out]):
         if one.name != HELD_OUT:
             notes.append(
                 f"evaluation set {one.name}: {len(one.problems)} problems, {one.config.k} samples each"
-                + (f"; {len(one.bad)} rows set aside: {one.bad[0].reason}" if one.bad else "")
+                + (f"; {len(one.bad)} invalid rows excluded: {one.bad[0].reason}" if one.bad else "")
             )
     num_held_out = sum(len(source.held_out) for source in opened)
     if num_held_out < config.evaluation.num_problems:
         notes.append(
-            f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {num_held_out} are there"
+            f"warning: evaluation.num_problems={config.evaluation.num_problems}, but only {num_held_out} are available"
         )
     check_snapshot_room(config, model_folder, roles=roles, num_hosts=num_hosts)
     return notes
@@ -108,11 +108,11 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
     check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
     missing = missing_weights(model_folder)
     if missing:
-        raise ValueError(f"{model_folder} has no weights: {missing}")
+        raise ValueError(f"{model_folder}: missing weights: {missing}")
     if config.model.max_tokens > model.max_position_embeddings:
         raise ValueError(
-            f"model.max_tokens ({config.model.max_tokens}) is more than the model's max_position_embeddings "
-            f"({model.max_position_embeddings})"
+            f"model.max_tokens: expected at most {model.max_position_embeddings} (max_position_embeddings of the "
+            f"model), got {config.model.max_tokens}"
         )
     tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size, template=config.prompts.template_settings)
     _check_template(config, tokenizer)
@@ -153,8 +153,8 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     notes: list[str] = []
     if config.environments_played and not config.actor.prefix_caching:
         notes.append(
-            "warning: without actor.prefix_caching each turn of an episode computes all that was said before it again; "
-            "turn it on"
+            "warning: actor.prefix_caching=false recomputes all earlier turns of an episode in each turn; "
+            "set actor.prefix_caching=true"
         )
     if "actor" not in roles:
         shortage = check_race_capacity(config, num_engines=0, max_num_seqs=size)
@@ -220,10 +220,10 @@ def check_snapshot_room(
         num_engines=config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0,
     )
     if free < room.least_bytes:
-        whose = "two" if room.num_hosts == 1 else f"two of the rows of one host of {room.num_hosts}"
+        whose = "two slots" if room.num_hosts == 1 else f"two slots of one of {room.num_hosts} hosts"
         raise _refusal(config)(
-            f"{existing} has {_size(free)} free, snapshots need about {_size(room.least_bytes)} ({whose}, and a copy "
-            f"for each of {room.num_engines} engines on this machine); set publish.snapshot_dir to a folder with room"
+            f"{existing}: expected {_size(room.least_bytes)} free for snapshots ({whose} and one copy for each of "
+            f"{room.num_engines} local engines), got {_size(free)}; set publish.snapshot_dir to a larger filesystem"
         )
 
 
@@ -248,8 +248,8 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
     if free < num_bytes:
         raise _refusal(config)(
-            f"{existing} has {_size(free)} for the run's checkpoints, {num_saves} more at once need about "
-            f"{_size(num_bytes)}; make room, or choose another --config.run.dir"
+            f"{existing}: expected {_size(num_bytes)} free for {num_saves} more checkpoints, got {_size(free)}; free "
+            "disk space, or set another --config.run.dir"
         )
 
 
@@ -287,7 +287,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
         notes += verifier_pool.check_own(config.custom_verifiers)
         check_environments(config.environments_played, config.environments)
         notes += check_sandbox(config)
-    return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
+    return notes + ([f"custom functions: {', '.join(own)}"] if own else [])
 
 
 def _try_objective(config: Config) -> None:
@@ -309,7 +309,7 @@ def _try_objective(config: Config) -> None:
             f"{CHECK_S:.0f} s"
         ) from e
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         raise ValueError(said[-1].removeprefix("error: "))
 
 
@@ -328,13 +328,13 @@ def missing_weights(folder: pathlib.Path) -> str:
     """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return "" if (folder / "model.safetensors").is_file() else "no model.safetensors, and no index of several"
+        return "" if (folder / "model.safetensors").is_file() else "model.safetensors or its index"
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"{index} is not an index of safetensors files: {e!r}") from e
+        raise ValueError(f"{index}: expected an index of safetensors files, got {e!r}") from e
     gone = [f for f in files if not (folder / f).is_file()]
-    return f"{', '.join(gone)} of its index" if gone else ""
+    return f"{', '.join(gone)}, named in {index.name}" if gone else ""
 
 
 def _check_is_folder(folder: pathlib.Path, field: str) -> None:
@@ -358,7 +358,7 @@ def _check_writable(config: Config, folder: pathlib.Path, field: str) -> None:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(_PROBE_BYTES))
     except OSError as e:
-        raise _refusal(config)(f"nothing can be written in {existing}: {e.strerror}; choose another {field}") from e
+        raise _refusal(config)(f"{existing} is not writable: {e.strerror}; set another {field}") from e
 
 
 def _existing(folder: pathlib.Path) -> pathlib.Path:

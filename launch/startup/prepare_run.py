@@ -50,7 +50,7 @@ def prepare_run(
       ValueError: a check fails; the run folder is unchanged.
       OSError: a disk fails, or is too full for a run that has begun.
     """
-    status("looking at the config")
+    status("checking the config")
     print_config()
     from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
     from launch.startup.gold_answers import check_gold_answers
@@ -60,12 +60,12 @@ def prepare_run(
     if CONFIG.value is None:
         run_dir = given_run_dir()
         if run_dir is None:
-            raise ValueError("give --config=NAME, or --run_dir=FOLDER of a run set up before")
+            raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
         if cli._overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(run_dir)
         notes = settle_run_id(prepared.config)
-        status("looking for devices, folders and room")
+        status("checking devices, folders and disk space")
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder, roles=roles, num_hosts=num_hosts)
         preflight.check_disk_space(prepared.config, prepared.model_folder)
@@ -84,7 +84,7 @@ def prepare_run(
     config = with_template_date(config)  # the checks below must use the run's final template
     _check_tiny_model_fits(config)
     model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, status)
-    status("looking for devices, and trying what is imported")
+    status("checking devices and custom functions")
     notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
     notes += preflight.check_functions(config, roles)  # before the check of reference answers, which uses the verifiers
     status("reading the model's config and tokenizer")
@@ -114,7 +114,7 @@ def config() -> Config:
       ValueError: --config is missing, or an override is invalid.
     """
     if CONFIG.value is None:
-        raise ValueError("give --config=NAME, or --run_dir=FOLDER of a run set up before")
+        raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
     return overrides.apply(overrides.load_preset(CONFIG.value), cli._overrides)
 
 
@@ -151,8 +151,8 @@ def _check_tiny_model_fits(config: Config) -> None:
     longest = TinyModelRecipe().max_position_embeddings
     if not config.model.path and config.model.max_tokens > longest:
         raise ValueError(
-            f"this config is for a real model (model.max_tokens={config.model.max_tokens}): give "
-            "--config.model.path=FOLDER and --config.prompts.path=FILE, or take a preset at tiny size, "
+            f"model.max_tokens: expected at most {longest} for the tiny model, got {config.model.max_tokens}; set "
+            "--config.model.path=FOLDER and --config.prompts.path=FILE, or use a preset at tiny size, "
             "as in --config=rolloutpipe:tiny"
         )
 
@@ -167,11 +167,13 @@ def open_prepared(run_dir: str) -> PreparedRun:
     run = RunFolder(folder)
     for file in (run.config_file, run.model_path_file):
         if not file.is_file():
-            raise ValueError(f"{folder} is no run folder (it has no {file.name}); set it up with --config")
+            raise ValueError(
+                f"{folder}: expected a run folder, but {file.name} is missing; create the run with --config"
+            )
     try:
         raw = json.loads(run.config_file.read_text())
         if not isinstance(raw, dict):
-            raise ValueError(f"wanted a JSON object, got {type(raw).__name__}")
+            raise ValueError(f"expected a JSON object, got {type(raw).__name__}")
         config = overrides.from_dict(raw)
     except ValueError as e:
         raise ValueError(f"{run.config_file}: {e}") from e
@@ -189,8 +191,8 @@ def check_open_files() -> list[str]:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit >= _ENOUGH_OPEN_FILES:
         return []
-    said = f"a process may have {limit} files open (ulimit -n)"
+    said = f"the limit on open files (ulimit -n) is {limit}"
     how = "raise the hard limit (ulimit -Hn, LimitNOFILE of systemd, --ulimit nofile of docker)"
     if limit < MIN_OPEN_FILES:
-        raise ValueError(f"{said}, a learner and an engine need at least {MIN_OPEN_FILES}: {how}")
-    return [f"warning: {said}: many engines, environments or connections may run out of them; {how}"]
+        raise ValueError(f"{said}, expected at least {MIN_OPEN_FILES}; {how}")
+    return [f"warning: {said}, which may be too low for many engines, environments or connections; {how}"]

@@ -87,7 +87,7 @@ def _hash_of_rows(prompts: PromptsConfig) -> str:
 def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str], None]) -> None:
     if (folder / "config.json").is_file():
         return
-    at(f"making the tiny model in {folder} (once, about a minute)")
+    at(f"training the tiny model in {folder} (once, about 1 min)")
     # In a subprocess, because this process must never load jax.
     making = subprocess.Popen(
         [sys.executable, "-P", "-m", "launch.startup.tiny_model", str(folder)],
@@ -102,9 +102,9 @@ def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str],
             making.stdin.write(overrides.to_json(config))
             making.stdin.close()
         for line in making.stdout:
-            at(f"making the tiny model: {line.strip()}")
+            at(f"training the tiny model: {line.strip()}")
     if making.returncode != 0:
-        raise ValueError(f"the tiny model could not be made (exit code {making.returncode}; see above)")
+        raise ValueError(f"training the tiny model failed (exit code {making.returncode}); see the messages above")
 
 
 def main() -> None:
@@ -113,7 +113,10 @@ def main() -> None:
         print(cli_help.render("__main__"), end="")
         return
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print("error: give one FOLDER, and a config on standard input; launch.local does", file=sys.stderr)
+        print(
+            "error: internal process: expected one FOLDER and a config on standard input; run launch.local instead",
+            file=sys.stderr,
+        )
         sys.exit(2)
     from launch.startup.warmup import make_tiny_model
 

@@ -123,7 +123,7 @@ class LocalBackend:
         """
         del is_over  # nothing here waits long
         return [
-            f"ended process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
+            f"killed process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
             "of this run"
             for one in kill_leftovers(lambda mark: mark.startswith(self._mark))
         ]

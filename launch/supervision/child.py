@@ -184,7 +184,7 @@ class Child:
             return False
         self.hung = reason
         with contextlib.suppress(OSError), open(self._log, "a") as log:  # a full disk must not prevent the kill
-            log.write(f"{self.name} hung ({reason}) and is killed by its supervisor\n")
+            log.write(f"{self.name} hung ({reason}); the supervisor kills it\n")
         self.kill()
         return True
 
@@ -216,7 +216,7 @@ class Child:
         """Returns a short status: exit code, or pid, restarts and phase."""
         code = self.returncode
         if code is not None:
-            return f"ended ({code})"
+            return f"exited ({code})"
         restarts = [f"restarted {self.num_restarts}x"] if self.num_restarts else []
         phase = self._phases.phase() if self._phases is not None else ""
         return ", ".join([f"pid {self.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
@@ -263,9 +263,9 @@ def telling_line(log: pathlib.Path, *, since: int = 0) -> str:
     causes = [line for line in telling if not _POINTS_ELSEWHERE.search(line)]
     if telling and telling[-1] not in causes:
         causes = causes or [line for line in lines if _SYSTEM_CAUSE.search(line)]
-        best = causes[-1] if causes else f"{_POINTER_END.split(telling[-1])[0]}; its log {log} names no cause"
+        best = causes[-1] if causes else f"{_POINTER_END.split(telling[-1])[0]}; no cause found in {log}"
     else:
-        best = telling[-1] if telling else (lines[-1] if lines else "it printed nothing")
+        best = telling[-1] if telling else (lines[-1] if lines else "no output")
     return best.removeprefix("error: ")[:_MAX_CHARS]
 
 

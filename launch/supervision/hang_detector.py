@@ -45,7 +45,7 @@ def _watch(bound_s: float, done: list[str]) -> None:
     stopped = SigstopWatchdog(bound_s)
     while True:
         for pid in stopped.look(stopped_below(os.getpid())):
-            done.append(f"process {pid} below this one was stopped for {bound_s:g} s and is killed")
+            done.append(f"killed child process {pid}: suspended for more than {bound_s:g} s")
             logging.error(done[-1])
             kill_below(pid, os.getpid())
         time.sleep(MAX_LOOK_S / 2)
@@ -139,7 +139,7 @@ class HangDetector:
         return _over(now_s - self._beat_at_s, bounds.heartbeat_timeout_s, "no heartbeat") or _over(
             now_s - self._work_at_s,
             bounds.start_timeout_s if is_starting else bounds.progress_timeout_s,
-            "no progress in its start" if is_starting else "no progress in its work",
+            "no progress during startup" if is_starting else "no progress",
         )
 
 

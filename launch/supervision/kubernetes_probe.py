@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         if rest:
             raise flags.Error(f"unexpected argument {rest[0]!r}")
         if _LIVENESS_FILE.value is None:
-            raise flags.Error("give --liveness_file=FILE")
+            raise flags.Error("--liveness_file: expected a file, got none; set --liveness_file=FILE")
     except flags.Error as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

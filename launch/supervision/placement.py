@@ -64,14 +64,14 @@ class Placement:
         for index, place in enumerate(self.engines):
             if shared := sorted(set(self.learner) & set(place.devices)):
                 found.append(
-                    f"warning: learner and actor-{index} both have device {', '.join(shared)}; give each its own "
-                    "(mesh.devices, actor.devices), or leave the engine less of it (actor.gpu_memory_utilization)"
+                    f"warning: learner and actor-{index} share device {', '.join(shared)}; assign separate "
+                    "devices (mesh.devices, actor.devices), or lower actor.gpu_memory_utilization"
                 )
         owners: dict[str, list[str]] = {}
         for index, place in enumerate(self.engines):
             for device in place.devices:
                 owners.setdefault(device, []).append(f"actor-{index}")
-        found += [f"warning: device {d} is of {' and '.join(names)}" for d, names in owners.items() if len(names) > 1]
+        found += [f"warning: {' and '.join(names)} share device {d}" for d, names in owners.items() if len(names) > 1]
         return found
 
 
@@ -115,7 +115,7 @@ def core_ids(cores: str) -> list[int]:
     try:
         return sorted({i for b in bounds for i in range(int(b[0]), int(b[-1]) + 1)})
     except ValueError:
-        raise ValueError(f"{cores!r} is no list of cores like 0-3 or 0,2") from None
+        raise ValueError(f"cores: expected a list such as 0-3 or 0,2, got {cores!r}") from None
 
 
 def _split(
@@ -134,9 +134,9 @@ def _split(
         is_all = len(found) == len(gpus) and config.learner.num_processes == 1
         return learner or (() if is_all else found), [()]
     raise ValueError(
-        f"actor.num_engines={num_engines}: engines of {least} devices (actor.tensor_parallel_size) need "
-        f"{num_engines * least} devices in addition to the learner's {len(found)}, this machine has {len(gpus)}; "
-        "use fewer engines, or assign shared devices with actor.devices and mesh.devices"
+        f"actor.num_engines={num_engines}: expected {num_engines * least} devices ({least} per engine, "
+        f"actor.tensor_parallel_size) in addition to the learner's {len(found)}, got {len(gpus)} on this machine; "
+        "use fewer engines, or share devices with actor.devices and mesh.devices"
     )
 
 
@@ -151,14 +151,14 @@ def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
     named = {d for group in config.actor.device_groups for d in group}
     if other := sorted(d for d in named if d.isdigit() != gpus[0].isdigit()):
         raise ValueError(
-            f"actor.devices names {', '.join(other)}, but this machine's devices are {', '.join(gpus)}, so the "
-            "learner's devices are unknown; set mesh.devices as well"
+            f"actor.devices: expected devices of this machine ({', '.join(gpus)}), got {', '.join(other)}, which "
+            "leaves the learner's devices unknown; set mesh.devices as well"
         )
     left = [d for d in gpus if d not in named]
     if len(left) < num_wanted:
         raise ValueError(
-            f"actor.devices={config.actor.devices!r} leaves the learner {len(left)} of this machine's {len(gpus)} "
-            f"devices, its mesh needs {num_wanted}; name fewer devices, or set mesh.devices"
+            f"actor.devices={config.actor.devices!r}: expected to leave {num_wanted} of this machine's {len(gpus)} "
+            f"devices for the learner's mesh, got {len(left)}; name fewer devices, or set mesh.devices"
         )
     return tuple(left[:num_wanted])
 

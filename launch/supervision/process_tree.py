@@ -28,13 +28,13 @@ def arguments(argv: Sequence[str], wanted: str, *, command: str) -> list[str]:
     """
     given = list(argv[1:])
     if len(given) != len(wanted.split()) or any(one.startswith("-") for one in given):
-        refuse(command, f"it takes {wanted}, got {' '.join(given) or 'nothing'}")
+        refuse(command, f"expected {wanted}, got {' '.join(given) or 'no arguments'}")
     return given
 
 
 def refuse(command: str, why: str) -> NoReturn:
     """Exits with 2 and one line on stderr."""
-    print(f"error: this process is started by {command}, not by hand: {why}", file=sys.stderr)
+    print(f"error: internal process: {why}; run {command} instead", file=sys.stderr)
     sys.exit(_USAGE_ERROR)
 
 

@@ -48,7 +48,7 @@ class RunOutcome(enum.Enum):
     DONE = "done"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
-    UNUSABLE = "unusable input"
+    UNUSABLE = "invalid input"
 
 
 def _signals() -> list[signal.Signals]:
@@ -159,11 +159,11 @@ class Supervisor:
         if len(self._abandoned) + 1 == len(self._actors):
             return False
         self._abandoned.append(child)
-        self._report_exit("; the run goes on without it")
+        self._report_exit("; the run continues without it")
         return True
 
     def _describe(self, child: Process) -> str:
-        return f"{child.describe()}, given up" if child in self._abandoned else child.describe()
+        return f"{child.describe()}, not restarted" if child in self._abandoned else child.describe()
 
     def _may_restart(self, child: Process) -> bool:
         """Restarts a dead child, unless it used up its restarts or would fail again for the same reason."""
@@ -174,19 +174,19 @@ class Supervisor:
             self._num_resizes[child] = self._num_resizes.get(child, 0) + 1
             count = f"({self._num_resizes[child]})"
             limits = self._limits_of(child)
-            self._event(f"{child.name} starts again with other engine limits {count}: {limits}", process=child.name)
+            self._event(f"restarting {child.name} with new engine limits {count}: {limits}", process=child.name)
             self._start(child)  # under the same name, because it exited gracefully
             return True
         if child.hung:
             self._exit = {"process": child.name, "how": f"hung ({child.hung}) and was killed"}
             self.last_error = f"{child.name} {self._exit['how']}"
         else:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             cause = child.last_error()
             self._exit = {"process": child.name, "how": how, "signal": max(0, -code), "cause": cause}
             self.last_error = f"{child.name} {how}: {cause}"
             if self._fails_alike(child, cause):
-                note = self._exit["note"] = " (twice alike in its start: it is not started again)"
+                note = self._exit["note"] = " (same startup failure twice; not restarted)"
                 self.last_error += note
                 return False
         if code == cli.USAGE_ERROR or (child is self._learner and code > 0 and code not in RESTARTABLE_CODES):
@@ -201,7 +201,7 @@ class Supervisor:
         if code == cli.BUSY:
             pause_s = min(FIRST_PAUSE_S * 2 ** (child.num_restarts_in_a_row - 1), MAX_PAUSE_S)
         later = f" in {pause_s:g} s" if pause_s else ""
-        self._report_exit(f"; starting it again{later} ({child.num_restarts})")
+        self._report_exit(f"; restarting{later} (restart {child.num_restarts})")
         self._restart_at_s[child] = time.monotonic() + pause_s
         self._waits_for_its_start(child)
         return True
@@ -280,13 +280,13 @@ class Supervisor:
             child.request_stop()
         limit_s = self._config.supervision.shutdown_grace_s
         if self._interrupted:
-            self._event(f"stopping in order, within {limit_s:g} s; another Ctrl-C ends all at once")
+            self._event(f"shutting down (timeout {limit_s:g} s); press Ctrl-C again to force quit")
         for child in self._children:  # the learner first
             deadline_s = time.monotonic() + (limit_s if child is self._learner else ENDING_S)
             try:
                 child.kill_after(lambda end_s=deadline_s: self._force_stop or time.monotonic() >= end_s)
             except TimeoutError as e:
-                self._event(f"left behind: {e}")
+                self._event(f"not killed: {e}")
         self._backend.close()
         self._timeline.instant("end")
         self._timeline.close()

@@ -68,7 +68,7 @@ def rows(place, script: str) -> list[dict]:
 @pytest.mark.parametrize("field", ["loss.name=sapo:soft_gate", "loss.advantage=ranks:by_rank", "verifier=recall:score"])
 def test_functions_are_taken_where_the_page_names_them(place, field):
     (note,) = preflight.check_functions(config_of(field), ("learner", "actor"))
-    assert note.startswith("functions of your own: ") and note.endswith(field)
+    assert note.startswith("custom functions: ") and note.endswith(field)
 
 
 def test_loss_is_the_papers(place):

@@ -199,7 +199,7 @@ def test_stopped_engine_ends_the_actor_whether_it_starts_or_updates_weights(run,
         assert actor.wait(timeout=60) == 1
         lines = (tmp_path / "stderr.txt").read_text().splitlines()
         (line,) = [x for x in lines if x.startswith("error: ")]
-        assert line.startswith(f"error: process {engine} below this one was stopped for 3 s and is killed; ")
+        assert line.startswith(f"error: killed child process {engine}: suspended for more than 3 s; ")
         assert not is_alive(engine)
 
     def stopped_child(actor: subprocess.Popen[str], title: bytes) -> int:
@@ -231,4 +231,4 @@ def test_actor_without_a_run_folder_says_so(tmp_path):
     actor = start(tmp_path / "nothing", "--wait_s=0.2")
     assert actor.wait(timeout=60) == 2
     (line,) = [x for x in (tmp_path / "stderr.txt").read_text().splitlines() if x.startswith("error: ")]
-    assert "is no run folder" in line
+    assert "expected a run folder" in line

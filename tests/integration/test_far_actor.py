@@ -227,9 +227,9 @@ def join(place: Place, *arguments: str, token: str = TOKEN) -> tuple[int, list[s
     ("card", "announced", "arguments", "said"),
     [
         ({"sluice": "9.9.9"}, {}, [], "error: run trial needs Sluice 9.9.9, this machine has"),
-        ({}, {"token": OTHER}, [], "error: the announced weights cannot be served here: "),
-        ({}, {"tokenizer_hash": "another"}, [], "error: the announced weights cannot be served here: "),
-        ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name belongs to the run"),
+        ({}, {"token": OTHER}, [], "error: this actor cannot serve the announced weights: "),
+        ({}, {"tokenizer_hash": "another"}, [], "error: this actor cannot serve the announced weights: "),
+        ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name: expected a field of --config.actor.*"),
         ({"config": None}, {}, [], "error: prompts.verifier=theirs:score of run trial is custom code"),
     ],
     ids=["version", "token", "tokenizer", "override", "module"],
@@ -258,7 +258,7 @@ def test_actor_that_is_started_for_a_finished_run_says_so_and_ends_in_order(plac
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "error: give either --run_dir=FOLDER for a run on this machine, or --store=URL --run=NAME"),
+        ([], 2, "error: set either --run_dir=FOLDER for a run on this machine, or --store=URL --run=NAME"),
         (["--store={url}"], 2, "error: --store requires --run=NAME"),
         (["--store={url}", "--run=trial", "--config=x"], 2, "error: --config: an actor reads its config from the run"),
         (["--store={url}", "--run=trial"], 4, "error: timed out waiting for the run descriptor of run trial"),

@@ -173,7 +173,7 @@ def test_learner_without_room_for_checkpoints_goes_on_saves_later_ends_in_the_en
     assert job.process.wait(120) == 1
     (line,) = [line for line in run.log.splitlines() if line.startswith("error: ")]
     assert "cannot save the checkpoint of step 10:" in line and "the last 3 failed" in line
-    assert "start again to go on from the last checkpoint" in line
+    assert "start again to resume from the last checkpoint" in line
     assert run.hashed() == [6, 7] and run.acknowledged() == 14
     filler.unlink()
     job = run.start()

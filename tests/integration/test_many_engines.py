@@ -73,7 +73,7 @@ def test_two_engines_serve_one_run_and_one_that_is_killed_is_started_again_alone
         job.end()
     of_0, of_1 = (set().union(*bound[name].values()) for name in ("actor-0", "actor-1"))
     assert of_0 and of_1 and not of_0 & of_1, bound  # else they hold each other up
-    assert output.count("starting it again") == 1 and "actor-1 was killed by signal 9" in output
+    assert output.count("; restarting") == 1 and "actor-1 was killed by signal 9" in output
     jobs.check_every_group_trained_once(job, num_updates=160, per_update=2)
     made = makers(job)
     assert made["actor-0"] > 0 and made["actor-1"] > 0
@@ -138,7 +138,7 @@ def test_engine_of_two_processes_serves_a_run_and_is_started_again_when_one_of_t
     finally:
         job.end()
     assert len(workers) == 2
-    assert output.count("starting it again") == 1 and "actor-0 ended with code 1" in output
+    assert output.count("; restarting") == 1 and "actor-0 exited with code 1" in output
     jobs.check_every_group_trained_once(job, num_updates=80, per_update=2)
     probes = job.rows("probe")
     assert probes and max(p["parity/max_abs_dlogprob"] for p in probes) <= 1e-4

@@ -51,10 +51,10 @@ def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are
         output = job.finish()
     finally:
         job.end()
-    assert output.count("actor-0 starts again with other engine limits") == 3
+    assert output.count("actor-0 with new engine limits") == 3
     assert "was killed" not in output and "ended with" not in output
     assert not limits.exists() and limits.with_suffix(".refused.json").is_file()
-    assert "the engine did not start with the limits of" in (job.folder / "logs" / "actor-0.log").read_text()
+    assert "engine start failed with the limits of" in (job.folder / "logs" / "actor-0.log").read_text()
     assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 4, 10**9, 32]
     assert len(job.events("shutdown")) == 2
     jobs.check_every_group_trained_once(job, num_updates=128, per_update=2)

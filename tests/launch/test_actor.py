@@ -65,7 +65,11 @@ def test_actor_whose_judge_was_given_up_ends():
     ("raised", "code", "said"),
     [
         (OSError(errno.EIO, "Input/output error", "model/config.json"), 4, "model/config.json: Input/output error; "),
-        (OSError(errno.ENOSPC, "No space left on device", "events"), 4, "events: No space left on device; make room"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "events"),
+            4,
+            "events: No space left on device; fix the cause",
+        ),
         (OSError(errno.ETIMEDOUT, "Connection timed out", "run_id"), 4, "run_id: Connection timed out"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "model"), 2, "model: No such file or directory"),
         (ValueError("another version"), 2, "another version"),

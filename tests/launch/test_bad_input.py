@@ -60,18 +60,18 @@ CASES = {
         [TINY, "--config.run.dir={place}/file"],
         "{place}/file: expected a folder, got a file. Choose another",
     ),
-    "run folder nobody can make": ([TINY, "--config.run.dir=/proc/sluice/run"], "nothing can be written in /proc: "),
+    "run folder nobody can make": ([TINY, "--config.run.dir=/proc/sluice/run"], "/proc is not writable: "),
     "run folder with too long a name": ([TINY, f"--config.run.dir={{place}}/{'x' * 300}"], ": File name too long"),
     "run folder with no text": ([TINY, "--config.run.dir={place}/binary"], "config.json: expected JSON"),
     "run folder of others": (
         [TINY, "--config.run.dir={place}/model"],
         "expected JSON|holds a run of another|expected a run folder",
     ),
-    "run folder is a file, continued": (["--run_dir={place}/file"], "is no run folder"),
-    "run folder with a list": (["--run_dir={place}/list"], "config.json: wanted a JSON object, got list"),
+    "run folder is a file, continued": (["--run_dir={place}/file"], "expected a run folder"),
+    "run folder with a list": (["--run_dir={place}/list"], "config.json: expected a JSON object, got list"),
     "run folder whose model is gone": (["--run_dir={place}/orphaned"], "model.path: no model folder '{place}/gone'"),
     "snapshots below a file": ([TINY, "--config.publish.snapshot_dir={place}/file/s"], "{place}/file is not a folder"),
-    "snapshots nobody can make": ([TINY, "--config.publish.snapshot_dir=/proc/s"], "nothing can be written in /proc"),
+    "snapshots nobody can make": ([TINY, "--config.publish.snapshot_dir=/proc/s"], "/proc is not writable"),
     "prompts are a folder": (
         [TINY, "--config.prompts.path={place}", "--config.prompts.verifier=exact"],
         "no prompts file",
@@ -150,7 +150,7 @@ def test_disk_that_takes_no_byte_is_refused_before_anything_is_made(place):
         *usable(place, place / "new" / "run"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
     )
-    check_refused(done, f"nothing can be written in {place}: File too large; choose another --config.run.dir")
+    check_refused(done, f"{place} is not writable: File too large; set another --config.run.dir")
     assert not (place / "new").exists()
 
 
@@ -185,13 +185,13 @@ def test_full_disk_and_full_shared_memory_are_refused(place, tmp_path, small_dis
             file.write(bytes(4096))
     fields = {"run.dir": tmp_path / "run", "publish.snapshot_dir": tmp_path} | {field: small_disk / "new"}
     done = local(*usable(place, fields["run.dir"], f"--config.publish.snapshot_dir={fields['publish.snapshot_dir']}"))
-    check_refused(done, f"nothing can be written in {small_disk}: No space left on device; choose another")
+    check_refused(done, f"{small_disk} is not writable: No space left on device; set another")
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("field", "said"),
-    [("run.dir", "for the run's checkpoints, 3 more at once"), ("publish.snapshot_dir", "snapshots need about")],
+    [("run.dir", "for 3 more checkpoints"), ("publish.snapshot_dir", "free for snapshots")],
 )
 def test_disk_and_shared_memory_too_small_for_the_model_are_refused(place, tmp_path, small_disk, field, said):
     model = make_model_folder(tmp_path / "model")

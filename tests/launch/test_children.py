@@ -44,7 +44,7 @@ def test_verifier_worker_is_ours():
 @pytest.mark.heavy
 def test_objective_check_is_ours_and_finds_the_users_own():
     config = Config(preset="t", loss=LossConfig(advantage="mine:advantage"))
-    assert preflight.check_functions(config, ("learner",)) == ["functions of your own: loss.advantage=mine:advantage"]
+    assert preflight.check_functions(config, ("learner",)) == ["custom functions: loss.advantage=mine:advantage"]
 
 
 @pytest.mark.heavy
@@ -69,7 +69,7 @@ def test_piped_process_is_ours(tmp_path):
 def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(overrides, "to_json", lambda config: "no config")  # it reads this after its imports
-    with pytest.raises(ValueError, match="could not be made"):
+    with pytest.raises(ValueError, match="training the tiny model failed"):
         tiny_model.cached_tiny_model(Config(preset="t"))
     said = capfd.readouterr().err
     assert "JSONDecodeError" in said and "in the way" not in said

@@ -75,16 +75,16 @@ def test_prepare_run_dir_alone_looks_for_room_too(prepare, tmp_path, model, monk
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, num_free[path]))
     prepare(None, run_dir=run_dir)
     num_free[snapshots] = 1000
-    with pytest.raises(ValueError, match="set publish.snapshot_dir to a folder with room"):
+    with pytest.raises(ValueError, match="set publish.snapshot_dir to a larger filesystem"):
         prepare(None, run_dir=run_dir)
     num_free |= {snapshots: 10**9, tmp_path / "run": 1000}
-    with pytest.raises(ValueError, match="for the run's checkpoints"):
+    with pytest.raises(ValueError, match="more checkpoints"):
         prepare(None, run_dir=run_dir)
 
 
 def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_path, model):
     (model / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="has no weights"):
+    with pytest.raises(ValueError, match="missing weights"):
         prepare(run_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -92,7 +92,7 @@ def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (dict(config=None), "give --config=NAME"),
+        (dict(config=None), "--config: not set"),
         (dict(config="configs/none.py"), "no preset, recipe or file 'configs/none.py'"),
         (dict(config=None, run_dir="somewhere", run__seed="1"), "overrides need --config"),
         (dict(run__sead="1"), "did you mean 'run.seed'"),
@@ -124,7 +124,7 @@ def test_parse_repeated_field_takes_the_last_value_and_says_so(monkeypatch, caps
     monkeypatch.setattr(cli, "_overrides", {})
     cli.parse(["launch.local", "--config.run.seed=1", "--config.run.seed=2"])
     assert cli.given_overrides() == {"run.seed": "2"}
-    assert capsys.readouterr().err == "--config.run.seed is given several times; using '2'\n"
+    assert capsys.readouterr().err == "--config.run.seed is set several times; using '2'\n"
 
 
 def test_print_config_prints_the_given_config_and_starts_nothing(prepare, tmp_path, capsys):
@@ -154,7 +154,7 @@ def test_open_prepared_moved_folder_is_the_run_where_it_is_now(prepare, tmp_path
 def test_open_prepared_folder_that_was_not_set_up_is_refused(prepare, tmp_path, gone):
     prepare(run_dir=str(tmp_path / "run"))
     (tmp_path / "run" / gone).unlink()
-    with pytest.raises(ValueError, match=f"is no run folder .it has no {gone}"):
+    with pytest.raises(ValueError, match=f"expected a run folder, but {gone} is missing"):
         prepare_run.open_prepared(str(tmp_path / "run"))
 
 
@@ -186,10 +186,10 @@ def test_usage_errors_what_another_process_holds_is_one_line_and_a_code_of_its_o
     ("raised", "code", "said"),
     [
         (OSError(errno.EIO, "Input/output error", "run/checkpoints/7"), 4, "run/checkpoints/7: Input/output error; "),
-        (OSError(errno.ESTALE, "Stale file handle", "run/run_id"), 4, "run/run_id: Stale file handle; make room, or"),
-        (OSError(errno.ENOSPC, "No space left on device", "loss.json"), 4, "loss.json: No space left on device; make"),
-        (OSError(errno.ECONNREFUSED, "Connection refused"), 4, "Connection refused; make room, or mend what it names"),
-        (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; make room, or mend what it names"),
+        (OSError(errno.ESTALE, "Stale file handle", "run/run_id"), 4, "run/run_id: Stale file handle; fix the cause"),
+        (OSError(errno.ENOSPC, "No space left on device", "loss.json"), 4, "loss.json: No space left on device; fix"),
+        (OSError(errno.ECONNREFUSED, "Connection refused"), 4, "Connection refused; fix the cause"),
+        (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; fix the cause"),
         (OSError(errno.ETIMEDOUT, "Connection timed out", "nfs/model"), 4, "nfs/model: Connection timed out"),
         (OSError(errno.ENOENT, "No such file or directory", "model"), 2, "model: No such file or directory"),
         (ValueError("no such prompts"), 2, "no such prompts"),

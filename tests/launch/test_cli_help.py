@@ -215,4 +215,4 @@ def test_process_that_a_command_starts_refuses_in_one_line_to_be_started_by_hand
     done = subprocess.run(call, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: this process is started by ")
+    assert line.startswith("error: internal process: ")

@@ -59,10 +59,14 @@ FULL = OSError(28, "No space left on device", "metrics.jsonl")
     [
         (dict(train=SnapshotError("/dev/shm needs 9 bytes more for snapshots")), 1, "/dev/shm needs 9 bytes more"),
         (dict(open_run=SnapshotError("another live process publishes")), 1, "another live process publishes"),
-        (dict(train=CheckpointError("saving failed:\n disk full")), 1, "saving failed:; disk full; make room"),
-        (dict(train=Stopped(), close=CheckpointError("saving failed")), 1, "saving failed; make room"),
-        (dict(train=sqlite3.OperationalError("database or disk is full")), 1, "database or disk is full; make room"),
-        (dict(train=FULL), 1, "metrics.jsonl: No space left on device; make room"),
+        (dict(train=CheckpointError("saving failed:\n disk full")), 1, "saving failed:; disk full; fix the cause"),
+        (dict(train=Stopped(), close=CheckpointError("saving failed")), 1, "saving failed; fix the cause"),
+        (
+            dict(train=sqlite3.OperationalError("database or disk is full")),
+            1,
+            "database or disk is full; fix the cause",
+        ),
+        (dict(train=FULL), 1, "metrics.jsonl: No space left on device; fix the cause"),
         (dict(train=NotFiniteError("5 in a row")), 1, "5 in a row; the run's folder and its last checkpoint are kept"),
         (dict(train=StoreBusyError("store stayed locked")), 4, "store stayed locked; start again"),
         (dict(train=SnapshotBusyError("waiting for readers of")), 4, "waiting for readers of; start again"),
@@ -78,9 +82,9 @@ def test_learner_that_can_not_go_on_says_so_in_one_line(end, capsys, raised, cod
 
 STALE = OSError(errno.ESTALE, "Stale file handle", "checkpoints/7")
 STARTS = [
-    (STALE, 4, "checkpoints/7: Stale file handle; make room, or mend what it names, and start again"),
-    (FULL, 4, "metrics.jsonl: No space left on device; make room, or mend what it names, and start again"),
-    (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; make room"),
+    (STALE, 4, "checkpoints/7: Stale file handle; fix the cause"),
+    (FULL, 4, "metrics.jsonl: No space left on device; fix the cause"),
+    (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; fix the cause"),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "model"), 2, "model: No such file or directory"),
     (ValueError("mesh wants 4 devices"), 2, "mesh wants 4 devices"),
 ]
@@ -120,7 +124,7 @@ def test_learner_whose_run_folder_fails_before_it_has_joined_is_started_again(mo
     with pytest.raises(SystemExit) as e:
         learner.main()
     assert e.value.code == cli.BUSY
-    assert "Stale file handle; make room" in capsys.readouterr().err
+    assert "Stale file handle; fix the cause" in capsys.readouterr().err
 
 
 def test_learner_done_stopped_and_with_a_bug(end):
@@ -181,4 +185,4 @@ def test_run_that_can_not_be_set_up_ends_all_processes_with_the_leaders_code(joi
     did, error = join(1, refused)
     assert did == ["connected", "disconnected"]
     assert isinstance(error, SystemExit) and error.code == code
-    assert capsys.readouterr().err == "error: the learner's process 0 could not set the run up; it says why\n"
+    assert capsys.readouterr().err == "error: learner process 0 could not set up the run; see its log\n"

@@ -175,18 +175,18 @@ def test_sparkline_long_history_is_averaged_down_to_the_width():
 
 
 def test_told_few_processes_are_told_one_by_one():
-    status = {"learner": "pid 1", "actor-0": "pid 2, starting", "actor-1": "ended (1), given up"}
-    assert told(status) == ["learner: pid 1", "actor-0: pid 2, starting", "actor-1: ended (1), given up"]
+    status = {"learner": "pid 1", "actor-0": "pid 2, starting", "actor-1": "exited (1), not restarted"}
+    assert told(status) == ["learner: pid 1", "actor-0: pid 2, starting", "actor-1: exited (1), not restarted"]
 
 
 def test_told_of_many_actors_those_that_do_the_same_are_told_together():
     status = {"learner": "pid 1"} | {f"actor-{i}": f"pid {10 + i}, waiting" for i in range(14)}
-    status |= {"actor-14": "pid 30, starting", "actor-15": "ended (1), given up", "actor-16": "pid 31"}
+    status |= {"actor-14": "pid 30, starting", "actor-15": "exited (1), not restarted", "actor-16": "pid 31"}
     assert told(status) == [
         "learner: pid 1",
         "14 actors: waiting",
         "actor-14: starting",
-        "actor-15: ended (1), given up",
+        "actor-15: exited (1), not restarted",
         "actor-16: running",
     ]
 

@@ -38,7 +38,7 @@ def test_limit_without_a_bound_is_raised_to_a_bound(monkeypatch, soft, hard, rai
 def test_limit_that_no_engine_starts_with_is_refused(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
     with pytest.raises(
-        ValueError, match=rf"64 files open \(ulimit -n\), .* at least {MIN_OPEN_FILES}: raise the hard limit"
+        ValueError, match=rf"ulimit -n\) is 64, expected at least {MIN_OPEN_FILES}; raise the hard limit"
     ):
         check_open_files()
 

@@ -68,7 +68,7 @@ def test_nothing_new_is_said_at_growing_distances_and_never_the_same(run):
     run.look(600, learner="pid 1, waiting", actor_0="pid 2, engine: building the model")
     still = [(round(at_s), line) for (at_s, _), line in zip(run.lines, run.said, strict=True) if "still" in line]
     assert [at_s for at_s, _ in still] == [60, 180, 420]
-    assert "nothing new for 60 s: learner: pid 1, waiting; actor-0: pid 2, engine: building" in still[0][1]
+    assert "no progress for 60 s: learner: pid 1, waiting; actor-0: pid 2, engine: building" in still[0][1]
     assert len(set(run.said)) == len(run.said) == 5
 
 

@@ -148,9 +148,9 @@ def test_summarize_has_the_last_evaluation_of_each_set_with_its_errors(prepared,
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
-        ((1, 2), "it begins after step 2, and trains steps 3 to 4 again"),
-        ((4,), "it begins after step 4\n"),
-        ((), "it begins after step 0, and trains steps 1 to 4 again"),
+        ((1, 2), "it continues after step 2 and repeats steps 3 to 4"),
+        ((4,), "it continues after step 4\n"),
+        ((), "it continues after step 0 and repeats steps 1 to 4"),
     ],
 )
 def test_summary_of_a_run_that_was_stopped_says_what_is_kept(prepared, capsys, saved, said):
@@ -168,4 +168,4 @@ def test_summary_of_a_run_that_was_stopped_says_what_is_kept(prepared, capsys, s
 def test_summary_of_a_run_that_is_done_says_nothing_of_going_on(prepared, capsys):
     write(prepared, ROWS)
     finalize.finish(prepared, RunOutcome.DONE)
-    assert "to continue" not in capsys.readouterr().out
+    assert "to resume" not in capsys.readouterr().out

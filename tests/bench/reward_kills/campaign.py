@@ -36,7 +36,7 @@ _FAILURES = {
     JUDGE: re.compile(r"verifier failed verifier=judge kind=(\w+)"),
     EPISODE: re.compile(r"episode failed .*?(crashed|no answer to \w+|zygote|$)", re.M),
     "zygote": re.compile(r"environment zygote (exited)"),
-    "stopped": re.compile(r"process \d+ below this one (was stopped)"),
+    "stopped": re.compile(r"child process \d+: (suspended)"),
 }
 """What the actor's log says of each attempt that failed."""
 
@@ -185,7 +185,7 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
         failures=failures(log),
         dropped=dropped([e["args"]["reason"] for e in job.events("dropped") if "reason" in e["args"]]),
         ticket_states=collections.Counter(tickets.values()),
-        actor_starts=(folder / "output.log").read_text(errors="replace").count("starting it again") + 1,
+        actor_starts=(folder / "output.log").read_text(errors="replace").count("; restarting") + 1,
         orphans=orphans,
         exit_code=exit_code,
         ran_s=time.monotonic() - began_s,

@@ -66,11 +66,11 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
         output = job.finish()
     finally:
         job.end()
-    assert "code is judged in sandboxes: Python" in output
-    assert "own answers: 1 of 3 rows do not pass, all 120 are judged" in output
+    assert "code rewards run in sandboxes: Python" in output
+    assert "reference answers: 1 of 3 rows fail; checking all 120 rows" in output
     gold_failures = [json.loads(line) for line in (job.folder / "quarantine.jsonl").read_text().splitlines()]
     assert [bad["row"] for bad in gold_failures] == list(BAD_ROWS)
-    assert all(bad["reason"] == "its own answer is no right one: verifier code says wrong" for bad in gold_failures)
+    assert all(bad["reason"] == "reference answer fails: verifier code returns wrong" for bad in gold_failures)
     jobs.check_every_group_trained_once(job, num_updates=4, per_update=4)
     steps = job.rows("step")
     assert 0 < sum(r["reward/mean"] for r in steps) / len(steps) < 1

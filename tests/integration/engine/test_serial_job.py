@@ -68,7 +68,7 @@ def test_serial_run_trains_only_once_the_round_is_complete(serial: tuple[jobs.Jo
 def test_run_with_ones_own_loss_advantage_and_verifier_trains_by_each_of_them(serial: tuple[jobs.Job, str]):
     job, output = serial
     names = "loss.name=objective:loss, loss.advantage=objective:advantage, prompts.verifier=judge:score"
-    assert f"functions of your own: {names}" in output
+    assert f"custom functions: {names}" in output
     rows = job.rows("step")
     # The verifier's rewards, not 0 or 1; the advantage 3 of every response, whose mean would be 0 otherwise; and the
     # loss, whose value is max_weight times that.

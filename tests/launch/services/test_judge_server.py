@@ -118,7 +118,7 @@ def test_judge_runs_on_cores_of_its_own(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("what", "said"), [("fail", r"did not start \(code 1\): no memory left"), ("dumb", "did not start within 2 s")]
+    ("what", "said"), [("fail", r"start failed \(code 1\): no memory left"), ("dumb", "start timed out after 2 s")]
 )
 def test_judge_that_does_not_start_is_refused_and_leaves_nothing(tmp_path, what, said):
     with pytest.raises(ValueError, match=said):

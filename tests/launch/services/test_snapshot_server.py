@@ -82,7 +82,7 @@ def test_server_process_that_must_not_start_says_why_in_one_line(
     tmp_path, environment, monkeypatch, listen, scheme, without, complaint
 ):
     monkeypatch.delenv(without, raising=False)
-    with pytest.raises(ValueError, match=f"the snapshot server did not start: error: .*{complaint}") as caught:
+    with pytest.raises(ValueError, match=f"snapshot server start failed: error: .*{complaint}") as caught:
         start(tmp_path, listen=listen, scheme=scheme)
     assert "\n" not in str(caught.value)
 

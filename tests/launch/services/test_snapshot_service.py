@@ -130,5 +130,5 @@ def test_each_of_several_processes_has_its_own_address_and_log(run):
 def test_one_url_for_several_processes_refused(run):
     config, folder, _ = run
     one = dataclasses.replace(config.publish, advertise="https://learner.example:8443")
-    with pytest.raises(ValueError, match=r"publish.advertise needs \{process_id\} or \{host\}"):
+    with pytest.raises(ValueError, match=r"publish.advertise: expected \{process_id\} or \{host\}"):
         SnapshotService(dataclasses.replace(config, publish=one), folder, host=0, num_hosts=2)

@@ -49,6 +49,6 @@ def test_tracker_that_fails_at_its_end_is_one_line_and_no_rows_are_called_sent(r
     said = capsys.readouterr()
     assert said.out == "" and said.err == (
         "error: wandb failed to close: TimeoutError: no answer; 1 rows of this start may be missing; "
-        "they are not sent again\n"
+        "the rows are not sent again\n"
     )
     assert SentSteps.read(run / "trackers" / "wandb.json").num_unsure == 1

@@ -33,4 +33,4 @@ def test_deadline_comes_before_the_supervisors_whatever_came_before_it(tmp_path:
         assert pulse.read().activity is Activity.STARTING
         assert hung_after(START_S) is None
     assert hung_after(20) is None  # what is left to do before it serves
-    assert hung_after(START_S + 30) == f"no progress in its start for {START_S + 30:g} s"
+    assert hung_after(START_S + 30) == f"no progress during startup for {START_S + 30:g} s"

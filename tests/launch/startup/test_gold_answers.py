@@ -69,7 +69,7 @@ def test_sample_that_passes_is_all_that_is_judged_and_one_that_does_not_has_all_
     found = checked(math_rows(tmp_path, liars=[2, 6], check_gold_answers=3), show=said.append)
     assert sorted(found.gold_failures[""]) == [2, 6]
     assert sorted(judged) == [1, *range(1, 7), 6, *range(7, 13), 12]
-    assert said == ["own answers: 1 of 3 rows do not pass, all 12 are judged"]
+    assert said == ["reference answers: 1 of 3 rows fail; checking all 12 rows"]
 
 
 @pytest.mark.heavy
@@ -100,7 +100,7 @@ def test_rows_on_which_workers_break_are_kept_with_a_line_and_asked_again_by_the
         patched.setattr(VerifierPool, "_ask", broken)
         patched.setattr("actor.rewards.verifier_pool.FIRST_PAUSE_S", 0.0)
         assert checked(math_rows(tmp_path), show=said.append).gold_failures == {}
-    assert [line for line in said if "could not be judged" in line] == said[-1:] and "12 rows" in said[-1]
+    assert [line for line in said if "rows not checked" in line] == said[-1:] and "12 rows" in said[-1]
     assert sorted(checked(math_rows(tmp_path)).gold_failures[""]) == LIARS
 
 
@@ -126,9 +126,7 @@ def test_no_answers_are_judged_where_none_are_to_be(tmp_path):
 
 @pytest.mark.heavy
 def test_file_no_row_of_which_passes_is_refused_in_one_line(tmp_path):
-    with pytest.raises(
-        ValueError, match="no row's own answer passes its verifiers; row 1: .*rewards.check_gold_answers=0"
-    ):
+    with pytest.raises(ValueError, match="no row passes its verifiers; row 1: .*rewards.check_gold_answers=0"):
         checked(math_rows(tmp_path, liars=list(range(1, 13))))
 
 
@@ -158,11 +156,11 @@ def test_solutions_are_run_and_wrong_and_endless_ones_set_aside(tmp_path, isolat
 def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_told_of_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap
     config = with_rewards(config_of(path=jsonl(tmp_path, [code_row(1)]), verifier="code"), tmp_path)
-    with pytest.raises(ValueError, match="rows are judged by code: .*bubblewrap is not installed"):
+    with pytest.raises(ValueError, match="verifier code.*bubblewrap is not installed"):
         checked(config)
     found = checked(config, roles=("learner",))
     assert found.gold_failures == {} and len(found.notes) == 2
-    assert found.notes[0].startswith("note: rows' own answers are not judged by code on this machine: ")
+    assert found.notes[0].startswith("note: reference answers are not checked by verifier code on this machine: ")
 
 
 @pytest.mark.heavy

@@ -49,7 +49,7 @@ def test_remote_store_whose_weights_nobody_elsewhere_can_fetch_is_warned_of():
         (dict(serve="http", listen="10.0.0.5:8080"), (), "would expose weights and token to the network"),
         (dict(serve="http", listen="0.0.0.0:8080"), (), "listens on every address"),
         (dict(serve="https", listen="0.0.0.0:8443"), (), "publish.advertise=https://learner.example:8443"),
-        (dict(serve="https"), ("SLUICE_TOKEN_FILE",), "needs a token: set SLUICE_TOKEN_FILE"),
+        (dict(serve="https"), ("SLUICE_TOKEN_FILE",), "requires a token; set SLUICE_TOKEN_FILE"),
         (dict(serve="https"), ("SLUICE_TLS_CERT", "SLUICE_TLS_KEY"), "set SLUICE_TLS_CERT and SLUICE_TLS_KEY"),
         (dict(serve="https", advertise="http://learner:1"), (), "must be a https:// URL"),
         (dict(serve="https", advertise="learner:8443"), (), "must be a https:// URL"),

@@ -88,7 +88,7 @@ def test_check_engines_warns_of_a_device_that_learner_and_engine_have():
     engine = sections.ActorConfig(devices="0", gpu_memory_utilization=0.2)
     config = config_of(actor=engine, mesh=sections.MeshConfig(devices="0"))
     (note,) = preflight.check_engines(config, ("learner", "actor"), Machine(gpus=("0", "1"), cores=(0,)))
-    assert note.startswith("warning: learner and actor-0 both have device 0; give each its own")
+    assert note.startswith("warning: learner and actor-0 share device 0; assign separate")
 
 
 def test_check_missing_folder(tmp_path):
@@ -101,11 +101,11 @@ def test_check_missing_folder(tmp_path):
         (lambda f: (f / "config.json").unlink(), "no model config at"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda f: edit(f / "config.json", model_type="opt"), "model_type: got 'opt'"),
-        (lambda f: (f / "model.safetensors").unlink(), "has no weights: no model.safetensors"),
+        (lambda f: (f / "model.safetensors").unlink(), "missing weights: model.safetensors"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda f: edit(f / "config.json", vocab_size=64), "does not match its model: it has token id 97"),
-        (lambda f: edit(f / "config.json", max_position_embeddings=32), "max_tokens (64) is more than the model's"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "is not an index of safetensors files"),
+        (lambda f: edit(f / "config.json", max_position_embeddings=32), "model.max_tokens: expected at most"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "expected an index of safetensors files"),
     ],
 )
 def test_check_unusable_model_folder_is_refused_in_one_line(folder, harm, said):
@@ -117,7 +117,7 @@ def test_check_index_names_the_files_that_are_missing(folder):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").write_bytes(b"")
-    assert refusal(folder).endswith("has no weights: model-2.safetensors of its index")
+    assert refusal(folder).endswith("missing weights: model-2.safetensors, named in model.safetensors.index.json")
     (folder / "model-2.safetensors").write_bytes(b"")
     preflight.check(config_of(), folder)
 
@@ -186,7 +186,7 @@ def test_check_file_of_which_too_much_is_set_aside_is_refused_and_a_share_may_be
     said = refusal(folder, config_of(prompts=sections.PromptsConfig(**fields)))
     assert "12 of 60 rows would be quarantined" in said and "raise model.max_tokens" in said
     notes = preflight.check(config_of(prompts=sections.PromptsConfig(**fields, max_bad_share=0.2)), folder)
-    assert any("12 rows set aside" in note for note in notes)
+    assert any("12 invalid rows excluded" in note for note in notes)
 
 
 def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatch):
@@ -202,7 +202,7 @@ def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatc
     free = 3000
     preflight.check(config, folder)
     free = 2999
-    assert "set publish.snapshot_dir to a folder with room" in refusal(folder, config)
+    assert "set publish.snapshot_dir to a larger filesystem" in refusal(folder, config)
     assert set(asked) == {tmp_path}
 
 
@@ -236,7 +236,7 @@ def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tm
     config = config_of(run=sections.RunConfig(dir=str(run), num_updates=100))
     preflight.check_disk_space(config, folder)
     free -= 1
-    with pytest.raises(ValueError, match="3 more at once need about .*choose another --config.run.dir"):
+    with pytest.raises(ValueError, match="for 3 more checkpoints.*--config.run.dir"):
         preflight.check_disk_space(config, folder)
     # One save, at the end.
     preflight.check_disk_space(config_of(run=sections.RunConfig(dir=str(run), num_updates=12)), folder)
@@ -269,7 +269,7 @@ def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
     preflight.check_disk_space(config, folder)
     if num_to_come:
         free -= 1
-        with pytest.raises(OSError, match=f"{num_to_come} more at once need about .*make room"):
+        with pytest.raises(OSError, match=f"for {num_to_come} more checkpoints"):
             preflight.check_disk_space(config, folder)
 
 
@@ -308,7 +308,7 @@ def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, monkeypatc
     )
     preflight.check_disk_space(config, folder)
     free = kept * 99 // 100
-    with pytest.raises(ValueError, match="choose another --config.run.dir"):
+    with pytest.raises(ValueError, match="set another --config.run.dir"):
         preflight.check_disk_space(config, folder)
 
 
@@ -329,7 +329,7 @@ def test_check_functions_of_ones_own_are_tried_and_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = own(tmp_path, name="mine:loss", verifier="judge:score")
     assert preflight.check_functions(config, ("learner", "actor")) == [
-        "functions of your own: loss.name=mine:loss, prompts.verifier=judge:score"
+        "custom functions: loss.name=mine:loss, prompts.verifier=judge:score"
     ]
     assert "mine" not in sys.modules and "judge" not in sys.modules
 

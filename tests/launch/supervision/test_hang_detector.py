@@ -55,7 +55,7 @@ def test_vigil_process_that_has_not_beaten_yet_has_a_bound_of_its_own():
 
 @pytest.mark.parametrize(
     ("doing", "bound_s", "said"),
-    [(Activity.WORKING, 600.0, "in its work"), (Activity.STARTING, 1800.0, "in its start")],
+    [(Activity.WORKING, 600.0, "no progress for"), (Activity.STARTING, 1800.0, "no progress during startup for")],
 )
 def test_vigil_process_that_beats_and_gets_nothing_done_is_found_later_while_it_starts(doing, bound_s, said):
     one = Watched(doing=doing)

@@ -94,9 +94,9 @@ def pids(prepared: PreparedRun, role: str) -> list[int]:
 @pytest.mark.heavy
 def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared):
     run = prepared(learner=["until said"], actor=["stop", "serve"])
-    ending, said, _ = watch(run, what="starting it again (1)")
+    ending, said, _ = watch(run, what="restarting (restart 1)")
     assert ending is RunOutcome.DONE
-    assert "actor-0 hung (no heartbeat for 4 s) and was killed; starting it again (1)" in said
+    assert "actor-0 hung (no heartbeat for 4 s) and was killed; restarting (restart 1)" in said
     assert "hung (no heartbeat for 4 s)" in (run.folder / "logs" / "actor-0.log").read_text()
     assert len(pids(run, "learner")) == 1
     assert not is_alive(pids(run, "actor-0")[0])
@@ -107,12 +107,12 @@ def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared)
 @pytest.mark.heavy
 def test_event_log_has_what_was_started_and_what_was_said(prepared):
     run = prepared(learner=["until said"], actor=["stop", "serve"])
-    watch(run, what="starting it again (1)")
+    watch(run, what="restarting (restart 1)")
     events = [e for e in timeline.read(RunFolder(run.folder).events) if e["ph"] == "i"]
     told = [e for e in events if e["name"] in ("start", "exit")]
     names = [("start", "learner"), ("start", "actor-0"), ("exit", "actor-0"), ("start", "actor-0-r1")]
     assert [(e["name"], e["args"]["process"]) for e in told][:4] == names
-    how = {"how": "hung (no heartbeat for 4 s) and was killed", "then": "; starting it again (1)"}
+    how = {"how": "hung (no heartbeat for 4 s) and was killed", "then": "; restarting (restart 1)"}
     assert told[2]["args"] == {"process": "actor-0"} | how
     assert events[-1]["name"] == "end"
 
@@ -123,7 +123,7 @@ def test_actor_that_wants_other_limits_is_said_each_time_with_them(prepared):
     ending, said, _ = watch(run, what="engine limits (3)")
     assert ending is RunOutcome.DONE
     lines = [
-        f"actor-0 starts again with other engine limits ({i}): max_num_seqs={num}, tensor_parallel_size=1"
+        f"restarting actor-0 with new engine limits ({i}): max_num_seqs={num}, tensor_parallel_size=1"
         for i, num in ((1, 4), (2, 7), (3, ActorConfig().max_num_seqs))
     ]
     assert [line for line in said.splitlines() if "limits" in line] == lines
@@ -134,9 +134,9 @@ def test_actor_that_wants_other_limits_is_said_each_time_with_them(prepared):
 @pytest.mark.heavy
 def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(prepared):
     run = prepared(learner=["until said"], actor=["serve"], others=[["stop", "serve"], ["serve"]])
-    ending, said, one = watch(run, what="starting it again (1)")
+    ending, said, one = watch(run, what="restarting (restart 1)")
     assert ending is RunOutcome.DONE
-    assert "actor-1 hung (no heartbeat for 4 s) and was killed; starting it again (1)" in said
+    assert "actor-1 hung (no heartbeat for 4 s) and was killed; restarting (restart 1)" in said
     assert [len(pids(run, f"actor-{i}")) for i in (0, 2)] == [1, 1]
     assert {a.name for a in one._actors} == {"actor-0", "actor-1-r1", "actor-2"}
 
@@ -144,26 +144,26 @@ def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(p
 @pytest.mark.heavy
 def test_actor_that_can_not_be_started_is_given_up_while_another_is_left(prepared):
     run = prepared(learner=["until said"], actor=["fail"], others=[["serve"]])
-    ending, said, one = watch(run, what="the run goes on without it")
+    ending, said, one = watch(run, what="the run continues without it")
     assert ending is RunOutcome.DONE
-    assert "actor-0-r2 ended with code 1: it can't (after 2 restarts without a new step)" in said.replace("\n", "")
+    assert "actor-0-r2 exited with code 1: it can't (after 2 restarts without a new step)" in said.replace("\n", "")
     assert len(pids(run, "actor-0")) == 3 and len(pids(run, "actor-1")) == 1
-    assert one._describe(one._actors[0]).endswith("ended (1), given up")
+    assert one._describe(one._actors[0]).endswith("exited (1), not restarted")
 
 
 @pytest.mark.heavy
 def test_run_fails_once_every_actor_is_given_up(prepared):
     ending, said, one = watch(prepared(learner=["serve"], actor=["fail"], others=[["fail"]]))
-    assert ending is RunOutcome.FAILED and said.count("the run goes on without it") == 1
+    assert ending is RunOutcome.FAILED and said.count("the run continues without it") == 1
     assert one.last_error.endswith("(after 2 restarts without a new step)")
 
 
 @pytest.mark.heavy
 def test_steps_of_others_do_not_count_for_an_actor_that_never_starts(prepared):
     run = prepared(learner=["step by step"], actor=["starting and fail"], others=[["serve"]])
-    ending, said, _ = watch(run, what="the run goes on without it")
-    assert ending is RunOutcome.DONE and said.count("the run goes on without it") == 1
-    assert "ended with code 1: it can't (twice alike in its start: it is not started again)" in said.replace("\n", "")
+    ending, said, _ = watch(run, what="the run continues without it")
+    assert ending is RunOutcome.DONE and said.count("the run continues without it") == 1
+    assert "exited with code 1: it can't (same startup failure twice; not restarted)" in said.replace("\n", "")
     assert len(pids(run, "actor-0")) == 2
 
 
@@ -207,7 +207,7 @@ def test_engines_see_their_own_devices_and_the_learner_its_own(prepared):
     ("behaviour", "said"),
     [
         ("stop", "no heartbeat for 4 s"),
-        ("idle", "no progress in its work for 4 s"),
+        ("idle", "no progress for 4 s"),
         pytest.param("silent", "no first heartbeat for 16 s", marks=pytest.mark.heavy),
     ],
 )
@@ -215,7 +215,7 @@ def test_learner_that_hangs_is_killed_and_started_again(prepared, behaviour, sai
     run = prepared(learner=[behaviour, "end"], actor=["serve"])
     ending, printed, _ = watch(run)
     assert ending is RunOutcome.DONE
-    assert f"learner hung ({said}) and was killed; starting it again (1)" in printed
+    assert f"learner hung ({said}) and was killed; restarting (restart 1)" in printed
     assert len(pids(run, "learner")) == 2
 
 
@@ -252,7 +252,7 @@ def test_restarts_without_a_new_step_are_bounded(prepared):
     run = prepared(learner=["idle"], actor=["serve"])
     ending, said, one = watch(run)
     assert ending is RunOutcome.FAILED
-    assert one.last_error.endswith("(after 2 restarts without a new step)") and said.count("starting it again") == 2
+    assert one.last_error.endswith("(after 2 restarts without a new step)") and said.count("; restarting") == 2
     assert len(pids(run, "learner")) == 3
 
 
@@ -281,13 +281,13 @@ def test_process_that_would_fail_again_is_not_started_again(prepared, role, beha
 def test_actor_that_ends_in_order_just_before_its_learner_is_not_started_again(prepared):
     run = prepared(learner=["until said"], actor=["end"])
     ending, said, _ = watch(run, what="no live actor")
-    assert ending is RunOutcome.DONE and "starting it again" not in said and len(pids(run, "actor-0")) == 1
+    assert ending is RunOutcome.DONE and "; restarting" not in said and len(pids(run, "actor-0")) == 1
 
 
 def test_actor_that_ends_in_order_while_its_learner_goes_on_is_started_again(prepared, monkeypatch):
     monkeypatch.setattr(supervisor, "ENDING_S", 0.0)
-    ending, said, _ = watch(prepared(learner=["until said"], actor=["end", "serve"]), what="starting it again (1)")
-    assert ending is RunOutcome.DONE and "actor-0 ended with code 0" in said
+    ending, said, _ = watch(prepared(learner=["until said"], actor=["end", "serve"]), what="restarting (restart 1)")
+    assert ending is RunOutcome.DONE and "actor-0 exited with code 0" in said
 
 
 @pytest.mark.heavy
@@ -297,8 +297,8 @@ def test_learner_that_waited_too_long_for_another_process_is_started_again_after
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.25)
     ending, said, _ = watch(prepared(learner=["busy", "busy", "end"], actor=["serve"]))
     assert ending is RunOutcome.DONE
-    assert "learner ended with code 4: it is locked; starting it again in 0.25 s (1)" in said
-    assert "starting it again in 0.5 s (2)" in said
+    assert "learner exited with code 4: it is locked; restarting in 0.25 s (restart 1)" in said
+    assert "restarting in 0.5 s (restart 2)" in said
 
 
 def test_process_that_waits_to_be_started_again_is_started_when_its_pause_is_over(prepared, monkeypatch):
@@ -332,7 +332,7 @@ def test_process_that_waits_to_be_started_again_is_started_when_its_pause_is_ove
 def test_learner_that_somebody_else_told_to_stop_is_started_again(prepared):
     ending, said, _ = watch(prepared(learner=["stopped", "end"], actor=["serve"]))
     assert ending is RunOutcome.DONE
-    assert "learner ended with code 3: stopped step=7; starting it again (1)" in said
+    assert "learner exited with code 3: stopped step=7; restarting (restart 1)" in said
 
 
 def test_learner_has_its_bound_to_stop_and_actors_a_shorter_one_from_its_end_on(prepared, monkeypatch):
@@ -376,7 +376,7 @@ def test_second_interrupt_ends_a_learner_that_takes_its_time_at_once(prepared):
     run = dataclasses.replace(
         run, config=dataclasses.replace(run.config, supervision=dataclasses.replace(BOUNDS, shutdown_grace_s=1e9))
     )
-    said = Impatient("no live actor", "another Ctrl-C ends all at once")
+    said = Impatient("no live actor", "press Ctrl-C again")
     ending = Supervisor(run, Console(file=said, width=200), backend=crew(run, Machine(gpus=(), cores=(0,)))).run()
     assert ending is RunOutcome.INTERRUPTED and not said.lines
     assert not any(is_alive(pid) for role in ("learner", "actor-0") for pid in pids(run, role))
@@ -411,7 +411,7 @@ def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(
         ending, said, _ = watch(run)
         assert ending is RunOutcome.DONE
         assert orphan.wait(20) == -signal.SIGKILL and bystander.poll() is None
-        assert f"ended process {orphan.pid} (" in said and "of actor-0, left by an earlier start of this run" in said
+        assert f"killed process {orphan.pid} (" in said and "of actor-0, left by an earlier start of this run" in said
     finally:
         for process in (orphan, bystander):
             process.kill()

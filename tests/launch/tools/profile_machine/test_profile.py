@@ -72,7 +72,7 @@ def test_profile_engine_asks_for_no_longer_sequence_than_the_engine_takes(count,
 
 
 def test_profile_engine_responses_too_short_to_measure_are_refused():
-    with pytest.raises(ValueError, match="8 tokens or more, got 7"):
+    with pytest.raises(ValueError, match="at least 8 tokens, got 7"):
         asyncio.run(profile_engine.tokens_per_s(_Clock(), 1, 7))  # pyright: ignore
 
 
@@ -95,10 +95,10 @@ def test_profile_learner_times_full_micro_batches():
 
 
 REFUSED = [
-    (["--out=/nonexistent/profile.json"], "error: --out=/nonexistent/profile.json: there is no folder /nonexistent"),
+    (["--out=/nonexistent/profile.json"], "error: --out=/nonexistent/profile.json: folder /nonexistent does not exist"),
     ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
-    (["--run_dir=x"], "error: --run_dir has no effect; give --config"),
-    ([], "error: give --config=NAME"),
+    (["--run_dir=x"], "error: --run_dir has no effect; set --config"),
+    ([], "error: --config: not set"),
     ([f"--config={TINY}", "--config.run.num_updats=3"], "did you mean 'run.num_updates'?"),
 ]
 

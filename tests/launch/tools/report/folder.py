@@ -177,7 +177,7 @@ def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool, hangs: 
         lines["actor-0-r1"].span("start engine", died_s + 0.3, died_s + 2.5, max_num_seqs=8)
         supervisor = Timeline(folder, "supervisor")
         died = {"how": "was killed by signal 9", "signal": 9, "cause": "weights served"}
-        then = "; starting it again (1)"
+        then = "; restarting (restart 1)"
         for name in ("learner", *names):
             supervisor.instant("start", time_s=START_S - 30, process=name)
         supervisor.instant("exit", time_s=died_s + 0.2, process="actor-0", **died, then=then)

@@ -18,7 +18,7 @@ from tests.launch.tools.report.folder import make_folder
 pytestmark = pytest.mark.heavy
 
 REFUSED = {
-    "no-run-dir": ((), "give --run_dir=FOLDER of a run"),
+    "no-run-dir": ((), "--run_dir: expected the folder of a run"),
     "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is not a run folder (it has no config.json)"),
     "twice": (("--run_dir=RUN", "--run_dir=RUN"), "is given twice"),
     "out-and-serve": (("--run_dir=RUN", "--serve", "--out=x"), "--serve writes no file"),
@@ -108,7 +108,7 @@ def test_end_of_a_run_is_no_error_where_there_is_nothing_to_show(tmp_path, monke
     folder = make_folder(tmp_path / "run", groups=0)
     assert "reward" not in shown(folder) and (folder / "report.html").is_file()
     monkeypatch.setitem(sys.modules, "launch.tools.report.build", None)
-    assert "it wants the extra `report`" in shown(folder)
+    assert "requires the extra `report`" in shown(folder)
     monkeypatch.setattr(finalize, "read_samples", lambda folder: 1 / 0)
     assert "not written: ZeroDivisionError" in shown(folder)
 
@@ -121,5 +121,5 @@ def test_damaged_event_leaves_a_run_without_summary_and_not_without_its_ending(t
     prepared = PreparedRun(tiny.tiny(), folder, tmp_path / "model")
     finalize.finalize_run(prepared, RunOutcome.DONE)
     said = capsys.readouterr()
-    assert "error: the run's summary was not written: " in said.err and "not a JSON event" in said.err
+    assert "error: cannot write the summary of the run: " in said.err and "not a JSON event" in said.err
     assert str(folder / "report.html") in said.out.replace("\n", "")

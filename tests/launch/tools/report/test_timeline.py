@@ -119,7 +119,9 @@ def test_a_killed_actors_track_ends_where_it_died_and_says_so(killed):
     told_s = died_s + 0.2 - rounds[index].begin_s
     assert died == pytest.approx(told_s, abs=1e-3) and told_s < came < alive["actor-1"][0][1]
     assert any(text.startswith("actor-0-r1: start engine") for text in got["spans"][5])
-    assert "actor-0 was killed by signal 9; starting it again (1); its last line was: weights served" in got["marks"][2]
+    assert (
+        "actor-0 was killed by signal 9; restarting (restart 1); its last line was: weights served" in got["marks"][2]
+    )
 
 
 def test_a_round_of_very_many_spans_keeps_the_longest_and_says_how_many_are_left_out():
@@ -186,7 +188,7 @@ def test_faults_are_told_in_order_with_restarts_and_what_is_counted_only(killed)
     faults = find_faults(read_run(killed), instants)
     assert [(f.process, f.what) for f in faults.happened] == [
         ("actor-1", "weight version rejected"),
-        ("supervisor", "actor-0 was killed by signal 9; starting it again (1)"),
+        ("supervisor", "actor-0 was killed by signal 9; restarting (restart 1)"),
         ("learner", "learner resumed from its checkpoint"),
     ]
     assert "\x1b" not in faults.happened[0].detail
@@ -270,7 +272,7 @@ BEGUN = [
 @pytest.mark.parametrize("died_s", [None, 7.0])
 def test_what_was_begun_lasts_until_it_is_cut_off_or_its_process_ends(died_s):
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
-    line = instant("exit", died_s or 0, process="actor-0", how="ended with code 3", signal=0, cause="x")
+    line = instant("exit", died_s or 0, process="actor-0", how="exited with code 3", signal=0, cause="x")
     known = known_of([instant("start", 0.5, process="actor-0"), *([line] if died_s else [])])
     timeline = RoundTimeline([one], run_end_s=10, known=known)
     assert timeline.add("actor-0", BEGUN) == []
@@ -288,7 +290,7 @@ def test_a_process_that_says_nothing_has_a_track_from_its_start_on():
 
 SPAN = [span("rollout", 1, 5)]
 START = instant("start", 0, process="actor-0")
-KILLED = {"how": "was killed by signal 9", "signal": 9, "cause": "it printed nothing"}
+KILLED = {"how": "was killed by signal 9", "signal": 9, "cause": "no output"}
 LIVES = {
     "supervised, silent since": (SPAN, [START], [(0, 100)]),
     "killed, not started again": (SPAN, [START, instant("exit", 6, process="actor-0", **KILLED)], [(0, 6)]),
@@ -325,11 +327,11 @@ def test_a_process_lived_as_long_as_its_supervisor_or_its_events_say(case):
     assert lifetime.lives(recent_s=90, run_end_s=100) == lives
 
 
-AGAIN = "; starting it again (1)"
+AGAIN = "; restarting (restart 1)"
 TOLD = [
     (
         {"how": "was killed by signal 9", "signal": 9, "cause": "weights served v=1", "then": AGAIN},
-        "actor-0 was killed by signal 9; starting it again (1)",
+        "actor-0 was killed by signal 9; restarting (restart 1)",
         "its last line was: weights served v=1",
     ),
     (
@@ -344,13 +346,13 @@ TOLD = [
         "its last line was: it broke",
     ),
     (
-        {"how": "ended with code 1", "signal": 0, "cause": "ValueError: x", "then": AGAIN},
-        "actor-0 ended with code 1: ValueError: x; starting it again (1)",
+        {"how": "exited with code 1", "signal": 0, "cause": "ValueError: x", "then": AGAIN},
+        "actor-0 exited with code 1: ValueError: x; restarting (restart 1)",
         "",
     ),
     (
         {"how": "hung (no heartbeat for 4 s) and was killed", "then": AGAIN},
-        "actor-0 hung (no heartbeat for 4 s) and was killed; starting it again (1)",
+        "actor-0 hung (no heartbeat for 4 s) and was killed; restarting (restart 1)",
         "",
     ),
 ]
