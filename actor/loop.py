@@ -18,7 +18,7 @@ from actor.notifier import Notifier
 from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Response
 from actor.sampling import Sampler
-from actor.serving import TicketServer
+from actor.serving import MAX_ATTEMPTS, TicketServer
 from actor.weights.client import WeightClient
 from bridge.rollout_types import Ticket
 from bridge.store.sql.actor_side import ActorStore
@@ -31,7 +31,7 @@ class ActorLimits:
     """Timeouts and intervals in seconds, and retry limits."""
 
     lease_s: float
-    max_attempts: int = 3
+    max_attempts: int = MAX_ATTEMPTS
     """Maximum attempts of a ticket whose responses cannot be scored."""
     heartbeat_s: float = 2.0
     swap_timeout_s: float = 120.0

@@ -29,6 +29,8 @@ from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
 from bridge.store.store_types import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 
+MAX_ATTEMPTS = 3
+"""Attempts of a ticket whose responses cannot be scored. After the last one, another prompt replaces it."""
 Member = tuple[Sample, RewardResult, Response | None]
 """Sample, its reward and its response. The response is None if nothing counts its thinking."""
 

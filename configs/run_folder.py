@@ -16,19 +16,10 @@ from configs.schema import Config
 _Json = dict[str, Any]
 _MAY_DIFFER = (
     *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
-    *("actor.shutdown_grace_s ", "actor.max_unstored_groups "),
-    *("learner ", "learner.", "mesh."),
-    *("samples ", "samples."),
+    *("actor.shutdown_grace_s ", "learner ", "learner.", "mesh.", "samples ", "samples."),
     *("store.bucket ", "store.actor_role ", "store.outage_timeout_s "),
-    *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_grace_s "),
-    *(
-        "publish.slow_reader_grace_s ",
-        "publish.max_connections ",
-        "publish.bucket ",
-        "publish.bucket_keep ",
-        "publish.bucket_wait_s ",
-        "publish.full_every ",
-    ),
+    *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise "),
+    *("publish.slow_reader_grace_s ", "publish.bucket ", "publish.full_every "),
 )
 _DATABASE = re.compile(r"postgres(?:ql)?://[^/]*/(?P<name>[^?]*)")
 

@@ -289,10 +289,8 @@ async def _serve(
         timeline=timeline,
         limits=ActorLimits(
             lease_s=config.actor.lease_s,
-            max_attempts=config.actor.max_attempts,
             swap_timeout_s=config.supervision.engine_timeout_s,
             stall_s=config.supervision.engine_timeout_s,
-            max_unstored_groups=config.actor.max_unstored_groups,
         ),
         drain_before_swap=config.publish.at_publish == "drain",
         max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,

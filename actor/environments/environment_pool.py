@@ -216,7 +216,7 @@ class EpisodeProcess:
             text = json.dumps(dict(row))
         except (TypeError, ValueError, RecursionError) as e:
             raise self._failed("start", f"its row cannot be JSON: {type(e).__name__}: {e}", is_final=True) from e
-        return await self._ask(wire.Reset(row=text), self._config.reset_timeout_s)
+        return await self._ask(wire.Reset(row=text), self._config.call_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
         """Sends an action; for an environment that plays itself, the address of the token endpoint.
@@ -225,7 +225,7 @@ class EpisodeProcess:
           EpisodeError: the environment failed, crashed or timed out.
         """
         config = self._config
-        timeout_s = config.episode_timeout_s if plays_itself else config.step_timeout_s
+        timeout_s = config.episode_timeout_s if plays_itself else config.call_timeout_s
         return await self._ask(wire.Act(action=action), timeout_s)
 
     async def end(self, *, is_orderly: bool) -> None:

@@ -19,6 +19,9 @@ from actor.environments.transcript import EpisodeRequest, EpisodeTurns
 from bridge.rollout_types import MAX_ABS_REWARD
 from configs.sections.actor import EnvironmentsConfig
 
+RETRIES = 2
+"""Retries of an episode from its start after its environment failed. After the last one, its group is dropped."""
+
 
 class Episodes:
     """Player of any number of concurrent episodes."""
@@ -31,10 +34,11 @@ class Episodes:
         config: EnvironmentsConfig,
         *,
         max_context_tokens: int,
+        retries: int = RETRIES,
     ) -> None:
         """`max_context_tokens`: limit for prompt and episode together, `model.max_tokens`."""
         self._engine, self._pool, self._rendering, self._config = engine, pool, rendering, config
-        self._max_context_tokens = max_context_tokens
+        self._max_context_tokens, self._retries = max_context_tokens, retries
         self.num_failures = 0
         """Failed attempts, also those that a retry followed successfully."""
         self.failures = pool.failures
@@ -49,7 +53,7 @@ class Episodes:
           AbortedError, EngineDeadError: see `Engine.sample`.
         """
         problem = ""
-        for attempt in range(1 + self._config.retries):
+        for attempt in range(1 + self._retries):
             try:
                 async with self._pool.open(episode.environment) as process:
                     played = await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
@@ -67,7 +71,7 @@ class Episodes:
                     raise
                 problem = str(e)
                 logging.warning("episode failed environment=%s problem=%r", episode.environment, problem)
-        raise EpisodeError(f"{problem} ({1 + self._config.retries} attempts)")
+        raise EpisodeError(f"{problem} ({1 + self._retries} attempts)")
 
     async def close(self) -> None:
         """Stops the environments' processes and the token endpoint."""

@@ -27,6 +27,8 @@ from configs.sections import RewardsConfig
 
 LOAD_TIMEOUT_S = 120.0
 """Timeout for starting a worker and importing a verifier, in seconds; scoring timeouts start afterwards."""
+RETRIES = 2
+"""Retries of a failed verifier call, with an increasing pause before each."""
 MAX_HANGS = 3
 """Maximum hangs of a verifier on one text; other failures have `retries`."""
 TIMES_CASES = ("code",)
@@ -68,7 +70,7 @@ class VerifierPool:
         *,
         num_workers: int,
         timeout_s: float,
-        retries: int,
+        retries: int = RETRIES,
         settings: RewardsConfig = _DEFAULTS,
         command: Sequence[str] = COMMAND,
         own: Collection[str] = (),
@@ -110,7 +112,6 @@ class VerifierPool:
         return cls(
             num_workers=config.actor.verifier_workers if num_workers is None else num_workers,
             timeout_s=config.actor.verifier_timeout_s,
-            retries=config.actor.verifier_retries,
             settings=config.rewards,
             own=config.custom_verifiers if own is None else own,
             cores=cores,

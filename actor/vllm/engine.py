@@ -130,10 +130,7 @@ class VllmEngine:
         Raises:
           ValueError: the engine was started for another model or with other limits.
         """
-        mine, wanted = (
-            (c.model, c.actor, c.publishes_adapters and (c.lora, c.publish.max_adapters))
-            for c in (self._config, config)
-        )
+        mine, wanted = ((c.model, c.actor, c.publishes_adapters and c.lora) for c in (self._config, config))
         if mine != wanted:
             raise ValueError("an engine serves another run only if its sections model, actor and lora are the same")
         self._updates.close()

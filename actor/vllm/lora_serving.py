@@ -2,7 +2,7 @@
 
 A request uses one adapter for all its tokens, so their version is the adapter's; vLLM's own weight versions are those
 of the base. A new adapter is loaded and verified while requests run; only the load itself pauses generation. Running
-requests keep their adapter, up to `publish.max_adapters` adapters. Beyond that, requests of the oldest are aborted and
+requests keep their adapter, up to `MAX_ADAPTERS` adapters. Beyond that, requests of the oldest are aborted and
 continue from their tokens with the newest. With at_publish=abort_and_resume all requests do.
 """
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM allocates (`vllm.config.lora.MaxLoRARanks`)."""
+MAX_ADAPTERS = 4
+"""Adapters that an engine serves. If requests use all of them at a publish, requests of the oldest adapter are aborted
+and resume under the new one."""
 _ABORT_AGAIN_S = 0.05
 """Retry interval of aborts, in seconds: a request still on its way to the engine cannot be aborted."""
 
@@ -45,7 +48,7 @@ class Adapter:
 
 def engine_arguments(config: Config) -> dict[str, Any]:
     """Returns the LoRA arguments that vLLM starts with."""
-    room = config.publish.max_adapters + 1  # one more while the next is loaded
+    room = MAX_ADAPTERS + 1  # one more while the next is loaded
     return dict(
         enable_lora=True,
         max_loras=room,
@@ -78,7 +81,7 @@ class Adapters:
         """
         self._llm, self._expected, self._base, self._folder = llm, expected, base, folder
         self._settings = peft_settings(config.lora)
-        self._limit = 1 if config.publish.at_publish == "abort_and_resume" else config.publish.max_adapters
+        self._limit = 1 if config.publish.at_publish == "abort_and_resume" else MAX_ADAPTERS
         self._users: dict[Adapter, set[str]] = {}
         """Requests that use each adapter the engine holds."""
         self._current: Adapter | None = None

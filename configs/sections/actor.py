@@ -62,22 +62,15 @@ class ActorConfig(CheckedSection):
     expire."""
     verifier_timeout_s: Seconds = 10.0
     """Timeout for scoring one response, in seconds."""
-    verifier_retries: CountOrZero = 2
-    """Retries of a failed verifier call, with an increasing pause of seconds before each. 0: no retries."""
     verifier_workers: Count = 1
     """Verifier processes per actor. They run outside the event loop."""
     max_restarts: CountOrZero = 5
     """Consecutive restarts of a dead or hung process before the supervisor gives up. Every new training step resets the
     count. 0: no restarts."""
-    max_attempts: Count = 3
-    """Attempts per ticket whose responses cannot be scored. After the last one, another prompt replaces it."""
     shutdown_grace_s: SecondsOrZero = 20.0
     """Time after SIGTERM in which an actor finishes its leased groups, in seconds. It then releases the remaining
     tickets. No effect on actors of launch.local, which exit at the end of the run. 0: release all tickets
     immediately."""
-    max_unstored_groups: Count = 64
-    """Sampled but unstored groups at which an actor stops starting new ones. Groups accumulate while the store or the
-    verifiers are slow or unreachable."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,17 +153,11 @@ class EnvironmentsConfig(CheckedSection):
     truncated_reward: Reward = 0.0
     """Reward added to the last turn of an episode that reached its turn or token limit. Set it below the reward for
     losing, so that stalling does not pay. prompts.truncated_responses applies to verifiers only. 0: no penalty."""
-    reset_timeout_s: Seconds = 60.0
-    """Timeout for the first observation of a new episode, in seconds. Import time of the environment's library is
-    excluded."""
-    step_timeout_s: Seconds = 60.0
-    """Timeout for one environment step, in seconds. On expiry the process is killed and the episode is retried without
-    a reward or penalty."""
+    call_timeout_s: Seconds = 60.0
+    """Timeout for the first observation of an episode and for each step, in seconds. On expiry the process is killed
+    and the episode is retried without a reward or penalty. Import time of the environment's library is excluded."""
     episode_timeout_s: Seconds = 3600.0
     """Timeout for one episode of an environment that plays by itself, in seconds. Includes the engine's time."""
-    retries: CountOrZero = 2
-    """Retries of an episode from its start after its environment fails. After the last one, the group is dropped. 0: no
-    retries."""
     max_processes: Count = 256
     """Concurrent environment processes per actor, one per episode; further episodes wait. In a mixture each environment
     has a guaranteed share, so that a hung environment cannot block others

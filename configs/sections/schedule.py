@@ -12,7 +12,6 @@ from configs.sections.base import (
     LocalPath,
     NotNegative,
     Range,
-    Seconds,
     SecondsOrZero,
 )
 
@@ -69,9 +68,6 @@ class AdmissionConfig(CheckedSection):
             )
 
 
-DEFAULT_MAX_ADAPTERS = 4
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishConfig(CheckedSection):
     """Publishing of weights to the engines and their handling of running requests."""
@@ -92,9 +88,6 @@ class PublishConfig(CheckedSection):
     """Published weights with lora.rank > 0. `merged`: full weights with the adapters merged. `adapter`: only the
     adapters, served by vLLM on the base weights; with at_publish=keep a request finishes under the adapter it started
     with."""
-    max_adapters: Count = DEFAULT_MAX_ADAPTERS
-    """Adapters that an engine holds, for lora=adapter. If requests use all of them at a publish, requests of the oldest
-    adapter are aborted and resume under the new one."""
     probe_every_n_publishes: CountOrZero = 10
     """Publishes between two parity probes. A probe compares the engine's logprobs of new samples with the learner's
     before the next update. 0: never."""
@@ -113,22 +106,14 @@ class PublishConfig(CheckedSection):
     advertise: str = ""
     """URL under which actors reach the snapshot server, for example https://learner.example:8443. With several learner
     processes, it must contain {process_id} or {host} (the machine name). Empty: the listen address."""
-    max_connections: Count = 256
-    """Concurrent connections per learner host for serving weights. A reader opens 4, spread over up to 4 learner hosts,
-    or one per host with up to 16 hosts. Each actor is a reader on Kubernetes, each actor host elsewhere."""
-    reader_grace_s: Seconds = 10.0
-    """Time that a superseded version stays available to readers that have started to read it, in seconds."""
     slow_reader_grace_s: SecondsOrZero = 600.0
-    """Additional time that one superseded version stays available for slow readers, in seconds. Set it above the
-    transfer time of a version over the slowest link. The learner uses a third snapshot slot on demand (shared memory of
-    the model's served bytes) and does not wait. 0: off; slow readers receive no weights while newer versions arrive."""
+    """Time that one superseded version stays available for slow readers, in seconds, in addition to 10 s for any
+    version. Set it above the transfer time of a version over the slowest link. The learner uses a third snapshot slot
+    on demand (shared memory of the model's served bytes) and does not wait. 0: off; slow readers receive no weights
+    while newer versions arrive."""
     bucket: LocalPath = ""
     """Bucket URL (s3://..., gs://... or file:///...) that also receives published versions. Uploads do not block
     training. During an upload only the newest due version is queued, as a copy in learner memory. Empty: none."""
-    bucket_keep: Count = 2
-    """Number of newest versions to keep in the bucket."""
-    bucket_wait_s: Seconds = 600.0
-    """Timeout for uploading the last version at the end of a run, in seconds."""
     full_every: Count = 20
     """Interval, in versions, of versions that other machines can only download in full. The versions between are also
     offered as deltas against the previous version. 1: no deltas."""
@@ -147,11 +132,6 @@ class PublishConfig(CheckedSection):
         super().__post_init__()
         if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
-        if self.lora != "adapter" and self.max_adapters != DEFAULT_MAX_ADAPTERS:
-            raise ValueError(
-                f"publish.max_adapters={self.max_adapters} has no effect with publish.lora={self.lora}; leave it out, "
-                "or set publish.lora=adapter"
-            )
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(
                 f"publish.kv_cache=recompute has no effect with publish.at_publish={self.at_publish}; leave it out"

@@ -17,6 +17,7 @@ import time
 from absl import flags
 
 from bridge.credentials import KEY, TOKEN, TOKEN_FILE, read_tls, read_token, without_secrets
+from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS
 from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
 from configs import custom_functions
 from launch import cli
@@ -34,7 +35,6 @@ _SLOW_READER_S = flags.DEFINE_float(
     "Additional seconds for one superseded version, for readers slower than the publish interval. Requires a third "
     "slot.",
 )
-_MAX_CONNECTIONS = flags.DEFINE_integer("max_connections", 256, "Maximum concurrent connections.", lower_bound=1)
 _OTHER_FILES = 64
 _START_S = 30.0
 _END_S = 10.0
@@ -52,7 +52,7 @@ def main() -> int:
                 "expected --folder=FOLDER of the snapshots, --reader_grace_s > 0 and --slow_reader_grace_s >= 0"
             )
         token = read_token()
-        _allow_files(_MAX_CONNECTIONS.value)
+        _allow_files(MAX_CONNECTIONS)
         listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
     server = SnapshotServer(
         _FOLDER.value,
@@ -61,7 +61,6 @@ def main() -> int:
         tls=tls,
         reader_grace_s=_READER_WAIT_S.value,
         slow_reader_grace_s=_SLOW_READER_S.value,
-        max_connections=_MAX_CONNECTIONS.value,
     )
 
     async def serve() -> None:
@@ -87,8 +86,7 @@ def _allow_files(num_connections: int) -> None:
     wanted = num_connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and wanted > hard:
         raise ValueError(
-            f"publish.max_connections={num_connections} needs {wanted} open files, the limit (ulimit -n) is "
-            f"{hard}; raise the limit, or lower publish.max_connections"
+            f"{num_connections} connections need {wanted} open files, the limit (ulimit -n) is {hard}; raise the limit"
         )
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -105,7 +103,6 @@ class ServerProcess:
         scheme: str,
         reader_grace_s: float,
         slow_reader_grace_s: float = 0.0,
-        max_connections: int = 256,
         log: pathlib.Path,
     ) -> None:
         """Starts the server and waits until it listens. Token and certificates come from the environment.
@@ -116,7 +113,6 @@ class ServerProcess:
         arguments = [
             *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),
             *(f"--reader_grace_s={reader_grace_s}", f"--slow_reader_grace_s={slow_reader_grace_s}"),
-            f"--max_connections={max_connections}",
         ]
         with open(log, "ab") as err:
             begins = err.tell()

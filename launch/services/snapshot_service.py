@@ -22,6 +22,8 @@ from learner.publish.destinations import Destination
 MAX_RESTARTS = 5
 """Maximum consecutive restarts; serving for `STEADY_S` resets the count."""
 STEADY_S = 60.0
+READER_GRACE_S = 10.0
+"""Time that a superseded version stays available to readers that have started to read it, in seconds."""
 _WATCH_S = 0.5
 _BACKOFF_S = 1.0
 
@@ -51,8 +53,7 @@ class SnapshotService:
             )
         self._run = run_id(folder)
         self._snapshots, self._scheme = snapshot_folder(config), publish.serve
-        self._waits = {"reader_grace_s": publish.reader_grace_s, "slow_reader_grace_s": publish.slow_reader_grace_s}
-        self._max_connections = publish.max_connections
+        self._waits = {"reader_grace_s": READER_GRACE_S, "slow_reader_grace_s": publish.slow_reader_grace_s}
         self._stopped = SigstopWatchdog(config.supervision.heartbeat_timeout_s)
         self._is_required = not publish.bucket
         self._log = RunFolder(folder).log(f"snapshot-server-{host}" if host else "snapshot-server")
@@ -96,7 +97,6 @@ class SnapshotService:
             listen=listen,
             scheme=self._scheme,
             **self._waits,
-            max_connections=self._max_connections,
             log=self._log,
         )
 

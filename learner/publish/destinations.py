@@ -17,6 +17,8 @@ from configs.sections import PublishConfig
 from learner.distributed.channel import Channel, Processes, ProcessLostError, SingleProcess
 
 _SUPERSEDED = "superseded"
+BUCKET_KEEP = 2
+"""Number of newest versions to keep in the bucket."""
 _UPLOAD_S = 3600.0
 """Timeout of the leader's wait for the other hosts' uploads, in seconds. Each request has its own timeout."""
 
@@ -256,6 +258,6 @@ def destinations_of(
     if not config.bucket:
         return []
     hosts = hosts or SingleProcess()
-    bucket = SnapshotBucket(config.bucket, folder, run=run, keep=config.bucket_keep, host=hosts.index)
+    bucket = SnapshotBucket(config.bucket, folder, run=run, keep=BUCKET_KEEP, host=hosts.index)
     of_all = BucketDestination(bucket, folder, hosts)
     return [Destination(name="bucket", put=of_all.put, is_slow=True)] if hosts.is_leader else []

@@ -33,6 +33,8 @@ from learner.publish.weight_export import Export, ExportPlan
 
 _POLL_S = 0.05
 """Interval at which a learner that waits for a publish calls `on_wait`, in seconds."""
+BUCKET_WAIT_S = 600.0
+"""Timeout for the upload of the last version at the end of a run, in seconds."""
 _CLOSE_S = 5.0
 """Timeout of `close` for the version in progress, in seconds."""
 RETRY_INTERVAL_S = 1.0
@@ -186,15 +188,15 @@ class Publisher:
         self._wait_while(self._is_late)
 
     def finish(self) -> None:
-        """Waits until all versions are stored in all destinations; for a bucket at most `publish.bucket_wait_s`."""
+        """Waits until all versions are stored in all destinations; for a bucket at most `BUCKET_WAIT_S`."""
         self._wait_while(self._is_busy)
         start_s = time.monotonic()
-        end_s = start_s + self._config.bucket_wait_s
+        end_s = start_s + BUCKET_WAIT_S
         self._wait_while(lambda: any(lane.is_busy for lane in self._upload_queues) and time.monotonic() < end_s)
         for lane in self._upload_queues:
             if lane.unsent_version is not None:
                 logging.error(
-                    "publish incomplete version=%s destination=%s waited_s=%.0f (publish.bucket_wait_s)",
+                    "publish incomplete version=%s destination=%s waited_s=%.0f",
                     lane.unsent_version,
                     lane.destination.name,
                     time.monotonic() - start_s,

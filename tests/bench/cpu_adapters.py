@@ -32,7 +32,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "Engines of each kind.", lower_bound=
 KINDS = {"none": "no adapter", "ours": "an adapter, `actor.vllm.lora_cpu`", "vllm": "an adapter, vLLM's backend"}
 ONE = flags.DEFINE_enum("one", None, list(KINDS), "Measures one kind in this process.")
 PROMPT_TOKENS, RESPONSE_TOKENS = 33, 25
-CONFIG = Config(preset="rolloutpipe", lora=LoraConfig(rank=16), publish=PublishConfig(lora="adapter", max_adapters=2))
+CONFIG = Config(preset="rolloutpipe", lora=LoraConfig(rank=16), publish=PublishConfig(lora="adapter"))
 
 
 def main(argv: list[str]) -> None:

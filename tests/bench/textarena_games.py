@@ -71,7 +71,7 @@ async def main() -> None:
     from textarena.envs.registration import ENV_REGISTRY
 
     games = {i: str(s.entry_point) for i, s in ENV_REGISTRY.items() if not i.endswith(("-raw", "-train"))}
-    config = EnvironmentsConfig(reset_timeout_s=30.0, step_timeout_s=30.0, max_processes=2)
+    config = EnvironmentsConfig(call_timeout_s=30.0, max_processes=2)
     pool = EnvironmentPool(config, own=(textarena_trial.NAME,), command=COMMAND)
     tried: dict[str, dict[str, str | int]] = {}
     try:

@@ -8,10 +8,8 @@ from configs.sections.actor import EnvironmentsConfig
     [
         ("max_turns", 0, "> 0"),
         ("max_turn_tokens", -1, ">= 0"),
-        ("reset_timeout_s", 0.0, "> 0"),
-        ("step_timeout_s", -1.0, "> 0"),
+        ("call_timeout_s", 0.0, "> 0"),
         ("episode_timeout_s", 0.0, "> 0"),
-        ("retries", -1, ">= 0"),
         ("max_processes", 0, "> 0"),
         ("max_memory_gib", 0.0, "> 0"),
         ("max_in_flight", -1, ">= 0"),
@@ -24,5 +22,5 @@ def test_environments_section_refuses_what_can_not_be(field, value, said):
         EnvironmentsConfig(**{field: value})
 
 
-def test_environments_section_has_no_limit_of_a_turn_and_may_retry_nothing():
-    assert EnvironmentsConfig(max_turn_tokens=0, retries=0).max_turns == 8
+def test_environments_section_has_no_limit_of_a_turn():
+    assert EnvironmentsConfig(max_turn_tokens=0).max_turns == 8

@@ -118,7 +118,7 @@ def test_open_run_with_other_ways_to_other_machines_is_accepted_also_where_an_ol
     network = dataclasses.replace(
         config,
         publish=PublishConfig(serve="https", advertise="https://learner:8443", bucket="s3://weights", full_every=8),
-        actor=ActorConfig(shutdown_grace_s=3, max_unstored_groups=5),
+        actor=ActorConfig(shutdown_grace_s=3),
     )
     set_up_run(network)
     file = tmp_path / "run" / "config.json"

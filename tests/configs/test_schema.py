@@ -41,8 +41,6 @@ ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
         ),
         ("LoraConfig", dict(targets="q,v"), "lora.targets=q,v has no effect without lora.rank"),
         ("LoraConfig", dict(rank_stabilized=True), "lora.rank_stabilized=True has no effect without lora.rank"),
-        ("PublishConfig", dict(max_adapters=0), "publish.max_adapters must be > 0"),
-        ("PublishConfig", dict(max_adapters=2), "publish.max_adapters=2 has no effect with publish.lora=merged"),
         ("SamplingConfig", dict(top_p=0.9), "top_p=0.9"),
         ("SamplingConfig", dict(temperature=0.0), r"sampling.temperature must be in \[0.01, 2.0\]"),
         ("SamplingConfig", dict(temperature=0.005), "sampling.temperature.*got 0.005"),

@@ -24,7 +24,7 @@ from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.rewards.verifiers.judge import Judge
 from actor.sampling import Sampler
-from actor.serving import Member, build_group
+from actor.serving import MAX_ATTEMPTS, Member, build_group
 from actor.weights.model_folder import tensor_table
 from bridge.rollout_types import Group, Sampling, Ticket, Version
 from bridge.timeline import Timeline
@@ -163,7 +163,7 @@ class Runner:
         *,
         read: Callable[[Ticket, Sample], Response],
         places: int,
-        max_attempts: int,
+        max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         """Prepares the runner; a ticket whose responses cannot be scored is tried `max_attempts` times."""
         self._sampler, self._rewards, self._read = sampler, rewards, read
@@ -288,7 +288,6 @@ class EvalJob:
                 rewards,
                 read=ResponseReader(tokenizer.backend, tokenizer.chat, thinking_marks=config.model.thinking_marks),
                 places=max(config.actor.max_num_seqs, config.environments.max_in_flight),
-                max_attempts=config.actor.max_attempts,
             )
             groups: dict[str, list[Group]] = {}
             for place, one in enumerate(self._problems.sets):

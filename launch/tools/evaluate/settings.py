@@ -21,7 +21,6 @@ from configs.sections import (
 )
 from configs.sections.evaluation import HELD_OUT
 from configs.sections.prompts import HUGGING_FACE
-from configs.sections.schedule import DEFAULT_MAX_ADAPTERS
 
 DEFAULT_RESPONSE_TOKENS = 1024
 DEFAULT_PROMPT_TOKENS = 3072
@@ -124,7 +123,7 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     raw["sampling"] |= {"max_response_tokens": response_tokens}
     raw["loss"] |= {"overlong_buffer_tokens": 0}  # nothing is trained
     raw["lora"] = dataclasses.asdict(LoraConfig())
-    raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged", "max_adapters": DEFAULT_MAX_ADAPTERS}
+    raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged"}
     raw["evaluation"] |= {"sets": {name: dataclasses.asdict(one) for name, one in sets.items()}}
     if asked.limit is not None and HELD_OUT in sets:
         raw["evaluation"]["num_problems"] = asked.limit

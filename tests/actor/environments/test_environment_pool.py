@@ -26,7 +26,7 @@ def run(body):
     """Runs a test with a pool, which is closed; `body` takes it."""
 
     async def with_pool():
-        config = EnvironmentsConfig(reset_timeout_s=60.0, step_timeout_s=60.0, max_processes=256)
+        config = EnvironmentsConfig(call_timeout_s=60.0, max_processes=256)
         pool = EnvironmentPool(config, own=OWN)
         try:
             await body(pool)
@@ -36,8 +36,8 @@ def run(body):
     asyncio.run(asyncio.wait_for(with_pool(), 240))
 
 
-def impatient(pool: EnvironmentPool, **changes) -> None:
-    pool._config = EnvironmentsConfig(**{"reset_timeout_s": 0.5, "step_timeout_s": 0.5, **changes})
+def impatient(pool: EnvironmentPool) -> None:
+    pool._config = EnvironmentsConfig(call_timeout_s=0.5)
 
 
 def is_running(pid: int) -> bool:
@@ -245,7 +245,7 @@ def test_what_an_environment_started_ends_with_it(tmp_path):
             return [int(p) for p in pids.read_text().split()] if pids.exists() else []
 
         task = asyncio.create_task(_only_reset(pool, {"how": "spawn", "at": "reset", "pids": str(pids)}))
-        pool._config = EnvironmentsConfig(reset_timeout_s=60.0)
+        pool._config = EnvironmentsConfig(call_timeout_s=60.0)
         await until(lambda: len(started()) == 2, "it has started two")
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

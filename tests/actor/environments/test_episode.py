@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.environments.episode import Episodes
+from actor.environments.episode import RETRIES, Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import EpisodeRequest
 from bridge.rollout_types import Sampling
@@ -44,9 +44,9 @@ def play(
     )
 
 
-def make(engine, pool, template="", max_context_tokens=1000, **config: Any) -> Episodes:
-    one = rendering(template)
-    return Episodes(engine, cast(Any, pool), one, EnvironmentsConfig(**config), max_context_tokens=max_context_tokens)
+def make(engine, pool, template="", max_context_tokens=1000, retries=RETRIES, **config: Any) -> Episodes:
+    one, limits = rendering(template), EnvironmentsConfig(**config)
+    return Episodes(engine, cast(Any, pool), one, limits, max_context_tokens=max_context_tokens, retries=retries)
 
 
 def episode(prompt: str = PROMPT, max_tokens: int = 100, row: dict[str, Any] | None = None) -> EpisodeRequest:
@@ -254,7 +254,7 @@ def test_episode_whose_environment_fails_is_played_again_from_its_start(where):
     engine = ScriptedEngine([Turn(ids("5<eos>")), Turn(ids("7<eos>"))])
     pool = ScriptedPool([observed(">:"), observed(reward=1.0, done=True)])
     pool.failures = [where] * 2
-    played = play(engine, pool, retries=2)
+    played = play(engine, pool)
     assert text_of(played.tokens) == "5<eos>>:7<eos>" and played.episode.turn_rewards.tolist() == [0.0, 1.0]
     assert pool.num_opened == pool.num_closed == 3
     assert len({r.request_id for r in engine.requests}) == len(engine.requests)
@@ -265,7 +265,7 @@ def test_episode_whose_environment_keeps_failing_is_an_error_and_no_reward():
     engine, pool = ScriptedEngine([Turn(ids("5<eos>"))]), ScriptedPool([observed(">:")])
     pool.failures = ["step"] * 9
     with pytest.raises(EpisodeError, match=r"broke at step \(3 attempts\)"):
-        play(engine, pool, retries=2)
+        play(engine, pool)
     assert pool.num_closed == 3
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from actor.engine_protocol import AbortedError
 from actor.environments.environment_pool import EnvironmentPool
-from actor.environments.episode import Episodes
+from actor.environments.episode import RETRIES, Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.token_endpoint import Conversation
 from actor.environments.transcript import EpisodeRequest, EpisodeTurns
@@ -27,12 +27,19 @@ INFOS: list[dict[str, Any]] = []
 
 
 def play(
-    engine: Any, *, how: str = "", turns: int = 2, max_tokens: int = 50, prompt: list[int] | None = None, **config
+    engine: Any,
+    *,
+    how: str = "",
+    turns: int = 2,
+    max_tokens: int = 50,
+    prompt: list[int] | None = None,
+    retries: int = RETRIES,
+    **config,
 ):
     async def body() -> Any:
         settings = EnvironmentsConfig(**config)
         pool = EnvironmentPool(settings, own=(PLAYING,))
-        episodes = Episodes(cast(Any, engine), pool, rendering(), settings, max_context_tokens=1000)
+        episodes = Episodes(cast(Any, engine), pool, rendering(), settings, max_context_tokens=1000, retries=retries)
         monkeypatch = pytest.MonkeyPatch()
         INFOS.clear()
         end = Conversation.end
@@ -179,9 +186,9 @@ def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path
     engine = ScriptedEngine([Turn(ids("5<|im_end|>")), Turn(ids("8<|im_end|>")), Turn(ids("7<|im_end|>"))])
 
     async def body() -> Any:
-        config = EnvironmentsConfig(python=os.environ["SLUICE_VERIFIERS_PYTHON"], max_memory_gib=16, retries=0)
+        config = EnvironmentsConfig(python=os.environ["SLUICE_VERIFIERS_PYTHON"], max_memory_gib=16)
         pool = EnvironmentPool(config)
-        episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000)
+        episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000, retries=0)
         row = {"task": f"{MODULE}:verifiers_game", "model_folder": str(tmp_path), "question": "Guess.", "answer": "7"}
         episode = EpisodeRequest(
             environment="verifiers",

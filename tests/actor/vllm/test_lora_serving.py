@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from actor.engine_protocol import EngineDeadError, WeightLoadError
+from actor.vllm import lora_serving
 from actor.vllm.lora_serving import Adapters, engine_arguments
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
@@ -76,9 +77,11 @@ def bounded(coroutine):
 
 
 class Rig:
-    def __init__(self, tmp_path, **publish):
+    def __init__(self, tmp_path, *, max_adapters=lora_serving.MAX_ADAPTERS, **publish):
         self.llm = FakeLlm()
-        self.adapters = Adapters(self.llm, config(**publish), expected=TABLE, base={}, folder=tmp_path)  # pyright: ignore[reportArgumentType]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lora_serving, "MAX_ADAPTERS", max_adapters)
+            self.adapters = Adapters(self.llm, config(**publish), expected=TABLE, base={}, folder=tmp_path)  # pyright: ignore[reportArgumentType]
         self.writer = SnapshotWriter(tmp_path / "snapshots", run="r", tokenizer_hash="t")
         self.path, self.ran = tmp_path, {}
 
@@ -155,7 +158,7 @@ def test_of_more_than_may_stay_the_oldest_ones_requests_go_on_under_the_newest(t
 
 def test_abort_and_resume_moves_all_requests(tmp_path):
     async def body():
-        rig = Rig(tmp_path, max_adapters=4, at_publish="abort_and_resume")
+        rig = Rig(tmp_path, at_publish="abort_and_resume")
         await rig.publish(0)
         task = rig.request("a")
         await rig.settle()
@@ -209,6 +212,6 @@ def test_a_version_that_is_not_taken_leaves_the_one_before(failure, kind, tmp_pa
 
 
 def test_engine_arguments_have_room_for_the_next_and_a_rank_that_vllm_knows():
-    told = engine_arguments(config(max_adapters=3))
-    assert told["max_loras"] == told["max_cpu_loras"] == 4
+    told = engine_arguments(config())
+    assert told["max_loras"] == told["max_cpu_loras"] == lora_serving.MAX_ADAPTERS + 1
     assert told["max_lora_rank"] == 16 and told["lora_target_modules"] == ["q_proj", "v_proj"]

@@ -112,13 +112,11 @@ def fields(rows: pathlib.Path, judge_url: str, model: pathlib.Path) -> dict[str,
         "judge.retries": 4,
         "environments.max_turns": 4,
         "environments.max_turn_tokens": 4,
-        "environments.reset_timeout_s": 5,
-        "environments.step_timeout_s": 4,
+        "environments.call_timeout_s": 5,
         "environments.max_processes": 24,
         "actor.max_num_seqs": 64,
         "actor.verifier_workers": 2,
         "actor.verifier_timeout_s": 3,
-        "actor.max_attempts": 12,
     }
 
 

@@ -134,7 +134,7 @@ async def serve(name: str, session: Session, engine: Any, model: ModelFolder, lo
             read=ResponseReader(model.tokenizer, read_chat_template(model.path)),
             admission=Admission.of(config),
             timeline=timeline,
-            limits=ActorLimits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+            limits=ActorLimits(lease_s=config.actor.lease_s),
             drain_before_swap=config.publish.at_publish == "drain",
             max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         )
@@ -155,7 +155,6 @@ def _rewards(session: Session) -> RewardScorer | HashRewards:
     pool = VerifierPool(
         num_workers=config.actor.verifier_workers,
         timeout_s=config.actor.verifier_timeout_s,
-        retries=config.actor.verifier_retries,
         settings=config.rewards,
         own=config.custom_verifiers,
     )

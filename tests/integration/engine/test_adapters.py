@@ -102,7 +102,7 @@ def test_of_more_than_may_stay_the_oldest_ones_requests_go_on_under_the_new_one(
         return versions, most, await asyncio.gather(*tasks)
 
     versions, most, samples = bench.run(body())
-    assert most == 2  # publish.max_adapters
+    assert most == 2  # as the engine was started with
     told = [[version for version, _, _ in spans(sample)] for sample in samples]
     print("versions of each response:", told)
     assert told[0][0] == versions[0] and len(told[0]) >= 2

@@ -46,7 +46,6 @@ FIELDS: Mapping[str, object] = {
     "evaluation.num_problems": 16,
     "evaluation.every_n_steps": 0,
     "publish.serve": "https",
-    "publish.reader_grace_s": 3,
     "publish.full_every": 3,
     "publish.probe_every_n_publishes": 5,
     "actor.max_num_seqs": 32,

@@ -80,12 +80,14 @@ def watch() -> None:
     watch_restore()
 
 
-def allow_failed_saves() -> None:
-    """A disk of the campaign may stay full for many saves."""
+def set_limits() -> None:
+    """A disk of the campaign may stay full for many saves, and a version is replaced soon."""
     import learner.follower
     import learner.run
+    from launch.services import snapshot_service
 
     learner.run.MAX_FAILED_IN_A_ROW = learner.follower.MAX_FAILED_IN_A_ROW = 1000
+    snapshot_service.READER_GRACE_S = 3.0
 
 
 def keep_what_is_compiled() -> None:
@@ -161,7 +163,7 @@ def main() -> int:
     """Runs `launch.learner`; jax is loaded a little sooner than there."""
     watch()
     keep_what_is_compiled()
-    allow_failed_saves()
+    set_limits()
     if how := os.environ.get(BREAK):
         break_rule(how)
     return learner.main()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from actor.engine_protocol import Sample
+from actor.vllm import lora_serving
 from actor.vllm.engine import VllmEngine
 from actor.vllm.engine_setup import set_environment
 from actor.weights.client import WeightClient
@@ -47,7 +48,7 @@ class EngineKind:
     """Makes a small KV cache."""
     tensor_parallel_size: int = 1
     max_adapters: int = 0
-    """0: whole weights are published."""
+    """Value of `lora_serving.MAX_ADAPTERS`. 0: whole weights are published."""
 
     def __str__(self) -> str:
         told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
@@ -161,7 +162,6 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
             kv_cache=kind.kv_cache,
             at_publish=kind.at_publish,
             lora="adapter" if kind.max_adapters else "merged",
-            max_adapters=kind.max_adapters or 4,
         ),
         lora=LORA if kind.max_adapters else LoraConfig(),
         actor=ActorConfig(
@@ -174,6 +174,7 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
     )
     model = for_adapters(read_model_folder(folder, dtype=config.model.served_dtype), config)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lora_serving, "MAX_ADAPTERS", kind.max_adapters)
         if kind.num_kv_blocks is not None:
             set_environment(config)
             import vllm

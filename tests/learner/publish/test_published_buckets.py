@@ -1,6 +1,5 @@
 """A bucket beside other destinations: slow, hanging, healing, or the only one."""
 
-import dataclasses
 import queue
 import threading
 
@@ -54,7 +53,7 @@ def test_bucket_that_hangs_for_ever_delays_nobody_and_its_versions_give_way_to_n
     assert_same(setup.tensors(), wanted_of(params))
     said = []
     monkeypatch.setattr(publisher.logging, "error", lambda text, *args: said.append(text % args))
-    monkeypatch.setattr(published, "_config", dataclasses.replace(published._config, bucket_wait_s=1e-9))
+    monkeypatch.setattr(publisher, "BUCKET_WAIT_S", 1e-9)
     published.finish()
     assert len(said) == 1 and "publish incomplete version=2:5 destination=bucket" in said[0]
     monkeypatch.setattr(publisher, "_CLOSE_S", 0.0)

@@ -252,7 +252,7 @@ def _server_connections(transfers: Transfers) -> Resource:
         load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, RetryPolicy()),
         capacity=MAX_CONNECTIONS * transfers.num_learner_hosts,
         unit="connections",
-        remedy="a higher publish.max_connections, more engines a host, or a bucket in place of the links "
+        remedy="more learner hosts, more engines a host, or a bucket in place of the links "
         "(publish.bucket with publish.serve=none)",
     )
 

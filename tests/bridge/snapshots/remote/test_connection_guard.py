@@ -144,4 +144,4 @@ def test_a_thousand_idle_connections_leave_a_known_one_and_a_new_one_served(num)
         for one in idle:
             one.close()
 
-    with_door(body)
+    with_door(body, max_connections=256)

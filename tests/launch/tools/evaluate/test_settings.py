@@ -136,7 +136,7 @@ def test_settle_of_a_run_with_adapters_serves_the_folder_without_any(model):
     base = dataclasses.replace(
         overrides.load_preset("tiny"),
         lora=LoraConfig(rank=16, alpha=8.0, targets="q,v"),
-        publish=PublishConfig(lora="adapter", max_adapters=2),
+        publish=PublishConfig(lora="adapter"),
     )
     config = settled(model, base=base)
     assert base.publishes_adapters and not config.publishes_adapters

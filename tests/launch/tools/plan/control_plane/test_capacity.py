@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.snapshots.remote.connection_guard import MAX_CONNECTIONS
 from launch.tools.plan.control_plane import capacity
 from launch.tools.plan.control_plane.capacity import bottleneck, generate_groups_per_s, train_groups_per_s
 from launch.tools.plan.control_plane.loads import Workload
@@ -102,7 +103,7 @@ def test_weights_load_links_by_hosts_and_versions():
     assert loads["learner hosts' links"] == (2000, 10_000)
     assert loads["actor hosts' links"] == (2000, 3000)
     assert loads["learner hosts' writing"] == (1000, 5000)
-    assert loads["snapshot servers' connections"] == (8, 512)
+    assert loads["snapshot servers' connections"] == (8, 2 * MAX_CONNECTIONS)
     assert loads["leading host's link"] == (4 * 3069, 10_000)
 
 
