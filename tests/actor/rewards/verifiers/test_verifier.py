@@ -209,7 +209,8 @@ def test_pool_judges_code_in_a_worker_whose_sandboxes_wait_since_it_loaded():
         one = pool()
         try:
             await one.load("code")
-            assert len(sandboxes_of(worker_of())) >= 1
+            worker = worker_of()
+            await asyncio.to_thread(wait_until, lambda: bool(sandboxes_of(worker)), "a sandbox waits", deadline_s=60)
             # What a sandbox may have is bounded by the hard limit of who starts it.
             hard = psutil.Process().rlimit(psutil.RLIMIT_AS)[1]
             assert worker_of().rlimit(psutil.RLIMIT_AS) == (MAX_MEMORY_BYTES, hard)
@@ -248,8 +249,8 @@ def test_worker_that_ends_in_order_leaves_nothing():
         one = pool()
         await one.load("code")
         worker = worker_of()
-        below = worker.children(recursive=True)
-        assert below
+        await asyncio.to_thread(wait_until, lambda: bool(sandboxes_of(worker)), "a sandbox waits", deadline_s=60)
+        below = sandboxes_of(worker)
         for w in one._workers:  # its input ends, as when the actor closes it
             w.close_input()
         await asyncio.to_thread(wait_until, lambda: not any(map(is_running, [worker, *below])), "gone", deadline_s=30)
