@@ -29,9 +29,12 @@ def test_load_preset_every_preset_comes_in_every_size(name, size):
     assert config.model.served_dtype == ("float32" if size == ":tiny" else "bfloat16")
 
 
-def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
+def test_load_preset_tiny_is_rolloutpipe_with_four_times_the_samples_per_update():
     tiny, full = preset("tiny"), preset("rolloutpipe:tiny")
-    assert dataclasses.replace(tiny, preset=full.preset, run=full.run) == full
+    larger = {name: getattr(full, name) for name in ("rounds", "optimizer", "packing", "actor")}
+    assert dataclasses.replace(tiny, preset=full.preset, run=full.run, **larger) == full
+    assert tiny.rounds == dataclasses.replace(full.rounds, groups_per_round=128, groups_per_update=64)
+    assert 64 == 4 * full.rounds.groups_per_update and 128 == 4 * full.rounds.groups_per_round
     assert (tiny.preset, tiny.run.name) == ("tiny", "tiny")
 
 

@@ -46,6 +46,7 @@ def test_nearly_all_that_can_be_typed_is_tried():
 
 @pytest.mark.nightly
 @pytest.mark.integration
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES)
 def test_page_does_what_it_says(clone: pathlib.Path, page: str):
     for name, text in files(DOCS / f"{page}.md").items():
