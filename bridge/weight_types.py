@@ -120,7 +120,7 @@ class DeltaEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Equal rectangles of consecutive tensors with one shape and dtype.
+    """The same rectangle in each of several consecutive tensors that have one shape and dtype.
 
     A tensor counts as a matrix `[rows, cols]`: its last dim is the columns, and all other dims are rows. A vector is
     one row.

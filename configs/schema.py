@@ -132,9 +132,9 @@ class Config:
         rounds, every = self.rounds, self.publish.every_n_steps
         if rounds.overprovision_prompts > 1 and self.sequences < rounds.groups_per_race * rounds.requests_per_group:
             raise ValueError(
-                f"rounds.overprovision_prompts: expected a window of a speculative batch, {rounds.groups_per_race} "
-                f"groups of {rounds.requests_per_group} sequences (eta_P U, eta_R K), got {self.sequences} sequences. "
-                "Raise admission.sequences or admission.width"
+                f"rounds.overprovision_prompts: expected admission.sequences >= {rounds.groups_per_race} groups of "
+                f"{rounds.requests_per_group} sequences (eta_P U, eta_R K), which are sampled at once, got "
+                f"{self.sequences}. Raise admission.sequences or admission.width"
             )
         if rounds.train_start == "round_complete":
             raise ValueError("rounds.train_start=round_complete requires publish.when=round_end")

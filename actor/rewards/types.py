@@ -106,7 +106,7 @@ def answer_key(text: str) -> str:
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """Context shared by several responses."""
+    """Verifier inputs shared by all responses of a process, besides the response and its problem."""
 
     settings: RewardsConfig = RewardsConfig()
     case_timeouts_s: Sequence[float] = ()

@@ -309,7 +309,7 @@ def _numbers(table: str, column: int) -> list[int]:
 
 
 def program(machine: str | None = None) -> bytes:
-    """Returns this machine's filter as an array of struct sock_filter.
+    """Returns the seccomp filter for a CPU architecture, as an array of struct sock_filter.
 
     Raises:
       ValueError: the tables lack the machine's system calls.

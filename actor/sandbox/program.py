@@ -146,9 +146,11 @@ class Outcome:
         try:
             said = json.loads(self.returned)
         except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
-            raise ValueError(f"the function returned nothing that can be read: {type(e).__name__}") from e
+            raise ValueError(f"the function's return value could not be decoded: {type(e).__name__}") from e
         if not isinstance(said, dict) or set(said) != {"result"}:
-            raise ValueError("the function returned nothing that can be read: not what the harness writes")
+            raise ValueError(
+                "the function's return value could not be decoded: the program changed the output of the harness"
+            )
         return said["result"]
 
 

@@ -129,7 +129,9 @@ _CONFIG = "config.json"
 
 
 def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
-    """Returns the folder for published adapters: the adapters' tensors are expected, the folder's are the base.
+    """Returns the model folder of a run that publishes only LoRA adapters.
+
+    Snapshots must contain the adapters' tensors; the tensors in the folder are the base weights.
 
     Raises:
       ValueError: the model lacks a matrix that an adapter targets.

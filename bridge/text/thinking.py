@@ -72,7 +72,7 @@ _THOUGHT, _ANSWER = "Sluicethought", "Sluiceanswer"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts of a response."""
+    """Response split into thinking and answer."""
 
     thinking: str = ""
     """Text between the marks; several blocks are joined by line breaks."""

@@ -34,7 +34,7 @@ def tiny() -> Config:
 
 
 def tiny_calculator() -> Config:
-    """`rolloutpipe` with a calculator tool: arithmetic that the model can only solve with the tool, on two CPU cores."""
+    """`rolloutpipe` on arithmetic that the model can only solve with a calculator tool, on two CPU cores."""
     config = rolloutpipe.rolloutpipe("tiny")
     return dataclasses.replace(
         config,

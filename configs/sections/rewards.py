@@ -113,7 +113,8 @@ class JudgeConfig(CheckedSection):
         default_factory=lambda: dict[str, Literal["number", "string", "boolean"]](reason="string", score="number")
     )
     """Required JSON fields and their types, for parser=json. Must include `score` as a number. Requests ask for
-    structured output (`response_format`) with these fields until the endpoint rejects it."""
+    structured output (`response_format`) with these fields until the endpoint rejects it. None: a number `score` and
+    a string `reason`."""
     pattern: str = r"(?i)\bscore\b[\s:=*_`]*(-?\d+(?:\.\d+)?)"
     """Regular expression of the score, for parser=regex. Its first group is the number."""
     verdicts: dict[str, Finite] = dataclasses.field(

@@ -21,8 +21,9 @@ class AdmissionConfig(CheckedSection):
     """Admission: the tickets that may be in service concurrently."""
 
     policy: Literal["fifo", "frontier", "window"] = "fifo"
-    """Admission policy. `fifo`: all open tickets. `frontier`: the `width` lowest orders (RolloutPipe eq. 5-6).
-    `window`: H sequences in progress, each finished sequence is replaced (PipelineRL Algorithm 2)."""
+    """Tickets that may start sampling. `fifo`: all open tickets. `frontier`: the `width` open tickets that were issued
+    first (RolloutPipe eq. 5-6). `window`: so many that `sequences` are in progress; a finished one is replaced
+    immediately (PipelineRL Algorithm 2)."""
     width: CountOrZero = 0
     """Groups in service, summed over all actors. 0: unlimited for fifo, U for frontier, 4 eta_P U for window, or (1 +
     async_ratio) eta_P U if async_ratio is set."""

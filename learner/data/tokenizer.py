@@ -258,7 +258,10 @@ def _chat(raw: RawProblem, messages: tuple[JsonObject, ...], tokenizer: Tokenize
 
 
 def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
-    """Returns the texts after the tokenizer prefix; raises ValueError if the row needs a chat template."""
+    """Returns a prompt without chat template: the row's texts after the tokenizer's leading tokens, such as BOS.
+
+    Raises ValueError if the row requires a chat template.
+    """
     fields = {name for m in raw.messages for name, value in m.items() if value not in NOTHING}
     has_only = sorted(fields - {"role", "content", "name", "prefix", *MAY_BE_DROPPED})
     has_only += ["tools"] * bool(raw.tools) + ["template arguments"] * bool(raw.template_arguments)

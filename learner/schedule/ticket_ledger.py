@@ -233,7 +233,7 @@ class TicketLedger(abc.ABC):
         return Consumed(ends_update=self._num_consumed % self._rounds.groups_per_update == 0, ends_round=ends_round)
 
     def reopen_update(self) -> list[Ticket]:
-        """Reopens the tickets of the update last consumed, whose groups were not trained."""
+        """Reopens the tickets of the most recent update, whose groups were consumed but not trained."""
         tickets, self._update = self._update, []
         self._open |= {t.id: t for t in tickets}
         self._num_consumed -= len(tickets)

@@ -106,7 +106,7 @@ class WindowPlanner(TicketLedger):
         return done
 
     def reopen_update(self) -> list[Ticket]:
-        """Reopens the tickets of the update last consumed, whose groups were not trained."""
+        """Reopens the tickets of the most recent update, whose groups were consumed but not trained."""
         tickets = super().reopen_update()
         self._races.reopen_update(t.order for t in tickets)
         return tickets

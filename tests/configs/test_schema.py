@@ -156,7 +156,7 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
                 admission=sections.AdmissionConfig(policy="window", sequences=14),
                 publish=sections.PublishConfig(when="every"),
             ),
-            "expected a window of a speculative batch, 5 groups of 3 sequences .* got 14",
+            "admission.sequences >= 5 groups of 3 sequences .* got 14",
         ),
         (
             ELASTIC | dict(rounds=rounds(R=4, U=4, overprovision_prompts=1.25)),

@@ -120,7 +120,7 @@ class FoundRun:
 
 
 def find_runs(db: psycopg.Connection, name_or_id: str) -> list[FoundRun]:
-    """Returns the runs with that name or id that this role may serve or lead, newest first."""
+    """Returns the runs with that name or id that this database role may access as actor or learner, newest first."""
     found = "SELECT run, finished_step FROM sluice.runs WHERE run = %s OR name = %s ORDER BY created_s DESC, run"
     return [FoundRun(run, step) for run, step in db.execute(found, (name_or_id, name_or_id)).fetchall()]
 

@@ -104,7 +104,10 @@ class GroupBucket(SharedStore):
 
     @contextlib.contextmanager
     def _stowed(self, ticket_id: str, message: bytes) -> Generator["BlobLocation"]:
-        """Yields the location of a group's message, and deletes its object again if the row is permanently rejected."""
+        """Stores a group's message as an object if it is large, and yields its location (empty: within the row).
+
+        Deletes the object if the database permanently rejects the row.
+        """
         if self._objects is None or len(message) <= self._inline_bytes:
             yield BlobLocation(message, None)
             return

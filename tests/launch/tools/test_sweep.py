@@ -61,7 +61,7 @@ def test_points_of_a_file_are_trained_over_the_flags(trained, monkeypatch, tmp_p
         '[{"run.seed": 2}, {"optimizer.learning_rate": 0.5, "loss.advantage": "rloo"}]'
     )
     assert run(monkeypatch, tmp_path, {"run.seed": "7"}, points=str(tmp_path / "points.json")) == 0
-    assert [(seed, rate) for _, seed, rate in trained] == [(2, 5e-4), (7, 0.5)]
+    assert [(seed, rate) for _, seed, rate in trained] == [(2, 1e-3), (7, 0.5)]
 
 
 def test_failed_point_does_not_stop_the_others_and_only_incomplete_points_are_trained_again(
