@@ -265,10 +265,7 @@ async def _serve(
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
     asyncio.get_running_loop().set_default_executor(threads)
     # These objects must be created inside the event loop that uses them.
-    settings = config.rewards
-    anchors = AdaptiveTimeouts(
-        joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
-    )
+    anchors = AdaptiveTimeouts.of_config(joined.store, config.rewards)
     rewards = build_scorer(config, judge, own=joined.custom_verifiers, anchors=anchors)
     episodes = build_episodes(config, engine, joined.model.path)
     weights = WeightClient(joined.source, engine, timeline=timeline)

@@ -12,6 +12,7 @@ from absl import logging
 from bridge.rollout_types import Task
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import MAX_CASE_S, MAX_CASES
+from configs.sections import RewardsConfig
 
 MAX_KNOWN_CASES = 2**17
 """Maximum test cases, over all tasks, whose anchors an actor keeps in memory (a few megabytes)."""
@@ -74,6 +75,11 @@ class AdaptiveTimeouts:
         """Tasks to query in the store, in FIFO order."""
         self._raises: dict[str, tuple[float, ...]] = {}
         self._calls: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of_config(cls, store: ActorStore, settings: RewardsConfig) -> "AdaptiveTimeouts":
+        """Returns the timeouts of a run's test cases."""
+        return cls(store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s)
 
     def begin(self, key: str) -> None:
         """Queries other actors' anchors for a task whose group begins. Call it only for tasks with timed test cases.

@@ -78,9 +78,7 @@ def test_two_processes_one_of_them_killed_all_end_and_the_next_start_goes_on_to_
         print(f"all ended {time.monotonic() - start:.1f} s after the kill with codes {codes}")
         assert codes[killed] == -signal.SIGKILL and 0 not in codes
         before = job.losses()
-        job = hosts_jobs.start(
-            run, model, count=2, devices_each=1, mesh__fsdp=2, run__num_updates=2000, checkpoint__on_stop=True
-        )
+        job = hosts_jobs.start(run, model, count=2, devices_each=1, mesh__fsdp=2, run__num_updates=2000)
         last = max(before) + 4
         wait_until(lambda: max(job.losses()) >= last, f"step {last}", deadline_s=600.0)
         job.signal(1, signal.SIGTERM)  # whoever is asked, all end together, by code

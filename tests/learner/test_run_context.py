@@ -10,7 +10,7 @@ from bridge.store.open import SqliteStore
 from bridge.store.store_types import LearnerLivesError
 from configs.run_folder import set_up_run
 from configs.schema import Config
-from configs.sections import RunConfig, SupervisionConfig
+from configs.sections import RunConfig, StoreConfig, SupervisionConfig
 from learner import run_context as learner_store
 from learner.run_context import acquire_leadership, open_run_store
 
@@ -91,3 +91,12 @@ def test_store_of_a_run_is_a_file_in_its_folder_unless_the_config_says_otherwise
     config = config_in(tmp_path / "run")
     with contextlib.closing(open_run_store(config, tmp_path / "run")):
         assert (tmp_path / "run" / "store.sqlite").is_file()
+
+
+def test_run_of_a_store_may_be_served_by_the_role_that_it_names(tmp_path, monkeypatch):
+    created = []
+    monkeypatch.setattr(learner_store, "create_run", lambda url, **fields: created.append((url, fields["actor_role"])))
+    config = Config(preset="test", run=RunConfig(dir=str(tmp_path / "run")), store=StoreConfig(actor_role="site_b"))
+    set_up_run(config)
+    open_run_store(config, tmp_path / "run").close()
+    assert created == [(f"sqlite:///{tmp_path}/run/store.sqlite", "site_b")]

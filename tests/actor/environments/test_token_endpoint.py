@@ -140,6 +140,14 @@ class HangingAt(ScriptedEngine):
 
 
 @pytest.mark.heavy
+def test_environment_that_plays_for_longer_than_an_episode_may_last_is_an_error():
+    engine = HangingAt(0)
+    with pytest.raises(EpisodeError, match=r"no answer to act after 0.5 s \(1 attempts\)"):
+        play(engine, turns=1, retries=0, episode_timeout_s=0.5)
+    assert engine.cancelled == ["t.0@0.0"]
+
+
+@pytest.mark.heavy
 def test_environment_that_breaks_off_a_turn_is_an_error_and_played_again():
     engine = HangingAt(1)
     with pytest.raises(EpisodeError, match="abandoned a turn .* .2 attempts"):

@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
 import blake3
 import hypothesis.strategies as st
@@ -15,6 +15,7 @@ from hypothesis import given
 from actor.rewards.adaptive_timeout import TASKS_AT_ONCE, AdaptiveTimeouts, task_key, timeout_s
 from bridge.rollout_types import Task
 from bridge.store.store_types import MAX_CASES, StoreLostError
+from configs.sections import RewardsConfig
 from tests.actor.fakes import until
 from tests.actor.loop_setup import run
 
@@ -131,6 +132,20 @@ def test_timeouts_are_of_what_other_actors_found_once_the_store_has_said_so():
         anchors.begin("a")
         await until(lambda: anchors.timeouts_s("a")[1] > 6.0, "a later group hears of it")
         assert anchors.timeouts_s("a") == pytest.approx((2.0, 12.0, 30.0))
+        await anchors.close()
+
+    run(body())
+
+
+def test_timeouts_of_a_run_have_its_factor_and_its_bounds():
+    async def body():
+        store = Store()
+        store.rows = {"a": (0.1, 2.0, 9.0)}
+        settings = RewardsConfig(timeout_factor=3.0, min_timeout_s=1.0, max_timeout_s=10.0)
+        anchors = AdaptiveTimeouts.of_config(cast(Any, store), settings)
+        anchors.begin("a")
+        await until(lambda: anchors.timeouts_s("a") != (), "the store has said what it knows")
+        assert anchors.timeouts_s("a") == pytest.approx((1.0, 6.0, 10.0))
         await anchors.close()
 
     run(body())

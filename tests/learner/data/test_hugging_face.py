@@ -87,3 +87,18 @@ def test_load_without_the_library_names_the_extra(folder, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_datasets)
     with pytest.raises(ValueError, match=r"needs the library `datasets`.*pip install -e .*\[huggingface\]"):
         load(source_of(folder), ("prompt", "answer"), split="train")
+
+
+def test_load_asks_for_the_revision(monkeypatch):
+    asked = []
+
+    def load_dataset(name, subset, *, split, revision):
+        asked.append((name, subset, split, revision))
+        raise OSError("offline")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    for revision in ("v1.2", ""):
+        source = sections.PromptsConfig(path="hf:owner/sums", revision=revision).sources[""]
+        with pytest.raises(ValueError, match="cannot be loaded: offline"):
+            load(source, ("prompt",), split="train")
+    assert asked == [("owner/sums", None, "train", "v1.2"), ("owner/sums", None, "train", None)]

@@ -191,6 +191,7 @@ def test_evaluation_that_ends_on_newer_weights_has_their_range(start):
 
 def test_publish_that_waits_has_evaluations_of_one_version(start):
     job = start(at_publish="wait", sets={"heldout": EvaluationSet(k=2)})
+    assert job.config.evaluation.at_publish == "wait" and job.evaluations.waits
     for step in (0, 2, 4):
         job.publish(step)
     assert job.rows() == [("eval", 0), ("eval", 2)] and len(job.served) == 4

@@ -214,6 +214,20 @@ def test_response_that_is_too_long_for_the_judge_is_shortened_and_asked_about_ag
     run(body())
 
 
+def test_response_longer_than_the_bound_loses_its_middle_in_the_first_request():
+    async def body() -> None:
+        async with endpoint.serving(endpoint.score(7)) as served:
+            one = judge(served, max_response_chars=20)
+            await one.score(response("begin " + "w" * 100 + " end"), TASK)
+            await one.score(response("w" * 20), TASK)
+            long, short = (b["messages"][1]["content"] for b in served.bodies)
+            assert "begin wwww\n[... 90 characters left out ...]\nwwwwww end" in long
+            assert "w" * 20 in short and "left out" not in short
+            await one.close()
+
+    run(body())
+
+
 def test_slow_endpoint_is_a_timeout_that_is_tried_again():
     async def body() -> None:
         never = asyncio.Event()
