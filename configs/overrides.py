@@ -23,6 +23,7 @@ import msgspec
 from configs import custom_functions, suggestions, toml_config
 from configs.schema import Config
 from configs.sections.loss import LOSS_CONSTANTS
+from configs.sections.rewards import JudgeEngine
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
@@ -245,6 +246,8 @@ def _field_type(path: str) -> Any:
             raise ValueError(f"config.{'.'.join(seen)}: expected no subfield, got {part!r}")
         hints = typing.get_type_hints(node)
         if part not in hints:
+            if seen == ["judge"] and part in typing.get_type_hints(JudgeEngine):
+                raise ValueError(f"config has no field {path!r}; did you mean 'judge.engine.{part}'?")
             instead = suggestions.unknown_field(path, part, seen, list(hints), field_paths())
             raise ValueError(f"config has no field {path!r}; {instead}")
         node = hints[part]
