@@ -372,3 +372,8 @@ def test_answers_travel_and_a_long_one_is_refused():
         assert codec.decode(Group, codec.encode(group)).rollouts[0].scores[0].answer == answer
     with pytest.raises(ValueError, match="at most 200 characters"):
         RewardScore(name="math", value=0.5, verdict="ok", answer="x" * 201)
+
+
+def test_score_of_an_unknown_verdict_is_refused():
+    with pytest.raises(ValueError, match="verdict"):
+        RewardScore(name="math", value=0.5, verdict="fine")  # pyright: ignore[reportArgumentType]
