@@ -58,4 +58,4 @@ def test_train_continues_the_run_and_its_model_is_evaluated_and_reported(swept, 
     found = api.evaluate(run_dir=run, out=tmp_path / "found.json", on_output=None, k=2)
     (of,) = found["sets"]
     assert found["step"] == 8 and of["k"] == 2 and 0 <= of["metrics"]["avg@2"]["value"] <= 1
-    assert api.report(run, out=tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert run.name in api.report(run, out=tmp_path / "report.html").read_text()
