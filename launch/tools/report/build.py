@@ -2,18 +2,15 @@
 
 import dataclasses
 import datetime
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bridge.files import replace_file
 from configs.extras import install_command
-from launch.tools.report import figures, page, run_data, timeline_spans
+from launch.tools.report import figures, fixed_figures, page, run_data, summary, timeline_spans
 from launch.tools.report.page import ShownSamples, render, shown_samples
-from launch.tools.report.run_data import RunData, column, read_runs
+from launch.tools.report.run_data import RunData, read_runs
 from launch.tools.report.timeline_rounds import Fault
 from launch.tools.report.timeline_spans import KINDS
 from launch.tools.samples.samples_view import read_samples, visible
@@ -48,20 +45,26 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
     runs = read_runs(folders)
     found = [run_data.of_run(run.folder) for run in runs]
     rows = run_data.rows_of(((run.label, of) for run, (of, _) in zip(runs, found, strict=True)), others)
-    sections, sources = figures.draw(runs)
-    models = {f"figure-{i}-{j}": d.model for i, (_, of) in enumerate(sections) for j, d in enumerate(of)}
-    for name, model in models.items():
-        model.name = name
+    drawn = figures.draw(runs)
+    sources = drawn.sources
+    samples = [read_samples(run.folder) for run in runs]
+    histogram = fixed_figures.reward_histogram(runs, samples)
+    sections = [(title, list(of)) for title, of in drawn.sections]
+    if histogram is not None:
+        sections[:1] = [(sections[0][0], [*sections[0][1], histogram])] if sections else [("Rewards", [histogram])]
+    models = {one.id: one.model for one in [*drawn.all, *([histogram] if histogram else [])]}
     if runs:
-        models["timeline"] = figures.timeline()
-    shown = [shown_samples(read_samples(r.folder), budget_bytes=page.BUDGET_BYTES // len(runs)) for r in runs]
+        models["timeline"] = fixed_figures.timeline()
+    shown = [shown_samples(of, budget_bytes=page.BUDGET_BYTES // len(runs)) for of in samples]
     told = [timeline_spans.read_rounds(r, budget_bytes=timeline_spans.BUDGET_BYTES // len(runs)) for r in runs]
     return render(
         models=models,
         data={
             "kinds": list(KINDS),
             "axes": [dataclasses.asdict(axis) for axis in sources.axes.all],
-            "sources": sources.names,
+            "sources": [{"name": name, "updates": num} for name, num in sources.updates_per_point.items()],
+            "windows": figures.windows(runs),
+            "window": figures.default_window(runs),
             "runs": [
                 {"label": visible(run.label), "samples": s.groups, "rounds": t.drawn, "num_rounds": t.num_rounds}
                 for run, s, t in zip(runs, shown, told, strict=True)
@@ -72,19 +75,20 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         runs=[_about(r, s) for r, s in zip(runs, shown, strict=True)],
         colours=figures.COLOURS,
-        numbers=_numbers(runs),
-        sections=[
-            {
-                "title": title,
-                "figures": [
-                    {"name": f"figure-{i}-{j}", "title": d.panel.title, "note": d.panel.note, "keys": d.keys}
-                    for j, d in enumerate(of)
-                ],
-            }
-            for i, (title, of) in enumerate(sections)
+        reward=drawn.reward,
+        tables=[
+            ("Mean reward", summary.results(runs)),
+            ("Cost", summary.costs(runs)),
+            ("Diagnostics", summary.diagnostics(runs)),
         ],
+        provenance=summary.provenance(runs),
+        problems=[
+            {"label": visible(run.label), "rows": found, "num": num}
+            for run, (found, num) in zip(runs, map(summary.problems, samples), strict=True)
+        ],
+        sections=sections,
         thinned=[
-            f"{label}: a point of the curves over {kind} rows is the mean of {num} (of what is a maximum, the largest)"
+            f"{label}, {kind} rows: each point of a curve is the mean of {num} rows; for a maximum, their maximum"
             for (label, kind), num in sources.thinned.items()
         ],
         faults=[
@@ -94,101 +98,16 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
         config=_config_table(runs),
         evaluated=rows,
         num_unreadable_results=sum(num for _, num in found),
-        kinds=list(KINDS),
     )
 
 
 def _about(run: RunData, shown: ShownSamples) -> Json:
     return {
         "label": visible(run.label),
-        "folder": visible(str(run.folder)),
-        "preset": visible(str(run.config.get("preset", ""))),
-        "outcome": visible(str(run.summary.get("outcome", "under way"))),
         "num_shown": shown.num_shown,
         "num_kept": shown.num_kept,
         "num_unreadable": shown.num_unreadable + run.num_unreadable,
     }
-
-
-def _numbers(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Returns the summary rows (title, value per run); rows without any value are left out."""
-    rows: list[tuple[str, list[str]]] = []
-
-    def add(title: str, values: list[str]) -> None:
-        if any(v != "-" for v in values):
-            rows.append((title, values))
-
-    def of(kind: str, name: str, how: str) -> list[float]:
-        return [_of_column(run, kind, name, how) for run in runs]
-
-    add("optimizer steps", [f"{_last_step(r)} of {r.setting('run', 'num_updates', '?')}" for r in runs])
-    first, last = of("eval", "eval/reward", "first"), of("eval", "eval/reward", "last")
-    errors = [figures.standard_error(r, "eval", "eval/reward") for r in runs]
-    add(
-        "held-out reward, first",
-        [_with_error(v, e[0] if e.size else math.nan) for v, e in zip(first, errors, strict=True)],
-    )
-    add(
-        "held-out reward, last",
-        [_with_error(v, e[-1] if e.size else math.nan) for v, e in zip(last, errors, strict=True)],
-    )
-    add("training reward, last tenth", [_number(v) for v in of("step", "reward/mean", "late")])
-    add("response length, last tenth", [_number(v, " tokens") for v in of("step", "response/mean_tokens", "late")])
-    add("training time", [_duration(v) for v in of("step", "time/step_s", "sum")])
-    add("throughput", [_number(_tokens_per_s(run), " tokens/s") for run in runs])
-    add("trainer waiting ratio", [_number(v) for v in of("round", "round/waiting_ratio", "mean")])
-    add("lag, mean", [_number(v, " steps") for v in of("step", "lag/mean", "mean")])
-    add("lag, oldest token", [_number(v, " steps") for v in of("step", "lag/max", "max")])
-    add("effective sample size", [_number(v) for v in of("step", "ess", "mean")])
-    add("generation pause per update", [_number(v * 1e3, " ms") for v in of("step", "actor/pause_s", "mean")])
-    add("engine against learner, at most", [_number(v, " nats") for v in of("probe", "parity/max_abs_dlogprob", "max")])
-    add("groups kept out", [_number(v) for v in of("step", "groups/dropped", "last")])
-    return rows
-
-
-def _tokens_per_s(run: RunData) -> float:
-    """Returns trained tokens over training seconds; NaN without an update."""
-    rates, seconds = (column(run.of("step"), name) for name in ("tokens_per_s", "time/step_s"))
-    known = ~np.isnan(rates * seconds)
-    return float((rates * seconds)[known].sum() / seconds[known].sum()) if known.any() else math.nan
-
-
-def _of_column(run: RunData, kind: str, name: str, how: str) -> float:
-    values = column(run.of(kind), name)
-    values = values[~(values != values)]
-    if not values.size:
-        return math.nan
-    found = {
-        "first": lambda: values[0],
-        "last": lambda: values[-1],
-        "late": lambda: values[-max(1, values.size // 10) :].mean(),
-        "mean": values.mean,
-        "max": values.max,
-        "sum": values.sum,
-    }
-    return float(found[how]())
-
-
-def _last_step(run: RunData) -> int:
-    return run.of("step")[-1]["step"] if run.of("step") else 0
-
-
-def _number(value: float, unit: str = "") -> str:
-    if not math.isfinite(value):
-        return "-"
-    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}") + unit
-
-
-def _with_error(value: float, error: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.3f} ± {error:.3f}" if math.isfinite(error) else f"{value:.3f}"
-
-
-def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "-"
-    return f"{seconds:.0f} s" if seconds < 120 else str(datetime.timedelta(seconds=int(seconds)))
 
 
 def _moment(fault: Fault) -> str:
@@ -233,5 +152,5 @@ def check_library() -> None:
         import bokeh  # noqa: F401
     except ImportError as e:
         raise ValueError(
-            f"launch.tools.report draws with bokeh, which is not installed: {install_command('report')}"
+            f"launch.tools.report: expected bokeh, which is not installed. Install it: {install_command('report')}"
         ) from e

@@ -1,9 +1,9 @@
 """Writes runs as one HTML file: `python -m launch.tools.report --run_dir=runs/NAME [--run_dir=runs/OTHER ...]`.
 
-Shows curves, the timeline of rounds, searchable samples, faults and config; several runs appear side by side. It
-includes the results of launch.tools.evaluate for a run's checkpoints. --results=FILE adds those of other models and
-needs no run. The file is self-contained and opens without a network. --serve shows it on this machine and follows a
-running run.
+The report shows rewards, cost and provenance, curves, rewards per problem, the timeline of rounds, searchable samples,
+faults and the config. Several runs appear in the same figures. The results of launch.tools.evaluate for a run's
+checkpoints are included; --results=FILE adds those of other models and needs no run. The file is self-contained and
+opens without a network. --serve serves the report on this machine and follows a running run.
 """
 
 import pathlib
@@ -16,9 +16,9 @@ from launch import cli
 from launch.tools.report.build import check_library
 
 _OUT = flags.DEFINE_string(
-    "out", None, "Output file; default: report.html in the run's folder, or here for several runs."
+    "out", None, "Output file. Default: report.html in the run folder, or in the working directory for several runs."
 )
-_SERVE = flags.DEFINE_boolean("serve", False, "Serve the report on 127.0.0.1 and follow the run, until Ctrl-C.")
+_SERVE = flags.DEFINE_boolean("serve", False, "Serve the report on 127.0.0.1 and follow the run until Ctrl-C.")
 _PORT = flags.DEFINE_integer("port", 8800, "Port of --serve. 0 selects a free port.", lower_bound=0, upper_bound=65535)
 _RESULTS = flags.DEFINE_multi_string(
     "results",
@@ -35,9 +35,9 @@ def main() -> int:
         results = [file for given in _RESULTS.value for file in _files(given)]
         folders = [pathlib.Path(f) for f in cli.run_dirs()] if flags.FLAGS.run_dir or not results else []
         if _SERVE.value and _OUT.value is not None:
-            raise ValueError("--serve writes no file: leave out --out, or --serve")
+            raise ValueError("--out: expected no --out with --serve, which writes no file. Remove one of them.")
         if _SERVE.value and not folders:
-            raise ValueError("--serve follows a run: give --run_dir=FOLDER, or leave out --serve")
+            raise ValueError("--serve: expected --run_dir=FOLDER of a run to follow. Set it, or remove --serve.")
         check_library()
         if _SERVE.value:
             from launch.tools.report.server import serve
@@ -48,7 +48,7 @@ def main() -> int:
         target = target_of(folders)
         start_s = time.monotonic()
         num_bytes = write_report(folders, target, results=results)
-    print(f"report       {target}   ({num_bytes / 1e6:.1f} MB, made in {time.monotonic() - start_s:.1f} s)")
+    print(f"report       {target}   ({num_bytes / 1e6:.1f} MB, built in {time.monotonic() - start_s:.1f} s)")
     return 0
 
 

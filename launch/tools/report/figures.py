@@ -1,7 +1,8 @@
-"""Bokeh figures of the report."""
+"""Bokeh figures of the report: curves over the steps of runs."""
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,30 +12,33 @@ from bokeh.models import (
     ColumnDataSource,
     CrosshairTool,
     DataRange1d,
-    FixedTicker,
     GlyphRenderer,
     HoverTool,
     Model,
     Range1d,
-    Span,
+    SaveTool,
     TeeHead,
     Whisker,
 )
 from bokeh.plotting import figure
 from jaxtyping import Float64
 
-from launch.tools.report.panels import EVALUATION, REWARD, SECTIONS, STEP, Axes, Line, Panel, Section, expand, of_set
-from launch.tools.report.run_data import RunData, bins, column, downsample, metric_names, running_mean
+from launch.tools.report.panels import REWARD, SCORES, SECTIONS, STEP, Axes, Line, Panel, Section, expand, of_set
+from launch.tools.report.run_data import POSITION, RunData, bins, column, downsample, metric_names
 from launch.tools.samples.samples_view import visible
 
 COLOURS = ("#3b82c4", "#d9772b", "#2f9e6e", "#b45fa8", "#c0973a", "#d1495b", "#5f7fa8", "#7c7c7c")
 """Colors that are visible on white and dark gray, and distinguishable with most color-vision deficiencies."""
 _DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
-HEIGHT = 250
+HEIGHT, REWARD_HEIGHT = 250, 330
+MEAN = " mean"
+"""Suffix of the column with the running mean of a metric, which the page's script computes."""
 _MIN_SMOOTHED = 20
 """Minimum updates for a running mean over the curve."""
 _MAX_DOTTED = 40
 """Maximum points of a curve drawn with markers."""
+_ROUNDS = (1, 2, 5)
+"""Running-mean windows in rounds: these times powers of ten."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +58,31 @@ class LegendEntry:
 class Figure:
     """A figure with its note, and its legend, which is part of the page because it may be wider than the figure."""
 
-    panel: Panel
+    id: str
+    """Name of the model and of the page's element, to which a link may point."""
+    title: str
+    note: str
     model: Model
     keys: list[LegendEntry]
+    is_log: bool = False
+    has_log: bool = True
+    """True if the y axis may be logarithmic."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """All curves of a report."""
+
+    reward: Figure | None
+    """Reward curve at the top of the page."""
+    sections: list[tuple[str, list[Figure]]]
+    """Non-empty figures by section title."""
+    sources: "Sources"
+
+    @property
+    def all(self) -> list[Figure]:
+        """All figures in the order of the page."""
+        return [one for one in (self.reward, *(one for _, of in self.sections for one in of)) if one is not None]
 
 
 def name_of(run: int, line: int) -> str:
@@ -73,6 +99,7 @@ class Sources:
     def __init__(self, runs: Sequence[RunData]) -> None:
         self.axes = Axes(runs)
         self._made: dict[tuple[str, str], ColumnDataSource] = {}
+        self._updates: dict[tuple[str, str], int] = {}
         self.thinned: dict[tuple[str, str], int] = {}
         """Rows per point by (run, kind), if more than one."""
 
@@ -81,6 +108,7 @@ class Sources:
         key = (run.label, kind)
         if key not in self._made:
             steps = column(run.of(kind), "step")
+            self._updates[key] = run.updates_of(kind)
             starts = bins(steps.size)
             if starts.size < steps.size:
                 self.thinned[key] = int(starts[1])
@@ -89,9 +117,9 @@ class Sources:
         return self._made[key]
 
     @property
-    def names(self) -> list[str]:
-        """Source names, by which the page's script finds them."""
-        return [source.name for source in self._made.values() if source.name]
+    def updates_per_point(self) -> dict[str, int]:
+        """Updates per point of a source by its name, by which the page's script finds it; 0 if it is not smoothed."""
+        return {str(s.name): self.thinned.get(key, 1) * self._updates[key] for key, s in self._made.items()}
 
     def metric(self, run: RunData, kind: str, name: str) -> tuple[ColumnDataSource, str]:
         """Returns the source that contains a metric, and the name of its column."""
@@ -110,46 +138,97 @@ class Sources:
         return source
 
 
-def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Figure]]], Sources]:
-    """Returns the non-empty figures by section title, and their sources."""
+def draw(runs: Sequence[RunData]) -> Figures:
+    """Returns the curves of runs."""
     sources = Sources(runs)
     width = sources.axes.all[0].largest
     over = Range1d(name="over", start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
+    names = metric_names(runs)
+    ids: set[str] = set()
+    reward = _draw(REWARD, runs, names, sources, over, ids)
     drawn: list[tuple[str, list[Figure]]] = []
     for section in SECTIONS:
-        found = [_draw(panel, runs, sources, over) for panel in _panels(section, runs)]
+        found = [_draw(panel, runs, names, sources, over, ids) for panel in _panels(section, runs, names)]
         if found := [d for d in found if d is not None]:
             drawn.append((section.title, found))
-    return drawn, sources
+    return Figures(reward, drawn, sources)
 
 
-def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
+def windows(runs: Sequence[RunData]) -> list[int]:
+    """Returns the running-mean windows to choose from, in updates: 1 (none), and numbers of whole rounds.
+
+    A window of whole rounds weights each update of a round equally. With two updates per round, the mean of an odd
+    number of updates would alternate with the lag.
+    """
+    longest = max((len(run.of("step")) for run in runs), default=0)
+    per_round = max((run.updates_per_round for run in runs), default=1)
+    found = {1}
+    if longest >= _MIN_SMOOTHED:
+        powers = range(len(str(longest)))
+        found |= {w for p in powers for n in _ROUNDS if (w := n * 10**p * per_round) <= longest // 2}
+    return sorted(found)
+
+
+def default_window(runs: Sequence[RunData]) -> int:
+    """Returns the smallest window over at least a 25th of the longest run."""
+    found = windows(runs)
+    longest = max((len(run.of("step")) for run in runs), default=0)
+    return next((w for w in found if 25 * w >= longest), found[-1]) if len(found) > 1 else 1
+
+
+def figure_id(title: str, taken: set[str]) -> str:
+    """Returns an unused id of a figure for links, and adds it to `taken`."""
+    base = name = "fig-" + (re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "figure")
+    number = 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    taken.add(name)
+    return name
+
+
+def _panels(section: Section, runs: Sequence[RunData], names: dict[str, set[str]]) -> list[Panel]:
     panels: list[Panel] = []
     for panel in section.panels:
         panels.append(panel)
-        if panel is EVALUATION:
-            kinds = sorted({kind for run in runs for kind in run.eval_kinds})
-            panels += [of_set(kind, sorted({n for r in runs for n in metric_names(r.of(kind))})) for kind in kinds]
+        if panel is SCORES:
+            panels += [of_set(kind, names) for kind in sorted({kind for run in runs for kind in run.eval_kinds})]
     return panels
 
 
-def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Figure | None:
-    lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
-    lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
+def _draw(
+    panel: Panel,
+    runs: Sequence[RunData],
+    names: dict[str, set[str]],
+    sources: Sources,
+    over: Range1d,
+    ids: set[str],
+) -> Figure | None:
+    lines = expand(panel, names)
+    lines = [line for line in lines if any(_has_values(run, panel, line) for run in runs)]
     if not lines:
         return None
-    fig = _empty(panel, over)
+    name = figure_id(panel.title, ids)
+    fig = empty_figure(
+        name,
+        height=REWARD_HEIGHT if panel is REWARD else HEIGHT,
+        x_range=over,
+        x_axis_label="optimizer step",
+        y_axis_label=panel.y_label,
+        y_axis_type="log" if panel.is_log else "linear",
+    )
+    fig.min_border_right = 12
+    fig.xgrid.grid_line_alpha = 0
+    fig.y_range = DataRange1d(only_visible=True)
     hovered, keys = [], []
     is_alone = len(runs) == 1
     for i, run in enumerate(runs):
-        there = [j for j, line in enumerate(lines) if _says(run, panel, line, zero=True)]
+        there = [j for j, line in enumerate(lines) if _has_values(run, panel, line, zero=True)]
         for j in there:
             colour = COLOURS[(j if is_alone else i) % len(COLOURS)]
             dash = "solid" if is_alone else _DASHES[j % len(_DASHES)]
             look = _Look(colour=colour, dash=dash, name=name_of(i, j))
-            label = lines[j].label if is_alone else f"{run.label}: {lines[j].label}"
-            glyph, metric = _add(fig, panel, run, lines[j], sources, look)
-            hovered.append((glyph, metric, visible(label)))
+            label = visible(lines[j].label if is_alone else f"{run.label}: {lines[j].label}")
+            hovered.append((*_add(fig, panel, run, lines[j], sources, look, label), label))
             if is_alone:
                 keys.append(LegendEntry(visible(lines[j].label), colour, dash, "", str(j)))
         if there and not is_alone:
@@ -158,9 +237,9 @@ def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d
         keys += [
             LegendEntry(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)
         ]
-    _add_hover(fig, hovered)
-    panel = _cut_off(fig, panel, [(r, column(r.of(panel.kind), one.metric)) for r in runs for one in lines])
-    return Figure(panel, fig, keys if len(keys) > 1 else [])
+    _add_hover(fig, hovered, sources.axes)
+    note = _clip(fig, panel, [(r, line, column(r.of(line.kind), line.metric)) for r in runs for line in lines])
+    return Figure(name, visible(panel.title), note, fig, keys if len(keys) > 1 else [], panel.is_log)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,75 +249,77 @@ class _Look:
     name: str
 
 
-def _empty(panel: Panel, over: Range1d) -> figure:
+def empty_figure(name: str, *, height: int = HEIGHT, x_range: Range1d | None = None, **options: Any) -> figure:
+    """Returns a figure without glyphs whose id in the page is `name`; `options` are those of bokeh's figure."""
     fig = figure(
-        height=HEIGHT,
+        name=name,
+        height=height,
         sizing_mode="stretch_width",
-        tools="xbox_zoom,xpan,reset,save",
+        tools="xbox_zoom,xpan,reset",
         active_drag="xbox_zoom",
-        x_range=over,
-        x_axis_label="optimizer step",
-        y_axis_label=panel.y_label,
-        y_axis_type="log" if panel.is_log else "linear",
-        background_fill_alpha=0,
-        border_fill_alpha=0,
         output_backend="canvas",
+        background_fill_alpha=0,  # the page's script sets both to the page's color
+        border_fill_alpha=0,
+        **({} if x_range is None else {"x_range": x_range}),
+        **options,
     )
+    fig.add_tools(SaveTool(filename=name.removeprefix("fig-")))
     fig.toolbar.logo = None
     fig.toolbar.autohide = True
-    fig.min_border_right = 12
     fig.outline_line_alpha = 0
-    fig.xgrid.grid_line_alpha = 0
-    fig.y_range = DataRange1d(only_visible=True)
     return fig
 
 
 def _add(
-    fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look
+    fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look, label: str
 ) -> tuple[GlyphRenderer, str]:
-    """Draws a metric of a run; returns the glyph and column for the hover tool."""
-    source, metric = sources.metric(run, panel.kind, line.metric)
-    values = column(run.of(panel.kind), line.metric)
-    width = 1.8
-    if panel.kind == "step" and values.size >= _MIN_SMOOTHED:
-        fig.line("x", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
-        mean, error = running_mean(values, width=max(run.updates_per_round, 5, values.size // 25))
-        metric, width = f"{metric} smooth", 2.2
-        sources.put(run, panel.kind, **{metric: mean})
+    """Draws a metric of a run; returns the glyph and column for the hover tool.
+
+    The tags of a curve name its column, its label, and whether the page's script draws its running mean.
+    """
+    source, metric = sources.metric(run, line.kind, line.metric)
+    values = column(run.of(line.kind), line.metric)
+    is_smoothed = run.updates_of(line.kind) > 0 and values.size * run.updates_of(line.kind) >= _MIN_SMOOTHED
+    if is_smoothed:
+        faint = fig.line("x", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
+        faint.tags = ["faint"]
         if panel is REWARD:
-            sources.put(run, panel.kind, _low=mean - error, _high=mean + error)
-            band = Band(base="x", lower="_low", upper="_high", source=source, fill_color=look.colour, name=look.name)
+            low, high = (f"{metric}{MEAN} {end}" for end in ("low", "high"))
+            sources.put(run, line.kind, **dict.fromkeys((low, high), values))
+            band = Band(base="x", lower=low, upper=high, source=source, fill_color=look.colour, name=look.name)
             band.fill_alpha, band.line_alpha = 0.18, 0
             fig.add_layout(band)
     glyph = fig.line("x", metric, source=source, color=look.colour, line_dash=look.dash, name=look.name)
-    glyph.glyph.line_width = width
-    if panel.kind.startswith("eval") or values.size <= _MAX_DOTTED:
+    glyph.glyph.line_width = 2.2 if is_smoothed else 1.8
+    glyph.tags = ["curve", metric, label, is_smoothed]
+    if line.kind.startswith("eval") or values.size <= _MAX_DOTTED:
         fig.scatter("x", metric, source=source, color=look.colour, size=5, name=look.name)
-    if panel.kind.startswith("eval"):
-        _add_errors(fig, panel, run, metric, sources, look)
+    if line.kind.startswith("eval"):
+        _add_errors(fig, line, run, sources, look)
     return glyph, metric
 
 
-def _cut_off(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Float64[np.ndarray, " N"]]]) -> Panel:
-    """Clips a few very large values that would flatten the curve, and adds a note to the panel."""
-    known = [(r, v) for r, v in drawn if np.isfinite(v).any()]
+def _clip(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Line, Float64[np.ndarray, " N"]]]) -> str:
+    """Clips a few very large values that would flatten the curve; returns the panel's note, which mentions them."""
+    known = [one for one in drawn if np.isfinite(one[2]).any()]
     if not panel.unit or not known:
-        return panel
-    usual = 1.25 * max(float(np.nanpercentile(v, 97)) for _, v in known)
-    run, values = max(known, key=lambda one: float(np.nanmax(one[1])))
+        return panel.note
+    usual = 1.25 * max(float(np.nanpercentile(v, 97)) for _, _, v in known)
+    run, line, values = max(known, key=lambda one: float(np.nanmax(one[2])))
     largest = int(np.nanargmax(values))
     if not 0 < 3 * usual < values[largest]:
-        return panel
+        return panel.note
     fig.y_range = Range1d(start=0, end=usual)
-    step = run.of(panel.kind)[largest]["step"]
-    said = f"Up to {values[largest]:.3g} {panel.unit} (update {step}): the largest few per cent may lie above."
-    return dataclasses.replace(panel, note=f"{panel.note} {said}".strip())
+    step = run.of(line.kind)[largest]["step"]
+    clipped = f"The largest values are outside the axis: at most {values[largest]:.3g} {panel.unit} (step {step})."
+    return f"{panel.note} {clipped}".strip()
 
 
-def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: Sources, look: _Look) -> None:
-    values, error = column(run.of(panel.kind), metric), standard_error(run, panel.kind, metric)
+def _add_errors(fig: figure, line: Line, run: RunData, sources: Sources, look: _Look) -> None:
+    metric = line.metric
+    values, error = column(run.of(line.kind), metric), standard_error(run, line.kind, metric)
     low, high = f"{metric} low", f"{metric} high"
-    source = sources.put(run, panel.kind, **{low: values - error, high: values + error})
+    source = sources.put(run, line.kind, **{low: values - error, high: values + error})
     head = {"size": 6, "line_color": look.colour}
     whisker = Whisker(
         base="x",
@@ -257,51 +338,6 @@ def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: S
     fig.scatter("x", high, source=source, alpha=0, size=1)
 
 
-def timeline() -> figure:
-    """Returns the figure of a round, which the page's script fills."""
-    fig = figure(
-        name="timeline",
-        height=300,
-        sizing_mode="stretch_width",
-        tools="xbox_zoom,xpan,reset,save",
-        active_drag="xbox_zoom",
-        x_range=Range1d(start=0, end=1),
-        y_range=Range1d(start=1, end=0),
-        x_axis_label="seconds since the round's first ticket",
-        background_fill_alpha=0,
-        border_fill_alpha=0,
-    )
-    fig.toolbar.logo = None
-    fig.toolbar.autohide = True
-    fig.outline_line_alpha = 0
-    fig.ygrid.grid_line_alpha = 0
-    fig.yaxis.ticker = FixedTicker(ticks=[])
-    fig.min_border_left = 90  # process names
-    names = ("left", "right", "top", "bottom")
-    tracks = ColumnDataSource({n: [] for n in names}, name="timeline-tracks")
-    spans = ColumnDataSource({n: [] for n in (*names, "text", "seconds", "colour", "alpha")}, name="timeline-spans")
-    marks = ColumnDataSource({n: [] for n in ("x", "y", "text")}, name="timeline-marks")
-    fig.quad(*names, source=tracks, fill_color="#8a94a0", fill_alpha=0.14, line_alpha=0)
-    bars = fig.quad(*names, source=spans, fill_color="colour", fill_alpha="alpha", line_alpha=0)
-    points = fig.scatter("x", "y", source=marks, marker="diamond", size=13, color="#d1495b", line_color="white")
-    for renderer, tooltips in (
-        (bars, [("", "@text"), ("seconds", "@seconds{0.000} from @left{0.000}")]),
-        (points, [("", "@text")]),
-    ):
-        fig.add_tools(HoverTool(renderers=[renderer], tooltips=tooltips, visible=False))
-    fig.add_layout(
-        Span(
-            name="timeline-dispatch",
-            dimension="height",
-            location=0,
-            line_color="#176043",
-            line_dash="dashed",
-            visible=False,
-        )
-    )
-    return fig
-
-
 def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, " N"]:
     """Returns the standard error of an evaluation's mean: from the rows, else the bound sqrt(m (1 - m) / n).
 
@@ -318,14 +354,18 @@ def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, 
     return np.where(np.isfinite(known) | (not in_unit), known, bound)
 
 
-def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]]) -> None:
+def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]], axes: Axes) -> None:
+    """Shows the values under the pointer, and the steps, time and tokens that they took."""
     for glyph, metric, name in hovered:
+        columns = [(name, metric)] + [("running mean", f"{metric}{MEAN}")] * bool(glyph.tags[-1])
+        fields = [(title.replace("{", "(").replace("}", ")"), f"@{{{of}}}{{%.4g}}") for title, of in columns]
+        cost = [(axis.label, f"@{axis.name}{{0,0.[0]}}") for axis in axes.all]
         fig.add_tools(
             HoverTool(
                 renderers=[glyph],
                 mode="vline",
-                tooltips=[("step", "@step{0}"), (name.replace("{", "(").replace("}", ")"), f"@{{{metric}}}{{%.4g}}")],
-                formatters={f"@{{{metric}}}": "printf"},
+                tooltips=fields + cost,
+                formatters={f"@{{{of}}}": "printf" for _, of in columns},
                 attachment="horizontal",
                 visible=False,
             )
@@ -333,13 +373,14 @@ def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]]) -
     fig.add_tools(CrosshairTool(dimensions="height", line_alpha=0.35, visible=False))
 
 
-def _says(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool:
+def _has_values(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool:
     """Returns True if a run has a value of a metric, other than 0 unless `zero`."""
-    values = column(run.of(panel.kind), line.metric)
+    values = column(run.of(line.kind), line.metric)
     values = values[np.isfinite(values)]
     if panel.is_log:
         return bool((values > 0).any())
-    return values.size > 0 and (zero or panel.kind.startswith("eval") or panel is REWARD or bool(np.any(values != 0)))
+    is_shown = zero or panel is REWARD or line.kind.startswith(("eval", POSITION))
+    return values.size > 0 and (is_shown or bool(np.any(values != 0)))
 
 
 def _small(values: Float64[np.ndarray, " N"]) -> Any:

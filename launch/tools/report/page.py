@@ -34,13 +34,15 @@ def json_for_script(value: Any) -> str:
 
 
 _FOLDER = pathlib.Path(__file__).parent
+_SCRIPTS = ("state.js", "curves.js", "timeline.js", "samples.js", "page.js")
+"""Parts of the page's script in order; they share one scope."""
 
 
 def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str, **values: Any) -> str:
     """Returns the HTML page.
 
     Args:
-      models: figures by their name in the template.
+      models: figures by their id.
       data: JSON data of the script.
       follow: version of a served page, which polls for newer ones; empty in a file.
       values: further template values, shown as text.
@@ -62,9 +64,14 @@ def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str,
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
         library=Markup(_in_script("\n".join(Resources(mode="inline", components=["bokeh"], log_level="warn").js_raw))),
         figures_script=Markup(_in_script(script)),
-        page_script=Markup(_in_script((_FOLDER / "page.js").read_text(encoding="utf-8"))),
+        page_script=Markup(_in_script(_page_script())),
         data=Markup(json_for_script(data)),
     )
+
+
+def _page_script() -> str:
+    parts = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _in_script(source: str) -> str:
@@ -163,5 +170,5 @@ def _finite(value: float | None) -> float | None:
 def _text(text: str) -> str:
     if len(text) > MAX_CHARS:
         half = MAX_CHARS // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters omitted ...] {text[-half:]}"
     return visible(text)

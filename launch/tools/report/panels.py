@@ -2,13 +2,13 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
 
 from configs.sections.evaluation import HELD_OUT
-from launch.tools.report.run_data import RunData, column
+from launch.tools.report.run_data import POSITION, RunData, column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,10 @@ class Line:
     metric: str
     label: str = ""
     """Legend label; empty means the text matched by `*`, or the metric."""
+    kind: str = "step"
+    """Kind of the metric rows."""
+    by_position: bool = False
+    """True if the metric depends on the position of an update in its round: one curve per position in short rounds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +32,9 @@ class Panel:
     y_label: str
     """Label of the y axis, with its unit."""
     lines: tuple[Line, ...]
-    kind: str = "step"
-    """Kind of the metric rows."""
     note: str = ""
     is_log: bool = False
+    """True if the y axis is logarithmic at first."""
     unit: str = ""
     """Unit; if set, a few very large values (such as an update that compiles) may be clipped."""
 
@@ -44,39 +47,37 @@ class Section:
     panels: tuple[Panel, ...]
 
 
-def _lines(**labels: str) -> tuple[Line, ...]:
-    return tuple(Line(metric=name.replace("__", "/"), label=label) for name, label in labels.items())
+def _lines(kind: str = "step", /, **labels: str) -> tuple[Line, ...]:
+    return tuple(Line(metric=name.replace("__", "/"), label=label, kind=kind) for name, label in labels.items())
 
 
 REWARD = Panel(
-    title="Training reward",
-    y_label="mean reward of an update",
-    lines=(Line(metric="reward/mean", label="reward"),),
-    note="The band is the running mean's standard error, by the spread between updates.",
-)
-EVALUATION = Panel(
-    title="Evaluation",
+    title="Reward",
     y_label="mean reward",
-    lines=(Line(metric="eval/reward", label="held-out"),),
-    kind="eval",
-    note="Bars: one standard error.",
+    lines=(
+        Line(metric="eval/reward", label="held-out problems", kind="eval"),
+        Line(metric="reward/mean", label="training"),
+    ),
+    note="Error bars: one standard error over the held-out problems. Band: standard error of the running mean.",
 )
+"""Figure at the top of the page."""
+SCORES = Panel(title="Scores by verifier", y_label="mean score", lines=(Line(metric="rewards/*"),))
 SECTIONS = (
     Section(
-        title="What it learns",
+        title="Rewards",
         panels=(
-            REWARD,
-            EVALUATION,
-            Panel(title="Scores by verifier", y_label="mean score", lines=(Line(metric="rewards/*"),)),
+            SCORES,
             Panel(
-                title="Signal",
-                y_label="fraction of an update",
-                lines=_lines(reward__zero_variance_groups="groups without signal", response__truncated="cut off"),
+                title="Learning signal",
+                y_label="fraction per update",
+                lines=_lines(
+                    reward__zero_variance_groups="zero-variance groups", response__truncated="truncated responses"
+                ),
             ),
             Panel(
                 title="Response length",
                 y_label="sampled tokens",
-                lines=_lines(response__mean_tokens="mean", response__max_tokens="longest"),
+                lines=_lines(response__mean_tokens="mean", response__max_tokens="maximum"),
             ),
             Panel(
                 title="Episodes",
@@ -86,28 +87,39 @@ SECTIONS = (
         ),
     ),
     Section(
-        title="How far off-policy",
+        title="Policy lag",
         panels=(
-            Panel(title="Lag", y_label="steps", lines=_lines(lag__mean="mean", lag__max="oldest token")),
             Panel(
-                title="Effective sample size", y_label="0 to 1", lines=_lines(ess="tokens", ess_sequence="sequences")
+                title="Lag",
+                y_label="steps",
+                lines=(
+                    Line(metric="lag/mean", label="mean", by_position=True),
+                    Line(metric="lag/max", label="maximum"),
+                ),
             ),
             Panel(
-                title="Mismatch of engine and learner",
+                title="Effective sample size",
+                y_label="0 to 1",
+                lines=(
+                    Line(metric="ess", label="tokens", by_position=True),
+                    Line(metric="ess_sequence", label="sequences", by_position=True),
+                ),
+            ),
+            Panel(
+                title="Engine against learner",
                 y_label="nats",
-                lines=_lines(
-                    mismatch_kl_k3="KL (k3), all tokens",
-                    max_abs_dlogprob="largest |dlogprob|",
-                    max_abs_dlogprob_lag0="the same at lag 0",
+                lines=(
+                    Line(metric="mismatch_kl_k3", label="KL (k3)", by_position=True),
+                    Line(metric="max_abs_dlogprob", label="maximum |log pi - log mu|", by_position=True),
+                    Line(metric="max_abs_dlogprob_lag0", label="maximum at lag 0"),
                 ),
                 is_log=True,
-                note="At lag 0 both have the same weights: what is left is the engines' arithmetic.",
+                note="At lag 0 both use equal weights, so the difference is numerical.",
             ),
             Panel(
                 title="Probes after a publish",
-                y_label="largest |dlogprob|, nats",
-                lines=_lines(parity__max_abs_dlogprob="engine against learner"),
-                kind="probe",
+                y_label="maximum |log pi - log mu|, nats",
+                lines=_lines("probe", parity__max_abs_dlogprob="engine against learner"),
                 is_log=True,
             ),
             Panel(
@@ -119,39 +131,50 @@ SECTIONS = (
         ),
     ),
     Section(
-        title="The optimizer",
+        title="Optimizer",
         panels=(
-            Panel(title="Entropy", y_label="nats a token", lines=_lines(entropy="entropy")),
+            Panel(title="Learning rate", y_label="learning rate", lines=_lines(learning_rate="learning rate")),
             Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
-            Panel(title="Loss", y_label="nats, as normalised", lines=_lines(loss="loss")),
-            Panel(title="Divergence from the reference", y_label="nats", lines=_lines(reference_kl="KL")),
+            Panel(title="Entropy", y_label="nats per token", lines=_lines(entropy="entropy")),
+            Panel(title="Loss", y_label="nats, normalized", lines=_lines(loss="loss")),
+            Panel(title="KL to the reference policy", y_label="nats", lines=_lines(reference_kl="KL")),
         ),
     ),
     Section(
-        title="Where the time goes",
+        title="Performance",
         panels=(
+            Panel(
+                title="Throughput",
+                y_label="tokens/s",
+                unit="tokens/s",
+                lines=_lines(tokens_per_s="prompt and response"),
+            ),
+            Panel(title="Model FLOPs utilization (MFU)", y_label="0 to 1", lines=_lines(mfu="MFU")),
+            Panel(title="Model FLOPs", y_label="TFLOP/s", unit="TFLOP/s", lines=_lines(model_tflops_per_s="all chips")),
             Panel(
                 title="Trainer waiting ratio",
                 y_label="fraction of a round",
-                kind="round",
                 lines=_lines(
-                    round__waiting_ratio="wait / (wait + compute)", round__waiting_ratio_eq4="before the first U groups"
+                    "round",
+                    round__waiting_ratio="wait / (wait + compute)",
+                    round__waiting_ratio_eq4="until the first U groups",
                 ),
-                note="RolloutPipe section 5.1, and its equation 4.",
+                note="Definitions: RolloutPipe section 5.1 and equation 4.",
             ),
             Panel(
-                title="An update",
+                title="Time per update",
                 y_label="seconds",
                 unit="s",
-                lines=_lines(time__step_s="whole", time__train_s="computing", time__wait_s="waiting for groups"),
+                lines=_lines(time__step_s="total", time__train_s="compute", time__wait_s="wait for groups"),
             ),
             Panel(
-                title="A round",
+                title="Time per round",
                 y_label="seconds",
                 unit="s",
-                kind="round",
                 lines=_lines(
-                    round__rollout_to_train_end_s="first ticket to last step", round__first_dispatch_s="first U groups"
+                    "round",
+                    round__rollout_to_train_end_s="first ticket to last update",
+                    round__first_dispatch_s="first ticket to first U groups",
                 ),
             ),
             Panel(
@@ -159,18 +182,17 @@ SECTIONS = (
                 y_label="seconds",
                 unit="s",
                 lines=_lines(
-                    time__publish_s="publish", actor__pause_s="generation paused", actor__prefetch_s="prefetch"
+                    time__publish_s="publish latency", actor__pause_s="generation pause", actor__prefetch_s="prefetch"
                 ),
             ),
-            Panel(title="Throughput", y_label="tokens a second", unit="tokens/s", lines=_lines(tokens_per_s="trained")),
             Panel(
-                title="Groups kept out, so far",
+                title="Dropped groups, cumulative",
                 y_label="groups",
                 lines=_lines(
                     groups__dropped="all",
                     groups__stale="over the lag bound",
-                    groups__zero_variance="without signal",
-                    groups__reissued="offered again",
+                    groups__zero_variance="zero variance",
+                    groups__reissued="reissued tickets",
                 ),
             ),
         ),
@@ -178,37 +200,46 @@ SECTIONS = (
 )
 
 
-def expand(panel: Panel, names: Sequence[str]) -> list[Line]:
-    """Returns the lines of a panel that have values, with `*` expanded."""
+def expand(panel: Panel, names: Mapping[str, Collection[str]]) -> list[Line]:
+    """Returns the lines of a panel that have values, with `*` and positions expanded; `names` are metrics by kind.
+
+    Positions of rounds are shown if all runs have equally many.
+    """
     found: list[Line] = []
+    positions = sorted(kind for kind in names if kind.startswith(POSITION))
+    are_equal = len({kind.rpartition("/")[2] for kind in positions}) == 1
     for line in panel.lines:
+        known = names.get(line.kind, ())
+        if line.by_position and are_equal and line.metric in known:
+            for kind in positions:
+                position = kind.removeprefix(POSITION).replace("/", " of ")
+                found.append(dataclasses.replace(line, kind=kind, label=f"{line.label}, update {position}"))
+            continue
         if "*" not in line.metric:
-            found += [line] * (line.metric in names)
+            found += [line] * (line.metric in known)
             continue
         head = line.metric.partition("*")[0]
-        matching = [n for n in names if fnmatch.fnmatchcase(n, line.metric) and not n.endswith("_stderr")]
-        found += [Line(metric=n, label=line.label or n.removeprefix(head)) for n in matching]
+        matching = [n for n in sorted(known) if fnmatch.fnmatchcase(n, line.metric) and not n.endswith("_stderr")]
+        found += [dataclasses.replace(line, metric=n, label=line.label or n.removeprefix(head)) for n in matching]
     return found
 
 
-def of_set(kind: str, names: Sequence[str]) -> Panel:
+def of_set(kind: str, names: Mapping[str, Collection[str]]) -> Panel:
     """Returns the panel of an evaluation set with rows of `kind` (eval/SET); of the held-out set (eval) only if k > 1.
 
     With one sample per problem, all estimates are the mean reward or the pass rate.
     """
     name = HELD_OUT if kind == "eval" else kind.removeprefix("eval/")
     head = f"eval/{name}/"
-    lines = [Line(metric=f"{head}{estimate}*") for estimate in ("avg@", "pass@", "maj@")]
-    found = [line for pattern in lines for line in expand(Panel(title="", y_label="", lines=(pattern,)), names)]
+    patterns = tuple(Line(metric=f"{head}{estimate}*", kind=kind) for estimate in ("avg@", "pass@", "maj@"))
+    found = expand(Panel(title="", y_label="", lines=patterns), names)
     if kind == "eval" and all(line.metric.endswith("@1") for line in found):
         found = []
-    labelled = tuple(Line(metric=line.metric, label=line.metric.removeprefix(head)) for line in found)
     return Panel(
         title=f"Evaluation set {name}",
         y_label="fraction, or mean reward",
-        lines=labelled,
-        kind=kind,
-        note="Bars: one standard error.",
+        lines=tuple(dataclasses.replace(line, label=line.metric.removeprefix(head)) for line in found),
+        note="Error bars: one standard error.",
     )
 
 
@@ -242,7 +273,7 @@ class Axes:
         self.all = [Axis(STEP, "steps", "optimizer step", max(largest[STEP], 1.0))]
         if largest[TIME] > 0:
             _, per_unit, unit = next(u for u in _TIME_UNITS if largest[TIME] >= u[0])
-            label = f"{unit} since the training began"
+            label = f"{unit} since the start of training"
             self.all.append(Axis(TIME, "training time", label, largest[TIME] / per_unit, per_unit))
         if largest[TOKENS] > 0:
             _, per_unit, unit = next(u for u in _TOKEN_UNITS if largest[TOKENS] >= u[0])

@@ -1,5 +1,6 @@
 """Run data of the report: metrics, evaluations, downsampling."""
 
+import contextlib
 import dataclasses
 import datetime
 import math
@@ -76,9 +77,9 @@ def read_results(file: pathlib.Path) -> Results:
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Results)
     except msgspec.MsgspecError as e:
-        raise ValueError(f"{file} is not a results file of launch.tools.evaluate: {e}") from e
+        raise ValueError(f"{file}: expected a results file of launch.tools.evaluate, got an error ({e})") from e
     if found.format > FORMAT:
-        raise ValueError(f"{file} has results of format {found.format}, this Sluice reads up to {FORMAT}")
+        raise ValueError(f"{file} has results of format {found.format}: expected at most {FORMAT}; update Sluice")
     return found
 
 
@@ -162,9 +163,11 @@ class RunData:
     summary: Json
     """Summary; empty until the run has ended."""
     rows: dict[str, list[Row]]
-    """Rows of metrics.jsonl by kind, sorted by step."""
+    """Rows of metrics.jsonl by kind, sorted by step; update rows also by position in their round (`POSITION`)."""
     num_unreadable: int
     """Number of unreadable lines of metrics.jsonl."""
+    starts: tuple[Json, ...] = ()
+    """Lines of provenance.jsonl; empty for a run of an earlier version."""
 
     def of(self, kind: str) -> list[Row]:
         """Returns the rows of a kind."""
@@ -191,6 +194,12 @@ class RunData:
         per_round, per_update = (self.count("rounds", f"groups_per_{of}", 1) for of in ("round", "update"))
         return max(1, per_round // per_update)
 
+    def updates_of(self, kind: str) -> int:
+        """Returns the updates that one row of a kind covers in a running mean; 0 for a kind that is not smoothed."""
+        if kind == "step":
+            return 1
+        return self.updates_per_round if kind == "round" or kind.startswith(POSITION) else 0
+
     def is_done(self, step: int) -> bool:
         """Returns True if the run finished with this step; the summary may precede a continuation."""
         return self.summary.get("outcome") == "done" and step >= self.count("run", "num_updates", 0)
@@ -200,7 +209,7 @@ def read_run(folder: pathlib.Path) -> RunData:
     """Reads a run folder; raises ValueError if the folder is no run folder."""
     run = RunFolder(folder)
     if not run.config_file.is_file():
-        raise ValueError(f"{folder} is not a run folder (it has no {run.config_file.name})")
+        raise ValueError(f"{folder}: expected a run folder, got no {run.config_file.name} in it")
     config = _object(run.config_file)
     rows, num_unreadable = _rows(run.metrics)
     read = RunData(
@@ -211,8 +220,29 @@ def read_run(folder: pathlib.Path) -> RunData:
         summary=_object(run.summary),
         rows=rows,
         num_unreadable=num_unreadable,
+        starts=tuple(_lines(run.provenance)),
     )
-    return dataclasses.replace(read, label=str(read.setting("run", "name", "") or folder.name))
+    rows |= _by_position(rows.get("step", []), read.updates_per_round)
+    return dataclasses.replace(read, rows=rows, label=str(read.setting("run", "name", "") or folder.name))
+
+
+POSITION = "step of round "
+"""Start of the kinds of update rows at one position of their round, such as `step of round 1/2`."""
+_MAX_POSITIONS = 4
+
+
+def _by_position(updates: Sequence[Row], per_round: int) -> dict[str, list[Row]]:
+    """Returns the update rows by position in their round.
+
+    Lag and ESS depend on the position, so a mean over whole rounds hides their values. Longer rounds have no such
+    kinds, because the curves would be too many.
+    """
+    if not 1 < per_round <= _MAX_POSITIONS:
+        return {}
+    found: dict[str, list[Row]] = {f"{POSITION}{p + 1}/{per_round}": [] for p in range(per_round)}
+    for row in updates:
+        found[f"{POSITION}{(row['step'] - 1) % per_round + 1}/{per_round}"].append(row)
+    return found
 
 
 def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
@@ -225,7 +255,7 @@ def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
     resolved = [f.resolve() for f in folders]
     for folder, where in zip(folders, resolved, strict=True):
         if resolved.count(where) > 1:
-            raise ValueError(f"{folder} is given twice")
+            raise ValueError(f"--run_dir: {folder} is given twice")
     runs = [read_run(folder) for folder in folders]
     labels = [r.label for r in runs]
     if len(set(labels)) < len(labels):
@@ -240,12 +270,15 @@ def column(rows: Iterable[Row], name: str) -> Float64[np.ndarray, " N"]:
     return np.array([number(row.get(name)) for row in rows], np.float64)
 
 
-def metric_names(rows: Iterable[Row]) -> list[str]:
-    """Returns the sorted metric names of all rows."""
-    found: set[str] = set()
-    for row in rows:
-        found.update(name for name, value in row.items() if isinstance(value, (int, float)))
-    return sorted(found - {"step", "incarnation", "time_s"})
+def metric_names(runs: Iterable[RunData]) -> dict[str, set[str]]:
+    """Returns the metric names of the runs' rows by kind."""
+    found: dict[str, set[str]] = {}
+    for kind, rows in ((kind, rows) for run in runs for kind, rows in run.rows.items()):
+        names = found.setdefault(kind, set())
+        for row in rows:
+            names.update(name for name, value in row.items() if isinstance(value, (int, float)))
+        names -= {"step", "incarnation", "time_s"}
+    return found
 
 
 def number(value: Any) -> float:
@@ -263,6 +296,17 @@ def _object(file: pathlib.Path) -> Json:
     except (OSError, msgspec.MsgspecError):
         return {}
     return read if isinstance(read, dict) else {}
+
+
+def _lines(file: pathlib.Path) -> list[Json]:
+    """Reads the objects of a short JSONL file without unreadable lines; empty if the file is missing."""
+    found: list[Json] = []
+    with contextlib.suppress(OSError):
+        for line in file.read_bytes().splitlines():
+            with contextlib.suppress(msgspec.MsgspecError):
+                value = msgspec.json.decode(line)
+                found += [value] if isinstance(value, dict) else []
+    return found
 
 
 def _rows(file: pathlib.Path) -> tuple[dict[str, list[Row]], int]:
@@ -306,33 +350,6 @@ def downsample(
         return np.where(num_known > 0, found, np.nan)
     sums = np.add.reduceat(np.where(is_known, values, 0.0), starts)
     return np.where(num_known > 0, sums / np.maximum(num_known, 1), np.nan)
-
-
-def running_mean(
-    values: Float64[np.ndarray, " N"], width: int
-) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-    """Returns the mean of `width` neighbors around each value, and its standard error.
-
-    The spread is between updates, so it includes variation of groups and responses, and the trend within the window.
-    There are fewer neighbors at the ends. The error is NaN for fewer than three values.
-    """
-    is_known = np.isfinite(values)
-    known = np.where(is_known, values, 0.0)
-    shift = known.sum() / max(1, is_known.sum())  # sums of squares of large values would lose precision
-    centred = np.where(is_known, values - shift, 0.0)
-    index = np.arange(values.size)
-    low = np.maximum(0, index - width // 2)
-    high = np.minimum(values.size, index + (width + 1) // 2)
-
-    def windowed(of: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
-        total = np.concatenate([[0.0], np.cumsum(of)])
-        return total[high] - total[low]
-
-    num = windowed(is_known.astype(np.float64))
-    mean = windowed(centred) / np.maximum(num, 1)
-    variance = np.maximum(windowed(centred**2) / np.maximum(num, 1) - mean**2, 0.0) * num / np.maximum(num - 1, 1)
-    error = np.where(num >= 3, np.sqrt(variance / np.maximum(num, 1)), np.nan)
-    return np.where(num > 0, mean + shift, np.nan), error
 
 
 def spread_out(sizes: Sequence[int], *, budget: int) -> list[int]:

@@ -69,7 +69,7 @@ class _PageHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # name required by http.server
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if host not in _HOSTS:  # DNS rebinding: a foreign name that resolves to this server
-            self._answer(403, b"only by 127.0.0.1 or localhost", "text/plain")
+            self._answer(403, b"host: expected 127.0.0.1 or localhost", "text/plain")
             return
         try:
             match self.path:
@@ -78,14 +78,14 @@ class _PageHandler(http.server.BaseHTTPRequestHandler):
                 case "/version":
                     self._answer(200, self.pages.version().encode(), "text/plain")
                 case _:
-                    self._answer(404, b"there is / alone", "text/plain")
+                    self._answer(404, b"path: expected / or /version", "text/plain")
         except (ValueError, OSError) as e:
-            self._refuse(str(e))
+            self._report_error(str(e))
         except Exception as e:  # a file damaged in an unforeseen way must not stop the server
             logging.debug("report of %s", self.path, exc_info=True)
-            self._refuse(f"no report can be made of this: {type(e).__name__}: {e}")
+            self._report_error(f"cannot build the report: {type(e).__name__}: {e}")
 
-    def _refuse(self, reason: str) -> None:
+    def _report_error(self, reason: str) -> None:
         line = " ".join(reason.split())
         self._answer(500, line.encode("utf-8", "replace"), "text/plain; charset=utf-8")
 
@@ -122,14 +122,14 @@ def make_server(
         return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as e:
         raise ValueError(
-            f"cannot listen at 127.0.0.1:{port} ({e.strerror}); give another --port, or 0 for a free port"
+            f"--port={port}: cannot listen at 127.0.0.1:{port} ({e.strerror}). Set another port, or 0 for a free one."
         ) from e
 
 
 def serve(folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()) -> int:
     """Serves until Ctrl-C."""
     with make_server(folders, port=port, results=results) as server:
-        print(f"report at http://127.0.0.1:{server.server_address[1]}/   (Ctrl-C ends it)", flush=True)
+        print(f"report at http://127.0.0.1:{server.server_address[1]}/   (press Ctrl-C to stop)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -30,15 +30,15 @@ _SAYS = {
 }
 """Descriptions of instant events that report a fault."""
 _COUNTS = {
-    "skipped_updates": "updates whose loss or gradient was not finite",
-    "ess_stops": "updates not made for want of effective sample size",
-    "checkpoint/failed": "checkpoints that could not be saved",
-    "actor/verifier_failures": "verifiers that failed or hung",
-    "actor/episode_failures": "environments that failed or hung",
-    "actor/dropped_groups": "groups given up as they could not be judged",
-    "actor/judge_failures": "responses that the judge could not score",
-    "groups/unreadable": "groups that could not be read",
-    "publish/destination_failures": "versions that could not be put into a bucket",
+    "skipped_updates": "updates skipped: loss or gradient not finite",
+    "ess_stops": "updates not applied: effective sample size below the floor",
+    "checkpoint/failed": "failed checkpoint saves",
+    "actor/verifier_failures": "failed or hung verifier calls",
+    "actor/episode_failures": "failed or hung environments",
+    "actor/dropped_groups": "groups failed because a response was not scored",
+    "actor/judge_failures": "responses not scored by the judge",
+    "groups/unreadable": "unreadable groups",
+    "publish/destination_failures": "failed writes of a version to a bucket",
 }
 """Descriptions of cumulative metrics that are 0 without faults."""
 _MAX_DETAIL = 300

@@ -94,7 +94,7 @@ class Page:
 def browser() -> Iterator[Page]:
     """A browser with one empty page; it ends with the block."""
     assert PROGRAM, MISSING
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # helper processes may outlive it
         arguments = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={profile}", "--no-first-run"]
         arguments += [
             "--disable-gpu",

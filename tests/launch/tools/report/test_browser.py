@@ -1,14 +1,17 @@
 """The report in a real browser: nothing goes wrong, and what it promises can be done."""
 
 import contextlib
+import csv
 import json
 import threading
+import time
 
+import numpy as np
 import pytest
 
 from launch.tools.report.build import write_report
 from launch.tools.report.server import make_server
-from tests.launch.tools.report.browser import MISSING, PROGRAM, browser
+from tests.launch.tools.report.browser import DEADLINE_S, MISSING, PROGRAM, browser
 from tests.launch.tools.report.folder import HOSTILE, make_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
@@ -152,11 +155,9 @@ def test_page_is_no_wider_than_a_narrow_screen(page, runs, tmp_path):
 
 def test_round_that_is_not_finished_is_shown_first_with_what_was_begun_in_it(page, tmp_path):
     opened(page, [make_folder(tmp_path / "run", steps=8, hangs=True)], tmp_path / "r.html")
-    assert "not finished: updates 7-7 yet" in page.run(
-        "document.getElementById('round-number').selectedOptions[0].text"
-    )
+    assert "unfinished, updates 7-7" in page.run("document.getElementById('round-number').selectedOptions[0].text")
     legend = page.run("[...document.querySelectorAll('#timeline-legend span')].map((s) => s.textContent)")
-    assert "begun, not finished" in legend
+    assert "unfinished" in legend
     assert json.loads(page.run("document.getElementById('timeline').dataset.tracks")) == [
         "learner",
         "actor-0",
@@ -173,8 +174,8 @@ def choose(page, name, value):
 
 
 AXIS = (
-    "(() => { const m = (n) => Bokeh.documents[0].get_model_by_name(n), rows = m('rows-0');"
-    " const x = [...rows.data.x], range = m('over'), figure = m('figure-0-0');"
+    "(() => { const m = (n) => Bokeh.documents[0].get_model_by_name(n), figure = m('fig-reward');"
+    " const x = [...figure.renderers.find((r) => r.tags[1] === 'reward/mean').data_source.data.x], range = m('over');"
     " return [x[0], x[x.length - 1], range.end, figure.below[0].axis_label]; })()"
 )
 
@@ -192,6 +193,128 @@ def test_curves_are_drawn_over_what_is_chosen(page, runs, tmp_path):
     assert (first, last) == pytest.approx((0.6, 7.2)) and end == pytest.approx(1.01 * 24) and "thousands" in label
     choose(page, "over", "step")
     assert page.run(AXIS)[:2] == [1, 12] and page.problems == []
+
+
+MEAN = """
+  (() => {
+    const figure = Bokeh.documents[0].get_model_by_name("fig-reward");
+    const r = figure.renderers.find((r) => r.tags[1] === "reward/mean"), columns = r.data_source.data;
+    const names = ["reward/mean", "reward/mean mean", "reward/mean mean low"];
+    return [r.glyph.y.field, ...names.map((n) => [...columns[n]])];
+  })()
+"""
+
+
+def test_running_mean_is_that_of_the_neighbors_in_the_chosen_window(page, runs, tmp_path):
+    opened(page, runs[1:], tmp_path / "r.html")
+    for width in (2, 10, 1):
+        choose(page, "window", str(width))
+        field, values, mean, low = page.run(MEAN)
+        near = [values[max(0, i - width // 2) : i + (width + 1) // 2] for i in range(40)]
+        assert field == "reward/mean mean"
+        np.testing.assert_allclose(mean, [np.mean(n) for n in near], rtol=1e-5)
+        for i in range(40):
+            error = np.std(near[i], ddof=1) / np.sqrt(len(near[i])) if len(near[i]) > 2 else None
+            assert low[i] is None if error is None else low[i] == pytest.approx(mean[i] - error, rel=1e-4)
+    assert page.problems == []
+
+
+def test_y_axis_becomes_logarithmic_and_linear_again(page, runs, tmp_path):
+    opened(page, runs[:1], tmp_path / "r.html")
+    scale = (
+        "['fig-reward', 'fig-gradient-norm'].map((n) => {"
+        " const f = Bokeh.documents[0].get_model_by_name(n); return [f.y_scale.type, f.left[0].ticker.type]; })"
+    )
+    linear, log = ["LinearScale", "BasicTicker"], ["LogScale", "LogTicker"]
+    assert page.run(scale) == [linear, log]
+    for name in ("reward", "gradient-norm"):
+        page.run(f"document.querySelector('.log[data-figure=fig-{name}]').click()")
+    assert page.run(scale) == [log, linear]
+    page.wait("location.hash === '#&log=reward%2Cgradient-norm'")
+    assert page.problems == []
+
+
+def test_data_of_a_figure_are_downloaded_as_csv_and_the_figure_as_png(page, runs, tmp_path):
+    opened(page, runs[:1], tmp_path / "r.html")
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    for button in ("csv", "png"):
+        page.run(f"document.querySelector('.{button}[data-figure=fig-reward]').click()")
+    wait_for(tmp_path / "reward.csv", tmp_path / "reward.png")
+    rows = list(csv.reader((tmp_path / "reward.csv").read_text().splitlines()))
+    assert rows[0] == [
+        "curve",
+        "optimizer step",
+        "seconds since the start of training",
+        "trained tokens",
+        "value",
+    ]
+    assert {row[0] for row in rows[1:]} == {"held-out problems", "training"} and len(rows) == 1 + 12 + 7
+    assert [float(v) for v in rows[-1][1:4]] == pytest.approx([12, 62, 7200], rel=1e-5)
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert page.problems == []
+
+
+def wait_for(*files):
+    end_s = time.monotonic() + DEADLINE_S
+    while not all(file.is_file() and file.stat().st_size for file in files):
+        assert time.monotonic() < end_s, files
+
+
+def test_formulas_in_labels_are_text_in_the_csv(page, tmp_path):
+    folder = make_folder(tmp_path / "run", steps=4)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "step", "step": 5, 'rewards/=1+1,"x': 0.5}) + "\n")
+    opened(page, [folder], tmp_path / "r.html")
+    page.run(
+        "window.Blob = class { constructor(parts) { window.parts = parts; } }; URL.createObjectURL = () => 'data:,'"
+    )
+    page.run("document.querySelector('.csv[data-figure=fig-scores-by-verifier]').click()")
+    labels = {row[0] for row in csv.reader(page.run("window.parts[0]").splitlines())}
+    assert labels == {"curve", "math", "'=1+1,\"x"}
+
+
+def test_a_link_restores_place_axis_running_mean_logarithm_round_and_samples(page, runs, tmp_path):
+    opened(page, runs, tmp_path / "r.html")
+    for name, value in (("over", "tokens"), ("window", "4"), ("round-run", "1"), ("round-number", 3)):
+        choose(page, name, value)
+    for name, value in (("sample-kind", "eval"), ("sample-sort", "length"), ("sample-run", "1"), ("sample-to", "30")):
+        choose(page, name, value)
+    page.run("document.querySelector('.log[data-figure=fig-reward]').click()")
+    page.run("document.querySelector('#fig-gradient-norm h3 a').click()")
+    page.wait("location.hash.startsWith('#fig-gradient-norm&')")
+    link = page.run("location.href")
+    page.open("about:blank", ready="true")
+    page.open(link)
+    found = page.run(PLACE)
+    assert (found["over"], found["run"], found["to"], found["of"], found["round"]) == ("tokens", "1", "30", "1", "3")
+    assert page.run("['window', 'sample-kind', 'sample-sort'].map((n) => document.getElementById(n).value)") == [
+        "4", "eval", "length",
+    ]  # fmt: skip
+    assert page.run("Bokeh.documents[0].get_model_by_name('fig-reward').y_scale.type") == "LogScale"
+    assert 0 <= page.run("document.getElementById('fig-gradient-norm').getBoundingClientRect().top") < 200
+    assert page.run("location.href") == link and page.problems == []
+
+
+@pytest.mark.parametrize(
+    "fragment", ["#%E0%A4%A", "#nowhere", "#&over=&mean=x&log=,a&round=99&timeline=7&run=9&sort=z", "#a&b"]
+)
+def test_a_link_that_names_nothing_shows_the_whole_report(page, runs, tmp_path, fragment):
+    write_report(runs[:1], tmp_path / "r.html")
+    page.problems.clear()
+    page.open("about:blank", ready="true")
+    page.open((tmp_path / "r.html").as_uri() + fragment)
+    assert page.problems == [] and len(cards(page)) == 20
+    assert page.run(AXIS)[:2] == [1, 12]
+
+
+def test_a_problem_shows_its_samples(page, runs, tmp_path):
+    opened(page, runs[:1], tmp_path / "r.html")
+    problem = page.run(
+        "(() => { const b = document.querySelector('button.problem'); b.click(); return b.dataset.problem; })()"
+    )
+    page.wait("location.hash.startsWith('#samples')")
+    found = cards(page)
+    assert found and all(f"problem {problem}" in card or "evaluation of heldout" in card for card in found)
 
 
 @contextlib.contextmanager

@@ -43,11 +43,11 @@ def test_report_has_all_samples_rounds_numbers_and_the_config(run):
     assert sum(len(g["responses"]) for g in told["samples"]) == read_samples(run).num_responses
     assert [r["number"] for r in told["rounds"]] == list(range(15)) and told["num_rounds"] == 15
     for word in (
-        "held-out reward, last",
-        "trainer waiting ratio",
+        "final evaluation",
+        "trainer waiting ratio, mean",
         "grpo_clip",
         "groups_per_update",
-        "verifiers that failed",
+        "failed or hung verifier calls",
     ):
         assert word in page
 
@@ -81,7 +81,7 @@ def test_too_many_samples_are_thinned_evenly_and_the_page_says_so(tmp_path, monk
     assert 150_000 < len(json_for_script(told["samples"])) <= 200_010
     assert steps[0] <= 2 and steps[-1] >= 39 and steps == sorted(steps)
     num = sum(len(g["responses"]) for g in told["samples"])
-    assert f"{num:,} of 3,200 kept responses are in this report" in page
+    assert f"{num:,} of 3,200 stored responses are in this report" in page
 
 
 def test_evaluations_have_their_half_where_training_has_far_more(tmp_path):
@@ -98,9 +98,8 @@ def test_runs_side_by_side_have_a_colour_each_and_what_differs_is_told(run, tmp_
     other = make_folder(tmp_path / "other", name="other", steps=10, seed=1)
     page = build([run, other])
     assert [r["label"] for r in data_of(page)["runs"]] == ["made", "other"]
-    assert "Where they differ" in page and "run.num_updates" in page
-    sections, _ = draw(read_runs([run, other]))
-    keys = [k for _, of in sections for d in of for k in d.keys if k.run]
+    assert "Differences" in page and "run.num_updates" in page
+    keys = [k for d in draw(read_runs([run, other])).all for k in d.keys if k.run]
     assert {(k.run, k.colour) for k in keys} == {("0", COLOURS[0]), ("1", COLOURS[1])}
 
 
@@ -114,11 +113,11 @@ def test_runs_of_one_name_are_told_apart_by_their_folders_and_one_named_twice_is
 def test_report_of_a_run_that_has_only_begun_is_made(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with pytest.raises(ValueError, match="is not a run folder"):
+    with pytest.raises(ValueError, match="expected a run folder"):
         read_run(folder)
     (folder / "config.json").write_text("{}")
     (folder / "metrics.jsonl").write_text('{"kind": "step", "torn')
-    assert "No update has been made yet" in build([folder])
+    assert "No update is complete yet" in build([folder])
 
 
 def test_lines_that_are_no_rows_are_counted_and_others_read(tmp_path):
@@ -152,8 +151,7 @@ def test_named_evaluation_sets_have_a_figure_each_with_their_own_errors(tmp_path
             "eval/aime/unscored_problems": 0.0,
         }
         file.write(json.dumps({"kind": "eval/aime", "step": 2} | values) + "\n")
-    sections, _ = draw([read_run(folder)])
-    (panel,) = [d for _, of in sections for d in of if d.panel.title == "Evaluation set aime"]
+    (panel,) = [d for d in draw([read_run(folder)]).all if d.title == "Evaluation set aime"]
     assert [k.label for k in panel.keys] == ["avg@4", "pass@4"]
     np.testing.assert_allclose(standard_error(read_run(folder), "eval/aime", "eval/aime/avg@4"), [0.1])
 
@@ -240,9 +238,9 @@ def test_curves_can_be_drawn_over_what_a_run_has(tmp_path):
     page = data_of(build([make_folder(tmp_path / "run", steps=8)]))
     assert [(a["name"], a["label"]) for a in page["axes"]] == [
         ("step", "optimizer step"),
-        ("time", "seconds since the training began"),
+        ("time", "seconds since the start of training"),
         ("tokens", "trained tokens"),
     ]
     assert [a["largest"] for a in page["axes"]] == [8, 40 + 7 * 2, 8 * 600]
-    _, sources = draw([with_rows(tmp_path / "bare", [{"kind": "step", "step": 2, "loss": 1.0}])])
+    sources = draw([with_rows(tmp_path / "bare", [{"kind": "step", "step": 2, "loss": 1.0}])]).sources
     assert [a.name for a in sources.axes.all] == ["step"]

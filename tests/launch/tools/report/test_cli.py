@@ -19,14 +19,14 @@ pytestmark = pytest.mark.heavy
 
 REFUSED = {
     "no-run-dir": ((), "--run_dir: expected the folder of a run"),
-    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is not a run folder (it has no config.json)"),
+    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere: expected a run folder, got no config.json in it"),
     "twice": (("--run_dir=RUN", "--run_dir=RUN"), "is given twice"),
-    "out-and-serve": (("--run_dir=RUN", "--serve", "--out=x"), "--serve writes no file"),
+    "out-and-serve": (("--run_dir=RUN", "--serve", "--out=x"), "--out: expected no --out with --serve"),
     "out": (("--run_dir=RUN", "--out=/proc/none/r.html"), "/proc/none"),
     "port": (("--run_dir=RUN", "--serve", "--port=70000"), "--port"),
     "no-results": (("--results=/nowhere/r.json",), "/nowhere/r.json: No such file"),
-    "other-results": (("--results=RUN/config.json",), "config.json is not a results file of launch.tools.evaluate"),
-    "results-served": (("--results=RUN/config.json", "--serve"), "--serve follows a run: give --run_dir=FOLDER"),
+    "other-results": (("--results=RUN/config.json",), "config.json: expected a results file of launch.tools.evaluate"),
+    "results-served": (("--results=RUN/config.json", "--serve"), "--serve: expected --run_dir=FOLDER"),
     "unknown": (("--run_dir=RUN", "--fast"), "Unknown command line flag 'fast'"),
 }
 

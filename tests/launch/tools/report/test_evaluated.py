@@ -59,7 +59,7 @@ def test_results_beside_a_run_are_in_its_report_by_step(tmp_path):
     ]
     assert rows[0][3:9] == ["16", "0.6", "29, 1 left out", "0.1250 ± 0.0500", "0.5000 ± 0.0925", "0.3000"]
     assert rows[1][2] == "aime: a note" and rows[2][5:9] == ["0, 2 left out", "-", "-", "-"]
-    assert "1 of its files can't be read" in html.unescape(page)
+    assert "1 unreadable results files are omitted" in html.unescape(page)
     assert len(of_run(folder)[0]) == 3
 
 
@@ -83,10 +83,10 @@ def test_results_of_other_models_are_shown_beside_a_run_or_without_one_and_none_
 def test_results_that_are_none_are_refused_by_name(tmp_path):
     for text in ("{", "[]", '{"format": 1, "model": "m"}', json.dumps(found() | {"sets": [{"set": 3}]})):
         (tmp_path / "r.json").write_text(text)
-        with pytest.raises(ValueError, match=r"r\.json is not a results file of launch\.tools\.evaluate: "):
+        with pytest.raises(ValueError, match=r"r\.json: expected a results file of launch\.tools\.evaluate, "):
             read_results(tmp_path / "r.json")
     (tmp_path / "r.json").write_text(json.dumps(found() | {"format": 2}))
-    with pytest.raises(ValueError, match="has results of format 2, this Sluice reads up to 1"):
+    with pytest.raises(ValueError, match="has results of format 2: expected at most 1"):
         build([], results=[tmp_path / "r.json"])
 
 

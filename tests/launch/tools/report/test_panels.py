@@ -1,10 +1,10 @@
 import pytest
 
 from launch.tools.report import timeline_rounds, timeline_spans
-from launch.tools.report.panels import SECTIONS, Panel
+from launch.tools.report.panels import REWARD, SECTIONS, Panel
 from learner.metrics.metric_names import FAMILIES, METRICS
 
-PANELS = [panel for section in SECTIONS for panel in section.panels]
+PANELS = [REWARD, *(panel for section in SECTIONS for panel in section.panels)]
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)

@@ -80,7 +80,7 @@ def test_what_nobody_thought_of_is_said_in_a_line(port, monkeypatch):
         raise AttributeError("it broke\nin two lines")
 
     monkeypatch.setattr(served, "build", build)
-    assert ask(port) == (500, "no report can be made of this: AttributeError: it broke in two lines")
+    assert ask(port) == (500, "cannot build the report: AttributeError: it broke in two lines")
 
 
 @pytest.mark.heavy
@@ -108,7 +108,7 @@ def test_run_that_vanished_is_said_and_the_server_lives(run, port):
     ask(port)
     (run / "config.json").unlink()
     (run / "summary.json").unlink()
-    assert ask(port) == (500, f"{run} is not a run folder (it has no config.json)")
+    assert ask(port) == (500, f"{run}: expected a run folder, got no config.json in it")
     assert ask(port, "/version")[0] == 200
 
 
@@ -116,5 +116,5 @@ def test_run_that_vanished_is_said_and_the_server_lives(run, port):
 def test_taken_port_and_no_run_folder_are_refused(run, port, tmp_path):
     with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1:{port}"):
         make_server([run], port=port)
-    with pytest.raises(ValueError, match="is not a run folder"):
+    with pytest.raises(ValueError, match="expected a run folder"):
         make_server([tmp_path / "nothing"], port=0)

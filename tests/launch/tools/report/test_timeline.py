@@ -194,7 +194,7 @@ def test_faults_are_told_in_order_with_restarts_and_what_is_counted_only(killed)
     assert "\x1b" not in faults.happened[0].detail
     assert faults.happened[1].detail == "its last line was: weights served"
     assert faults.restarts == {"actor-0": 1, "learner": 2}
-    assert faults.counts == [("verifiers that failed or hung", 2.0)]
+    assert faults.counts == [("failed or hung verifier calls", 2.0)]
 
 
 def test_what_repeats_itself_is_told_once_with_how_often_it_was(killed):
