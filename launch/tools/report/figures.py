@@ -14,7 +14,6 @@ from bokeh.models import (
     DataRange1d,
     GlyphRenderer,
     HoverTool,
-    Model,
     Range1d,
     SaveTool,
     TeeHead,
@@ -62,7 +61,7 @@ class Figure:
     """Name of the model and of the page's element, to which a link may point."""
     title: str
     note: str
-    model: Model
+    model: figure
     keys: list[LegendEntry]
     is_log: bool = False
     has_log: bool = True
