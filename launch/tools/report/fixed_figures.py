@@ -62,7 +62,10 @@ def reward_histogram(runs: Sequence[RunData], samples: Sequence[Samples]) -> Fig
         tooltips += [("fraction", "@fraction{0.000}"), ("responses", "@responses")]
         fig.add_tools(HoverTool(renderers=[glyph], tooltips=tooltips, visible=False))
         keys.append(LegendEntry(label, colour, "solid", str(i), str(j)))
-    note = "Responses in samples.jsonl, by quarters of the updates. A large group stores its best and worst first."
+    note = (
+        "Responses in samples.jsonl, by quarters of the updates. Large groups store only some responses, with the best "
+        "and the worst."
+    )
     return Figure(name, "Reward histogram", note, fig, keys, has_log=False)
 
 
