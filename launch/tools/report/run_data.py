@@ -118,7 +118,7 @@ def _name(found: Results) -> str:
 
 
 def _row(label: str, found: Results, one: SetResult) -> SetRow:
-    left_out = f", {one.left_out} left out" if one.left_out else ""
+    unscored = f", {one.left_out} not scored" if one.left_out else ""
     return SetRow(
         model=visible(label),
         step="-" if found.step is None else str(found.step),
@@ -126,7 +126,7 @@ def _row(label: str, found: Results, one: SetResult) -> SetRow:
         set=visible(one.set),
         k=str(one.k),
         temperature="-" if one.temperature is None else f"{one.temperature:g}",
-        problems=f"{one.problems}{left_out}",
+        problems=f"{one.problems}{unscored}",
         avg=_shown(one.metrics.get(f"avg@{one.k}")),
         passed=_shown(one.metrics.get(f"pass@{one.k}")),
         majority=_shown(one.metrics.get(f"maj@{one.k}")),

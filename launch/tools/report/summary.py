@@ -39,9 +39,9 @@ def costs(runs: Sequence[RunData]) -> list[Row]:
     """Returns the cost of the runs: updates, time and tokens."""
     return _known(
         ("updates", [_updates(r) for r in runs]),
-        ("time with evaluations", [_duration(_elapsed_s(r)) for r in runs]),
+        ("wall time", [_duration(_elapsed_s(r)) for r in runs]),
         ("trained tokens", [_number(_of_column(r, "step", "tokens", np.sum)) for r in runs]),
-        ("tokens with prompts", [_number(_of_column(r, "step", "real_tokens", np.sum)) for r in runs]),
+        ("prompt and response tokens", [_number(_of_column(r, "step", "real_tokens", np.sum)) for r in runs]),
         ("throughput", [_number(_tokens_per_s(r), " tokens/s") for r in runs]),
     )
 

@@ -57,8 +57,8 @@ def test_results_beside_a_run_are_in_its_report_by_step(tmp_path):
     assert [(row[0], row[1], row[2]) for row in rows if len(row) == 10] == [
         ("made", step, name) for step in ("50", "400", "400") for name in ("aime", "empty")
     ]
-    assert rows[0][3:9] == ["16", "0.6", "29, 1 left out", "0.1250 ± 0.0500", "0.5000 ± 0.0925", "0.3000"]
-    assert rows[1][2] == "aime: a note" and rows[2][5:9] == ["0, 2 left out", "-", "-", "-"]
+    assert rows[0][3:9] == ["16", "0.6", "29, 1 not scored", "0.1250 ± 0.0500", "0.5000 ± 0.0925", "0.3000"]
+    assert rows[1][2] == "aime: a note" and rows[2][5:9] == ["0, 2 not scored", "-", "-", "-"]
     assert "1 unreadable results files are omitted" in html.unescape(page)
     assert len(of_run(folder)[0]) == 3
 

@@ -43,8 +43,8 @@ def test_cost_is_the_sum_over_updates_and_the_time_to_the_last_row(tmp_path):
         evaluation(2, 0.5, time_s=1150.0),
     ]
     found = dict(summary.costs([with_rows(tmp_path / "run", rows)]))
-    assert found["updates"] == ["2 of 2, done"] and found["time with evaluations"] == ["2.5 min"]
-    assert found["trained tokens"] == ["1,200"] and found["tokens with prompts"] == ["1,800"]
+    assert found["updates"] == ["2 of 2, done"] and found["wall time"] == ["2.5 min"]
+    assert found["trained tokens"] == ["1,200"] and found["prompt and response tokens"] == ["1,800"]
     assert "throughput" not in found
 
 
