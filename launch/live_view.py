@@ -21,11 +21,11 @@ from rich.text import Text
 
 from configs.run_folder import RunFolder
 from configs.schema import Config
-from launch.terminal import make_console
+from launch.terminal import HEARTBEAT_S, Heartbeat, make_console
 
 
 class StartupStatus:
-    """Status line that shows the current startup step until it is closed.
+    """Status line that shows the current startup step until it is closed; without a terminal, lines with heartbeats.
 
     Log messages below WARNING are hidden meanwhile, because steps and notes contain the same information.
     """
@@ -35,11 +35,14 @@ class StartupStatus:
         self._verbosity = logging.get_verbosity()
         logging.set_verbosity(min(self._verbosity, logging.WARNING))
         self._status = Status("", console=self._console) if self._console.is_terminal else None
+        self._heartbeat: Heartbeat | None = None
 
     def __call__(self, what: str) -> None:
         """Shows the step that begins now."""
         if self._status is None:
-            self._console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
+            self._end_step()
+            self._say(f"{what} ...")
+            self._heartbeat = Heartbeat(self._say, what).__enter__()
             return
         self._status.update(f"{what} ...")
         self._status.start()
@@ -47,14 +50,25 @@ class StartupStatus:
     def close(self) -> None:
         """Clears the status line and restores the log level."""
         logging.set_verbosity(self._verbosity)
+        self._end_step()
         if self._status is not None:
             self._status.stop()
+
+    def _end_step(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.__exit__()
+            self._heartbeat = None
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_APART = 5
 """Maximum number of processes that are shown one by one."""
 _PID = re.compile(r"^pid \d+(, )?")
+_MAX_PATH = 70
+"""Maximum characters of the run folder's path."""
 _HISTORY = 50
 """Maximum characters of a sparkline, so that its line fits 80 columns."""
 OF_SET = "eval/"
@@ -135,9 +149,9 @@ class RunView:
         step = self.steps[-1]["step"] if self.steps else 0
         total = self._config.run.num_updates
         head = Table.grid(expand=True, padding=(0, 1))
-        head.add_column(width=14)
+        head.add_column(min_width=14, no_wrap=True)
         head.add_column(ratio=1)
-        head.add_column(justify="right", width=28)
+        head.add_column(justify="right", min_width=28, no_wrap=True)
         elapsed = datetime.timedelta(seconds=int(time.monotonic() - self._started_s))
         head.add_row(f"step {step}/{total}", ProgressBar(total=total, completed=step), f"{elapsed}  eta {self._eta()}")
         parts = (head, self._starting()) if not self.steps else (head, self._numbers(), self._curves(), self._doing())
@@ -145,7 +159,7 @@ class RunView:
             Group(*parts),
             # A plain string would be parsed as markup, with its square brackets.
             title=Text(f"sluice  {self._config.run.name}  [{self._config.preset}]"),
-            subtitle=Text(str(self._folder)),
+            subtitle=Text(_shortened(self._folder)),
             box=rich.box.ROUNDED,
         )
 
@@ -192,7 +206,7 @@ class RunView:
         shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
         table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
         for name, row in sorted(self.sets.items()):
-            table.add_row(name[:12], Text(f"{format_estimates(row)}  @{row['step']}", style="cyan"))
+            table.add_row(name, Text(f"{format_estimates(row)}  @{row['step']}", style="cyan"))
         last = self.steps[-1] if self.steps else {}
         table.add_row("truncated", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
         return table
@@ -241,6 +255,12 @@ def sparkline(values: Sequence[float | None], width: int = _HISTORY) -> str:
     return f"{bars}  {known[-1]:.3f}"
 
 
+def _shortened(folder: pathlib.Path) -> str:
+    """Returns a path that fits 80 columns, without its first folders if it is longer."""
+    text = str(folder)
+    return text if len(text) <= _MAX_PATH else f"...{'/' + text[-_MAX_PATH:].partition('/')[2]}"
+
+
 def _number(row: dict[str, Any], name: str, digits: int = 3) -> str:
     value = row.get(name)
     return "-" if value is None else f"{value:,.{digits}f}"
@@ -249,11 +269,16 @@ def _number(row: dict[str, Any], name: str, digits: int = 3) -> str:
 STEP_LINE_S = 5.0
 """Minimum interval between step lines, and between state lines of many processes, in seconds."""
 FIRST_STILL_S, MAX_STILL_S = 60.0, 1800.0
-"""First and maximum time without a line before a "still" line, in seconds; doubled each time."""
+"""First and maximum time without a line before a "still" line of a training run, in seconds; doubled each time. Until
+the first step the interval is `HEARTBEAT_S`."""
 
 
 _ID = re.compile(r"pid \d+, ")
 """Process id in a state, which is printed once per process."""
+
+
+def _without_id(state: str) -> str:
+    return re.sub(r"pid \d+$", "running", _ID.sub("", state))
 
 
 class PlainProgress:
@@ -267,6 +292,8 @@ class PlainProgress:
         self._step = 0
         self._said: set[str] = set()
         self._ids: set[str] = set()
+        self._since_s: dict[str, float] = {}
+        """Time at which each current state was first seen."""
         self._is_first = True
 
     def update(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -284,14 +311,18 @@ class PlainProgress:
                 self._say(self._view.line())
         else:
             self._say_states(now_s)
-        if self._clock() - self._said_s >= self._still_s:
+            if self._since_s and now_s - self._said_s >= HEARTBEAT_S:
+                states = "; ".join(f"{state}, {now_s - since_s:.0f} s" for state, since_s in self._since_s.items())
+                self._say(f"still starting: {states}", is_new=False)
+        if self._step and self._clock() - self._said_s >= self._still_s:
             waited_s, self._still_s = self._still_s, min(2 * self._still_s, MAX_STILL_S)
-            where = f"still at step {self._step}" if self._step else "still starting"
-            self._say(f"{where}, no progress for {waited_s:.0f} s: {'; '.join(told(self._view.status))}", is_new=False)
+            states = "; ".join(told(self._view.status))
+            self._say(f"still at step {self._step}, no progress for {waited_s:.0f} s: {states}", is_new=False)
 
     def _say_states(self, now_s: float) -> None:
         """Prints the process states that changed, at most every `STEP_LINE_S` for grouped actors."""
         states = told(self._view.status)
+        self._since_s = {known: self._since_s.get(known, now_s) for known in map(_without_id, states)}
         if len(self._view.status) > len(states) and not self._is_first and now_s - self._states_s < STEP_LINE_S:
             return
         self._is_first, self._states_s = False, now_s

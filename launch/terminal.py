@@ -1,11 +1,13 @@
-"""Rich console of every command, and output streams that survive the loss of their reader."""
+"""Rich console of every command, heartbeat lines of slow steps, and output streams that survive their reader."""
 
 import errno
 import io
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, cast
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self, cast
 
 from absl import logging
 from rich.console import Console
@@ -29,6 +31,43 @@ def _with_sizes(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _is_size(text: str, least: int) -> bool:
     return text.isascii() and text.isdigit() and least <= int(text)
+
+
+HEARTBEAT_S = 5.0
+"""Maximum time without a line in a plain log while a step runs, in seconds."""
+
+
+class Heartbeat:
+    """Prints a running step with its elapsed time every `HEARTBEAT_S`, so that a plain log is never silent.
+
+    As a context manager it prints from a thread until the block ends.
+    """
+
+    def __init__(self, say: Callable[[str], None], what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts the step `what`; `clock` is monotonic, in seconds."""
+        self._say, self._what, self._clock = say, what, clock
+        self._started_s = self._said_s = clock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def look(self) -> None:
+        """Prints the line if it is due."""
+        now_s = self._clock()
+        if now_s - self._said_s >= HEARTBEAT_S:
+            self._said_s = now_s
+            self._say(f"{self._what}, {now_s - self._started_s:.0f} s")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S / 10):
+            self.look()
 
 
 def outlive_readers() -> None:

@@ -210,3 +210,24 @@ def test_process_keeps_its_line_where_not_all_fit_beside_each_other(view, file):
     states = ["learner: pid 1, starting", "actor-0: pid 2", "actor-1-r1: pid 3, loading weights to the device"]
     view.status = dict(state.split(": ") for state in states)
     assert [state for state in states if state not in shown(view)] == []
+
+
+def test_view_of_80_columns_breaks_no_word(file, tmp_path):
+    folder = pathlib.Path("/home/someone/projects/experiments/reinforcement/learning/runs/arithmetic_smollm2")
+    view = RunView(Config(preset="tiny", run=RunConfig(num_updates=100_000)), folder)
+    view._tail = MetricsTail(file)
+    view.status = {
+        "learner": "pid 123456, compiling accumulate (8 x 128 tokens)",
+        "actor-0": "pid 1234, engine: capturing graphs and profiling the memory of the accelerator device",
+        "actor-1": "exited (1), not restarted",
+    }
+    states = {word for state in told(view.status) for word in state.split()}
+    assert states <= set(shown(view).split())
+    row = {"kind": "eval/hard_problems_of_a_set", "set": "hard_problems_of_a_set", "step": 99_998}
+    append(file, step_row(99_998), row | {"eval/hard_problems_of_a_set/mean@4": 0.5})
+    view.update()
+    words = set(shown(view).split())
+    assert states | {"hard_problems_of_a_set", "99998/100000", "learning/runs/arithmetic_smollm2"} <= {
+        *words,
+        *(word.partition("reinforcement/")[2] for word in words),
+    }

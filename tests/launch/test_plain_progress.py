@@ -1,5 +1,6 @@
 """Lines about a run that starts slowly, by a clock that the test turns."""
 
+import itertools
 import json
 import re
 
@@ -36,8 +37,9 @@ class Started:
 
     @property
     def said(self) -> list[str]:
-        """Without their times."""
-        return [re.sub(r"^\[ *\d+ s\] ", "", line) for _, line in self.lines]
+        """Without their times and without heartbeats."""
+        lines = [re.sub(r"^\[ *\d+ s\] ", "", line) for _, line in self.lines]
+        return [line for line in lines if not line.startswith("still starting: ")]
 
 
 @pytest.fixture
@@ -64,12 +66,25 @@ def test_start_of_sixty_seconds_says_each_thing_once_when_it_begins(run):
     assert run.lines[0][0] < 0.05  # progress from the first second
 
 
-def test_nothing_new_is_said_at_growing_distances_and_never_the_same(run):
+def test_start_without_news_prints_a_heartbeat_with_elapsed_times_every_five_seconds(run):
+    run.look(3, learner="pid 1, starting", actor_0="pid 2, starting")
     run.look(600, learner="pid 1, waiting", actor_0="pid 2, engine: building the model")
-    still = [(round(at_s), line) for (at_s, _), line in zip(run.lines, run.said, strict=True) if "still" in line]
+    run.look(9, learner="pid 1, waiting", actor_0="pid 2")
+    at_s = [0.0, *(at_s for at_s, _ in run.lines), 612.0]
+    assert max(later - sooner for sooner, later in itertools.pairwise(at_s)) < live_view.HEARTBEAT_S + 0.15
+    beats = [line for _, line in run.lines if "still" in line]
+    assert beats[0].endswith("still starting: learner: waiting, 5 s; actor-0: engine: building the model, 5 s")
+    assert beats[-1].endswith("still starting: learner: waiting, 605 s; actor-0: running, 5 s")
+    assert len(set(beats)) == len(beats)
+
+
+def test_step_that_takes_long_is_said_at_growing_distances_and_never_the_same(run):
+    run.step(1)
+    run.look(600, learner="pid 1, waiting", actor_0="pid 2")
+    still = [(round(at_s), line) for at_s, line in run.lines if "still" in line]
     assert [at_s for at_s, _ in still] == [60, 180, 420]
-    assert "no progress for 60 s: learner: pid 1, waiting; actor-0: pid 2, engine: building" in still[0][1]
-    assert len(set(run.said)) == len(run.said) == 5
+    assert "still at step 1, no progress for 60 s: learner: pid 1, waiting; actor-0: pid 2" in still[0][1]
+    assert len({line for _, line in run.lines}) == len(run.lines) == 4
 
 
 def test_steps_are_said_when_they_are_new_and_not_too_often(run):
