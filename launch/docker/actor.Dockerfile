@@ -1,17 +1,17 @@
-# An actor's image: torch and vLLM, and no JAX. From the project's folder:
+# Image of an actor: torch and vLLM, without JAX. Run in the project's folder:
 #   docker build -f launch/docker/actor.Dockerfile --build-arg DEVICE=gpu -t REGISTRY/sluice-actor:TAG .
-# DEVICE is gpu (NVIDIA: what the extra `actor` of pyproject.toml resolves to) or cpu (launch/lock-cpu.txt, without JAX).
+# DEVICE is gpu (NVIDIA, the extra `actor` of pyproject.toml) or cpu (launch/lock-cpu.txt without JAX).
 FROM python:3.11-slim-bookworm
 ARG DEVICE=gpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# vLLM compiles kernels when it starts; bubblewrap holds programs that a policy wrote.
+# vLLM compiles kernels at startup; bubblewrap isolates programs that a policy wrote.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap gcc g++ libc6-dev libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/sluice
-# What it needs, in a layer of its own: it stays as long as these two files do.
+# Dependencies in a separate layer, which is rebuilt only if these two files change.
 COPY pyproject.toml launch/lock-cpu.txt ./
 RUN if [ "$DEVICE" = cpu ]; then \
         grep -vE '^(jax|jaxlib|flax|grain|optax|orbax-checkpoint)==' lock-cpu.txt > lock-actor.txt \

@@ -1,16 +1,16 @@
-# The learner's image: JAX, and no torch. From the project's folder:
+# Image of the learner: JAX, without torch. Run in the project's folder:
 #   docker build -f launch/docker/learner.Dockerfile --build-arg EXTRA=tpu -t REGISTRY/sluice-learner:TAG .
 # EXTRA is tpu, cuda (NVIDIA GPUs) or learner (CPU), an extra of pyproject.toml.
 FROM python:3.11-slim-bookworm
 ARG EXTRA=tpu
 
-# tini hands signals on, and reaps what a process that died has left.
+# tini forwards signals and reaps orphaned processes.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends tini \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/sluice
-# What it needs, in a layer of its own: it stays as long as pyproject.toml does.
+# Dependencies in a separate layer, which is rebuilt only if pyproject.toml changes.
 COPY pyproject.toml ./
 RUN pip install --no-cache-dir -e ".[${EXTRA}]"
 

@@ -1,15 +1,16 @@
-# The image of one machine with learner and engines, for `python -m launch.tools.deploy --one_node`. From the project's folder:
+# Image of a machine with learner and engines, for `python -m launch.tools.deploy --one_node`. Run in the project's
+# folder:
 #   docker build -f launch/docker/node.Dockerfile -t REGISTRY/sluice-node:TAG .
 FROM python:3.11-slim-bookworm
 ARG EXTRA=gpu
 
-# vLLM compiles kernels when it starts.
+# vLLM compiles kernels at startup.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap gcc g++ libc6-dev libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/sluice
-# What it needs, in a layer of its own: it stays as long as pyproject.toml does.
+# Dependencies in a separate layer, which is rebuilt only if pyproject.toml changes.
 COPY pyproject.toml ./
 RUN pip install --no-cache-dir -e ".[${EXTRA}]"
 

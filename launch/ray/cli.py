@@ -60,9 +60,9 @@ def check_guarded(environ: Mapping[str, str], *, allow_open: bool) -> None:
     """Raises ValueError for a cluster without tokens, in which any client can run code, unless it is allowed."""
     if not allow_open and environ.get(_MODE, "").lower() != "token":
         raise ValueError(
-            f"the Ray cluster has no token authentication, so any client can run code on it: set {_MODE}=token, "
-            "here and for `ray start` on each node (`ray get-auth-token --generate` makes the token), or give "
-            "--allow_open_cluster on a trusted network"
+            f"the Ray cluster has no token authentication, so any client can run code on it; set {_MODE}=token for "
+            "this command and for `ray start` on each node (create the token with `ray get-auth-token --generate`), "
+            "or set --allow_open_cluster on a trusted network"
         )
 
 

@@ -204,13 +204,13 @@ class RayBackend:
             )
             answered(self._placement_group.group.ready(), wait_s=max(0.0, end_s - time.monotonic()), is_over=is_over)
         except ray.exceptions.RayError as e:
-            raise OSError(f"the cluster could not place the learner: {custom_functions.first_line(e)}") from e
+            raise OSError(f"placing the learner on the cluster failed: {custom_functions.first_line(e)}") from e
         except TimeoutError:
             raise TimeoutError(
-                f"the cluster has no place for the learner, {count} x ({self._learner_asked}), within "
-                f"{self._placement_timeout_s:.0f} s; it has {_has()} in all"
+                f"timed out after {self._placement_timeout_s:.0f} s waiting for resources for the learner, "
+                f"{count} x ({self._learner_asked}); the cluster has {_has()}"
             ) from None
-        return [*self._check_folder(), f"the learner has {count} x ({self._learner_asked})"]
+        return [*self._check_folder(), f"learner placed: {count} x ({self._learner_asked})"]
 
     def close(self) -> None:
         """Releases the learner's nodes; each agent has already cleaned up its own node."""
@@ -230,7 +230,7 @@ class RayBackend:
         )
 
     def _learner_place(self, role: str, index: int) -> PlacementBundle:
-        assert self._placement_group is not None, "open comes first"
+        assert self._placement_group is not None, "open() must be called first"
         return PlacementBundle(
             role,
             self._learner_asked,

@@ -23,21 +23,23 @@ def main() -> int:
     with cli.usage_errors():
         names = cli.given_arguments()
         if not names or not names[0]:
-            raise ValueError("give a model, as in python -m launch.tools.get_model smollm2 --out=models/smollm2")
+            raise ValueError("expected a model, as in python -m launch.tools.get_model smollm2 --out=models/smollm2")
         name = names[0]
         if name == smollm2.NAME and _REVISION.value:
-            raise ValueError(f"--revision has no effect on {name}; leave it out")
+            raise ValueError(f"--revision has no effect on {name}; remove it")
         if pathlib.Path(name).expanduser().is_dir():
             raise ValueError(f"{name} is a folder on this machine; use it directly with --config.model.path={name}")
         if name != smollm2.NAME and not is_hub_name(name):
-            raise ValueError(f"no model {name!r}: give {smollm2.NAME}, or a name of the Hub such as Qwen/Qwen3-1.7B")
+            raise ValueError(
+                f"no model {name!r}; expected {smollm2.NAME}, or a name of the Hub such as Qwen/Qwen3-1.7B"
+            )
         out = pathlib.Path(_OUT.value if _OUT.value is not None else f"models/{name.rpartition('/')[2]}").expanduser()
         if name == smollm2.NAME:
             is_new = get(out, smollm2.IDENTITY, smollm2.fill)
         else:
             identity = {"hub": name, "revision": _REVISION.value}
             is_new = get(out, identity, lambda part: from_hub(name, _REVISION.value, part))
-        print(f"{out}: {'ready' if is_new else 'there already'}; {licence_of(out)}")
+        print(f"{out}: {'ready' if is_new else 'already downloaded'}; {licence_of(out)}")
     return 0
 
 

@@ -24,7 +24,7 @@ def main() -> int:
     """Makes the files and prints the settings."""
     with cli.usage_errors():
         if _OUT.value is None:
-            raise ValueError("give --out=FOLDER")
+            raise ValueError("set --out=FOLDER")
         folder = pathlib.Path(_OUT.value)
         certificates.make(folder, _HOST.value, days=_DAYS.value, force=_FORCE.value)
     print(certificates.settings(folder))

@@ -1,6 +1,7 @@
 """Model download into a folder, atomically: from the Hub or from a given function."""
 
 import fcntl
+import functools
 import glob
 import hashlib
 import json
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 from bridge.files import replace_file
 from launch.startup.preflight import missing_weights
+from launch.terminal import Heartbeat
 from launch.tools import smollm2
 from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
@@ -58,24 +60,25 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
     place = pathlib.Path(os.path.abspath(out))  # resolves `.` and `..`
     record = json.dumps(identity, indent=1, sort_keys=True).encode() + b"\n"
     if place.exists() and not place.is_dir():
-        raise ValueError(f"{place} is a file; give another --out")
+        raise ValueError(f"{place}: expected a folder, got a file; set another --out")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = open(place.with_name(f".{place.name}.lock"), "w")  # noqa: SIM115
     except OSError as e:
-        raise ValueError(f"{place.parent} is not writable: {e.strerror}; give another --out") from e
+        raise ValueError(f"{place.parent} is not writable: {e.strerror}; set another --out") from e
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (place / RECORD).is_file() and identity.items() <= json.loads((place / RECORD).read_text()).items():
             check_trainable(place)
             return False
         if place.is_dir() and any(place.iterdir()):
-            raise ValueError(f"{place} is not empty and contains something else; remove it, or give another --out")
+            raise ValueError(f"{place}: expected an empty folder or this model, got other files; set another --out")
         print(f"{out}: from {', '.join(value for value in identity.values() if value)}", flush=True)
         # An interrupted download of the same model continues in this folder.
         part = place.with_name(f".{place.name}.{hashlib.sha256(record).hexdigest()[:12]}.part")
         part.mkdir(exist_ok=True)
-        fill(part)
+        with Heartbeat(functools.partial(print, flush=True), f"{out}: downloading"):
+            fill(part)
         check_trainable(part)
         replace_file(part / RECORD, record, is_durable=True)
         os.replace(part, place)
@@ -92,7 +95,7 @@ def check_trainable(folder: pathlib.Path) -> None:
     """
     model = _architecture(folder)
     if missing := missing_weights(folder):
-        raise ValueError(f"{folder} has no weights: {missing}")
+        raise ValueError(f"{folder}: missing weights: {missing}")
     load_tokenizer(folder, vocab_size=model.vocab_size)
 
 
@@ -108,10 +111,10 @@ def licence_of(folder: pathlib.Path) -> str:
     card = folder / "README.md"
     named = _LICENCE.search(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else None
     if named:
-        return f"licence {named.group(1)} by its card"
+        return f"license {named.group(1)} (model card)"
     if texts := sorted(p.name for p in folder.glob("LICEN[CS]E*")):
-        return f"licence in {folder / texts[0]}"
-    return "no licence is named there: look where it came from"
+        return f"license in {folder / texts[0]}"
+    return "license not stated; check the source of the model"
 
 
 def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:

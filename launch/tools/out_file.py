@@ -19,13 +19,13 @@ def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...]
     if out.is_dir() or not out.name or given.endswith("/"):
         raise ValueError(f"{flag}={given} is a folder; name a file in it")
     if out.exists() and not out.is_file():
-        raise ValueError(f"{flag}={given} is no regular file; name one that may be replaced")
+        raise ValueError(f"{flag}={given}: expected a regular file or a new name")
     if not out.absolute().parent.is_dir():
-        raise ValueError(f"{flag}={given}: there is no folder {out.parent}; make it, or choose another")
+        raise ValueError(f"{flag}={given}: folder {out.parent} does not exist; create it, or set another {flag}")
     try:
         try_replace_file(out)
     except OSError as e:
-        raise ValueError(f"{flag}={given}: nothing can be written in {out.parent} ({e.strerror})") from e
+        raise ValueError(f"{flag}={given}: {out.parent} is not writable ({e.strerror})") from e
     return out
 
 
@@ -40,4 +40,4 @@ def write_out_file(out: pathlib.Path, text: str) -> None:
     except OSError as e:
         with tempfile.NamedTemporaryFile("wb", prefix=f"{out.stem}-", suffix=out.suffix, delete=False) as kept:
             kept.write(text.encode())
-        raise OSError(f"{out} can't be written ({first_line(e)}); it is in {kept.name}") from e
+        raise OSError(f"{out} cannot be written ({first_line(e)}); the content is in {kept.name}") from e

@@ -29,11 +29,11 @@ def main() -> int:
     """Runs the requested action and prints its result."""
     with cli.usage_errors():
         if _STORE.value is None:
-            raise ValueError("give --store=URL")
+            raise ValueError("set --store=URL")
         if _DROP.value is not None and _UNFENCE.value is not None:
             raise ValueError("--drop and --unfence cannot be combined")
         if (_UNFENCE.value is None) != (_RUN.value is None):
-            raise ValueError("--unfence=ACTOR and --run=RUN go together")
+            raise ValueError("--unfence=ACTOR and --run=RUN require each other")
         if _DROP.value is None and (_FORCE.value or _BUCKET.value):
             raise ValueError("--force and --bucket require --drop")
         check_no_password(_STORE.value)
@@ -47,11 +47,11 @@ def _act(runs: Runs) -> str:
         run = runs.drop(_DROP.value, force=_FORCE.value, bucket=_BUCKET.value)
         said = f"dropped run {run.run} ({run.name}): {size(run.num_bytes)}, {run.num_waiting} groups not trained"
         if run.num_objects and not _BUCKET.value:
-            said += f"; {run.num_objects} objects stay in its bucket, below groups/{run.run}"
+            said += f"; {run.num_objects} objects remain in its bucket, below groups/{run.run}"
         return said
     if _UNFENCE.value is not None and _RUN.value is not None:
         runs.put_on_probation(_RUN.value, _UNFENCE.value)
-        return f"actor {_UNFENCE.value} is on probation: start it again; it is let in when a probe finds it clean"
+        return f"actor {_UNFENCE.value} is on probation: restart it; a passed probe re-admits it"
     return render(runs.all())
 
 

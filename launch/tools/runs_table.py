@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from bridge.store.admin import RunState
 
-_HEADS = ("run", "name", "state", "step", "trained", "waiting", "size", "last sign", "learner", "actors alive")
+_HEADS = ("run", "name", "state", "step", "trained", "waiting", "size", "heartbeat", "learner", "actors alive")
 _IS_NUMBER = (False, False, False, True, True, True, True, True, False, False)
 
 

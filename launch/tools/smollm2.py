@@ -81,12 +81,14 @@ def fetch(requirement: str, sha256: str, folder: pathlib.Path) -> pathlib.Path:
     try:
         _run(requirement, "pip", "download", *options, f"--dest={place}", requirement)
     except ValueError as e:
-        raise ValueError(f"{e}; without a network put its wheel into a folder and set PIP_FIND_LINKS to that") from e
+        raise ValueError(
+            f"{e}; without a network, put the wheel into a folder and set PIP_FIND_LINKS to the folder"
+        ) from e
     (file,) = place.glob("*.whl")
     if (got := hashlib.sha256(file.read_bytes()).hexdigest()) != sha256:
         raise ValueError(
-            f"{file.name} from pip's sources is not the known one (SHA-256 {got}, wanted {sha256}): look where pip "
-            "takes it from (pip config list)"
+            f"{file.name}: expected SHA-256 {sha256}, got {got}; check the package index that pip uses "
+            "(pip config list)"
         )
     return file
 
@@ -107,7 +109,7 @@ def _run(what: str, *module: str, env: dict[str, str] | None = None) -> None:
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as e:
-        raise ValueError(f"{module[0]} ({what}) did not end within {_TIMEOUT_S} s") from e
+        raise ValueError(f"{module[0]} ({what}) timed out after {_TIMEOUT_S} s") from e
     if done.returncode != 0:
         said = [line for line in done.stdout.splitlines() if line.strip()]
         raise ValueError(f"{module[0]} ({what}) failed: {said[-1] if said else f'exit code {done.returncode}'}")
@@ -119,7 +121,7 @@ def main(argv: list[str]) -> None:
         import torch
         import transformers
     except ImportError as e:
-        sys.exit(f"{e}: an environment with an actor has it (bash launch/setup.sh)")
+        sys.exit(f"{e}; install the actor environment with bash launch/setup.sh")
     gguf, folder = map(pathlib.Path, argv)
     transformers.utils.logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}

@@ -82,7 +82,7 @@ def _points() -> list[dict[str, str]]:
       ValueError: no point is given, or --grid or the file is malformed.
     """
     if (_POINTS.value is None) == (not _GRID.value):
-        raise ValueError("give --grid=FIELD=VALUE,... or --points=FILE")
+        raise ValueError("set --grid=FIELD=VALUE,... or --points=FILE")
     if _POINTS.value is not None:
         return list(_listed(pathlib.Path(_POINTS.value)))
     axes: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def _points() -> list[dict[str, str]]:
         if not values:
             raise ValueError(f"--grid={given}: expected FIELD=VALUE,VALUE,...")
         if field in axes:
-            raise ValueError(f"--grid: {field} is given twice; separate its values by commas")
+            raise ValueError(f"--grid: {field} is set twice; separate its values by commas")
         axes[field] = values.split(",")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 

@@ -22,7 +22,7 @@ def main() -> int:
     with cli.usage_errors():
         names = cli.given_arguments()
         if not names or names[0] not in TASKS:
-            raise ValueError(f"give a task, one of {', '.join(TASKS)}, got {names[0] if names else 'none'!r}")
+            raise ValueError(f"expected a task, one of {', '.join(TASKS)}, got {names[0] if names else 'none'!r}")
         out = pathlib.Path(_OUT.value if _OUT.value is not None else f"data/{names[0]}").expanduser()
         for file, num_rows in write(names[0], out, seed=_SEED.value).items():
             print(f"{file}: {num_rows} rows")

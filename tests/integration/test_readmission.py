@@ -73,7 +73,7 @@ def test_actor_that_is_clean_after_it_started_over_serves_on(tmp_path, num_bad_l
         async with s.serving() as serving:
             await s.served(VERSION)
             learner.fence("actor-0", "its logprobs are off by 3 nats")
-            await until(learner.has_let_in, "it is let in")
+            await until(learner.has_let_in, "on probation")
             s.put(0)
             await until(lambda: len(s.groups()) == 1, "it serves")
             assert not serving.done() and len(s.engine.swapped) == 1 + num_bad_loads

@@ -113,7 +113,7 @@ def main() -> int:
 def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> CompileJob:
     """Reads and checks the input, without libtpu; raises ValueError if the input is invalid."""
     if not config_path:
-        raise ValueError("give --config=tpu_v5p_64 (or another preset), or --all")
+        raise ValueError("set --config=tpu_v5p_64 (or another preset), or --all")
     file, _, size = config_path.partition(":")
     cases = [c for c in CASES if c.preset == pathlib.Path(file).stem]
     case = next((c for c in cases if c.model == (model or size)), None)
@@ -121,7 +121,7 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     case = case or next(iter(cases), None)
     topology = topology or (case.topology if case else None)
     if not topology:
-        raise ValueError("give --topology, as in --topology=v5p:4x4x4")
+        raise ValueError("set --topology, as in --topology=v5p:4x4x4")
     chips = num_chips(topology)
     axes = config.mesh.axes
     if math.prod(axes.values()) != chips:
@@ -148,7 +148,7 @@ def num_chips(topology: str) -> int:
     family, _, shape = topology.partition(":")
     if family not in TPU_CHIPS:
         raise ValueError(
-            f"unknown topology {topology!r}: wanted one of {', '.join(TPU_CHIPS)} and a shape, as in v5p:4x4x4"
+            f"unknown topology {topology!r}: expected one of {', '.join(TPU_CHIPS)} and a shape, as in v5p:4x4x4"
         )
     dims = TPU_CHIPS[family].torus_dims
     if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{dims - 1}}}", shape):
@@ -214,5 +214,5 @@ def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
             raise ValueError(f"unknown model {name!r}; expected one of {', '.join(MODEL_SIZES)}")
         return MODEL_SIZES[name]
     if not config.model.path:
-        raise ValueError("give --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")
+        raise ValueError("set --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")
     return json.loads(Architecture.from_hf(config.model.path).hf_json)

@@ -78,7 +78,7 @@ def tpu_python() -> pathlib.Path:
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the first process creates it while others wait
         if not (stamp.is_file() and stamp.read_text().strip() == key):
-            print(f"making {folder} with jax[tpu] (once, about a minute)", file=sys.stderr, flush=True)
+            print(f"installing jax[tpu] into {folder} (once, about 1 min)", file=sys.stderr, flush=True)
             _make(folder, python, wanted)
             stamp.write_text(f"{key}\n")
     return python
@@ -119,7 +119,7 @@ def _make(folder: pathlib.Path, python: pathlib.Path, wanted: list[str]) -> None
         )
     if done.returncode:
         last = next((line for line in reversed(log.read_text().splitlines()) if "ERROR" in line), "see the log")
-        raise ValueError(f"could not install jax[tpu] into {folder}: {last} (log: {log})")
+        raise ValueError(f"installation of jax[tpu] into {folder} failed: {last} (log: {log})")
 
 
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
@@ -134,7 +134,7 @@ def main() -> None:
     try:
         job = json.load(sys.stdin)
     except ValueError as e:
-        process_tree.refuse("launch.tools.compile_tpu", f"its input is no job ({e})")
+        process_tree.refuse("launch.tools.compile_tpu", f"expected a job as input, got {e}")
     try:
         answer = measure(job)
     except (ValueError, NotImplementedError) as e:

@@ -24,13 +24,15 @@ def show(key: str, config: Config, found: StepEstimate | None, answer: dict[str,
         console.print(f"DOES NOT FIT: {error['program']} needs more memory than a chip has. XLA says:", style="bold")
         console.print("\n".join(f"  {line}" for line in out_of_memory(error["message"])))
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in answer.get("state_bytes", {}).items())
-        console.print(f"what is there in any case, GiB a chip: {parts}")
+        console.print(f"memory independent of the step, GiB per chip: {parts}")
         return
-    memory = Table("memory of a chip", "GiB", "share")
+    memory = Table("memory per chip", "GiB", "share")
     for name, size in [*found.hbm_bytes.items(), ("all", found.total_hbm_bytes)]:
         memory.add_row(name, _gib(size), f"{size / found.chip.hbm_bytes:.1%}")
     console.print(memory)
-    programs = Table("program", "XLA's TFLOP", "XLA's GB", "collectives", "compiled in", caption="a loop counted once")
+    programs = Table(
+        "program", "XLA's TFLOP", "XLA's GB", "collectives", "compiled in", caption="loop bodies count once"
+    )
     for name, program in answer["programs"].items():
         flops, moved = (program["xla"][key] or 0.0 for key in ("flops", "bytes accessed"))
         collectives = ", ".join(f"{kind} {count}" for kind, count in program["collectives"].items()) or "none"
@@ -41,7 +43,7 @@ def show(key: str, config: Config, found: StepEstimate | None, answer: dict[str,
     times = f"{found.num_epochs} times " if found.num_epochs > 1 else ""
     console.print(
         f"{'FITS' if found.fits else 'DOES NOT FIT'}: {_gib(found.total_hbm_bytes)} of {_gib(found.chip.hbm_bytes)} "
-        f"GiB a chip\nan update is {times}{found.num_micro_batches} micro-batches of the longest sequences: "
+        f"GiB per chip\nan update is {times}{found.num_micro_batches} micro-batches of the longest sequences: "
         f"{found.model_flops / 1e15:.1f} PFLOP of the model, {found.hardware_flops / 1e15:.1f} computed; "
         f"{found.update_s:.2f} s if a chip reaches {found.utilization:.0%} of its {found.chip.flops_per_s / 1e12:.0f} "
         "TFLOP/s (an assumption)"
@@ -76,7 +78,7 @@ def numbers(config: Config, found: StepEstimate | None, answer: dict[str, Any]) 
 
 def all_cases(rows: dict[str, dict[str, Any]]) -> Table:
     """Returns the table of the `numbers` of several cases."""
-    table = Table("case", "mesh", "rows x tokens", "remat", "fits", "HBM GiB a chip", "update s")
+    table = Table("case", "mesh", "rows x tokens", "remat", "fits", "HBM GiB per chip", "update s")
     for key, row in rows.items():
         found = ("no (XLA refuses)", "", "")
         if "update_s" in row:

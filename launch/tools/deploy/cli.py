@@ -51,7 +51,7 @@ def main() -> int:
             name: flags.FLAGS[_REPEATED.get(name, name)].value for name in meanings(DeploySettings)
         }
         if not _OUT.value or not given["target"]:
-            raise ValueError("give --target=kubernetes or --target=slurm, and --out=FOLDER")
+            raise ValueError("set --target=kubernetes or --target=slurm, and --out=FOLDER")
         given |= {name: tuple(given[name]) for name in _REPEATED}
         deployment = deploy(prepare_run.config(), DeploySettings(**given))
         render = kubernetes.render if given["target"] == "kubernetes" else slurm.render

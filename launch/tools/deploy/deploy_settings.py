@@ -235,7 +235,9 @@ class DeploySettings:
         if not self.one_node:
             wanted["actors"] = (self.actors, ACTORS)
         elif self.actors or self.num_actors:
-            raise ValueError("--one_node has one kind of GPU, named by --learner; its engines are actor.num_engines")
+            raise ValueError(
+                "--one_node: set the GPU kind with --learner and the number of engines with actor.num_engines"
+            )
         for flag, (value, choices) in wanted.items():
             if value not in choices:
                 raise ValueError(f"--{flag} must be one of {', '.join(choices)}, got {value!r}")
@@ -246,7 +248,7 @@ class DeploySettings:
                 f"--num_actors and --num_params must not be negative, got {self.num_actors} and {self.num_params}"
             )
         if not 30 <= self.grace_s <= kubernetes_names.MAX_INT32:
-            raise ValueError(f"--grace_s must be at least 30, the time of a step and a save, got {self.grace_s}")
+            raise ValueError(f"--grace_s must be at least 30 (time for a step and a save), got {self.grace_s}")
         if not 0 < self.port < 65536 or self.port in (COORDINATOR_PORT, TPU_PORT):
             raise ValueError(
                 f"--port must be from 1 to 65535, except {COORDINATOR_PORT} and {TPU_PORT}, got {self.port}"
@@ -260,15 +262,15 @@ class DeploySettings:
         images = {"learner_image": self.learner_image} | ({} if self.one_node else {"actor_image": self.actor_image})
         for flag, image in images.items():
             if not image:
-                raise ValueError(f"give --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/kubernetes.md)")
+                raise ValueError(f"set --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/kubernetes.md)")
             kubernetes_names.check_image(flag, image)
         if not self.storage_claim:
             raise ValueError(
-                "give --storage_claim=NAME, a PersistentVolumeClaim that all hosts of the learner may write "
-                "(ReadWriteMany): the run folder, the model and the prompts lie on it"
+                "set --storage_claim=NAME, a PersistentVolumeClaim that all hosts of the learner can write "
+                "(ReadWriteMany), with the run folder, the model and the prompts"
             )
         if self.sandbox_seccomp and self.sandbox_runtime:
-            raise ValueError("give one of --sandbox_seccomp and --sandbox_runtime, got both")
+            raise ValueError("set one of --sandbox_seccomp and --sandbox_runtime, got both")
         profile = pathlib.PurePosixPath(self.sandbox_seccomp)
         if profile.is_absolute() or ".." in profile.parts:
             raise ValueError(
@@ -288,7 +290,9 @@ class DeploySettings:
         for flag, options in {"learner_option": self.learner_options, "actor_option": self.actor_options}.items():
             for option in options:
                 if not option or option.startswith("-") or not option.isprintable():
-                    raise ValueError(f"--{flag} is one option of sbatch without its dashes, as in --{flag}=partition=a")
+                    raise ValueError(
+                        f"--{flag} must be one sbatch option without leading dashes, as in --{flag}=partition=a"
+                    )
         if self.learner in TPUS:
             raise ValueError(
                 f"--target=slurm supports only GPU learners, got --learner={self.learner}; use --target=kubernetes"
@@ -301,7 +305,7 @@ class DeploySettings:
                     else "the folder with token, certificates and passwords"
                 )
                 raise ValueError(
-                    f"give --{flag}=/PATH, {what} as every node sees it (docs/slurm_ray.md), got {value!r}"
+                    f"--{flag}: expected an absolute path on every node ({what}, docs/slurm_ray.md), got {value!r}"
                 )
 
 
@@ -312,9 +316,9 @@ def check_sandboxes(config: Config, settings: DeploySettings) -> None:
     """
     if "code" in config.parts and not (settings.sandbox_seccomp or settings.sandbox_runtime):
         raise ValueError(
-            "code rewards isolate programs by user namespaces, which pods may not make: give --sandbox_seccomp=PROFILE "
-            "(launch/tools/deploy/sandbox_seccomp.json on the nodes) or --sandbox_runtime=RUNTIME_CLASS "
-            "(docs/kubernetes.md)"
+            "code rewards isolate programs by user namespaces, which pods cannot create by default; set "
+            "--sandbox_seccomp=PROFILE (launch/tools/deploy/sandbox_seccomp.json on the nodes) or "
+            "--sandbox_runtime=RUNTIME_CLASS (docs/kubernetes.md)"
         )
 
 
@@ -327,7 +331,7 @@ def check_meeting_places(config: Config) -> None:
             "--config.store.url='postgresql://learner@HOST/sluice?sslmode=verify-full', or --one_node"
         )
     if not parse(url).get("user"):
-        raise ValueError("store.url names no user; give the learner's, as in postgresql://learner@HOST/sluice?...")
+        raise ValueError("store.url: no user; add the learner's, as in postgresql://learner@HOST/sluice?...")
     way = libpq_target_of(url)
     if way.is_here:
         raise ValueError(f"store.url={url} is local to this machine; use a host name that every pod and node can reach")

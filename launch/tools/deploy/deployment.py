@@ -109,7 +109,7 @@ def _on_storage(config: Config, settings: DeploySettings) -> Config:
     where = f"below {root}, where the claim is" if settings.target == "kubernetes" else "absolute, on shared storage"
     run_dir = config.run.dir or (str(root / "runs" / config.run.name) if settings.target == "kubernetes" else "")
     if not run_dir:
-        raise ValueError("give --config.run.dir=/PATH, on storage that every node shares")
+        raise ValueError("set --config.run.dir=/PATH, on storage that every node shares")
     paths = {
         "run.dir": run_dir,
         "model.path": config.model.path,
@@ -157,11 +157,11 @@ def store_of_actors(config: Config, user: str) -> str:
     url = config.store.url
     if files := files_of_a_login(url):
         raise ValueError(
-            f"store.url names files of the learner's login ({', '.join(files)}), and actors have the same URL: leave "
-            "them out; pods and jobs get each role's password by PGPASSWORD or PGPASSFILE"
+            f"store.url: remove {', '.join(files)} (files of the learner's login, but actors get the same URL); pods "
+            "and jobs receive each role's password in PGPASSWORD or PGPASSFILE"
         )
     if user in users_of(url):
-        raise ValueError(f"--actor_user={user} is the learner's login in store.url; give the actors another login")
+        raise ValueError(f"--actor_user={user} is the learner's login in store.url; set another login for the actors")
     return with_user(url, user)
 
 
@@ -180,7 +180,7 @@ def _actor(config: Config, settings: DeploySettings) -> Hosts:
     num_gpus = _gpus_of_an_engine(config)
     if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.actors)):
         raise ValueError(
-            f"an engine must fit on one host: {settings.actors} hosts have {most} GPUs, got {num_gpus} "
+            f"an engine must fit on one host: expected at most {most} GPUs ({settings.actors}), got {num_gpus} "
             "(actor.tensor_parallel_size, or actor.max_tensor_parallel_size with actor.elastic)"
         )
     return deploy_settings.gpu_hosts(settings.actors, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
@@ -192,8 +192,8 @@ def _node(config: Config, settings: DeploySettings) -> Hosts:
     num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)
     if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.learner)):
         raise ValueError(
-            f"one {settings.learner} node has {most} GPUs, the learner's mesh and {config.actor.num_engines} "
-            f"engines need {num_gpus} (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
+            f"--one_node: expected at most {most} GPUs ({settings.learner}), got {num_gpus} for the learner's mesh and "
+            f"{config.actor.num_engines} engines (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
         )
     return deploy_settings.gpu_hosts(settings.learner, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
 
@@ -231,8 +231,8 @@ def _check_memory(deployment: Deployment) -> None:
     for role, (host, shm_gib) in roles.items():
         if host.memory_gib < shm_gib + _LEAST_GIB:
             raise ValueError(
-                f"{'the node' if one_node else f'a host of the {role}'} ({host.title}) has {host.memory_gib} GiB for "
-                f"it, copies of the weights alone take {shm_gib} GiB of shared memory; take hosts with more"
+                f"{'the node' if one_node else f'a host of the {role}'} ({host.title}): expected more than "
+                f"{shm_gib} GiB (shared memory for copies of the weights), got {host.memory_gib} GiB; use larger hosts"
             )
 
 

@@ -29,7 +29,7 @@ def check_label(flag: str, value: str) -> None:
     """Raises ValueError if a flag's value is not a DNS label (RFC 1123), as required for a namespace."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > _MAX_LABEL:
         raise ValueError(
-            f"--{flag} must be lower-case letters, digits and '-', {_MAX_LABEL} at most, with a letter or digit at "
+            f"--{flag} must be lower-case letters, digits and '-', at most {_MAX_LABEL}, with a letter or digit at "
             f"both ends, got {value!r}"
         )
 
@@ -38,7 +38,7 @@ def check_subdomain(flag: str, value: str) -> None:
     """Raises ValueError if a flag's value is not a DNS subdomain (RFC 1123), as required for most object names."""
     if not _DNS_SUBDOMAIN.fullmatch(value) or len(value) > _MAX_SUBDOMAIN:
         raise ValueError(
-            f"--{flag} must be lower-case letters, digits, '-' and '.', {_MAX_SUBDOMAIN} at most, with a letter or "
+            f"--{flag} must be lower-case letters, digits, '-' and '.', at most {_MAX_SUBDOMAIN}, with a letter or "
             f"digit at both ends of each part, got {value!r}"
         )
 

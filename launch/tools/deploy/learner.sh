@@ -1,6 +1,6 @@
-# The learner's job. All hosts train, or none: where one ends, srun ends the others, and all start again from the last
-# checkpoint, in this job while its nodes are well. Before the time is up the learner is told to save, and the job is
-# queued again; so it is where the hosts alone were told to.
+# Learner job. If one host exits, srun kills the others, and all restart from the last checkpoint within this job.
+# Before the time limit the learner receives a stop request, saves, and the job is requeued. The job is also requeued
+# if only the hosts received the signal.
 set -uo pipefail
 here="$SLURM_SUBMIT_DIR"
 # shellcheck source=settings.sh
@@ -10,19 +10,19 @@ here="$SLURM_SUBMIT_DIR"
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 coordinator="${nodes[0]}:$((20000 + SLURM_JOB_ID % 20000))"
-listen 23  # SIGURG, see watched.sh
+listen 23  # SIGURG; see watched.sh
 trap 'rm -f "$stopped"' EXIT
 rm -f "$finished"
 
-is_done() {  # actors that serve hear of it from the store; those that start, or are yet to, would wait for a learner
-  echo "run $run is done"
+is_done() {  # serving actors read it from the store; pending and starting actors would wait for a learner
+  echo "run $run is finished"
   : > "$finished"
   scancel --state=PENDING --user="$USER" --name="$run-actors" || true
   scancel --batch --signal=USR1 --state=RUNNING --user="$USER" --name="$run-actors" || true
 }
 
 for ((try = 0; try <= max_restarts; try++)); do
-  [ -z "$leaving" ] || break  # told in the pause
+  [ -z "$leaving" ] || break  # signal during the pause
   began=$SECONDS
   rm -f "$stopped"
   run_step --kill-on-bad-exit=1 --ntasks="${#nodes[@]}" --ntasks-per-node=1 bash "$here/host.sh" "$here" "$coordinator"
@@ -32,19 +32,19 @@ for ((try = 0; try <= max_restarts; try++)); do
   fi
   [ -z "$leaving" ] || break
   if [ -e "$stopped" ]; then
-    was_passed_by && queue_again "the hosts were told to stop"
-    exit 1  # with the job
+    was_passed_by && queue_again "stop requested for the hosts"
+    exit 1  # the job is ending
   fi
   case $code in
-    252 | 255) break ;;  # see host.sh
+    252 | 255) break ;;  # not restartable; see host.sh
   esac
-  [ $((SECONDS - began)) -lt 3600 ] || try=0  # it went well for long
-  echo "the learner ended with code $code; it starts again from its last checkpoint" >&2
+  [ $((SECONDS - began)) -lt 3600 ] || try=0  # reset the count after an hour of work
+  echo "learner exited with code $code; restarting from the last checkpoint" >&2
   sleep "$pause_s"
 done
 
 [ "$leaving" != time ] || [ "$code" -ge 252 ] || queue_again "time is up"
 [ "$leaving" != cancelled ] || exit "$code"
-echo "the learner failed with code $code for good; its actors are ended" >&2
+echo "learner failed with code $code, not restarted; cancelling its actors" >&2
 scancel --user="$USER" --name="$run-actors" || true
 exit 1

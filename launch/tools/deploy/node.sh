@@ -1,5 +1,5 @@
-# A machine with learner and engines: launch.local watches both. Before the time is up it is told to end, and the job is
-# queued again, to go on from the last checkpoint; so it is where launch.local alone was told to.
+# Machine with learner and engines: launch.local supervises both. Before the time limit it receives a stop request, and
+# the job is requeued and resumes from the last checkpoint. The job is also requeued if only launch.local was signaled.
 set -uo pipefail
 here="$SLURM_SUBMIT_DIR"
 # shellcheck source=settings.sh
@@ -11,5 +11,5 @@ listen TERM
 node_command
 run_step --ntasks=1 "${command[@]}"
 [ "$leaving" != time ] || [ "$code" = 0 ] || queue_again "time is up"
-[ "$code" != 130 ] || ! was_passed_by || queue_again "launch.local was told to stop"
+[ "$code" != 130 ] || ! was_passed_by || queue_again "stop requested for launch.local"
 exit "$code"

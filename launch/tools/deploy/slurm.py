@@ -56,7 +56,7 @@ def settings(deployment: Deployment) -> str:
     """Returns `settings.sh`: the run's settings, and one function per command that sets the variable `command`."""
     values = deployment.settings
     lines = [
-        "# shellcheck shell=bash disable=SC2034,SC2154  # the scripts that read it use and set these",
+        "# shellcheck shell=bash disable=SC2034,SC2154  # the sourcing scripts use and set these variables",
         f"run={shlex.quote(deployment.run)}",
         f"max_restarts={deployment.config.actor.max_restarts}",
         f"pause_s={_PAUSE_S}",

@@ -1,8 +1,9 @@
-# Runs one process under watch: `watched.sh [--codes=HAS:GIVES,...] [--note=HAS:FILE] BOUNDS... -- PYTHON ARGUMENTS...`.
-# It ends with the process's code, or with what `codes` gives for it; after the code of `note` the file is there.
-# One that hangs is killed with all it started (python -m launch.supervision.kubernetes_probe looks every so often), and counts as killed.
-# SIGTERM and SIGURG are handed on as SIGTERM: the process saves, or gives back what it has, and ends. SIGURG is for jobs:
-# where Slurm signals all processes of a step, the others pass over it, and none is told twice.
+# Runs and watches one process:
+#   watched.sh [--codes=CODE:EXIT,...] [--note=CODE:FILE] BOUNDS... -- PYTHON ARGUMENTS...
+# Exits with the process's code, or with the code that `codes` maps it to. For the code of `note` it creates the file.
+# A hung process is killed with its children (python -m launch.supervision.kubernetes_probe runs periodically).
+# SIGTERM and SIGURG are forwarded as SIGTERM: the process saves or releases its tickets, and exits. Jobs use SIGURG:
+# Slurm signals all processes of a step, the others ignore SIGURG, and so no process receives SIGTERM twice.
 set -uo pipefail
 
 bounds=() codes="" note=""
@@ -18,27 +19,27 @@ shift
 
 folder="$(mktemp -d "/dev/shm/sluice-$UID-XXXXXX")" || exit 1
 export SLUICE_LIVENESS_FILE="$folder/liveness"
-setsid "$@" & process=$!  # a process group of its own
+setsid "$@" & process=$!  # in its own process group
 
 watch() {
   while sleep "${SLUICE_PROBE_EVERY_S:-20}" &>/dev/null; do
     "$1" -m launch.supervision.kubernetes_probe --liveness_file="$SLUICE_LIVENESS_FILE" "${bounds[@]}"
     [ $? = 3 ] || continue
-    echo "the process hangs and is killed: ${*:2}" >&2
+    echo "process hung, killed: ${*:2}" >&2
     kill -KILL -- "-$process"
     return
   done
 }
 watch "$@" & watcher=$!
 
-# shellcheck disable=SC2329  # by the trap
+# shellcheck disable=SC2329  # called by the trap
 end() { kill -KILL "$watcher" "-$process" 2>/dev/null; rm -rf "$folder"; }
 trap end EXIT
 trap 'kill -TERM "$process" 2>/dev/null' TERM INT URG
 
 code=0
 wait "$process" || code=$?
-while kill -0 "$process" 2>/dev/null; do  # a signal ended the wait, not the process
+while kill -0 "$process" 2>/dev/null; do  # a signal interrupted the wait; the process still runs
   code=0
   wait "$process" || code=$?
 done

@@ -31,6 +31,7 @@ from launch.startup import prepare_run
 from launch.startup.build_actor import open_judge
 from launch.startup.check_sandbox import check_sandbox
 from launch.supervision.process_tree import die_with_parent
+from launch.terminal import Heartbeat
 from launch.tools.evaluate import eval_runner, export, results, settings
 from launch.tools.evaluate.eval_runner import Progress, leaves
 from launch.tools.out_file import check_out_file
@@ -91,7 +92,7 @@ def main() -> int:
             parts.callback(timeline.close)
         progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")
         try:
-            with _ended_at_once(parts):
+            with _ended_at_once(parts), Heartbeat(progress.say, "starting vLLM"):
                 engine = eval_runner.start_engine(model, config, seed=_SEED.value)
             version = Version(incarnation=0, step=step or 0)
             job = eval_runner.EvalJob(config, sets, engine, timeline, judge, version)
@@ -133,7 +134,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
     run_dir, preset = flags.FLAGS.run_dir, flags.FLAGS.config
     given_model = _MODEL.value
     if (given_model is None) == (run_dir is None):
-        raise ValueError("give --model=FOLDER, or --run_dir=FOLDER of a run with a checkpoint")
+        raise ValueError("set --model=FOLDER, or --run_dir=FOLDER of a run with a checkpoint")
     asked = settings.EvalRequest(
         prompts=_PROMPTS.value,
         k=_K.value,
@@ -145,7 +146,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
     )
     if given_model is None:
         if preset is not None:
-            raise ValueError("--config has no effect with --run_dir; leave it out")
+            raise ValueError("--config has no effect with --run_dir; remove it")
         base = prepare_run.open_prepared(run_dir).config
         step, model = export.model_of(RunFolder(pathlib.Path(run_dir)), _STEP.value)
         return model, step, settings.resolve_config(base, asked, cli.given_overrides(), model)
@@ -153,7 +154,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
         raise ValueError("--step requires --run_dir")
     model = pathlib.Path(given_model).expanduser().resolve()
     if preset is None and not asked.prompts:
-        raise ValueError("give --prompts, or --config=NAME to use its evaluation sets")
+        raise ValueError("set --prompts, or --config=NAME to use its evaluation sets")
     base = settings.default_base(model) if preset is None else overrides.load_preset(preset)
     return model, None, settings.resolve_config(base, asked, cli.given_overrides(), model)
 

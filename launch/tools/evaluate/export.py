@@ -35,9 +35,9 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
     """
     there = steps_of(run)
     if not there:
-        raise ValueError(f"{run.path} has no checkpoint yet; checkpoint.every_n_steps sets when they are saved")
+        raise ValueError(f"{run.path} has no checkpoint; the first one is saved after checkpoint.every_n_steps steps")
     if step is not None and step not in there:
-        raise ValueError(f"{run.path} has no checkpoint of step {step}; there are {', '.join(map(str, there))}")
+        raise ValueError(f"--step: expected one of {', '.join(map(str, there))}, got {step}")
     step = there[-1] if step is None else step
     target = run.model(step)
     if not target.is_dir():
@@ -49,8 +49,8 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
             text=True,
         )
         if done.returncode != 0:
-            lines = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise ValueError(f"the checkpoint of step {step} could not be exported: {lines[-1]}")
+            lines = done.stderr.strip().splitlines() or ["no output"]
+            raise ValueError(f"export of checkpoint {step} failed: {lines[-1]}")
     return step, target
 
 
@@ -100,7 +100,7 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
 if __name__ == "__main__":
     run_dir, step, target = process_tree.arguments(sys.argv, "RUN_DIR STEP TARGET", command="launch.tools.evaluate")
     if not step.isdecimal():
-        process_tree.refuse("launch.tools.evaluate", f"STEP is a number, got {step}")
+        process_tree.refuse("launch.tools.evaluate", f"STEP: expected a number, got {step}")
     try:
         export(RunFolder(pathlib.Path(run_dir)), int(step), pathlib.Path(target))
     except (ValueError, OSError) as e:

@@ -116,6 +116,6 @@ def print_table(found: eval_summary.Json, console: Console | None = None) -> Non
     console.print(table)
     for one in found["sets"]:
         if one["left_out"]:
-            console.print(f"{one['set']}: {one['left_out']} problems left out, nobody could judge them; see the log")
+            console.print(f"{one['set']}: {one['left_out']} problems not scored; see the log")
         for note in one.get("notes", ()):
             console.print(f"{one['set']}: {note}", soft_wrap=True)

@@ -137,8 +137,8 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     config = overrides.from_dict(raw)
     if config.lora.is_on:
         raise ValueError(
-            f"lora.rank={config.lora.rank} has no effect: the folder's own weights are evaluated, and a run's adapters "
-            "merged (--run_dir); leave it out"
+            f"lora.rank={config.lora.rank} has no effect: the weights of the folder are evaluated (with --run_dir, "
+            "after merging the adapters); remove it"
         )
     if any(not one.has_source for one in config.evaluation.sets.values()):
         return config

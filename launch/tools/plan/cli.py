@@ -8,6 +8,7 @@ It also prints load and capacity of each resource (engines, learner, store, link
 it.
 """
 
+import contextlib
 import dataclasses
 import json
 
@@ -18,7 +19,7 @@ from configs.race_capacity import check_race_capacity
 from configs.schema import Config
 from launch import cli
 from launch.startup import prepare_run
-from launch.terminal import make_console
+from launch.terminal import Heartbeat, make_console
 from launch.tools.out_file import check_out_file
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
@@ -65,10 +66,10 @@ def main() -> int:
     """Simulates or searches."""
     with cli.usage_errors():
         if _PROFILE.value is None:
-            raise ValueError("give --profile=FILE.json; docs/planning.md describes its fields")
+            raise ValueError("set --profile=FILE.json (docs/planning.md)")
         given = [name for name in _ONLY_WITH_SEARCH if flags.FLAGS[name].present]
         if given and not _SEARCH.value:
-            raise ValueError(f"--{given[0]} needs --search")
+            raise ValueError(f"--{given[0]} requires --search")
         if _PLOT.value:
             check_out_file(_PLOT.value, flag="--plot", suffixes=(".png", ".svg", ".pdf"))
         config = prepare_run.config()
@@ -95,7 +96,7 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
         console.print(line, soft_wrap=True, highlight=False)
     if profile.store is None or profile.network is None:
         without = " and ".join(n for n in ("store", "network") if getattr(profile, n) is None)
-        console.print(f"the profile has no {without}: taken to cost nothing (docs/planning.md)")
+        console.print(f"profile without {without}: its cost counts as 0 (docs/planning.md)")
     if shortage := check_race_capacity(
         config, num_engines=profile.num_engines, max_num_seqs=profile.engine.max_num_seqs
     ):
@@ -113,7 +114,8 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
         widths=_numbers("search_width", _WIDTH.value, int),
         max_num_seqs=_numbers("search_max_num_seqs", _NUM_SEQS.value, int),
     )
-    with console.status("searching") as status:
+    heartbeat = contextlib.nullcontext() if console.is_terminal else Heartbeat(console.print, "searching")
+    with console.status("searching") as status, heartbeat:
         found = search(
             config,
             profile,
@@ -126,7 +128,7 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
         )
     console.print(search_table(found, limit=_TOP.value, max_lag=_MAX_LAG.value))
     if not found[0].within_bound:
-        console.print(f"no choice keeps every group's lag within {_MAX_LAG.value}: ranked by lag, the lowest first")
+        console.print(f"no choice keeps every group's lag within {_MAX_LAG.value}; sorted by lag, ascending")
     if _PLOT.value:
         plot_search(found, _PLOT.value, max_lag=_MAX_LAG.value)
         console.print(f"wrote {_PLOT.value}")

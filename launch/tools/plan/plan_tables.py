@@ -17,10 +17,10 @@ from launch.tools.plan.sim.event_queue import Lag, SimResult
 
 def parts_table(parts: Sequence[Resource], *, groups_per_s: float) -> Table:
     """Returns a table with one resource per row, by decreasing utilization."""
-    title = f"what each part is asked for at {groups_per_s:.3g} groups/s"
+    title = f"load per resource at {groups_per_s:.3g} groups/s"
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left")
-    table.add_column("part")
-    for column in ("asked for", "can take", "used"):
+    table.add_column("resource")
+    for column in ("load", "capacity", "used"):
         table.add_column(column, justify="right", no_wrap=True)
     for part in sorted(parts, key=lambda p: -p.share):
         table.add_row(
@@ -36,19 +36,19 @@ def verdict(cluster: ClusterModel, limit: Bottleneck, *, groups_per_s: float) ->
     if part.made_of:
         whole = sum(load for _, load in part.made_of)
         shares = [(name, load / whole) for name, load in sorted(part.made_of, key=lambda item: -item[1])]
-        lines.append("made of: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
-    lines.append(f"to change: {part.remedy}")
+        lines.append("composition: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
+    lines.append(f"remedy: {part.remedy}")
     after = bottleneck(cluster, but={part.name})
     if after.part.share >= 1:
-        lines.append(f"then: {after.part.full_name}, {_at(after, groups_per_s)}")
+        lines.append(f"next bottleneck: {after.part.full_name}, {_at(after, groups_per_s)}")
     return lines
 
 
 def _at(limit: Bottleneck, groups_per_s: float) -> str:
     part = limit.part
     if limit.groups_per_s:
-        return f"at {limit.groups_per_s:.3g} groups/s, {limit.groups_per_s / groups_per_s:.3g} times the pace above"
-    return f"at any pace: {quantity(part.load, part.unit)} are asked for, it takes {quantity(part.capacity, '')}"
+        return f"at {limit.groups_per_s:.3g} groups/s, {limit.groups_per_s / groups_per_s:.3g} times the rate above"
+    return f"at any rate: load {quantity(part.load, part.unit)}, capacity {quantity(part.capacity, '')}"
 
 
 def publish_lines(cluster: ClusterModel) -> list[str]:
@@ -56,8 +56,8 @@ def publish_lines(cluster: ClusterModel) -> list[str]:
     if (transfers := cluster.transfers) is None or transfers.way == "memory":
         return []
     hosts = f"{transfers.num_learner_hosts} learner hosts to {transfers.num_actor_hosts} actor hosts"
-    way = "by the learner hosts' links" if transfers.way == "links" else "by a bucket"
-    full = f"a version, {hosts} {way}: {transfers.publish_s(0, held=-1):.3g} s in full"
+    way = "over the learner hosts' links" if transfers.way == "links" else "through a bucket"
+    full = f"transfer of a version from {hosts} {way}: {transfers.publish_s(0, held=-1):.3g} s in full"
     delta = f", {transfers.publish_s(1, held=0):.3g} s as a delta" if transfers.full_every > 1 else ""
     return [full + delta]
 
@@ -91,7 +91,7 @@ def rows(outcome: SimResult) -> list[tuple[str, str]]:
 
     def of_rounds(name: str) -> str:
         mean = outcome.round_mean(name)
-        return "no whole round" if math.isnan(mean) else f"{mean:.3f}"
+        return "no complete round" if math.isnan(mean) else f"{mean:.3f}"
 
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(outcome.num_dropped.items())) or "none"
     return [
@@ -104,11 +104,11 @@ def rows(outcome: SimResult) -> list[tuple[str, str]]:
         ("waiting ratio (section 5.1)", of_rounds("waiting_ratio")),
         ("token lag, steps: mean, p95, max", _lag(outcome.token_lag)),
         ("group lag, steps: mean, p95, max", _lag(outcome.group_lag)),
-        ("a group in the store's line, ms", f"{1e3 * outcome.store_s:.3g}"),
-        ("export to engines that serve it, s", f"{outcome.update_s:.3g}"),
+        ("store time per group, ms", f"{1e3 * outcome.store_s:.3g}"),
+        ("publish latency until engines serve, s", f"{outcome.update_s:.3g}"),
         ("engines busy", f"{outcome.engine_utilisation:.1%}"),
-        ("engine places filled", f"{outcome.engine_fill:.1%}"),
-        ("learner computes", f"{outcome.learner_utilisation:.1%}"),
+        ("engine slots filled", f"{outcome.engine_fill:.1%}"),
+        ("learner busy", f"{outcome.learner_utilisation:.1%}"),
         ("groups not trained", dropped),
         ("tokens wasted, recomputed", f"{outcome.wasted_tokens:.0f}, {outcome.recomputed_tokens:.0f}"),
         ("preemptions", str(outcome.num_preemptions)),
@@ -125,9 +125,9 @@ def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | No
     within = sum(t.within_bound for t in tried)
     title = f"{within} of {len(tried)} choices{bound}"
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", padding=0, collapse_padding=True)
-    for column in ("en-\ngines", "learn.\nchips", "seqs", "window", "tokens\n/s", "step\ns", "max\nlag", "token\nlag"):
+    for column in ("engines", "learner\nchips", "seqs", "window", "tokens\n/s", "step\ns", "max\nlag", "token\nlag"):
         table.add_column(column, justify="right", no_wrap=True)
-    for column in ("engines\nbusy", "learner\nbusy", "first\nd. s"):
+    for column in ("engines\nbusy", "learner\nbusy", "dispatch\ns"):
         table.add_column(column, justify="right", no_wrap=True)
     for t in tried[:limit]:
         o = t.outcome
@@ -164,7 +164,7 @@ def plot_search(tried: Sequence[SearchResult], path: str | os.PathLike[str], *, 
     try:
         from matplotlib.figure import Figure  # optional dependency, needed only for the plot
     except ImportError as e:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from e
+        raise ValueError("--plot requires matplotlib; run pip install matplotlib, or remove --plot") from e
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_lag, by_split = figure.subplots(1, 2)
     names = list(dict.fromkeys(window_name(t.choice) for t in sorted(tried, key=_window_rank)))

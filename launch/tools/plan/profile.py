@@ -240,7 +240,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     try:
         raw = json.loads(pathlib.Path(path).read_text())
     except FileNotFoundError as e:
-        raise ValueError(f"no profile {str(path)!r}; docs/planning.md describes its fields") from e
+        raise ValueError(f"no profile {str(path)!r}; see docs/planning.md") from e
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is not JSON: {e}") from e
     try:

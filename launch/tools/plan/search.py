@@ -63,11 +63,11 @@ class Grid:
                 "its own (num_learner_chips=0)"
             )
         if self.async_ratios and policy != "window":
-            raise ValueError(f"--search_alpha needs a config with admission.policy=window, got {policy}")
+            raise ValueError(f"--search_alpha requires admission.policy=window, got {policy}")
         if self.widths and policy == "fifo":
-            raise ValueError("--search_width has no effect with admission.policy=fifo; leave it out")
+            raise ValueError("--search_width has no effect with admission.policy=fifo; remove it")
         if self.widths and self.async_ratios:
-            raise ValueError("--search_width and --search_alpha both set a window's width; give one of them")
+            raise ValueError("--search_width and --search_alpha both set a window's width; set one of them")
         for num_engines, num_seqs in itertools.product(self._splits(profile), self._sizes(profile)):
             engine = dataclasses.replace(profile.engine, max_num_seqs=num_seqs)
             fast = narrowest_width(config, engine, num_engines=num_engines)

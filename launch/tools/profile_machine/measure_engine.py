@@ -82,7 +82,7 @@ async def tokens_per_s(
       ValueError: `num_tokens` is too small to measure a difference.
     """
     if num_tokens < 2 * _FEW:
-        raise ValueError(f"an engine's speed needs responses of {2 * _FEW} tokens or more, got {num_tokens}")
+        raise ValueError(f"--context_tokens: expected responses of at least {2 * _FEW} tokens, got {num_tokens}")
     await _batch_s(engine, count, few, prompt_tokens)  # not measured: compiles on first use
     more = num_tokens - _FEW
     times = []

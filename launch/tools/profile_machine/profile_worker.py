@@ -81,12 +81,12 @@ class RpcProcess:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise self.failure("ended") from None
+            raise self.failure("exited") from None
 
     def failure(self, what: str) -> ChildError:
         """Returns an error that describes the process's failure, with the end of its log."""
         tail = self._log.read_text(errors="replace")[-_LOG_TAIL:] if self._log.exists() else ""
-        return ChildError(f"{self.name} {what}; its log {self._log} ends with\n{tail}")
+        return ChildError(f"{self.name} {what}; end of {self._log}:\n{tail}")
 
     def close(self) -> None:
         """Asks the process to exit, then terminates and kills it; also works after a failed `send`."""
@@ -109,7 +109,7 @@ class RpcProcess:
         """Queues all complete answers received; raises ChildError if the process exited, or reports an error."""
         data = os.read(self._answers, 1 << 20)
         if not data:
-            raise self.failure("ended")
+            raise self.failure("exited")
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             answer = json.loads(line)
@@ -133,7 +133,7 @@ def wait_for(child: RpcProcess, *others: RpcProcess, deadline_s: float) -> dict[
                 key.data._read()
     if child._queue:
         return child._queue.popleft()
-    raise child.failure(f"did not answer in {deadline_s:.0f} s")
+    raise child.failure(f"timed out after {deadline_s:.0f} s")
 
 
 class RpcServer:
@@ -145,7 +145,7 @@ class RpcServer:
         A process started by hand exits with 2 and one line.
         """
         if _ANSWERS not in os.environ:
-            process_tree.refuse("the tool that asks it", "it has nobody to answer")
+            process_tree.refuse("launch.tools.profile_machine", "no parent process to answer")
         process_tree.die_with_parent()
         self._out = os.fdopen(int(os.environ[_ANSWERS]), "w", buffering=1)
 

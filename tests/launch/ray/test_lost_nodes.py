@@ -125,7 +125,7 @@ def test_learner_whose_station_is_lost_before_its_start_begins_anew_elsewhere(pr
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     ending, said, _ = run(prepared, crew)
     assert ending is RunOutcome.DONE and not first.left
-    assert "its node or its station is gone" in said and "starting it again (1)" in said
+    assert "lost its node or its node agent" in said and "restarting (restart 1)" in said
 
 
 def test_learner_that_finds_no_station_that_lives_is_started_again_as_often_as_the_config_says(prepared, monkeypatch):
@@ -133,7 +133,7 @@ def test_learner_that_finds_no_station_that_lives_is_started_again_as_often_as_t
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     ending, _, last_error = run(prepared, crew)
     assert ending is RunOutcome.FAILED and len(first.left) == 1
-    assert "its node or its station is gone" in last_error and "(after 2 restarts" in last_error
+    assert "lost its node or its node agent" in last_error and "(after 2 restarts" in last_error
 
 
 def test_station_that_is_lost_while_the_folder_is_looked_for_is_replaced_at_the_start(prepared, monkeypatch):
@@ -141,7 +141,7 @@ def test_station_that_is_lost_while_the_folder_is_looked_for_is_replaced_at_the_
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     ending, said, _ = run(prepared, crew)
     assert ending is RunOutcome.DONE and not first.left
-    assert "learner: its node or its station is gone" in said and "starting it again" not in said
+    assert "learner: lost its node or its node agent" in said and "; restarting" not in said
 
 
 def test_actor_whose_node_has_no_space_is_started_again_and_the_run_goes_on(prepared, monkeypatch):
@@ -151,7 +151,7 @@ def test_actor_whose_node_has_no_space_is_started_again_and_the_run_goes_on(prep
     crew = crew_of(prepared, monkeypatch, Berths(learner), Berths(well(ENDED)), places)
     ending, said, _ = run(prepared, crew)
     assert ending is RunOutcome.DONE
-    assert "actor-0 was killed by signal 9: its node failed it (OSError: [Errno 28] No space left on device" in said
+    assert "actor-0 was killed by signal 9: its node failed (OSError: [Errno 28] No space left on device" in said
     assert "close" in full.calls  # the station lives: what it has there goes
 
 
@@ -172,7 +172,7 @@ def test_driver_that_is_interrupted_while_it_waits_for_the_cluster_ends(prepared
         ready=SILENCE if silent == "group" else 0,
     )
     ending, said, _ = run(prepared, crew)
-    assert ending is RunOutcome.INTERRUPTED and "stopping in order" in said
+    assert ending is RunOutcome.INTERRUPTED and "shutting down" in said
     assert len(waited) == 1 and waited[0] < 1.0 < PLACE_S
 
 
@@ -181,4 +181,4 @@ def test_process_for_which_there_is_no_place_any_more_ends_the_run_with_a_line(p
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
     crew._learners[0]._placement_timeout_s = 0.0
     ending, _, last_error = run(prepared, crew)
-    assert ending is RunOutcome.FAILED and "the cluster had no place for learner (1 CPU) within 0 s" in last_error
+    assert ending is RunOutcome.FAILED and "timed out after 0 s waiting for resources for learner (1 CPU)" in last_error

@@ -29,9 +29,9 @@ def test_folder_of_this_machine_is_named_as_what_a_run_takes(tmp_path):
 
 
 BAD = {
-    (): "give a model, as in python -m launch.tools.get_model smollm2",
-    ("",): "give a model",
-    ("nosuch",): "no model 'nosuch': give smollm2, or a name of the Hub",
+    (): "expected a model, as in python -m launch.tools.get_model smollm2",
+    ("",): "expected a model",
+    ("nosuch",): "no model 'nosuch'; expected smollm2, or a name of the Hub",
     ("smollm2", "more"): "unexpected argument 'more'",
     ("smollm2", "--revision=main"): "--revision has no effect on smollm2",
     ("smollm2", "--outt=x"): "Unknown command line flag 'outt'",
@@ -47,9 +47,9 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
 
 
 def test_licence_is_what_the_folders_own_files_say(tmp_path):
-    assert "no licence is named" in licence_of(tmp_path)
+    assert "license not stated" in licence_of(tmp_path)
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
-    assert licence_of(tmp_path) == "licence mit by its card"
+    assert licence_of(tmp_path) == "license mit (model card)"
 
 
 class Folder:
@@ -111,18 +111,18 @@ def test_folder_that_is_no_model_does_not_get_its_place(tmp_path, monkeypatch):
 def test_place_that_holds_something_else_is_left_as_it_is(tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "theirs").write_text("x")
-    with pytest.raises(ValueError, match="not empty and contains something else"):
+    with pytest.raises(ValueError, match="expected an empty folder or this model"):
         get(tmp_path / "small", Folder())
     assert names(tmp_path / "small") == ["theirs"]
     get(tmp_path / "one", Folder())
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="expected an empty folder"):
         get(tmp_path / "one", Folder(revision=1))
 
 
 def test_model_that_lost_its_weights_since_is_refused(tmp_path):
     get(tmp_path / "small", Folder())
     (tmp_path / "small" / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="has no weights"):
+    with pytest.raises(ValueError, match="missing weights"):
         get(tmp_path / "small", Folder())
 
 
@@ -135,9 +135,9 @@ def test_folder_whose_record_says_more_is_there_already(tmp_path):
 
 def test_place_that_is_a_file_or_below_one_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file; give another --out"):
+    with pytest.raises(ValueError, match="expected a folder, got a file; set another --out"):
         get(tmp_path / "file", Folder())
-    with pytest.raises(ValueError, match="is not writable.*give another --out"):
+    with pytest.raises(ValueError, match="is not writable.*set another --out"):
         get(tmp_path / "file" / "small", Folder())
 
 

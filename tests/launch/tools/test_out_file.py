@@ -20,12 +20,12 @@ from tests.integration.support.processes import REPO
         ("HERE", "is a folder"),
         ("HERE/", "is a folder"),
         ("HERE/new/", "is a folder"),
-        ("HERE/none/x.json", "there is no folder HERE/none"),
-        ("HERE/file/x.json", "there is no folder HERE/file"),
-        ("/proc/x.json", "nothing can be written in /proc"),
-        ("/dev/null", "is no regular file"),
-        ("HERE/pipe", "is no regular file"),
-        ("HERE/" + "x" * 255, "nothing can be written in HERE"),
+        ("HERE/none/x.json", "folder HERE/none does not exist"),
+        ("HERE/file/x.json", "folder HERE/file does not exist"),
+        ("/proc/x.json", "/proc is not writable"),
+        ("/dev/null", "expected a regular file"),
+        ("HERE/pipe", "expected a regular file"),
+        ("HERE/" + "x" * 255, "HERE is not writable"),
         ("", "is a folder"),
     ],
 )
@@ -53,9 +53,9 @@ def test_what_can_not_be_written_any_more_is_kept_elsewhere(tmp_path):
     folder.mkdir()
     out = check_out_file(str(folder / "x.json"))
     shutil.rmtree(folder)
-    with pytest.raises(OSError, match="can't be written .*; it is in ") as e:
+    with pytest.raises(OSError, match="cannot be written .*; the content is in ") as e:
         write_out_file(out, '{"found": 1}')
-    kept = pathlib.Path(str(e.value).rsplit("it is in ", 1)[1])
+    kept = pathlib.Path(str(e.value).rsplit("is in ", 1)[1])
     assert json.loads(kept.read_text()) == {"found": 1}
     kept.unlink()
 
@@ -82,4 +82,4 @@ def test_command_tries_its_file_before_all_else(name):
     done = subprocess.run(
         call, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 2 and "nothing can be written in /proc" in done.stderr, done.stderr
+    assert done.returncode == 2 and "/proc is not writable" in done.stderr, done.stderr

@@ -44,7 +44,7 @@ def test_table_is_aligned_and_says_what_state_each_run_is_in():
     )  # fmt: skip
     finished = dataclasses.replace(RUN, name="longer name", finished_step=40, step=38, silent_s=7200.0)
     assert render([RUN, led, finished]).splitlines() == [
-        "run   name         state       step  trained  waiting              size  last sign  learner     actors alive",
+        "run   name         state       step  trained  waiting              size  heartbeat  learner     actors alive",
         "0a1b  one          no learner     -        0        0               0 B      never  -           -",
         "2c    one          led           12       96     1000  2 MB + 3 objects    1 s ago  host:/runs  a, b",
         "0a1b  longer name  finished      40        0        0               0 B    2 h ago  -           -",
@@ -87,9 +87,9 @@ def test_command_lists_the_run_of_a_file_and_drops_none(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give --store=URL"),
+        ([], "set --store=URL"),
         (["--store=postgresql://u:secret@h/d"], "PGPASSFILE"),
-        (["--store=sqlite:////x", "--unfence=a"], "--unfence=ACTOR and --run=RUN go together"),
+        (["--store=sqlite:////x", "--unfence=a"], "--unfence=ACTOR and --run=RUN require each other"),
         (["--store=sqlite:////x", "--force"], "--force and --bucket require --drop"),
     ],
 )

@@ -78,9 +78,9 @@ def test_failed_point_does_not_stop_the_others_and_only_incomplete_points_are_tr
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "give --grid=FIELD=VALUE,... or --points=FILE"),
+        ({}, "set --grid=FIELD=VALUE,... or --points=FILE"),
         ({"grid": ["run.seed"]}, "--grid=run.seed: expected FIELD=VALUE,VALUE,..."),
-        ({"grid": ["run.seed=1", "run.seed=2"]}, "run.seed is given twice"),
+        ({"grid": ["run.seed=1", "run.seed=2"]}, "run.seed is set twice"),
         ({"grid": ["run.seed=1,1"]}, "two points have the same fields"),
         ({"grid": ["run.sed=1,2"]}, "did you mean 'run.seed'"),
         ({"grid": ["rounds.groups_per_update=8,7"]}, "must divide"),

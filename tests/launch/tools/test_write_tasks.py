@@ -34,7 +34,7 @@ def test_files_have_each_prompt_once_and_rows_that_can_be_asked(task, tmp_path):
 
 
 BAD = {
-    (): "give a task, one of arithmetic, code, word_problems, got 'none'",
+    (): "expected a task, one of arithmetic, code, word_problems, got 'none'",
     ("nosuch",): "got 'nosuch'",
     ("arithmetic", "--seed=-1"): "seed",
     ("arithmetic", "--out=/proc/nosuch"): "/proc/nosuch",

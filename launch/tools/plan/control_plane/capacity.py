@@ -120,7 +120,7 @@ class ClusterModel:
 
     def _generation_remedy(self) -> str:
         if responses_in_service(self.config) < self.profile.num_engines * _places(self.profile, self.workload):
-            return "a wider window (admission, rounds.groups_per_round): engines have more places than it fills"
+            return "a wider window (admission, rounds.groups_per_round): it does not fill the engines' slots"
         return "more engines (num_engines), or larger ones"
 
 

@@ -45,9 +45,9 @@ class ControlCalls:
         """Returns the store seconds per second by kind of call, without groups."""
         return {
             "claims": self.claims * store.claim_call_s,
-            "signs of life": self.writes * store.write_s + self.rows * store.row_s,
-            "looks": self.reads * store.read_s,
-            "telling of changes": self.told * store.listener_s,
+            "heartbeats": self.writes * store.write_s + self.rows * store.row_s,
+            "polling": self.reads * store.read_s,
+            "notifications": self.told * store.listener_s,
         }
 
 
@@ -114,12 +114,12 @@ GROUPS, BYTES = "groups", "groups' bytes"
 BESIDES = 10
 """Additional connections: 3 that PostgreSQL reserves for superusers, plus administrators and long calls."""
 _REMEDIES = {
-    GROUPS: "a faster server (commits a second), or whole groups in place of single samples (admission.unit=group)",
+    GROUPS: "a faster server (commits/s), or whole groups instead of single samples (admission.unit=group)",
     BYTES: "groups to a bucket (store.bucket)",
     "claims": "fewer and larger engines (chips_per_engine), or a faster server",
-    "signs of life": "fewer and larger engines (chips_per_engine), or a faster server (commits a second)",
-    "looks": "fewer and larger engines (chips_per_engine), or a server with more cores",
-    "telling of changes": "fewer and larger engines (chips_per_engine): each hears of every change",
+    "heartbeats": "fewer and larger engines (chips_per_engine), or a faster server (commits/s)",
+    "polling": "fewer and larger engines (chips_per_engine), or a server with more cores",
+    "notifications": "fewer and larger engines (chips_per_engine): every engine receives every notification",
 }
 
 
@@ -195,7 +195,7 @@ def _writing(transfers: Transfers, publishes_per_s: float) -> Resource:
         name="learner hosts' writing",
         load=publishes_per_s * transfers.network.weights_bytes / transfers.num_learner_hosts,
         capacity=lowest(transfers.network.write_bytes_per_s),
-        unit="B/s a host",
+        unit="B/s per host",
         remedy="more learner hosts, fewer versions (publish.every_n_steps)",
     )
 
@@ -208,7 +208,7 @@ def _learner_links(transfers: Transfers, publishes_per_s: float) -> Resource:
             name="learner hosts' links",
             load=uploads,
             capacity=lowest(transfers.network.learner_bytes_per_s),
-            unit="B/s a host",
+            unit="B/s per host",
             remedy="more learner hosts, fewer versions (publish.every_n_steps)",
         )
     downloads = publishes_per_s * transfers.mean_bytes * transfers.num_actor_hosts / transfers.num_learner_hosts
@@ -216,8 +216,8 @@ def _learner_links(transfers: Transfers, publishes_per_s: float) -> Resource:
         name="learner hosts' links",
         load=downloads + uploads,
         capacity=transfers.send_bytes_per_s,
-        unit="B/s a host",
-        remedy=f"{_LESS}, more learner hosts, or a bucket in place of the links "
+        unit="B/s per host",
+        remedy=f"{_LESS}, more learner hosts, or a bucket instead of the links "
         "(publish.bucket with publish.serve=none)",
         made_of=(("downloads", downloads), ("uploads", uploads)) if uploads else (),
     )
@@ -228,7 +228,7 @@ def _actor_links(transfers: Transfers, publishes_per_s: float) -> Resource:
         name="actor hosts' links",
         load=publishes_per_s * transfers.mean_bytes,
         capacity=transfers.receive_bytes_per_s,
-        unit="B/s a host",
+        unit="B/s per host",
         remedy=f"{_LESS}, or faster links",
     )
 
@@ -241,7 +241,7 @@ def _bucket(transfers: Transfers, publishes_per_s: float) -> Resource:
         load=publishes_per_s * a_version,
         capacity=lowest(transfers.network.bucket_bytes_per_s) if transfers.has_bucket else math.inf,
         unit="B/s",
-        remedy=f"{_LESS}, or more engines a host",
+        remedy=f"{_LESS}, or more engines per host",
     )
 
 
@@ -252,7 +252,7 @@ def _server_connections(transfers: Transfers) -> Resource:
         load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, RetryPolicy()),
         capacity=MAX_CONNECTIONS * transfers.num_learner_hosts,
         unit="connections",
-        remedy="more learner hosts, more engines a host, or a bucket in place of the links "
+        remedy="more learner hosts, more engines per host, or a bucket instead of the links "
         "(publish.bucket with publish.serve=none)",
     )
 

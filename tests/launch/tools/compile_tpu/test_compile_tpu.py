@@ -65,7 +65,7 @@ def run(*arguments: str) -> int:
         ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
         ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "expected a value"]),
         ([f"--config={SMALL}", "--run_dir=x"], ["--run_dir"]),
-        (["--all", "--out=no/such/folder/tpu.json"], ["no folder no/such/folder"]),
+        (["--all", "--out=no/such/folder/tpu.json"], ["folder no/such/folder"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):

@@ -19,19 +19,19 @@ CLUSTER: dict[str, Any] = {**KUBERNETES, "learner": "v5p", "actors": "h100"}
     [
         (CLUSTER | {"learner": ""}, "--learner must be one of v5e, v5p, v6e, h100, h200, cpu"),
         (CLUSTER | {"actors": "v5p"}, "--actors must be one of h100, h200, cpu, got 'v5p'"),
-        (CLUSTER | {"learner_image": ""}, "give --learner_image=REGISTRY/NAME:TAG"),
-        (CLUSTER | {"actor_image": ""}, "give --actor_image=REGISTRY/NAME:TAG"),
-        (CLUSTER | {"storage_claim": ""}, "give --storage_claim=NAME, a PersistentVolumeClaim"),
+        (CLUSTER | {"learner_image": ""}, "set --learner_image=REGISTRY/NAME:TAG"),
+        (CLUSTER | {"actor_image": ""}, "set --actor_image=REGISTRY/NAME:TAG"),
+        (CLUSTER | {"storage_claim": ""}, "set --storage_claim=NAME"),
         (CLUSTER | {"mount": "runs"}, "--mount must be a folder's absolute path"),
         (CLUSTER | {"grace_s": 1.0}, "--grace_s must be at least 30"),
         (CLUSTER | {"learner": "h100", "topology": "2x2"}, "--topology requires a TPU learner"),
-        (CLUSTER | {"one_node": True, "learner": "h100"}, "--one_node has one kind of GPU"),
+        (CLUSTER | {"one_node": True, "learner": "h100"}, "--one_node: set the GPU kind"),
         (SLURM | {"learner": "v5p", "actors": "h100"}, "--target=slurm supports only GPU learners, got --learner=v5p"),
-        (SLURM | {"learner": "h100", "actors": "h100", "python": ""}, "give --python=/PATH"),
-        (SLURM | {"learner": "h100", "actors": "h100", "keys": "keys"}, "give --keys=/PATH"),
+        (SLURM | {"learner": "h100", "actors": "h100", "python": ""}, "--python: expected an absolute path"),
+        (SLURM | {"learner": "h100", "actors": "h100", "keys": "keys"}, "--keys: expected an absolute path"),
         (
             SLURM | {"learner": "h100", "actors": "h100", "actor_options": ("a\nrm",)},
-            "--actor_option is one option of sbatch",
+            "--actor_option must be one sbatch option",
         ),
     ],
 )
@@ -45,7 +45,7 @@ def test_settings_that_are_missing_or_wrong_are_refused_by_their_flag(given, say
     [
         ({"store__url": ""}, r"need PostgreSQL, got store.url=\(a file\); set --config.store.url"),
         ({"store__url": "postgresql://learner@db.example/sluice"}, "add .sslmode=verify-full"),
-        ({"store__url": "postgresql://db.example/sluice?sslmode=verify-full"}, "store.url names no user"),
+        ({"store__url": "postgresql://db.example/sluice?sslmode=verify-full"}, "store.url: no user"),
         ({"store__url": "postgresql://learner@127.0.0.1/sluice"}, "is local to this machine"),
         ({"publish__serve": "none"}, "weights must reach other machines, got publish.serve=none"),
         ({"publish__serve": "http"}, "got publish.serve=http"),
@@ -60,7 +60,7 @@ def test_settings_that_are_missing_or_wrong_are_refused_by_their_flag(given, say
         ({"prompts__path": "", "prompts__mixture__a__path": "/etc/a.jsonl"}, "prompts.mixture.a.path must be below"),
         ({"run__name": "Run_7"}, "--config.run.name=run-7"),
         ({"run__name": "a" * 41}, "40 at most"),
-        ({"actor__tensor_parallel_size": 16}, "an engine must fit on one host: h100 hosts have 8 GPUs, got 16"),
+        ({"actor__tensor_parallel_size": 16}, "an engine must fit on one host: expected at most 8 GPUs .h100., got 16"),
         ({"actor__tensor_parallel_size": 3}, None),
         ({"mesh__fsdp": 32, "packing__rows": 32}, None),
         ({"mesh__fsdp": 48, "packing__rows": 48}, "the mesh has 48 chips, v5p slices have"),
@@ -77,7 +77,7 @@ def test_config_that_cannot_work_on_a_cluster_is_refused_by_its_field(fields, sa
 
 def test_engines_that_do_not_fit_one_node_are_refused():
     wanted = config(mesh__fsdp=4, packing__rows=4, actor__num_engines=5)
-    with pytest.raises(ValueError, match="one h100 node has 8 GPUs, the learner's mesh and 5 engines need 9"):
+    with pytest.raises(ValueError, match="expected at most 8 GPUs .h100., got 9"):
         deploy(wanted, settings(KUBERNETES, learner="h100", one_node=True))
 
 
@@ -97,7 +97,7 @@ def test_model_that_is_elsewhere_is_asked_for_its_size_and_one_here_is_measured(
 
 
 def test_weights_that_do_not_fit_a_host_are_refused():
-    with pytest.raises(ValueError, match="copies of the weights alone take .* GiB of shared memory"):
+    with pytest.raises(ValueError, match="expected more than .* GiB .shared memory for copies of the weights"):
         deploy(config(), settings(CLUSTER, num_params=100e9))
 
 

@@ -90,7 +90,7 @@ def test_documented_learner_starts_in_the_memory_it_was_rendered(tmp_path, monke
     with_free(monkeypatch, found.learner_shm_gib)
     preflight.check_snapshot_room(there, model)
     with_free(monkeypatch, 2 * written["whole"] / 16 / GIB - 0.1)
-    with pytest.raises(ValueError, match="snapshots need about 1.8 GiB .two of the rows of one host of 16"):
+    with pytest.raises(ValueError, match="1.8 GiB free for snapshots .two slots of one of 16 hosts"):
         preflight.check_snapshot_room(there, model)
 
 
@@ -147,5 +147,5 @@ def test_room_is_looked_for_what_is_on_this_machine(tmp_path, monkeypatch, serve
     with_free(monkeypatch, copies * 10)
     preflight.check_snapshot_room(given, model, roles=roles, num_hosts=num_hosts)
     with_free(monkeypatch, copies * 10 - 0.01)
-    with pytest.raises(ValueError, match=f"snapshots need about {copies * 10:.1f} GiB"):
+    with pytest.raises(ValueError, match=f"{copies * 10:.1f} GiB free for snapshots"):
         preflight.check_snapshot_room(given, model, roles=roles, num_hosts=num_hosts)

@@ -112,7 +112,7 @@ def test_submit_starts_the_learner_and_the_actors_after_it(tmp_path):
 def test_learner_runs_a_process_a_host_and_is_done(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["0", "0"])
     code, out = slurm.end(slurm.start("learner.sbatch"))
-    assert code == 0 and "is done" in out
+    assert code == 0 and "is finished" in out
     started = [shlex.split(c) for c in slurm.called("python")]
     assert sorted(a for s in started for a in s if a.startswith("--process_id")) == ["--process_id=0", "--process_id=1"]
     assert all("--coordinator=node-a:24242" in s and "--num_processes=2" in s for s in started)
@@ -133,7 +133,7 @@ def test_learner_whose_hosts_alone_are_told_to_stop_is_queued_again_and_not_done
     slurm.wait_for(2)
     slurm.tell_steps()
     code, out = slurm.end(job)
-    assert code == 0 and "is done" not in out and "the hosts were told to stop: queued again" in out
+    assert code == 0 and "is finished" not in out and "stop requested for the hosts: requeued" in out
     assert slurm.calls[-1] == "scontrol requeue 4242"
     assert not slurm.finished.exists() and not list(slurm.out.glob("stopped-*"))
 
@@ -146,7 +146,7 @@ def test_learner_that_stops_while_slurm_ends_its_job_is_not_queued_again(tmp_pat
     slurm.set_state("COMPLETING")
     slurm.tell_steps()
     code, out = slurm.end(job)
-    assert code == 1 and "is done" not in out and not slurm.finished.exists()
+    assert code == 1 and "is finished" not in out and not slurm.finished.exists()
     assert not [c for c in slurm.called("scontrol") if "requeue" in c] and not slurm.called("scancel")
 
 
@@ -157,7 +157,7 @@ def test_learner_that_is_done_as_its_time_is_up_is_done(tmp_path):
     slurm.wait_for(2)
     job.send_signal(signal.SIGUSR1)
     code, out = slurm.end(job)
-    assert code == 0 and "is done" in out and slurm.finished.exists()
+    assert code == 0 and "is finished" in out and slurm.finished.exists()
     assert not [c for c in slurm.called("scontrol") if "requeue" in c]
 
 
@@ -165,7 +165,7 @@ def test_learner_that_dies_starts_again_with_all_its_hosts(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["1", "137", "0"])
     code, out = slurm.end(slurm.start("learner.sbatch"))
     assert code == 0, out
-    assert len(slurm.called("srun")) == 2 and "ended with code 137; it starts again" in out
+    assert len(slurm.called("srun")) == 2 and "exited with code 137; restarting" in out
 
 
 @pytest.mark.parametrize("hopeless", ["2", "5"])
@@ -208,7 +208,7 @@ def test_learner_that_hears_the_end_between_two_tries_starts_no_other_one(name, 
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["1", "137", "0", "0"])
     slurm.signal_before('sleep "$pause_s"', name)
     code, out = slurm.end(slurm.start("learner.sbatch"))
-    assert "it starts again" in out and len(slurm.called("srun")) == 1
+    assert "; restarting" in out and len(slurm.called("srun")) == 1
     assert (code, len(requeued(slurm))) == ((0, 1) if name == "USR1" else (137, 0))
     assert not slurm.finished.exists() and not slurm.called("scancel")
 

@@ -42,11 +42,11 @@ def test_watched_process_that_beats_and_works_ends_with_its_own_code():
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("does", "says"), [(STUCK, "no progress in its work"), (STOPPED, "no heartbeat for 1 s")])
+@pytest.mark.parametrize(("does", "says"), [(STUCK, "no progress for"), (STOPPED, "no heartbeat for 1 s")])
 def test_watched_process_that_hangs_is_killed_with_a_word(does, says):
     done = watch(does)
     assert done.returncode == 137
-    assert says in done.stderr and "the process hangs and is killed" in done.stderr
+    assert says in done.stderr and "process hung, killed" in done.stderr
 
 
 @pytest.mark.parametrize(("code", "gives"), [(0, 0), (2, 252), (3, 0), (1, 1)])

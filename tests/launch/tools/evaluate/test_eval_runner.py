@@ -124,7 +124,7 @@ def test_results_have_each_set_with_its_estimates_and_samples(tmp_path, capsys):
     assert json.loads((tmp_path / "r.json").read_text()) == json.loads(json.dumps(found))
     print_table(found, Console(width=80))
     out = capsys.readouterr().out
-    assert "tiny" in out and "pass@2" in out and "0.3333" in out and "b: 2 problems left out" in out
+    assert "tiny" in out and "pass@2" in out and "0.3333" in out and "b: 2 problems not scored" in out
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(capsys):

@@ -69,11 +69,11 @@ def test_command_line_searches_prints_and_plots(tmp_path):
 
 
 REFUSED = [
-    (["--config=cgp"], None, "give --profile=FILE.json"),
+    (["--config=cgp"], None, "set --profile=FILE.json"),
     (["--config=cgp", "--profile=/nowhere.json"], None, "no profile '/nowhere.json'"),
-    ([], {}, "give --config"),
-    (["--config=cgp", "--chips=8"], {}, "--chips needs --search"),
-    (["--config=cgp", "--plot=a.png"], {}, "--plot needs --search"),
+    ([], {}, "--config: not set"),
+    (["--config=cgp", "--chips=8"], {}, "--chips requires --search"),
+    (["--config=cgp", "--plot=a.png"], {}, "--plot requires --search"),
     (["--config=cgp"], {"store": {"group_s": 1, "groups_s": 2}}, "has no field 'groups_s'"),
     (["--config=cgp"], {"store": {"group_s": -1}}, "store.group_s must be finite and >= 0"),
     (["--config=cgp"], {"network": {"weights_bytes": 0}}, "network.weights_bytes must be >= 1"),
@@ -82,7 +82,7 @@ REFUSED = [
     (["--config=cgp"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
     (["--config=cgp"], {"learner": {}}, "seconds_per_token"),
     (["--config=cgp", "--config.rounds.groups=3"], {}, "rounds has groups_per_round"),
-    (["--config=cgp", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
+    (["--config=cgp", "--search", "--search_alpha=1"], {}, "--search_alpha requires"),
     (["--config=pipelinerl", "--search", "--search_alpha=x"], {}, "--search_alpha: expected a list"),
     (["--config=pipelinerl", "--search", "--chips=1"], {}, "--chips=1 is too few"),
 ]
@@ -116,7 +116,7 @@ def test_command_line_says_what_gives_out_first_and_what_to_change(tmp_path):
     assert done.code == 0, done.err
     # A group is 8 x 101 tokens of 0.01 s: the learner takes 8.08 s for what takes the store 1 s.
     assert "first bottleneck: learner compute, at 0.124 groups/s" in done.out
-    assert "to change: more learner chips (num_learner_chips)" in done.out
+    assert "remedy: more learner chips (num_learner_chips)" in done.out
     numbers = json.loads(out.read_text())
     shares = {p["name"]: p["share"] for p in numbers["parts"]}
     assert shares["store's connections"] == 0.14

@@ -97,7 +97,7 @@ def test_profile_learner_times_full_micro_batches():
 REFUSED = [
     (["--out=/nonexistent/profile.json"], "error: --out=/nonexistent/profile.json: folder /nonexistent does not exist"),
     ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
-    (["--run_dir=x"], "error: --run_dir has no effect; set --config"),
+    (["--run_dir=x"], "error: --run_dir is not supported"),
     ([], "error: --config: not set"),
     ([f"--config={TINY}", "--config.run.num_updats=3"], "did you mean 'run.num_updates'?"),
 ]

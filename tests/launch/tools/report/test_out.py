@@ -10,9 +10,9 @@ from tests.launch.tools.report.folder import make_folder
 
 ENV = os.environ | {"PYTHONPATH": str(REPO)}
 REFUSED = {
-    "no folder": ("/nope/x.html", "--out=/nope/x.html: there is no folder /nope; make it, or choose another"),
+    "no folder": ("/nope/x.html", "--out=/nope/x.html: folder /nope does not exist"),
     "a folder": ("HERE", "--out=HERE is a folder; name a file in it"),
-    "below a file": ("HERE/run/config.json/x.html", "there is no folder HERE/run/config.json"),
+    "below a file": ("HERE/run/config.json/x.html", "folder HERE/run/config.json does not exist"),
     "nobody may write": ("/proc/x.html", "--out=/proc/x.html: "),
 }
 

@@ -14,7 +14,7 @@ from tests.launch.tools.report.folder import make_folder
 pytestmark = pytest.mark.heavy
 
 REFUSED = {
-    "no-run-dir": ((), "give --run_dir=FOLDER of a run"),
+    "no-run-dir": ((), "--run_dir: expected the folder of a run"),
     "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is not a run folder (it has no config.json)"),
     "two": (("--run_dir=a,b",), "--run_dir: expected one folder, got 2: a, b"),
     "grep": (("--run_dir=RUN", "--grep=("), "--grep='(' is not a regular expression"),
@@ -51,26 +51,26 @@ def test_command_refuses_in_one_line_with_code_2(done, case):
 def test_command_prints_what_is_asked_for_and_how_much_there_is(done):
     by_reward, found, compared = done[len(REFUSED) : len(REFUSED) + 3]
     assert by_reward.code == found.code == compared.code == 0
-    assert by_reward.out.splitlines()[-1] == "2 of 128 samples that fit, of 128 kept"
+    assert by_reward.out.splitlines()[-1] == "2 of 128 matching samples, of 128 stored"
     assert "needle" in found.out and "eval" not in found.out
-    assert compared.out.strip() == "no problem was evaluated twice yet"
+    assert compared.out.strip() == "no problem with two evaluations"
 
 
 def test_json_is_a_sample_a_line_and_nothing_else(done):
     got = done[len(REFUSED) + 3]
     samples = [json.loads(line) for line in got.out.splitlines()]
-    assert got.code == 0 and len(samples) == 3 and got.err == "3 of 128 samples that fit, of 128 kept\n"
+    assert got.code == 0 and len(samples) == 3 and got.err == "3 of 128 matching samples, of 128 stored\n"
     lengths = [s["response"]["tokens"] for s in samples]
     assert lengths == sorted(lengths, reverse=True)
     assert {"step", "kind", "prompt", "prompt_id", "answer", "index"} <= samples[0].keys()
     assert {"text", "reward", "scores", "finish", "lag"} <= samples[0]["response"].keys()
     assert "responses" not in samples[0] and got.out.isascii()
     compared = done[len(REFUSED) + 4]
-    assert compared.out == "" and compared.err == "no problem was evaluated twice yet\n"
+    assert compared.out == "" and compared.err == "no problem with two evaluations\n"
 
 
 def test_search_that_finds_nothing_says_so(done):
-    assert done[len(REFUSED) + 5].out == "no sample fits (of 128 kept)\n"
+    assert done[len(REFUSED) + 5].out == "no matching samples (of 128 stored)\n"
 
 
 def test_command_says_how_a_run_comes_to_have_samples(done):

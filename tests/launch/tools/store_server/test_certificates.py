@@ -88,7 +88,7 @@ def test_files_that_are_there_are_replaced_with_force_only(tmp_path):
     make(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "server.key").unlink()
-    with pytest.raises(ValueError, match=r"has ca\.pem, server\.pem, token already; --force"):
+    with pytest.raises(ValueError, match=r"already contains ca\.pem, server\.pem, token; set --force"):
         make(tmp_path)
     assert not (tmp_path / "server.key").exists()
     make(tmp_path, force=True)
@@ -115,7 +115,7 @@ def test_command_without_the_extra_says_what_to_install(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: making certificates needs the extra: ") and line.endswith("[store-server]'")
+    assert line.startswith("error: certificates require the extra store-server") and line.endswith("[store-server]'")
 
 
 @pytest.mark.heavy

@@ -188,10 +188,10 @@ def test_store_server_off_loopback_without_certificates_is_refused(folder):
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ((), "error: give --dir=FOLDER"),
+        ((), "error: set --dir=FOLDER"),
         (("--listen=5432",), "error: --listen=5432: expected HOST:PORT, as in 127.0.0.1:5432"),
         (("--listen=127.0.0.1:0",), "error: --listen=127.0.0.1:0: expected HOST:PORT, as in 127.0.0.1:5432"),
-        (("--cert=/nowhere.pem",), "error: --cert and --key go together"),
+        (("--cert=/nowhere.pem",), "error: --cert and --key require each other"),
         (
             ("--cert=/nowhere.pem", "--key=/n.key"),
             "error: /nowhere.pem cannot be read; --cert and --key must be PEM files",
@@ -210,4 +210,4 @@ def test_store_server_without_the_extra_says_what_to_install(folder):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert "[store-server]' brings one" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "[store-server]'" in done.stderr and len(done.stderr.splitlines()) == 1
