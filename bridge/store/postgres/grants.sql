@@ -1,6 +1,6 @@
--- What each role may do. A learner: everything, in the runs it owns. An actor: read a run's tickets, take and give back
--- leases, hand groups in, say that it lives, raise anchors; in the runs it may serve. Statements that break a rule fail
--- as a whole.
+-- Privileges per role. Learner: everything in its own runs. Actor, in the runs that it may serve: read tickets, claim
+-- and release leases, submit groups, send heartbeats and raise timeout anchors. A statement that violates a rule fails
+-- completely.
 GRANT USAGE ON SCHEMA sluice TO sluice_learner, sluice_actor;
 GRANT SELECT ON sluice.format TO sluice_learner, sluice_actor;
 GRANT SELECT, INSERT, UPDATE, DELETE ON sluice.runs, sluice.restores, sluice.tickets, sluice.groups, sluice.payloads,
@@ -18,7 +18,7 @@ GRANT SELECT, UPDATE (counted_s) ON sluice.serving TO sluice_actor;
 GRANT SELECT, INSERT, UPDATE (ms) ON sluice.anchors TO sluice_actor;
 GRANT SELECT ON sluice.fences, sluice.announcements, sluice.cards, sluice.blobs TO sluice_actor;
 
--- FORCE: whoever made the tables is held to the rules too; only superusers are not.
+-- FORCE applies the rules to the owner of the tables as well; only superusers bypass them.
 CREATE FUNCTION sluice.has_role(role_name name) RETURNS boolean LANGUAGE sql STABLE
     RETURN coalesce(pg_has_role(current_user, to_regrole(quote_ident(role_name)), 'MEMBER'), false);
 ALTER TABLE sluice.runs ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
@@ -43,7 +43,7 @@ BEGIN
     EXECUTE format('CREATE POLICY actor_serves ON sluice.tickets FOR UPDATE TO sluice_actor USING (%s)', served);
     EXECUTE format('CREATE POLICY actor_hands_in ON sluice.groups FOR INSERT TO sluice_actor WITH CHECK (%s)', served);
     EXECUTE format('CREATE POLICY actor_hands_in ON sluice.payloads FOR INSERT TO sluice_actor WITH CHECK (%s)', served);
-    -- Only what no group has: what was refused goes in the transaction that brought it.
+    -- Only payloads without a group: a rejected payload is deleted in the transaction that inserted it.
     EXECUTE format('CREATE POLICY actor_takes_back ON sluice.payloads FOR DELETE TO sluice_actor USING (%s AND NOT EXISTS
         (SELECT 1 FROM sluice.groups g WHERE g.run = payloads.run AND g.call = payloads.call))', served);
     EXECUTE format('CREATE POLICY actor_beats ON sluice.heartbeats FOR INSERT TO sluice_actor
@@ -55,12 +55,12 @@ BEGIN
     EXECUTE format('CREATE POLICY actor_has_counted ON sluice.serving FOR UPDATE TO sluice_actor USING (%s)', served);
 END $$;
 
--- Rules that are not of one row and one column, for all but the run's learner.
+-- Rules that privileges on rows and columns cannot express; the run's learner is exempt.
 CREATE FUNCTION sluice.owns(this_run text) RETURNS boolean LANGUAGE sql STABLE
     RETURN EXISTS (SELECT 1 FROM sluice.runs WHERE run = this_run AND sluice.has_role(owner));
 CREATE FUNCTION sluice.refuse(what text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RAISE EXCEPTION 'role % may not %: that is for the run''s learner', current_user, what
+    RAISE EXCEPTION 'role % may not %; only the run''s learner may', current_user, what
         USING ERRCODE = 'insufficient_privilege';
 END $$;
 
@@ -79,31 +79,31 @@ CREATE FUNCTION sluice.check_ticket() RETURNS trigger LANGUAGE plpgsql SET searc
 BEGIN
     IF (OLD.state || ' ' || NEW.state) NOT IN ('open claimed', 'claimed claimed', 'claimed open', 'claimed failed',
             'open done', 'claimed done', 'failed done') THEN
-        PERFORM sluice.refuse(format('make a ticket %s that is %s', NEW.state, OLD.state));
+        PERFORM sluice.refuse(format('change a ticket from %s to %s', OLD.state, NEW.state));
     END IF;
     IF NEW.attempts NOT IN (OLD.attempts, OLD.attempts + 1) THEN
         PERFORM sluice.refuse('set a ticket''s attempts');
     END IF;
     IF NEW.state = 'claimed' AND OLD.state = 'claimed' AND NEW.actor <> OLD.actor
             AND OLD.lease_expires_s > sluice.now_s() THEN
-        PERFORM sluice.refuse('take a ticket whose lease has not ended');
+        PERFORM sluice.refuse('claim a ticket with an unexpired lease');
     END IF;
-    -- PostgreSQL's NaN is above every number.
+    -- In PostgreSQL, NaN is greater than every number.
     IF NEW.state = 'claimed' AND (NEW.actor IS NULL OR NEW.lease_expires_s IS NULL
             OR NEW.lease_expires_s > sluice.now_s() + 86400) THEN
-        PERFORM sluice.refuse('claim a ticket for nobody, or for more than a day');
+        PERFORM sluice.refuse('claim a ticket without an actor, or for more than a day');
     END IF;
     IF NEW.state IN ('claimed', 'done') AND NEW.only_for IS DISTINCT FROM NEW.actor THEN
         IF NEW.only_for IS NOT NULL THEN
-            PERFORM sluice.refuse('serve a ticket that is another actor''s alone');
+            PERFORM sluice.refuse('serve a ticket of another actor');
         END IF;
         IF EXISTS (SELECT 1 FROM sluice.fences f WHERE f.run = NEW.run AND f.actor = NEW.actor) THEN
-            PERFORM sluice.refuse('serve as an actor that is fenced');
+            PERFORM sluice.refuse('serve as a fenced actor');
         END IF;
     END IF;
     IF NEW.state = 'done' AND NOT EXISTS (SELECT 1 FROM sluice.groups g
             WHERE g.run = NEW.run AND g.ticket_id = NEW.id AND g.call = NEW.done_by) THEN
-        PERFORM sluice.refuse('call a ticket done without its group');
+        PERFORM sluice.refuse('mark a ticket as done without its group');
     END IF;
     RETURN NEW;
 END $$;
@@ -113,45 +113,46 @@ CREATE TRIGGER check_ticket BEFORE UPDATE ON sluice.tickets
 CREATE FUNCTION sluice.check_group() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NEW.seq IS DISTINCT FROM (SELECT last_seq FROM sluice.runs WHERE run = NEW.run) THEN
-        PERFORM sluice.refuse('number groups otherwise than one after another');
+        PERFORM sluice.refuse('use a group number other than the next one');
     END IF;
     IF NOT EXISTS (SELECT 1 FROM sluice.payloads p WHERE p.run = NEW.run AND p.call = NEW.call) THEN
-        PERFORM sluice.refuse('hand in a group of nothing');
+        PERFORM sluice.refuse('submit a group without a payload');
     END IF;
-    -- The state is looked at apart here and below: the ticket is to be found by its id, not among all of a state.
+    -- The state is compared outside the WHERE clause here and below, so that the planner finds the ticket by its id and
+    -- does not scan all tickets of a state.
     IF coalesce((SELECT t.state FROM sluice.tickets t WHERE t.run = NEW.run AND t.id = NEW.ticket_id
             AND t.kind = NEW.kind), '') NOT IN ('open', 'claimed', 'failed') THEN
-        PERFORM sluice.refuse('hand in a group that nobody waits for');
+        PERFORM sluice.refuse('submit a group for a ticket that is not open');
     END IF;
     RETURN NEW;
 END $$;
 CREATE TRIGGER check_group BEFORE INSERT ON sluice.groups
     FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_group();
 
--- At the end of the transaction: one that brings a group and leaves its ticket open would keep all others' out.
+-- Deferred to the end of the transaction: a group whose ticket stays open would block all other groups of the ticket.
 CREATE FUNCTION sluice.check_answered() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT coalesce((SELECT t.state = 'done' AND t.done_by = NEW.call AND t.actor = NEW.actor
             FROM sluice.tickets t WHERE t.run = NEW.run AND t.id = NEW.ticket_id), false) THEN
-        PERFORM sluice.refuse('hand in a group without closing its ticket');
+        PERFORM sluice.refuse('submit a group without closing its ticket');
     END IF;
     RETURN NULL;
 END $$;
 CREATE CONSTRAINT TRIGGER check_answered AFTER INSERT ON sluice.groups DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_answered();
 
--- The learner reads all that say they live.
+-- The learner reads all heartbeats, so their number is limited.
 CREATE FUNCTION sluice.check_heartbeat() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF abs(NEW.time_s - sluice.now_s()) > 1 THEN
-        PERFORM sluice.refuse('say when it was alive: the server''s clock does');
+        PERFORM sluice.refuse('set a heartbeat time other than the server''s');
     END IF;
-    -- Counted where one comes or comes back alone: not with each heartbeat of each.
+    -- Counts only for a new or returning process, not for every heartbeat.
     IF NOT EXISTS (SELECT 1 FROM sluice.heartbeats h WHERE h.run = NEW.run AND h.process = NEW.process
             AND h.time_s > sluice.now_s() - 3600) THEN
         IF (SELECT count(*) FROM sluice.heartbeats h WHERE h.run = NEW.run AND h.process <> NEW.process
                 AND h.time_s > sluice.now_s() - 3600) >= 4096 THEN
-            PERFORM sluice.refuse('be one more than 4096 processes of an hour');
+            PERFORM sluice.refuse('register more than 4096 processes per hour');
         END IF;
     END IF;
     RETURN NEW;
@@ -159,11 +160,11 @@ END $$;
 CREATE TRIGGER check_heartbeat BEFORE INSERT OR UPDATE ON sluice.heartbeats
     FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_heartbeat();
 
--- A smaller one would have correct answers of others end as too slow.
+-- A smaller anchor would time out correct answers of others.
 CREATE FUNCTION sluice.check_anchor() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NEW.ms <> sluice.higher(OLD.ms, NEW.ms) THEN
-        PERFORM sluice.refuse('make an anchor smaller');
+        PERFORM sluice.refuse('lower an anchor');
     END IF;
     RETURN NEW;
 END $$;

@@ -1,31 +1,31 @@
--- The store of any number of runs. sqlite_schema.py has the same columns, so that both take the same statements.
+-- Store of any number of runs. sqlite_schema.py has the same columns, so that both engines accept the same statements.
 CREATE SCHEMA sluice;
 
 CREATE TABLE sluice.format (number integer NOT NULL);
 
--- What leases and heartbeats are counted by: this server's clock, in Unix seconds; one moment a statement.
+-- Clock of leases and heartbeats: this server's time in Unix seconds, constant within a statement.
 CREATE FUNCTION sluice.now_s() RETURNS float8 LANGUAGE sql STABLE
     RETURN extract(epoch FROM statement_timestamp())::float8;
 
 CREATE TABLE sluice.runs (
     run text PRIMARY KEY,
     name text NOT NULL,
-    owner name NOT NULL DEFAULT current_user,       -- whose learner may lead it
-    actor_role name NOT NULL,                       -- whose members may serve it
+    owner name NOT NULL DEFAULT current_user,       -- role of the learner that may lead the run
+    actor_role name NOT NULL,                       -- group role of the actors that may serve the run
     created_s float8 NOT NULL DEFAULT sluice.now_s(),
-    last_seq bigint NOT NULL DEFAULT 0,             -- the last group's number
+    last_seq bigint NOT NULL DEFAULT 0,             -- number of the last group
     reissued bigint NOT NULL DEFAULT 0,
-    incarnation bigint NOT NULL DEFAULT -1,         -- of the learner that leads, or led last
-    holder text,                                    -- where it lives
+    incarnation bigint NOT NULL DEFAULT -1,         -- of the current or last leader
+    holder text,                                    -- location of the leader
     lead_expires_s float8,
     lead_by text,
-    finished_step bigint,                           -- of the last weights, once all steps are done
+    finished_step bigint,                           -- step of the last weights; NULL while the run is in progress
     finished_s float8
-) WITH (fillfactor = 50);                           -- room for its own next version: it changes with every group
+) WITH (fillfactor = 50);                           -- free space for row versions, because every group changes the row
 CREATE TABLE sluice.restores (
     run text NOT NULL, incarnation bigint NOT NULL, step bigint NOT NULL, PRIMARY KEY (run, incarnation)
 );
--- offered_by, claim, given_up_by, done_by: the call that did it last, so that it may be made again.
+-- offered_by, claim, given_up_by, done_by: id of the last call that changed the state, so that retries are idempotent.
 CREATE TABLE sluice.tickets (
     number bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     run text NOT NULL, id text NOT NULL, "order" bigint NOT NULL, kind text NOT NULL,
@@ -35,13 +35,13 @@ CREATE TABLE sluice.tickets (
     attempts bigint NOT NULL DEFAULT 0, failure text,
     offered_by text, claim text, given_up_by text, done_by text,
     UNIQUE (run, id),
-    -- Of what an actor may write: nobody who reads it gets more than it has room for, whatever was written.
+    -- Limits on columns that an actor may write, so that readers never receive unbounded values.
     CHECK (octet_length(actor) <= 1024 AND octet_length(failure) <= 4096 AND octet_length(claim) <= 64
         AND octet_length(given_up_by) <= 64 AND octet_length(done_by) <= 64)
 );
--- Only a table's first index begins with the run. To the planner all that begin with it look alike in a table that is
--- still empty, and the plan that it makes then is kept until somebody analyses the table: each ticket would be looked
--- for among all of the run's. Of equals it takes the newest.
+-- Only a table's first index begins with the run. In an empty table, all indexes that begin with the run look equal to
+-- the planner, it takes the newest of them, and that plan is kept until ANALYZE: each lookup of a ticket would scan all
+-- tickets of the run.
 CREATE INDEX tickets_by_order ON sluice.tickets (state, run, "order", number);
 CREATE INDEX tickets_by_claim ON sluice.tickets (claim, run) WHERE state = 'claimed';
 CREATE TABLE sluice.groups (
@@ -51,21 +51,21 @@ CREATE TABLE sluice.groups (
     CHECK (octet_length(actor) <= 1024)
 );
 CREATE INDEX groups_by_kind ON sluice.groups (kind, run, seq);
--- Sent before the run's lock is taken, so that a large one on a slow way holds up nobody.
+-- Inserted before the run is locked, so that a large payload on a slow connection blocks no other writer.
 CREATE TABLE sluice.payloads (
     run text NOT NULL, call text NOT NULL, payload bytea NOT NULL, PRIMARY KEY (run, call),
-    object text,                                    -- where the payload is, if it isn't here
+    object text,                                    -- object in the bucket that contains the payload; NULL if stored here
     CHECK (octet_length(call) <= 64 AND octet_length(payload) <= 67108864 AND octet_length(object) <= 128)
 );
-ALTER TABLE sluice.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers that don't compress
+ALTER TABLE sluice.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers do not compress
 CREATE TABLE sluice.heartbeats (
     run text NOT NULL, process text NOT NULL, payload bytea NOT NULL, time_s float8 NOT NULL, PRIMARY KEY (run, process),
-    holder text NOT NULL DEFAULT '',                -- the place whose actor has this name; empty: anybody may take it
-    places bigint CHECK (places >= 0),              -- sequences that an actor's engine runs at once; NULL: it serves none
+    holder text NOT NULL DEFAULT '',                -- location of the actor with this name; empty: the name is free
+    places bigint CHECK (places >= 0),              -- concurrent sequences of an actor's engine; NULL: it does not serve
     CHECK (octet_length(process) <= 1024 AND octet_length(payload) <= 16384 AND octet_length(holder) <= 4096)
 ) WITH (fillfactor = 50);
--- How many engines serve, by their places ('64:3,256:1'): a row for a run, counted anew whenever somebody says that it
--- is old, so that an actor need not read the heartbeats of all.
+-- Number of serving engines by their concurrent sequences ('64:3,256:1'), one row per run. A process that finds the row
+-- outdated triggers a recount, so that actors need not read all heartbeats.
 CREATE TABLE sluice.serving (
     run text PRIMARY KEY, counted_s float8 NOT NULL DEFAULT 0, sizes text NOT NULL DEFAULT ''
 ) WITH (fillfactor = 50);
@@ -86,21 +86,21 @@ CREATE TABLE sluice.announcements (
 CREATE TABLE sluice.cards (run text PRIMARY KEY, payload bytea NOT NULL);
 CREATE TABLE sluice.blobs (run text NOT NULL, blake3 text NOT NULL, content bytea NOT NULL, PRIMARY KEY (run, blake3));
 
--- The longest correct runs of a task's test cases, in milliseconds by case ('120,3400'). An actor may write any that
--- these bounds allow; a trigger sees to it that it makes none smaller (grants.sql).
+-- Longest correct runs of a task's test cases, in milliseconds per case ('120,3400'). An actor may write any values
+-- within these limits, and a trigger rejects lower ones (grants.sql).
 CREATE TABLE sluice.anchors (
     run text NOT NULL, key text COLLATE "C" NOT NULL, ms text NOT NULL, PRIMARY KEY (run, key),
     CHECK (octet_length(key) BETWEEN 1 AND 64),
     CHECK (octet_length(ms) <= 36864 AND ms ~ '^(0|[1-9][0-9]{0,7})(,(0|[1-9][0-9]{0,7}))*$'
         AND array_length(string_to_array(ms, ','), 1) <= 4096)
 );
--- The maximum of two rows, case by case; of the longer one the last cases stay as they are.
+-- Maximum of two rows per case; extra cases of the longer row are kept.
 CREATE FUNCTION sluice.higher(mine text, theirs text) RETURNS text LANGUAGE sql IMMUTABLE
     RETURN (SELECT string_agg(greatest(a, b)::text, ',' ORDER BY i)
         FROM unnest(string_to_array(mine, ',')::int[], string_to_array(theirs, ',')::int[])
             WITH ORDINALITY AS pairs (a, b, i));
 
--- Objects of groups that are gone, to be deleted from the bucket.
+-- Objects of deleted groups, to be deleted from the bucket.
 CREATE TABLE sluice.dropped_objects (
     run text NOT NULL, ticket_id text NOT NULL, object text NOT NULL, PRIMARY KEY (run, object, ticket_id)
 );
@@ -116,16 +116,16 @@ END $$;
 CREATE TRIGGER payload_goes_with_its_group AFTER DELETE ON sluice.groups
     FOR EACH ROW EXECUTE FUNCTION sluice.drop_payload();
 
--- The writers of a run take turns from here to the end of their transactions. Whoever holds the lock has sent all that
--- it wants already; should the rest be lost on its way, the server ends the transaction (PostgreSQL 17 and later; those
--- before rely on the keepalives of the session).
+-- Serializes the writers of a run until the end of their transactions. A writer sends its data before it takes the lock.
+-- If its connection is lost afterwards, the server ends the transaction (PostgreSQL 17 and later; earlier versions rely
+-- on the keepalives of the session).
 CREATE FUNCTION sluice.lock_run(this_run text, mine bigint, at_most text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     leader bigint;
 BEGIN
     SELECT incarnation INTO leader FROM sluice.runs WHERE run = this_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'no run % here, or it is not for role %', this_run, current_user USING ERRCODE = 'SL002';
+        RAISE EXCEPTION 'no run %, or role % may not serve it', this_run, current_user USING ERRCODE = 'SL002';
     END IF;
     IF leader <> mine THEN
         RAISE EXCEPTION '%', leader USING ERRCODE = 'SL001';

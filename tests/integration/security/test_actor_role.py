@@ -131,7 +131,7 @@ def refused(site: Site, statements: dict[str, str], *, role: str = ACTOR) -> Non
 
 DENIED, RULE, POLICY, OWNER = (
     "permission denied",
-    "that is for the run's learner",
+    "only the run's learner may",
     "row-level security",
     "must be owner",
 )
@@ -177,7 +177,9 @@ LEARNERS_CALLS: dict[str, Callable[[PostgresStore], object]] = {
 def test_actor_role_makes_a_call_of_the_learner_refused(site, call):
     """An actor's role makes a call that only the learner may (lead, issue, acknowledge, fence...) | PermissionError"""
     before = site.digest()
-    with pytest.raises(PermissionError, match=f"{ACTOR}.*(permission denied|row-level security|that is for)"):
+    with pytest.raises(
+        PermissionError, match=f"{ACTOR}.*(permission denied|row-level security|only the run's learner)"
+    ):
         LEARNERS_CALLS[call](site.actor)
     assert site.digest() == before
 
@@ -322,7 +324,7 @@ def test_actor_role_stores_what_would_fill_the_learners_memory_refused(site):
         db.execute(
             f"INSERT INTO heartbeats SELECT '{RUN}', 'p' || i, 'x', now_s() FROM generate_series(1, 4097) i".encode()
         )
-    refused(site, {f"INSERT INTO heartbeats VALUES ('{RUN}', 'one more', 'x', now_s())": "4096 processes of an hour"})
+    refused(site, {f"INSERT INTO heartbeats VALUES ('{RUN}', 'one more', 'x', now_s())": "4096 processes per hour"})
     site.actor.heartbeat(Heartbeat(process="p1", role="actor", pid=1, time_s=0.0))  # who is there beats on
 
 
