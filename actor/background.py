@@ -141,14 +141,14 @@ async def engine_watchdog(actor: Actor) -> None:
     while True:
         now = watched.look()
         if actor.engine.is_dead:
-            raise EngineDeadError("the engine's processes have ended")
+            raise EngineDeadError("the engine's processes have exited")
         # Episodes waiting for their environments have no engine request. A weight update has its own timeout.
         is_busy = actor.engine.num_requests > 0 and not actor.weights.is_swapping
         if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
             num_tokens, since = actor.engine.num_sampled_tokens, now
         elif now - since > actor.limits.stall_s:
             raise EngineDeadError(
-                f"the engine has hung: no token for {actor.limits.stall_s} s with {actor.engine.num_requests} requests"
+                f"the engine hung: no token for {actor.limits.stall_s} s with {actor.engine.num_requests} requests"
             )
         await asyncio.sleep(min(MAX_LOOK_S / 2, actor.limits.stall_s / 4))
 

@@ -181,7 +181,7 @@ def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
       ValueError: `lengths` is empty.
     """
     if not len(lengths):
-        raise ValueError("the peak of no lengths is not known")
+        raise ValueError("expected at least one length, got none")
     prompts, responses = lengths[np.argsort(lengths[:, 1])].T.astype(np.float64)
     num_left = np.arange(len(lengths), 0, -1)
     together = (prompts[::-1].cumsum()[::-1] + num_left * responses).max() / len(lengths)

@@ -312,7 +312,7 @@ class TicketServer:
         try:
             is_new = await self.holdings.submit(group)
         except (KeyError, UnfitGroupError) as e:  # withdrawn, or reissued with another prompt
-            logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
+            logging.info("group rejected ticket=%s reason=%s", group.ticket_id, e)
             return
         except FencedError:
             await self.fence.check()

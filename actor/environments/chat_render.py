@@ -53,7 +53,7 @@ class ChatRenderer:
             return self._encode(self._plain(observed))
         if messages and messages[-1]["role"] == "assistant" and not observed:
             raise EpisodeError(
-                "the prompt ends with the assistant's words, and the environment's reset says nothing behind them",
+                "the prompt ends with an assistant message; reset() must return a message after it",
                 is_final=True,
             )
         prompt = self._render(messages, ends=False)

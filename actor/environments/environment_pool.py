@@ -215,7 +215,9 @@ class EpisodeProcess:
         try:
             text = json.dumps(dict(row))
         except (TypeError, ValueError, RecursionError) as e:
-            raise self._failed("start", f"its row cannot be JSON: {type(e).__name__}: {e}", is_final=True) from e
+            raise self._failed(
+                "start", f"the row cannot be serialized as JSON: {type(e).__name__}: {e}", is_final=True
+            ) from e
         return await self._ask(wire.Reset(row=text), self._config.call_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
@@ -254,13 +256,15 @@ class EpisodeProcess:
             what = type(question).__name__.lower()
             raise self._failed("deadline", f"no answer to {what} after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError) as e:
-            raise self._failed("crash", f"its process crashed: {type(e).__name__}: {e}") from e
+            raise self._failed("crash", f"process crashed: {type(e).__name__}: {e}") from e
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as e:
-            raise self._failed("reply", f"its process sent an invalid reply: {type(e).__name__}: {e}") from e
+            raise self._failed("reply", f"invalid reply: {type(e).__name__}: {e}") from e
         if isinstance(answer, wire.Failed):
             raise self._failed("exception", answer.error)
         if not abs(answer.reward) <= MAX_ABS_REWARD:  # also rejects NaN
-            raise self._failed("reply", f"its reward is {answer.reward}, at most {MAX_ABS_REWARD:g} counts")
+            raise self._failed(
+                "reply", f"reward: expected at most {MAX_ABS_REWARD:g} in absolute value, got {answer.reward}"
+            )
         self.has_failed = False
         return answer
 

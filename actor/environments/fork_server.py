@@ -106,7 +106,7 @@ def _for_people(value: Any) -> Any:
 def _checked(messages: Any) -> list[dict[str, str]]:
     for message in messages:
         if not (isinstance(message, dict) and all(isinstance(message.get(k), str) for k in ("role", "content"))):
-            raise TypeError(f"a message is {{'role': text, 'content': text}}, got {message!r}")
+            raise TypeError(f"message: expected {{'role': text, 'content': text}}, got {message!r}")
     return list(messages)
 
 
@@ -163,7 +163,7 @@ class _ForkServer:
             pid = os.fork()
         except OSError as e:  # no process or no memory is left
             link.close()
-            self._say(wire.Ended(id=episode, how=f"was not forked: {e}"))
+            self._say(wire.Ended(id=episode, how=f"fork failed: {e}"))
             return
         if pid == 0:
             self._control.close()

@@ -86,13 +86,13 @@ class ForkServerClient:
         except BaseException as e:
             await link.close()
             if isinstance(e, TimeoutError):
-                raise EpisodeError(f"environment {name} is not imported after {LOAD_TIMEOUT_S} s") from e
+                raise EpisodeError(f"environment {name} import timed out after {LOAD_TIMEOUT_S} s") from e
             raise
         if ready.error:
             await link.close()
             raise EpisodeError(ready.error, is_final=True)
         if ready.num_threads > 1:
-            logging.warning("environment forks beside threads name=%s threads=%d", name, ready.num_threads)
+            logging.warning("environment zygote has several threads name=%s threads=%d", name, ready.num_threads)
         return link
 
     @property
@@ -154,7 +154,7 @@ class ForkServerClient:
                 except BlockingIOError:
                     await self._wait_for_room()
                 except OSError as e:
-                    self._end(f"does not take messages: {e}")
+                    self._end(f"accepts no messages: {e}")
 
     async def _wait_for_room(self) -> None:
         """Waits until the socket accepts data again, or the zygote has exited."""
@@ -173,10 +173,10 @@ class ForkServerClient:
             except BlockingIOError:
                 return
             except OSError as e:
-                self._end(f"broke off: {e}")
+                self._end(f"lost the connection: {e}")
                 return
             if not packet:
-                self._end("has ended")
+                self._end("has exited")
                 return
             message = msgspec.msgpack.decode(packet, type=wire.FromZygote)
             if isinstance(message, wire.Ready):
@@ -194,7 +194,7 @@ class ForkServerClient:
         self._control.close()
         self._has_room.set()  # wakes the waiting sender, which then sees is_alive
         if not self._ready.done():
-            self._ready.set_result(wire.Ready(error=f"the zygote of environment {self.name} {how} while it started"))
+            self._ready.set_result(wire.Ready(error=f"the zygote of environment {self.name} {how} during startup"))
         for end in self._ends.values():
             if not end.done():
                 end.set_result(f"its zygote {how}")

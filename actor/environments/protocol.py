@@ -91,7 +91,7 @@ def load(name: str) -> Callable[[], Environment]:
             raise ValueError(f"environment={name} has no {' and no '.join(missing)} (actor/environments/protocol.py)")
         return made
     if name not in CLASSES:
-        raise ValueError(f"no environment {name!r}; there are {', '.join(sorted(CLASSES))}")
+        raise ValueError(f"no environment {name!r}; expected one of {', '.join(sorted(CLASSES))}")
     module, _, attribute = CLASSES[name].partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

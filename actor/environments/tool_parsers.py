@@ -47,14 +47,14 @@ def parse(parser: str, text: str, tools: Collection[str], *, thinking: ThinkingF
       ValueError: unknown parser.
     """
     if parser not in PARSERS:
-        raise ValueError(f"no parser of tool calls {parser!r}; there are {', '.join(PARSERS)}")
+        raise ValueError(f"no tool call parser {parser!r}; expected one of {', '.join(PARSERS)}")
     answer = text if thinking is None else thinking.split(text).answer
     try:
         calls = PARSERS[parser](answer, tools) or _refuse_other_forms(parser, answer, tools)
     except _WrongCallError as e:
         return Calls(error=str(e))
     if len(calls) > MAX_CALLS:
-        return Calls(error=f"{len(calls)} calls in one turn, at most {MAX_CALLS} may be")
+        return Calls(error=f"{len(calls)} calls in one turn, expected at most {MAX_CALLS}")
     for call in calls:
         if call.name not in tools:
             return Calls(error=f"there is no tool {call.name[:100]!r}; there are {', '.join(tools)}")

@@ -109,7 +109,7 @@ class AdaptiveTimeouts:
           Exception: see `begin`.
         """
         if any(not 0 <= s < math.inf for s in case_s):
-            raise ValueError(f"task {key}: the times of test cases are finite and >= 0, got {list(case_s)[:20]}")
+            raise ValueError(f"task {key}: times of test cases must be finite and >= 0, got {list(case_s)[:20]}")
         run = tuple(min(s, MAX_CASE_S) for s in case_s[:MAX_CASES])
         if not _raises(self._known.get(key, ()), run):
             return

@@ -63,7 +63,7 @@ def load(name: str) -> Verifier:
     if custom_functions.is_custom(name):
         return _own(custom_functions.load("prompts.verifier", name, OWN_VERIFIER))
     if name not in MODULES:
-        raise ValueError(f"no verifier {name!r}; there are {', '.join(sorted(MODULES))}")
+        raise ValueError(f"no verifier {name!r}; expected one of {', '.join(sorted(MODULES))}")
     module, function = MODULES[name].split(":")
     return _scored(getattr(importlib.import_module(module), function))
 

@@ -162,7 +162,7 @@ class RewardScorer:
             text=gold_response(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
         )
         if name in TIMES_CASES and not own.text:
-            raise VerifierError(f"{hang}; the row has no reference program to test the verifier with")
+            raise VerifierError(f"{hang}; the row has no reference program for a test of the verifier")
         try:
             await self._pool.score(name, own, task)
         except VerifierError as e:

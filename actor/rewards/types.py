@@ -90,7 +90,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         try:
             number = float(value)
         except OverflowError:
-            raise NoNumberError("a verifier must return a finite number, got one that no float holds") from None
+            raise NoNumberError("a verifier must return a finite number, got one outside the range of float") from None
         if not math.isfinite(number):
             raise ValueError(f"a verifier must return a finite number, got {number!r}")
         return cls(value=number, verdict="ok" if number > 0 else "wrong", answer=answer)

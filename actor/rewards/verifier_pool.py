@@ -209,7 +209,7 @@ class VerifierPool:
             await one.kill()  # otherwise its next answer would belong to the cancelled question
             raise
         if score is None or not math.isfinite(score.value):
-            raise VerifierError(f"the score is {score}")
+            raise VerifierError(f"expected a finite score, got {score}")
         return score
 
     async def _load(self, one: WorkerProcess, name: str) -> None:
@@ -218,7 +218,7 @@ class VerifierPool:
         try:
             await self._ask(one, ScoreRequest(verifier=name, context=Context(settings=self.settings)), LOAD_TIMEOUT_S)
         except HangError as e:  # no response was involved
-            raise VerifierError(f"loading it: {e}") from e
+            raise VerifierError(f"loading failed: {e}") from e
         one.loaded.add(name)
 
     async def _ask(self, one: WorkerProcess, question: ScoreRequest, timeout_s: float) -> Score | None:
@@ -245,7 +245,7 @@ def check_cores(cores: Collection[int]) -> None:
     """Raises ValueError if this machine lacks one of the cores."""
     num_cores = os.cpu_count() or 1
     if missing := sorted(set(cores) - set(range(num_cores))):
-        raise ValueError(f"rewards.cpu_cores names {missing}, this machine has cores 0 to {num_cores - 1}")
+        raise ValueError(f"rewards.cpu_cores: expected cores 0 to {num_cores - 1} of this machine, got {missing}")
 
 
 def check_own(names: Collection[str], task: Task | None = None) -> list[str]:
@@ -284,10 +284,10 @@ async def _trial(pool: VerifierPool, name: str, task: Task | None) -> str:
     try:
         await pool.try_own(name, asked, Response(text=asked.answer or "42", finish="stop", num_tokens=1))
     except RaisedError as e:
-        said = " ".join(f"prompts.verifier={name}: called once, on a trial response: {e}".split())
+        said = " ".join(f"prompts.verifier={name}: failed on a trial response: {e}".split())
         if task or isinstance(e, NotANumberError) or str(e).startswith(_BUGS):
             raise ValueError(said) from e
-        return f"{said} (tested without a row of the run; on a response this is retried, then its group is dropped)"
+        return f"{said} (tested without a row of the run; in a run the score is retried, then the group is dropped)"
     except VerifierError as e:
-        raise ValueError(" ".join(f"prompts.verifier={name}: called once, on a trial response: {e}".split())) from e
+        raise ValueError(" ".join(f"prompts.verifier={name}: failed on a trial response: {e}".split())) from e
     return ""

@@ -74,7 +74,7 @@ class WorkerProcess:
             if not answer.done():  # output written before the exit
                 await asyncio.wait([answer], timeout=END_S)
             if not answer.done():
-                raise ConnectionResetError("it ended")
+                raise ConnectionResetError("it exited")
             return answer.result()
         finally:
             answer.cancel()

@@ -63,7 +63,9 @@ def program(name: str, source: str, *, calls: bool = False) -> Program:
     except ValueError as e:
         raise LanguageError(str(e)) from e
     if calls and known != "python":
-        raise LanguageError(f"functions are called in python only, got {name!r}: test {known} by stdin and stdout")
+        raise LanguageError(
+            f"function calls are supported only in python, got {name!r}; test {known} with stdin and stdout"
+        )
     one = LANGUAGES[known]
     return Program(
         # A lone surrogate, which a tokenizer may produce, is invalid text in any language.

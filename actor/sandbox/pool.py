@@ -75,7 +75,7 @@ class Sandbox:
         size = sum(map(len, program.files.values()))
         if size > self.limits.disk_bytes:
             raise ValueError(
-                f"a program of {size} bytes, a sandbox has {self.limits.disk_bytes} (SandboxLimits.disk_bytes)"
+                f"program: expected at most {self.limits.disk_bytes} bytes (SandboxLimits.disk_bytes), got {size}"
             )
         box = SandboxHandle(self, program)
         try:
@@ -104,7 +104,7 @@ class Sandbox:
             try:
                 if missing:
                     raise LanguageError(
-                        f"the sandbox has no {', '.join(missing)}: install it under /usr, or ask for no such program"
+                        f"the sandbox lacks {', '.join(missing)}; install it under /usr, or do not use this language"
                     )
                 process.hand_over(program)
                 return process
@@ -115,7 +115,7 @@ class Sandbox:
                 problem = str(e)
                 self._count_broken(problem)
                 self._discard(process)
-        raise SandboxError(f"{MAX_STARTS} sandboxes broke before they had the program: {problem}")
+        raise SandboxError(f"{MAX_STARTS} sandboxes failed before they received the program: {problem}")
 
     def _give_back(self, process: SandboxProcess) -> None:
         with self._changed:
@@ -132,12 +132,14 @@ class Sandbox:
                 if self._is_closed:
                     raise SandboxError("the pool of sandboxes is closed")
                 if not self._warm:
-                    raise SandboxError(f"no sandbox starts: {self._problem or f'none in {WAIT_S:.0f} s'}")
+                    raise SandboxError(
+                        f"no sandbox available: {self._problem or f'none started within {WAIT_S:.0f} s'}"
+                    )
                 process = self._warm.popleft()
                 self._changed.notify_all()
             if process.is_alive:
                 return process
-            self._count_broken("a waiting sandbox ended")
+            self._count_broken("an idle sandbox exited")
             self._discard(process)
 
     def _count_broken(self, problem: str) -> None:
@@ -185,7 +187,7 @@ class Sandbox:
                 self.num_broken += 1
                 self._problem = str(e)
                 self._changed.notify_all()
-                logging.warning("sandbox did not start failures=%d problem=%r", self._num_failed, self._problem)
+                logging.warning("sandbox start failed failures=%d problem=%r", self._num_failed, self._problem)
                 return min(5.0, 0.05 * 2.0 ** min(self._num_failed, 10))
         with self._changed:
             self._num_failed = 0
@@ -215,7 +217,7 @@ class SandboxHandle:
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(
-                "a case with a call needs a program made with languages.program(..., calls=True), and only such a case"
+                "a case with a call and a program of languages.program(..., calls=True) require each other"
             )
         outcome = self._run(case, timeout_s)
         assert outcome is not None
@@ -240,7 +242,7 @@ class SandboxHandle:
                 if not process.is_alive:
                     self._end()
                 return outcome
-        raise SandboxError(f"{MAX_STARTS} sandboxes could not run a case to its end: {problem}")
+        raise SandboxError(f"{MAX_STARTS} sandboxes failed while they ran a case: {problem}")
 
     def _begin(self) -> SandboxProcess:
         self._process = process = self._sandbox._hand_over(self._program)

@@ -85,7 +85,7 @@ def network(given):
     with open("/proc/net/dev") as file:
         names = [line.split(":")[0].strip() for line in file if ":" in line]
     if names != ["lo"]:
-        yield f"there are network devices: {', '.join(names)}"
+        yield f"network devices exist: {', '.join(names)}"
 
 
 def identity(given):
@@ -105,16 +105,16 @@ def identity(given):
     if succeeds(lambda: libc.ptrace(0, 0, 0, 0)):
         yield "ptrace is open"
     if succeeds(lambda: libc.unshare(CLONE_NEWUSER)):
-        yield "namespaces can be made"
+        yield "namespaces can be created"
     if succeeds(lambda: libc.setpriority(0, 1, 19)):
         yield "the priority of the sandbox's PID 1 can be changed"
     context = ctypes.c_ulong()
     if libc.syscall(IO_SETUP.get(os.uname().machine, -1), 1, ctypes.byref(context)) == 0:
-        yield "contexts of asynchronous I/O can be taken, of which the machine has a fixed number"
+        yield "asynchronous I/O contexts, a machine-wide limited resource, can be allocated"
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("0")
-        yield "a program can make others be killed in its place when memory runs out"
+        yield "a program can make the kernel kill other processes instead of itself when memory runs out"
     except OSError:
         pass
 
@@ -131,10 +131,10 @@ def processes(given):
     """Yields visible processes of the host, and missing limits of this process."""
     others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid())]
     if others or os.getppid() != 1:
-        yield f"there are {len(others)} other processes in /proc"
+        yield f"/proc shows {len(others)} other processes"
     try:
         bytearray(given["address_space_bytes"])
-        yield "a process gets all the memory that it asks for"
+        yield "a process can allocate unlimited memory"
     except MemoryError:
         pass
     children = []
@@ -145,7 +145,7 @@ def processes(given):
                 time.sleep(60)
                 os._exit(0)
             children.append(pid)
-        yield f"{len(children)} processes could be started, {given['num_processes']} may"
+        yield f"{len(children)} processes could be started, expected at most {given['num_processes']}"
     except OSError:
         # Fewer than allowed: the limit counts processes outside this sandbox.
         if len(children) < given["num_processes"] - 3:

@@ -141,9 +141,9 @@ class SandboxProcess:
             self._send(deadline, head, list(program.files.values()))
             answer, _ = self._receive(deadline, max_body_bytes=0)
         except (OSError, ValueError) as e:
-            raise SandboxCrashError(f"it did not take the program: {e}") from e
+            raise SandboxCrashError(f"sending the program failed: {e}") from e
         if answer != {"took": len(program.files)}:
-            raise SandboxCrashError("it did not take the program")
+            raise SandboxCrashError("the sandbox rejected the program")
 
     def run(
         self,
@@ -182,18 +182,22 @@ class SandboxProcess:
             outcome = self._outcome(case.timeout_s, timeout_s or (lambda: case.timeout_s))
             is_killed = (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
             if is_killed and _num_killed_for_memory() != killed_before:
-                raise SandboxCrashError("the machine ran out of memory and killed a program, perhaps this one")
+                raise SandboxCrashError(
+                    "the machine ran out of memory and the kernel killed a program, possibly this one"
+                )
             return outcome
         except (OSError, ValueError, KeyError, TypeError, SandboxCrashError) as e:
             self.kill()
-            raise SandboxCrashError(f"it ended under a case, or did not begin it: {type(e).__name__}: {e}") from e
+            raise SandboxCrashError(f"the sandbox exited during a case: {type(e).__name__}: {e}") from e
 
     def _outcome(self, sent_s: float, timeout_s: Callable[[], float]) -> Outcome:
         limits, runs_since = self._limits, time.monotonic()
         while not _is_readable(self._channel.fileno(), FOLLOW_S):
             deadline = runs_since + WALL_FACTOR * sent_s + GRACE_S
             if time.monotonic() > deadline:
-                raise SandboxCrashError(f"a case did not end by its timeout of {sent_s:.1f} s: the machine is too busy")
+                raise SandboxCrashError(
+                    f"a case did not finish within its timeout of {sent_s:.1f} s; the machine is overloaded"
+                )
             if (now_s := timeout_s()) != sent_s:
                 sent_s = now_s
                 self._send(deadline, {"timeout_s": now_s}, [])
@@ -235,7 +239,7 @@ class SandboxProcess:
         while b"}" not in text:
             chunk = os.read(self._info, 4096) if _is_readable(self._info, deadline - time.monotonic()) else b""
             if not chunk:
-                raise SandboxCrashError("bubblewrap ended before it began")
+                raise SandboxCrashError("bubblewrap exited during startup")
             text += chunk
         return json.loads(text)
 
@@ -246,7 +250,7 @@ class SandboxProcess:
     def _receive(self, deadline: float, *, max_body_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
         head_bytes, body_bytes = frames.LENGTHS.unpack(self._read(deadline, frames.LENGTHS.size))
         if head_bytes > frames.MAX_HEAD_BYTES or body_bytes > max_body_bytes:
-            raise SandboxCrashError(f"a message of {head_bytes} + {body_bytes} bytes")
+            raise SandboxCrashError(f"message too large: {head_bytes} + {body_bytes} bytes")
         text = self._read(deadline, head_bytes)
         return frames.unpack(text, self._read(deadline, body_bytes))
 
@@ -256,7 +260,7 @@ class SandboxProcess:
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             chunk = self._channel.recv(min(2**20, count - len(data)))
             if not chunk:
-                raise SandboxCrashError("it ended")
+                raise SandboxCrashError("the sandbox exited")
             data += chunk
         return bytes(data)
 

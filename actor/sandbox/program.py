@@ -159,5 +159,5 @@ class CompileError(Exception):
 
     def __init__(self, outcome: Outcome) -> None:
         """`outcome`: the compiler's run, with its output in `stdout` and `stderr`."""
-        super().__init__(f"the compiler ended by {outcome.ended} {outcome.code}")
+        super().__init__(f"the compiler exited by {outcome.ended} {outcome.code}")
         self.outcome = outcome

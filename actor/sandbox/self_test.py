@@ -49,14 +49,14 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
         with Sandbox(dataclasses.replace(limits, memory_bytes=128 * MIB), num_warm=1, view=view) as sandbox:
             (outcome,) = _probe(sandbox, "memory", memory_bytes=sandbox.limits.memory_bytes)
             if outcome.ended != "memory":
-                problems.append(f"processes got more memory together than they may ({outcome.ended})")
+                problems.append(f"processes received more memory in total than the limit ({outcome.ended})")
     except ValueError as e:
         raise SandboxUnavailableError(str(e)) from e
     except SandboxError as e:
-        raise SandboxUnavailableError(f"programs cannot be isolated here: {missing(str(e))}") from e
+        raise SandboxUnavailableError(f"programs cannot be isolated on this machine: {missing(str(e))}") from e
     if problems:
         raise SandboxUnavailableError(
-            f"programs are not isolated here: {'; '.join(problems)} (actor/sandbox/self_test.py)"
+            f"programs are not isolated on this machine: {'; '.join(problems)} (actor/sandbox/self_test.py)"
         )
     return found
 
@@ -81,7 +81,7 @@ def missing(problem: str, *, read: Callable[[str], str] | None = None) -> str:
         ),
     ):
         if read(name).strip() == forbidding:
-            return f"this kernel lets no user make namespaces: {command_} (as root; {said})"
+            return f"this kernel does not allow user namespaces: {command_} (as root; {said})"
     return (
         "namespaces are forbidden, as in most containers: run it with CAP_SYS_ADMIN as root, or as any user with "
         "seccomp and AppArmor unconfined and /proc unmasked (docker run --security-opt seccomp=unconfined "
@@ -116,11 +116,11 @@ def _way_out(sandbox: Sandbox) -> list[str]:
         }
         (outcome,) = _probe(sandbox, "way_out", **wanted)
     if not outcome.succeeded:
-        return [f"the probe ended by {outcome.ended} {outcome.code}: {_last_line(outcome)}"]
+        return [f"the probe exited by {outcome.ended} {outcome.code}: {_last_line(outcome)}"]
     try:
         return [str(problem) for problem in json.loads(outcome.stdout)]
     except ValueError:
-        return ["the probe said nothing that can be read"]
+        return ["the output of the probe is unreadable"]
 
 
 def _check_packages(sandbox: Sandbox, view: HostView) -> None:
@@ -132,15 +132,15 @@ def _check_packages(sandbox: Sandbox, view: HostView) -> None:
     if not outcome.succeeded:
         raise SandboxUnavailableError(
             f"rewards.packages={','.join(view.packages)}: `import {', '.join(modules)}` fails in the sandbox "
-            f"({outcome.ended} {outcome.code}: {_last_line(outcome)}); take what fails out of the field"
+            f"({outcome.ended} {outcome.code}: {_last_line(outcome)}); remove the failing packages from the field"
         )
 
 
 def _left_behind(sandbox: Sandbox) -> list[str]:
     first, second = _probe(sandbox, "left_behind", times=2)
     if not first.succeeded or not second.succeeded:
-        return [f"a case ended by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]
-    return [] if first.stdout == second.stdout else [f"a case found what another left: {second.stdout[:200]!r}"]
+        return [f"a case exited by {first.ended} {first.code}, the next by {second.ended}: {_last_line(second)}"]
+    return [] if first.stdout == second.stdout else [f"a case found files of another case: {second.stdout[:200]!r}"]
 
 
 def _probe(sandbox: Sandbox, name: str, *, times: int = 1, **given: Any) -> list[Outcome]:
@@ -149,4 +149,4 @@ def _probe(sandbox: Sandbox, name: str, *, times: int = 1, **given: Any) -> list
 
 
 def _last_line(outcome: Outcome) -> str:
-    return (outcome.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+    return (outcome.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]

@@ -159,7 +159,7 @@ def _sampled_logprobs(completion: "CompletionOutput") -> np.ndarray:
     flat: Any = completion.logprobs  # FlatLogprobs: the sampled token comes first in each position
     starts = np.asarray(flat.start_indices)
     if not np.array_equal(np.asarray(flat.token_ids)[starts], completion.token_ids):
-        raise EngineDeadError("the engine's logprobs are not those of its tokens")
+        raise EngineDeadError("the engine's logprobs do not belong to its tokens")
     return np.asarray(flat.logprobs, np.float32)[starts]
 
 

@@ -70,7 +70,7 @@ class WeightClient:
         """Raises WeightLoadError if the announced version was rejected for minutes."""
         if self._num_refusals >= _HOPELESS_AFTER:
             raise WeightLoadError(
-                f"version {self._refused} was refused {self._num_refusals} times: {self._last_refusal}"
+                f"version {self._refused} was rejected {self._num_refusals} times: {self._last_refusal}"
             )
 
     async def prefetch(self) -> WeightManifest | None:
@@ -177,5 +177,5 @@ class WeightClient:
         served = self._engine.version
         self._timeline.instant("refused", version=str(version), served=str(served), reason=str(reason))
         logging.error(
-            "snapshot refused version=%s served=%s retry_in_s=%.1f reason=%s", version, served, wait_s, reason
+            "snapshot rejected version=%s served=%s retry_in_s=%.1f reason=%s", version, served, wait_s, reason
         )

@@ -113,7 +113,7 @@ def _header(file: pathlib.Path) -> dict[str, Any]:
                 raise ValueError(f"a header of {size} bytes")
             header = json.loads(f.read(size))
     except (OSError, ValueError, struct.error) as e:
-        raise ValueError(f"{file} is no safetensors file: {e}") from e
+        raise ValueError(f"{file}: expected a safetensors file: {e}") from e
     header.pop("__metadata__", None)
     return header
 
@@ -152,13 +152,15 @@ def with_base(model: ModelFolder, config: Config) -> ModelFolder:
         return model
     folder = pathlib.Path(config.actor.base_path or config.model.path).expanduser()
     what_to_do = (
-        "give --config.actor.base_path=FOLDER with the learner's base, or let it publish with publish.lora=merged"
+        "set --config.actor.base_path to a folder with the learner's base model, or set publish.lora=merged for the run"
     )
     if not (config.actor.base_path or config.model.path) or not (folder / _CONFIG).is_file():
-        raise ValueError(f"the run publishes adapters alone, and their base is not in {folder} here: {what_to_do}")
+        raise ValueError(
+            f"the run publishes only adapters, and {folder} does not contain their base model; {what_to_do}"
+        )
     wanted = json.loads((model.path / BASE_FILE).read_text())["blake3"]
     if (folder / _CONFIG).read_bytes() != (model.path / _CONFIG).read_bytes() or weights_digest(folder) != wanted:
-        raise ValueError(f"the weights in {folder} are not the base of the run's adapters: {what_to_do}")
+        raise ValueError(f"{folder}: expected the base model of the run's adapters, got other weights; {what_to_do}")
     base = tensor_table(folder, dtype=config.model.served_dtype)
     return dataclasses.replace(model, base=base, weights=folder)
 
@@ -179,7 +181,7 @@ def installed_vllm() -> str:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise ValueError("vLLM is not installed here: bash launch/setup.sh actor")
+    raise ValueError("vLLM is not installed; run bash launch/setup.sh actor")
 
 
 def check_versions(card: RunCard, *, vllm: str) -> None:
@@ -191,7 +193,7 @@ def check_versions(card: RunCard, *, vllm: str) -> None:
     for what, theirs, ours in told:
         if theirs.partition("+")[0] != ours.partition("+")[0]:  # the part after "+" tells the build
             raise ValueError(
-                f"run {card.name} needs {what} {theirs}, this machine has {ours}: "
+                f"run {card.name} requires {what} {theirs}, got {ours} on this machine; "
                 "install the same Sluice on both machines"
             )
 
@@ -219,7 +221,7 @@ def make_model_folder(card: RunCard, blob: Callable[[str], bytes], models: pathl
     for file in card.files:
         if not _MODEL_FILE.fullmatch(file.name) or file.num_bytes > MAX_FILE_BYTES:
             raise ValueError(
-                f"a card's file is a .json, .txt, .model or .jinja of at most {MAX_FILE_BYTES} bytes, got "
+                f"run descriptor: expected a .json, .txt, .model or .jinja file of at most {MAX_FILE_BYTES} bytes, got "
                 f"{file.name!r} of {file.num_bytes}"
             )
     folder = model_folder_of(card, models)
@@ -236,11 +238,11 @@ def _checked(file: CardFile, blob: Callable[[str], bytes]) -> bytes:
     try:
         data = blob(file.blake3)
     except KeyError as e:
-        raise ValueError(f"the store has lost {file.name} of the run's card; start the learner again") from e
+        raise ValueError(f"the store lacks {file.name} of the run descriptor; restart the learner") from e
     if len(data) != file.num_bytes or _hash(data) != file.blake3:
         raise ValueError(
-            f"the store's {file.name} is not the one that the run's card names: it has {len(data)} bytes and hashes to "
-            f"{_hash(data)}, wanted {file.num_bytes} and {file.blake3}"
+            f"{file.name} of the run descriptor: expected {file.num_bytes} bytes with hash {file.blake3}, got "
+            f"{len(data)} bytes with hash {_hash(data)}"
         )
     return data
 

@@ -49,7 +49,9 @@ class LocalCopy:
             except FileNotFoundError:
                 continue  # removed concurrently by `sweep`
             if self._fd is None:
-                raise ValueError(f"another live process is {actor}: it holds {self._folder}; give another --name")
+                raise ValueError(
+                    f"{self._folder} is locked by a live process with the name {actor}; set another --name"
+                )
             if (self._folder / _OWNER).exists():
                 return
             os.close(self._fd)
@@ -213,7 +215,7 @@ class RemoteSource:
         version = announcement.manifest.version
         if self._fetched is not None and version < self._fetched:
             raise SnapshotError(
-                f"announced is version {version}, but {self._fetched} was fetched before: an old manifest was replayed"
+                f"version {version} is announced after {self._fetched} was fetched: an old manifest was replayed"
             )
         self._seen = announcement
         self._offered = self._fetched_older or await self._older(announcement) or announcement
@@ -250,7 +252,7 @@ class RemoteSource:
         try:
             older = await asyncio.to_thread(self._shared.older, announcement, than=self._fetched)
         except SnapshotError as e:  # the announced one may be reachable again
-            logging.warning("older snapshot not taken announced=%s reason=%s", announcement.manifest.version, e)
+            logging.warning("older snapshot rejected announced=%s reason=%s", announcement.manifest.version, e)
             older, self._is_unreachable = None, False
         if older is not None:
             logging.warning(

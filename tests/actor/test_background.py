@@ -140,7 +140,7 @@ def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_pat
         async with hung_update(s) as task:
             s.engine.is_dead = True  # nothing is raised in the update's call
             error = await ended(task)
-        assert isinstance(error, EngineDeadError) and "the engine's processes have ended" in str(error)
+        assert isinstance(error, EngineDeadError) and "the engine's processes have exited" in str(error)
         assert not s.actor.weights.is_swapping
 
     run(body())

@@ -223,7 +223,7 @@ def test_peak_of_equal_lengths_is_their_end_and_a_long_tail_is_longer_than_its_m
     assert peak_kv_tokens(np.array([[5, 100]] * 7, np.int32)) == 105
     tail = np.array([[0, 10]] * 9 + [[0, 1000]], np.int32)
     assert peak_kv_tokens(tail) == pytest.approx((9 * 10 * 5 + 1000 * 500) / 1090)
-    with pytest.raises(ValueError, match="no lengths"):
+    with pytest.raises(ValueError, match="at least one length"):
         peak_kv_tokens(NONE)
 
 

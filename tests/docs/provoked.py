@@ -141,7 +141,9 @@ def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
 
 
 def _isolate() -> None:
-    raise ValueError(f"code rewards cannot run: programs cannot be isolated here: {missing('it is not installed')}")
+    raise ValueError(
+        f"code rewards cannot run: programs cannot be isolated on this machine: {missing('it is not installed')}"
+    )
 
 
 def _look_up() -> None:

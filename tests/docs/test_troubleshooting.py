@@ -43,7 +43,7 @@ PROVOKED = [
     "snapshots cannot be served at",
     "bubblewrap is not installed",
     "run.trackers has wandb",
-    "still starting, no progress",
+    "still starting: ",
     "step 40/240 reward 0.000",
     "held-out reward",
     "or gradient that was not finite",
@@ -55,7 +55,7 @@ PROVOKED = [
     "--store must not contain a password",
     "publish.serve=https requires a token",
     "listens on every address",
-    "needs Sluice",
+    "requires Sluice",
     "judge unreachable",
 ]
 """Lines of the page that are made to be printed, each by a piece that it alone has."""

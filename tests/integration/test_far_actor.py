@@ -226,7 +226,7 @@ def join(place: Place, *arguments: str, token: str = TOKEN) -> tuple[int, list[s
 @pytest.mark.parametrize(
     ("card", "announced", "arguments", "said"),
     [
-        ({"sluice": "9.9.9"}, {}, [], "error: run trial needs Sluice 9.9.9, this machine has"),
+        ({"sluice": "9.9.9"}, {}, [], "error: run trial requires Sluice 9.9.9, got"),
         ({}, {"token": OTHER}, [], "error: this actor cannot serve the announced weights: "),
         ({}, {"tokenizer_hash": "another"}, [], "error: this actor cannot serve the announced weights: "),
         ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name: expected a field of --config.actor.*"),

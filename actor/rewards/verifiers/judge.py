@@ -277,9 +277,9 @@ def _completion_text(data: bytes) -> str:
         choices = json.loads(data)["choices"]
         content, finish = choices[0]["message"]["content"], choices[0].get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
-        raise JudgeParseError("no_completion", f"the reply is no chat completion: {data[:80]!r}") from e
+        raise JudgeParseError("no_completion", f"expected a chat completion as reply, got {data[:80]!r}") from e
     if finish == "length":
         raise JudgeParseError("cut_off", "the answer was truncated at judge.max_tokens")
     if not isinstance(content, str):
-        raise JudgeParseError("no_text", f"the answer holds no text but {type(content).__name__}")
+        raise JudgeParseError("no_text", f"expected text in the answer, got {type(content).__name__}")
     return content

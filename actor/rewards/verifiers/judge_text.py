@@ -68,8 +68,8 @@ def _question(task: Task) -> str:
     question = metadata.get("question") if isinstance(metadata, dict) else None
     if not isinstance(question, str):
         raise ValueError(
-            "judge.template asks for {question}, and the row's metadata holds no text of that name; leave it out, or "
-            "give the row one"
+            "judge.template uses {question}, but the row's metadata has no such text; remove it, or add the text to "
+            "the row"
         )
     return question
 
@@ -178,7 +178,7 @@ def _the_one(stated: list[Any]) -> float:
     """Returns the number if all are equal: an answer with two may quote one from the response."""
     numbers = [_number(value) for value in stated]
     if any(number != numbers[-1] for number in numbers) and not math.isnan(numbers[-1]):
-        raise JudgeParseError("ambiguous", f"it states different scores: {', '.join(map(str, numbers[-8:]))}")
+        raise JudgeParseError("ambiguous", f"contradicting scores: {', '.join(map(str, numbers[-8:]))}")
     return numbers[-1]
 
 
@@ -190,4 +190,4 @@ def _number(value: Any) -> float:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -179,7 +179,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     del context
     gold = _gold(task.answer)
     if not gold:
-        raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
+        raise ValueError(f"expected a mathematical expression as answer, got {task.answer!r}")
     is_cut = response.finish == "length"
     in_words = is_in_words(gold)
     stated = extract_answer(response.answer, is_cut=is_cut, in_words=in_words)

@@ -32,7 +32,7 @@ def score_format(response: Response, task: Task, context: Context) -> float:
     """
     pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
     if not pattern:
-        raise ValueError("verifier=format needs rewards.format_pattern, or a row's metadata with a pattern (format)")
+        raise ValueError("verifier=format requires rewards.format_pattern, or a pattern in the row's metadata (format)")
     compiled, text = _compiled(pattern), response.message.strip()
     return limited(lambda: float(compiled.fullmatch(text) is not None), limit_s=MAX_CPU_S, otherwise=0.0)
 
@@ -42,4 +42,4 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as e:
-        raise ValueError(f"the format pattern {pattern!r} is no regular expression: {e}") from e
+        raise ValueError(f"the format pattern {pattern!r} is not a regular expression: {e}") from e

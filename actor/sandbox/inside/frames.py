@@ -22,10 +22,10 @@ def unpack(text, body):
     try:
         head = json.loads(text)
     except RecursionError as e:
-        raise ValueError("a head too deep to be one") from e
+        raise ValueError("message head nested too deeply") from e
     sizes = head.pop("blobs", None) if isinstance(head, dict) else None
     if not isinstance(sizes, list) or not all(type(s) is int and s >= 0 for s in sizes) or sum(sizes) != len(body):
-        raise ValueError("a message whose lengths don't fit its body")
+        raise ValueError("message lengths do not match its body")
     blobs, at = [], 0
     for size in sizes:
         blobs.append(body[at : at + size])

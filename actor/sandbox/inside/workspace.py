@@ -82,7 +82,7 @@ def collect_outputs(max_bytes):
                 continue  # links and FIFOs are not compiler output
             num_bytes += info.st_size
             if num_bytes > max_bytes:
-                raise OSError(f"a compiler's output of more than {max_bytes} bytes")
+                raise OSError(f"compiler output exceeds {max_bytes} bytes")
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 found.append((os.path.relpath(path, WORK), stat.S_IMODE(info.st_mode), file.read()))
     return found

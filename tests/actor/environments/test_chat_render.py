@@ -199,7 +199,7 @@ def test_opening_behind_the_assistants_own_words_needs_an_observation():
     one = rendering(CHATML)
     prompt = [user("Q"), assistant("Let me")]
     assert text_of(one.opening(prompt, [user("go")])).startswith("<|im_start|>user\ngo")
-    with pytest.raises(EpisodeError, match="ends with the assistant's words") as e:
+    with pytest.raises(EpisodeError, match="ends with an assistant message") as e:
         one.opening(prompt, [])
     assert e.value.is_final
 

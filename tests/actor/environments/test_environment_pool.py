@@ -76,7 +76,7 @@ def test_step_answers_of_an_episode_come_in_order():
     [
         ("hang", "deadline", "no answer to .* after 0.5 s"),
         ("sleep", "deadline", "no answer to .* after 0.5 s"),
-        ("crash", "crash", "its process crashed"),
+        ("crash", "crash", "process crashed"),
         ("exit", "exception", "SystemExit: 3"),
         ("raise", "exception", "RuntimeError: broken"),
         ("memory", "exception", "MemoryError"),
@@ -154,7 +154,7 @@ def test_row_that_has_no_text_is_a_final_error():
         deep = [deep]
 
     async def body(pool):
-        with pytest.raises(EpisodeError, match="its row cannot be JSON: RecursionError") as e:
+        with pytest.raises(EpisodeError, match="cannot be serialized as JSON: RecursionError") as e:
             async with pool.open(BAD) as process:
                 await process.reset({"deep": deep})
         assert e.value.is_final
@@ -206,7 +206,7 @@ def test_killed_child_hits_its_own_episode_only():
     async def body(pool):
         async with pool.open(BAD) as other:
             await other.reset({})
-            with pytest.raises(EpisodeError, match="its process crashed"):
+            with pytest.raises(EpisodeError, match="process crashed"):
                 async with pool.open(BAD) as process:
                     await process.reset({})
                     os.kill((await where(process))[0], signal.SIGKILL)
@@ -220,7 +220,7 @@ def test_killed_child_hits_its_own_episode_only():
 def test_killed_zygote_takes_its_episodes_along_and_is_replaced():
     async def body(pool):
         pids = []
-        with pytest.raises(EpisodeError, match="its process crashed"):
+        with pytest.raises(EpisodeError, match="process crashed"):
             async with pool.open(BAD) as process:
                 await process.reset({})
                 pids += await where(process)
@@ -445,7 +445,7 @@ def test_environment_of_somebodys_own_that_was_not_allowed_imports_nothing(tmp_p
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nope", "no environment 'nope'; there are calculator, guess, textarena"),
+        ("nope", "no environment 'nope'; expected one of calculator, guess, textarena"),
         (f"{MODULE}:NoStep", "NoStep has no step"),
     ],
 )

@@ -192,5 +192,5 @@ def test_parse_of_anything_raises_nothing(parser, text):
 
 
 def test_parse_by_a_parser_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="no parser of tool calls 'xml'; there are hermes, llama3, tag"):
+    with pytest.raises(ValueError, match="no tool call parser 'xml'; expected one of hermes, llama3, tag"):
         parse("xml", "", TOOLS)

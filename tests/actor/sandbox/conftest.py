@@ -15,7 +15,7 @@ def isolated() -> None:
     try:
         check_isolation()
     except SandboxUnavailableError as e:
-        if "can't be isolated here" in str(e):
+        if "cannot be isolated on this machine" in str(e):
             pytest.skip(str(e))
         raise
 

@@ -87,7 +87,7 @@ def test_language_that_is_there_adds_two_numbers(sandbox: Sandbox, name: str):
     if missing := [tool for tool in program.tools if tool not in sandbox.tools()]:
         with pytest.raises(LanguageError, match=missing[0]), sandbox.open(program):
             pass
-        pytest.skip(f"{name}: the sandbox has no {missing[0]}")
+        pytest.skip(f"{name}: the sandbox lacks {missing[0]}")
     outcomes = list(
         sandbox.run(program, [Case(timeout_s=PATIENT_S, stdin=b"19 23\n"), Case(timeout_s=PATIENT_S, stdin=b"1 2\n")])
     )
@@ -100,7 +100,7 @@ def test_every_language_has_a_source_here():
 
 def test_program_that_does_not_compile_is_an_error_of_its_own(sandbox: Sandbox):
     if "gcc" not in sandbox.tools():
-        pytest.skip("the sandbox has no gcc")
+        pytest.skip("the sandbox lacks gcc")
     with pytest.raises(CompileError) as caught, sandbox.open(languages.program("c", "int main( { }")):
         pass
     assert b"error" in caught.value.outcome.stderr and caught.value.outcome.code == 1

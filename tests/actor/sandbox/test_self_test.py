@@ -11,7 +11,7 @@ REFUSED = "bwrap: No permissions to create new namespace, likely because the ker
 def test_machine_without_bubblewrap_says_how_to_get_it(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
-        SandboxUnavailableError, match=r"^programs cannot be isolated here: .*apt-get install bubblewrap"
+        SandboxUnavailableError, match=r"^programs cannot be isolated on this machine: .*apt-get install bubblewrap"
     ):
         check_isolation()
 
@@ -45,7 +45,7 @@ def test_this_machine_isolates(isolated):
 
 
 WALLS = {
-    "--unshare-net": ([], "a listener of the host can be reached by AF_UNIX; there are network devices"),
+    "--unshare-net": ([], "a listener of the host can be reached by AF_UNIX; network devices exist"),
     "--unshare-pid": ([], "other processes|cannot be isolated"),
     "--seccomp": ([], "not filtered by seccomp.*ptrace is open"),
     "--remount-ro": (["--perms", "1777", "--tmpfs", "/etc"], "/etc can be written to"),
@@ -98,5 +98,5 @@ def test_sandbox_whose_processes_get_too_much_memory_together_is_found_out(isola
     monkeypatch.setattr(self_test.dataclasses, "replace", lambda limits, **changed: limits)
     monkeypatch.setattr(self_test, "TIMEOUT_S", 3.0)
     limits = SandboxLimits(memory_bytes=2**40, address_space_bytes=2**30)
-    with pytest.raises(SandboxUnavailableError, match="more memory together"):
+    with pytest.raises(SandboxUnavailableError, match="more memory in total"):
         check_isolation(limits)

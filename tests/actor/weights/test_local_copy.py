@@ -44,7 +44,7 @@ def test_close_removes_the_folder(tmp_path):
 def test_copy_of_a_live_actor_is_left_alone_and_its_name_refused(tmp_path):
     other = hold(tmp_path / "run", "actor-0")
     try:
-        with pytest.raises(ValueError, match="another live process is actor-0"):
+        with pytest.raises(ValueError, match="locked by a live process with the name actor-0"):
             LocalCopy(tmp_path / "run", "actor-0")
         LocalCopy(tmp_path / "run", "actor-1").close()
         assert (tmp_path / "run.copy-actor-0" / "weights").exists()

@@ -406,7 +406,7 @@ def test_old_manifest_replayed_refused(tmp_path):
         store.announcement = newer
         file = asyncio.run(fetch_announced(source))
         store.announcement = old
-        with pytest.raises(SnapshotError, match="is version 0:3, but 0:4 was fetched before: an old manifest"):
+        with pytest.raises(SnapshotError, match="version 0:3 is announced after 0:4 was fetched: an old manifest"):
             asyncio.run(fetch_announced(source))
         np.testing.assert_array_equal(map_tensors(file, newer.manifest)["w"], weights(4))
 

@@ -147,8 +147,8 @@ def test_store_that_is_not_there_is_not_made(place, tmp_path):
 @pytest.mark.parametrize(
     ("card", "said"),
     [
-        ({"sluice": "9.9.9"}, "needs Sluice 9.9.9, this machine has"),
-        ({"vllm": "9.9.9"}, "needs vLLM 9.9.9, this machine has"),
+        ({"sluice": "9.9.9"}, "requires Sluice 9.9.9, got"),
+        ({"vllm": "9.9.9"}, "requires vLLM 9.9.9, got"),
         ({"config": "{"}, "config of run trial: cannot be read"),
         ({"config": "[" * 100_000}, "config of run trial: cannot be read, nested too deeply"),
         ({"config": '{"a":' * 3_000 + "1" + "}" * 3_000}, "config of run trial: cannot be read"),

@@ -100,7 +100,7 @@ def test_check_missing_folder(tmp_path):
     [
         (lambda f: (f / "config.json").unlink(), "no model config at"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda f: edit(f / "config.json", model_type="opt"), "model_type: got 'opt'"),
+        (lambda f: edit(f / "config.json", model_type="opt"), "model_type: expected one of"),
         (lambda f: (f / "model.safetensors").unlink(), "missing weights: model.safetensors"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda f: edit(f / "config.json", vocab_size=64), "does not match its model: it has token id 97"),
@@ -369,5 +369,5 @@ def test_check_functions_that_can_not_be_used_are_refused_in_one_line(tmp_path, 
 
 def test_check_functions_refuses_cores_for_verifiers_that_are_not_there():
     config = config_of(rewards=sections.RewardsConfig(cpu_cores="0,400000"))
-    with pytest.raises(ValueError, match=r"rewards.cpu_cores names \[400000\], this machine has cores 0 to"):
+    with pytest.raises(ValueError, match=r"rewards.cpu_cores: expected cores 0 to .* got \[400000\]"):
         preflight.check_functions(config, ("actor",))

@@ -29,7 +29,7 @@ STALLED_S = 0.5
 
 def judged(language: str = "python", settings: RewardsConfig = SETTINGS) -> Score:
     if language == "c" and "gcc" not in code.open_sandbox(settings).tools():
-        pytest.skip("the sandbox has no gcc")
+        pytest.skip("the sandbox lacks gcc")
     of = {"tests": [{"input": "1 2\n", "output": "3\n"}], "code_in": "text", "language": language}
     task = Task.judged_by("code", answer="", metadata=json.dumps(of))
     response = Response(text=RIGHT[language], finish="stop", num_tokens=1)
@@ -110,5 +110,5 @@ def test_machine_that_can_not_begin_a_program_is_no_verdict(monkeypatch, tmp_pat
     others = RewardsConfig(sandbox_memory_mib=SETTINGS.sandbox_memory_mib + 1)
     with Sandbox(code.limits_of(others), num_warm=1) as broken:
         monkeypatch.setitem(code._open, (code.limits_of(others), code.view_of(others)), broken)
-        with pytest.raises(SandboxError, match="3 sandboxes could not run a case"):
+        with pytest.raises(SandboxError, match="3 sandboxes failed while they ran a case"):
             judged(settings=others)

@@ -149,7 +149,7 @@ def test_response_without_a_program_is_wrong():
 @pytest.mark.parametrize(("program", "verdict"), [(C_ADD, "ok"), ("int main() {", "wrong")])
 def test_compiled_program_is_judged_and_one_that_does_not_compile_is_wrong(program, verdict):
     if "gcc" not in code.open_sandbox(SETTINGS).tools():
-        pytest.skip("the sandbox has no gcc")
+        pytest.skip("the sandbox lacks gcc")
     got = code.score(response(program, "c"), task(**SUMS, language="c"), Context(settings=SETTINGS))
     assert got.verdict == verdict
 
@@ -191,7 +191,7 @@ def test_language_whose_compiler_is_not_here_raises(monkeypatch):
         return process
 
     monkeypatch.setattr(of, "_take", without_gcc)
-    with pytest.raises(LanguageError, match="has no gcc"):
+    with pytest.raises(LanguageError, match="lacks gcc"):
         code.score(response(C_ADD, "c"), task(**SUMS, language="c"), Context(settings=SETTINGS))
 
 

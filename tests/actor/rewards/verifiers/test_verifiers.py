@@ -158,7 +158,7 @@ def test_math_of_an_expression_takes_one_that_is_left_to_be_worked_out(where):
 
 
 def test_math_on_an_answer_that_is_no_expression_fails_rather_than_scores():
-    with pytest.raises(ValueError, match="no mathematical expression"):
+    with pytest.raises(ValueError, match="expected a mathematical expression"):
         score(math.score, "7", task(""), "stop")
 
 
@@ -202,7 +202,7 @@ def test_registry_of_every_name_gives_a_verifier():
     got = {name: registry.load(name)(response, task("7"), NO_CONTEXT) for name in ("exact", "math")}
     assert got == dict.fromkeys(("exact", "math"), Score(value=1.0, verdict="ok", answer="7"))
     assert registry.load("exact")(response, task("8"), NO_CONTEXT) == Score(value=0.0, verdict="wrong", answer="7")
-    with pytest.raises(ValueError, match="there are code, exact, format, math, reasoning_gym"):
+    with pytest.raises(ValueError, match="expected one of code, exact, format, math, reasoning_gym"):
         registry.load("nope")
     assert {*registry.MODULES, "judge"} == set(VERIFIERS)  # a judge is asked elsewhere
 
@@ -276,7 +276,7 @@ def test_format_wants_the_whole_response_to_match_the_rows_pattern_or_the_config
     assert text_match.score_format(Response(text=text, finish="stop", num_tokens=1), of, context) == value
 
 
-@pytest.mark.parametrize(("own", "said"), [("", "needs rewards.format_pattern"), ("(", "no regular expression")])
+@pytest.mark.parametrize(("own", "said"), [("", "requires rewards.format_pattern"), ("(", "not a regular expression")])
 def test_format_without_a_pattern_fails_rather_than_scores(own, said):
     with pytest.raises(ValueError, match=said):
         score(text_match.score_format, "7", task("7", "format", json.dumps({"format": own})), "stop")
