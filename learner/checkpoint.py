@@ -268,12 +268,14 @@ class Checkpoints:
         if in_a_row >= bound:
             which = f" (the last {in_a_row} failed)" if bound > 1 else ""
             raise CheckpointError(f"{self._failure}{which}") from error
+        left = bound - in_a_row
         logging.error(
             "%s; free disk space or fix the folder: training continues, a restart would begin at step %s, and %d "
-            "further failures end the run",
+            "further %s the run",
             self._failure,
             self.latest or 0,
-            bound - in_a_row,
+            left,
+            "failure ends" if left == 1 else "failures end",
         )
 
     def _commit(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Plain language: first words of docstrings, and words of config field docs and metric descriptions.
+"""Plain language: first words of docstrings, and words of config field docs, metric descriptions, errors and logs.
 
 The numbers of violations that remain may only shrink. Lower a number in the commit that removes its violations.
 """
@@ -37,6 +37,19 @@ BANNED = re.compile(
 METRICS_LEFT = 0
 """Metric descriptions with one of `BANNED`."""
 
+_PRINTED_BY = """
+print say _say fail warn _warn _event refuse end exit report_phase debug info warning error exception critical
+"""
+PRINTED_BY = frozenset(_PRINTED_BY.split())
+"""Functions whose arguments are messages: error lines, log lines and status lines."""
+
+BANNED_IN_MESSAGES = re.compile(
+    r"\b(beside|tell|tells|says?|own answers?|whose place|goes wrong|in order, within|cut off|let in|given back|"
+    r"no room|make room|what it names|starts? again with|its life|is gone for|nothing new)\b",
+    re.IGNORECASE,
+)
+"""Words that messages replace in addition to `BANNED`."""
+
 MAX_SENTENCE_WORDS = 30
 
 
@@ -52,14 +65,47 @@ def _docstrings(file: pathlib.Path) -> Iterator[tuple[str, str]]:
             yield f"{file.relative_to(REPO)}:{node.lineno}", node.value.value
 
 
+@functools.cache
+def messages(package: str) -> dict[str, str]:
+    """Returns the texts in raised errors and in calls of `PRINTED_BY` of a package by file:line and text."""
+    files = sorted((REPO / package).rglob("*.py"))
+    found = {(file, line, text) for file in files for line, text in _messages(ast.parse(file.read_text()))}
+    return {f"{file.relative_to(REPO)}:{line} {text}": text for file, line, text in sorted(found)}
+
+
+def _messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            yield from _texts(node.exc)
+        if isinstance(node, ast.Call) and _name_of(node.func) in PRINTED_BY:
+            for argument in node.args:
+                yield from _texts(argument)
+
+
+def _name_of(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _texts(node: ast.expr) -> Iterator[tuple[int, str]]:
+    """Yields each string literal below a node; placeholders of an f-string become `{}`."""
+    parts = {id(value) for one in ast.walk(node) if isinstance(one, ast.JoinedStr) for value in one.values}
+    for one in ast.walk(node):
+        if isinstance(one, ast.JoinedStr):
+            yield one.lineno, "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in one.values)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in parts:
+            yield one.lineno, one.value
+
+
 def first_word(text: str) -> str:
     return (text.split() or [""])[0].strip(".,;:`").lower()
 
 
-def banned(texts: dict[str, str]) -> dict[str, str]:
+def banned(texts: dict[str, str], words: re.Pattern[str] = BANNED) -> dict[str, str]:
     """Returns the first banned word by name of a text, without quoted code and option values."""
     plain = {name: re.sub(r"`[^`]*`|\b[\w.]+=\w+|\b\w+(?:\.\w+)+", "", text) for name, text in texts.items()}
-    return {name: found[0] for name, text in plain.items() if (found := BANNED.search(text))}
+    return {name: found[0] for name, text in plain.items() if (found := words.search(text))}
 
 
 def meanings() -> dict[str, str]:
@@ -100,6 +146,28 @@ def test_config_field_docs_use_no_banned_word_and_no_long_sentence():
 def test_metric_descriptions_with_a_banned_word_only_become_fewer():
     found = banned({**METRICS, **FAMILIES})
     assert len(found) <= METRICS_LEFT, found
+
+
+@pytest.mark.parametrize("words", [BANNED, BANNED_IN_MESSAGES])
+@pytest.mark.parametrize("package", sorted(FIRST_WORDS_LEFT))
+def test_error_and_log_texts_use_no_banned_word(package, words):
+    found = messages(package)
+    assert len(found) >= 100, "the search finds the messages"
+    assert banned(found, words) == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'raise ValueError(f"{path} is given up")',
+        'raise SystemExit("a" if x else "actor is given up")',
+        'logging.info("actor %s given up", name)',
+        'print("a", f"{x} given up", file=sys.stderr)',
+    ],
+)
+def test_banned_words_of_errors_and_logs_are_found(code):
+    texts = [text for _, text in _messages(ast.parse(code))]
+    assert list(banned(dict(zip(texts, texts, strict=True))).values()) == ["given up"]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,9 @@ def _within_object(value: Any, field: str) -> Any:
     if not name or _as_messages(value[name], field) is None:
         return value
     if others := [k for k, v in value.items() if k != name and v not in (None, "", [], {})]:
-        raise NotAPromptError(f"{field!r} has {_short(others[0])} beside its {name}; give it in a column of its own")
+        raise NotAPromptError(
+            f"{field!r}: expected only {name}, got also {_short(others[0])}; move it to a separate column"
+        )
     return value[name]
 
 

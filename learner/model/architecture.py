@@ -26,9 +26,9 @@ FAMILIES: dict[str, Family] = {
 
 
 _HINTS = {
-    "gemma3": "; of a model with images save its text part alone, as gemma3_text",
-    "mistral3": "; of a model with images save its text part alone, as mistral",
-    "mllama": "; of a model with images save its text part alone, as llama",
+    "gemma3": "; save only the text part of a model with images, as gemma3_text",
+    "mistral3": "; save only the text part of a model with images, as mistral",
+    "mllama": "; save only the text part of a model with images, as llama",
 }
 """Advice for unsupported model types that are close to a supported one."""
 

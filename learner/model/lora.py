@@ -116,12 +116,12 @@ def check_lora(config: LoraConfig, architecture: Architecture, *, publishes_adap
     in_mlp = [target for target in OF_MLP if f"{target}_proj" in config.modules]
     if in_mlp:
         raise ValueError(
-            f"lora.targets: {','.join(in_mlp)} of a mixture of experts have no adapters here; take lora.targets=q,k,v,o"
+            f"lora.targets: {','.join(in_mlp)} of a mixture of experts cannot have adapters; set lora.targets=q,k,v,o"
         )
     if publishes_adapters:
         raise ValueError(
-            "publish.lora=adapter is not served beside a mixture of experts (vLLM wraps its experts, which then can't "
-            "be proved); take publish.lora=merged"
+            "publish.lora=adapter does not support a mixture of experts (vLLM wraps the experts, so that their weights "
+            "cannot be verified); set publish.lora=merged"
         )
 
 

@@ -254,7 +254,7 @@ def steps_there(tmp_path):
 
 
 @pytest.mark.heavy
-def test_save_that_fails_leaves_nothing_is_counted_and_the_next_one_is_made(tmp_path, disk):
+def test_save_that_fails_leaves_nothing_is_counted_and_the_next_one_is_made(tmp_path, disk, caplog):
     with opened(tmp_path, max_failed_in_a_row=3) as checkpoints:
         for step in range(1, 9):
             disk.is_full = step in (3, 4, 6, 7)
@@ -268,6 +268,7 @@ def test_save_that_fails_leaves_nothing_is_counted_and_the_next_one_is_made(tmp_
                     checkpoints.check_saved(step)
         assert checkpoints.num_failed == 4 and checkpoints.latest == 8
     assert restored_step(tmp_path) == 8
+    assert [caplog.text.count(left) for left in ("and 2 further failures end", "and 1 further failure ends")] == [2, 2]
 
 
 def test_save_that_fails_opens_nothing_before_the_next_so_the_host_that_hears_of_it_first_waits_for_no_other(

@@ -30,9 +30,9 @@ def describe_misfit(ticket: Ticket, group: Group) -> str:
     want = (ticket.kind, ticket.round, ticket.order, ticket.num_samples)
     got = (group.kind, group.round, group.order, len(group.rollouts))
     if got != want:
-        why = f"(kind, round, order, rollouts) is {got}, wanted {want}"
+        why = f"(kind, round, order, rollouts): expected {want}, got {got}"
     else:
-        why = f"its prompt differs ({group.prompt_tokens.size} tokens, wanted {ticket.prompt_tokens.size})"
+        why = f"its prompt differs: expected {ticket.prompt_tokens.size} tokens, got {group.prompt_tokens.size}"
     return f"group {ticket.id} does not fit its ticket: {why}"
 
 

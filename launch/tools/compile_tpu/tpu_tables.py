@@ -21,7 +21,9 @@ def show(key: str, config: Config, found: StepEstimate | None, answer: dict[str,
     )
     if found is None:
         error = answer["error"]
-        console.print(f"DOES NOT FIT: {error['program']} needs more memory than a chip has. XLA says:", style="bold")
+        console.print(
+            f"DOES NOT FIT: {error['program']} needs more memory than a chip has. Error of XLA:", style="bold"
+        )
         console.print("\n".join(f"  {line}" for line in out_of_memory(error["message"])))
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in answer.get("state_bytes", {}).items())
         console.print(f"memory independent of the step, GiB per chip: {parts}")

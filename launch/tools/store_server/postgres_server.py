@@ -87,7 +87,7 @@ class RunsAs:
             if name in known:
                 return cls(name)
         raise ValueError(
-            "PostgreSQL cannot run as root, and the users postgres and nobody do not exist; start it as another user"
+            "PostgreSQL cannot run as root, and the users `postgres` and `nobody` do not exist; use another user"
         )
 
     def own(self, path: pathlib.Path) -> None:

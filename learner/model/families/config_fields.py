@@ -52,13 +52,14 @@ class Rope(NamedTuple):
 
 def refuse(field: str, got: object, wanted: str) -> NoReturn:
     """Raises the ValueError for a field."""
-    raise ValueError(f"config.json: {field}: got {got!r}, wanted {wanted}")
+    what, semicolon, hint = wanted.partition("; ")
+    raise ValueError(f"config.json: {field}: expected {what}, got {got!r}{semicolon}{hint}")
 
 
 def need(raw: Mapping[str, Any], field: str, kind: type) -> Any:
     """Returns a required field of that type (ints pass for floats), or raises ValueError."""
     if field not in raw:
-        raise ValueError(f"config.json: {field}: missing, wanted {kind.__name__}")
+        raise ValueError(f"config.json: {field}: expected {kind.__name__}, but the field is missing")
     return typed(field, raw[field], kind)
 
 
@@ -81,7 +82,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(raw, dict):
-        raise ValueError(f"{path}: got a JSON {type(raw).__name__}, wanted an object")
+        raise ValueError(f"{path}: expected a JSON object, got {type(raw).__name__}")
     return raw
 
 
@@ -110,7 +111,7 @@ def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> 
     if not bases and default_theta is not None:
         bases["rope_theta"] = default_theta
     if not bases:
-        raise ValueError("config.json: rope_theta: missing, wanted it or rope_parameters.rope_theta")
+        raise ValueError("config.json: rope_theta: expected it or rope_parameters.rope_theta, but both are missing")
     if len(set(bases.values())) > 1:
         refuse("rope_theta", bases, "one value")
     if len(set(scalings.values())) > 1:

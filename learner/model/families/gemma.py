@@ -70,7 +70,7 @@ def _read_two_ropes(raw: Raw) -> Rope:
         refuse("rope_parameters", both, f"an object of {_GLOBAL} and {_LOCAL}")
     for field in ("rope_scaling", "rope_theta", "rope_local_base_freq"):
         if raw.get(field) is not None:
-            refuse(field, raw[field], "absent, as rope_parameters says it for each kind of layer")
+            refuse(field, raw[field], "absent, because rope_parameters defines it per layer type")
     for kind in both:
         if kind not in (_GLOBAL, _LOCAL):
             refuse(f"rope_parameters.{kind}", both[kind], f"{_GLOBAL} and {_LOCAL} only")

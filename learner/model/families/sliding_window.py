@@ -21,7 +21,7 @@ def from_layer(raw: Raw, num_layers: int) -> Windows:
     windowed = types if types is not None else tuple(i >= first for i in range(num_layers))
     # vLLM asserts on a mix, unless max_window_layers says that there is no window, and then it drops the window.
     if len(set(windowed)) > 1 and first == num_layers:
-        refuse("layer_types", raw["layer_types"], f"no window in any layer, as max_window_layers = {first} says")
+        refuse("layer_types", raw["layer_types"], f"no window in any layer (max_window_layers = {first})")
     return _windows(raw, windowed)
 
 

@@ -203,7 +203,7 @@ def test_text_that_is_no_conversation_stays_text(text):
         ({"prompt": "[{'content': 'x', 'role': 'user'}\n {'content': 'y', 'role': 'user'}]"}, "numpy prints it; write"),
         ({"prompt": "array([{'content': 'x', 'role': 'user'}], dtype=object)"}, "numpy prints it; write it as JSON"),
         ({"prompt": "{'messages': [{'content': 'x', 'role': 'user'}]}"}, "numpy prints it; write it as JSON"),
-        ({"prompt": json.dumps({"messages": [USER], "tools": [TOOL]})}, "has 'tools' beside its messages"),
+        ({"prompt": json.dumps({"messages": [USER], "tools": [TOOL]})}, "expected only messages, got also 'tools'"),
         ({"prompt": json.dumps([{"value": "x", "from": "human"}])}, "every message needs a role and a content"),
         ({"prompt": json.dumps([{"from": "human", "value": "x"}])}, "every message needs a role and a content"),
         ({"prompt": [{"from": "human", "value": "x"}]}, "every message needs a role and a content"),
