@@ -1,16 +1,11 @@
 """Backends: interface to the processes of a run that a supervisor starts, watches and stops."""
 
-import contextlib
 import os
 import pathlib
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from actor.weights.source import sweep
-from bridge.files import RunLock
-from bridge.snapshots.snapshot_format import HostFiles
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch.supervision.child import Child
@@ -18,6 +13,7 @@ from launch.supervision.hang_detector import HangTimeouts
 from launch.supervision.placement import EnginePlace, Machine, place
 from launch.supervision.process_group import Process, ProcessGroup
 from launch.supervision.process_tree import kill_leftovers
+from launch.supervision.snapshot_cleanup import CleanupProcess, remove_snapshots
 
 _CPU_DEVICES = "--xla_force_host_platform_device_count"
 
@@ -64,6 +60,7 @@ class LocalBackend:
         placement = place(config, machine or Machine.here())
         self._config, self._run = config, RunFolder(folder)
         self._mark = run_tag(folder)
+        self._cleanup: CleanupProcess | None = None
         self.learner = self._learner(folder, placement.learner)
         self.actors = [self._actor(f"actor-{i}", folder, one) for i, one in enumerate(placement.engines)]
 
@@ -122,6 +119,7 @@ class LocalBackend:
         This process holds the run's lock, so they cannot belong to a live supervisor.
         """
         del is_over  # nothing here waits long
+        self._cleanup = CleanupProcess(self._run.path, snapshot_folder(self._config))
         return [
             f"killed process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
             "of this run"
@@ -129,18 +127,10 @@ class LocalBackend:
         ]
 
     def close(self) -> None:
-        """Removes shared memory of killed processes, unless a live learner uses it.
-
-        Such a learner was started by hand or, if this folder is a copy, runs in the original folder with the same
-        snapshots.
-        """
-        snapshots = snapshot_folder(self._config)
-        with contextlib.ExitStack() as locks, contextlib.suppress(ValueError):
-            locks.callback(RunLock(self._run.learner_lock, "learner").release)
-            if snapshots.is_dir():
-                locks.callback(RunLock(snapshots / HostFiles().writer, "learner").release)
-            shutil.rmtree(snapshots, ignore_errors=True)
-            sweep(snapshots)
+        """Removes shared memory of killed processes, unless a live learner uses it."""
+        remove_snapshots(self._run.path, snapshot_folder(self._config))
+        if self._cleanup is not None:
+            self._cleanup.close()
 
 
 def run_tag(folder: pathlib.Path) -> str:

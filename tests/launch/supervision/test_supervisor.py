@@ -387,12 +387,14 @@ def test_hangup_stops_a_run_but_for_one_that_nohup_started(prepared, handler, is
     before = signal.signal(signal.SIGHUP, handler)
     try:
         run = prepared(learner=["until said"], actor=["serve"])
+        snapshot_folder(run.config).mkdir(parents=True)
         said = Impatient("no live actor", number=signal.SIGHUP, file=run.folder / "said")
         ending = Supervisor(run, Console(file=said, width=200), backend=crew(run, Machine(gpus=(), cores=(0,)))).run()
         assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, before)
     assert not said.lines and ending is (RunOutcome.DONE if is_left else RunOutcome.INTERRUPTED)
+    assert not snapshot_folder(run.config).exists()
 
 
 def start_marked(mark: str) -> subprocess.Popen[bytes]:
