@@ -25,6 +25,12 @@ def die_with_parent(parent: int | None = None, *, signum: signal.Signals = signa
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Returns the signals that stop a process gracefully: SIGTERM, SIGINT, and SIGHUP unless nohup ignores it."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
+
+
 _LENGTH = struct.Struct(">I")
 HEAD_BYTES = _LENGTH.size
 

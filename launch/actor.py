@@ -38,6 +38,7 @@ from actor.vllm.engine_setup import tune_gc
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
+from bridge.processes import stop_signals
 from bridge.store.open import FinishedRunError
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import StoreLostError
@@ -115,7 +116,7 @@ def main() -> int:
     liveness = Liveness.of_this_process()
     liveness.start()
     cli.log_to_stderr()
-    for number in (signal.SIGTERM, signal.SIGINT):  # there is no state to clean up while the engine starts
+    for number in stop_signals():  # there is no state to clean up while the engine starts
         signal.signal(number, lambda *_: sys.exit(0))
     report_phase("joining the run")
     with contextlib.ExitStack() as parts:

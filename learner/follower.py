@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bridge.credentials import read_token
 from bridge.liveness import Activity, Liveness
+from bridge.processes import stop_signals
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from learner.checkpoint import MAX_FAILED_IN_A_ROW, Checkpoints
@@ -60,14 +61,14 @@ def join_run(
 ) -> Follower:
     """Builds a follower, calling the collective parts of the leader's `open_run` in the same order.
 
-    SIGTERM and SIGINT forward a stop request to the leader, which stops all processes. `destinations` receive this
+    Stop signals forward a stop request to the leader, which stops all processes. `destinations` receive this
     process's rows of the weights in addition to local shared memory and the bucket.
 
     Raises:
       ValueError, FileNotFoundError: the model or the mesh is unusable; the message is one line.
       ProcessLostError: the leader did not join in time.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: hosts.request_stop())
     architecture = Architecture.from_hf(model_folder)
     steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), hosts)

@@ -12,6 +12,7 @@ from absl import logging
 from bridge.credentials import Token
 from bridge.files import RunLock, lock_owner
 from bridge.liveness import Liveness
+from bridge.processes import stop_signals
 from bridge.snapshots.snapshot_format import sign
 from bridge.store.open import SqlStore, create_run, namesakes, open_store
 from bridge.store.sql.learner_side import LearnerStore
@@ -115,7 +116,7 @@ class RunContext:
 
 
 def open_context(config: Config, folder: pathlib.Path, lead: Replicator, liveness: Liveness) -> RunContext:
-    """Opens the store, acquires leadership and starts the heartbeat; SIGTERM and SIGINT request a stop from now on.
+    """Opens the store, acquires leadership and starts the heartbeat; stop signals request a stop from now on.
 
     Raises:
       ValueError, TimeoutError: the store is unusable or unreachable.
@@ -126,7 +127,7 @@ def open_context(config: Config, folder: pathlib.Path, lead: Replicator, livenes
     finished = store.finished()  # before acquire_leadership(), which clears the finished flag
     incarnation = acquire_leadership(store, config, folder)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     heartbeat = LearnerHeartbeat(
         store,

@@ -14,6 +14,7 @@ from actor.background import heartbeat, shut_down
 from actor.elastic_control import EngineSizeFile
 from actor.loop import Actor, ActorLimits, BackgroundTask
 from bridge.liveness import Activity, Liveness
+from bridge.processes import stop_signals
 from bridge.store.sql.base import SharedStore
 from launch import cli
 
@@ -84,10 +85,10 @@ GIVE_BACK_S = 5.0
 
 
 async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], *, shutdown_grace_s: float) -> None:
-    """Serves until SIGTERM or SIGINT, or until the actor ends by itself.
+    """Serves until a stop signal, or until the actor ends by itself.
 
-    After SIGTERM the actor claims no more tickets and finishes what it can within `shutdown_grace_s`. SIGINT, which a
-    terminal also sends to the engine, or a second SIGTERM ends it immediately.
+    After SIGTERM or SIGHUP the actor claims no more tickets and finishes what it can within `shutdown_grace_s`. SIGINT,
+    which a terminal also sends to the engine, or a second stop signal ends it immediately.
 
     Raises:
       Exception: the error that ended the actor before any signal.
@@ -101,7 +102,7 @@ async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], 
         if number == signal.SIGINT:
             at_once.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, tell, number)
 
     serving = asyncio.create_task(actor.run(duties))

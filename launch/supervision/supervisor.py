@@ -18,6 +18,7 @@ from rich.console import Console
 from actor.elastic_control import EngineSizeFile, EngineSizeOverride
 from bridge.files import RunLock
 from bridge.liveness import Activity
+from bridge.processes import stop_signals
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import cli
@@ -49,12 +50,6 @@ class RunOutcome(enum.Enum):
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     UNUSABLE = "invalid input"
-
-
-def _signals() -> list[signal.Signals]:
-    """Returns the signals that stop a run gracefully; without SIGHUP under nohup."""
-    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
 
 
 class Supervisor:
@@ -99,7 +94,7 @@ class Supervisor:
 
     def run(self) -> RunOutcome:
         """Starts, watches and stops the processes."""
-        previous = {n: signal.signal(n, self._interrupt) for n in _signals()}
+        previous = {n: signal.signal(n, self._interrupt) for n in stop_signals()}
         try:
             for line in self._backend.open(lambda: self._interrupted):
                 self._event(line)

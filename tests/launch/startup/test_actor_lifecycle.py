@@ -27,15 +27,16 @@ async def told(s, *, shutdown_grace_s: float):
     finally:
         await s.rewards.close()
         assert task.done()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().remove_signal_handler(number)
 
 
-def test_sigterm_finishes_what_runs_and_gives_back_the_rest(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_or_closed_terminal_finishes_what_runs_and_gives_back_the_rest(tmp_path, number):
     async def body():
         s = make_setup(tmp_path)
         async with told(s, shutdown_grace_s=1000.0) as task:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             await until(lambda: s.actor.is_shutting_down, "it leaves")
             for id_ in s.running():
                 s.engine.finish(id_)
