@@ -133,7 +133,7 @@ class Config:
         if rounds.overprovision_prompts > 1 and self.sequences < rounds.groups_per_race * rounds.requests_per_group:
             raise ValueError(
                 f"rounds.overprovision_prompts: expected admission.sequences >= {rounds.groups_per_race} groups of "
-                f"{rounds.requests_per_group} sequences (eta_P U, eta_R K), which are sampled at once, got "
+                f"{rounds.requests_per_group} sequences (eta_P U, eta_R K), sampled concurrently, got "
                 f"{self.sequences}. Raise admission.sequences or admission.width"
             )
         if rounds.train_start == "round_complete":

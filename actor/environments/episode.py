@@ -103,7 +103,7 @@ class Episodes:
         if turns.left_tokens <= 0:
             raise EpisodeError(
                 f"environment {episode.environment}: {episode.prompt_tokens.size} tokens of prompt and "
-                f"{transcript.num_tokens} of the first observation leave no room for a turn. Set "
+                f"{transcript.num_tokens} of the first observation leave no tokens for a turn. Set "
                 f"sampling.max_response_tokens (now {episode.sampling.max_tokens}) above {transcript.num_tokens} and "
                 f"model.max_tokens (now {self._max_context_tokens}) above their sum",
                 is_final=True,

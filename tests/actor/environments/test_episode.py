@@ -240,7 +240,11 @@ def test_action_is_the_answer_and_for_an_environment_that_asks_the_whole_turn(
 
 @pytest.mark.parametrize(
     ("max_tokens", "context", "said"),
-    [(5, 1000, r"max_response_tokens \(5\)"), (100, 9, r"model.max_tokens \(9\)"), (100, 3, r"model.max_tokens \(3\)")],
+    [
+        (5, 1000, "now 5"),
+        (100, 9, "now 9"),
+        (100, 3, "now 3"),
+    ],
 )
 def test_first_observation_that_leaves_no_room_is_a_final_error_that_names_the_budgets(max_tokens, context, said):
     engine, pool = ScriptedEngine([]), ScriptedPool([], start=[user("Board")])

@@ -245,7 +245,7 @@ def test_processes_of_one_sandbox_do_not_count_in_another(isolated):
 def test_language_nobody_knows_is_an_error_of_the_row():
     with pytest.raises(LanguageError, match=r"language: expected one of bash, c, cpp, .*, got 'cobol'"):
         languages.program("cobol", "")
-    with pytest.raises(LanguageError, match="python only"):
+    with pytest.raises(LanguageError, match="only in python"):
         languages.program("c", "", calls=True)
 
 

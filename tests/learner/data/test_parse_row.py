@@ -66,7 +66,7 @@ def test_parse_row_keeps_question_answer_and_number(answer, want):
         (GOOD | {"rewards": ["exact"]}, "'rewards': every part is {name, weight}, got 'exact'"),
         (GOOD | {"rewards": [{"weight": 1}]}, "every part is {name, weight}"),
         (GOOD | {"rewards": [{"name": "exact", "wieght": 2}]}, "every part is {name, weight}"),
-        (GOOD | {"rewards": [{"name": "exakt"}]}, "no verifier 'exakt'; expected one of code, exact, .*math"),
+        (GOOD | {"rewards": [{"name": "exakt"}]}, "no verifier 'exakt'; there are code, exact, .*math"),
         (GOOD | {"rewards": [{"name": "os:system"}]}, "no verifier 'os:system'"),
         (GOOD | {"rewards": [{"name": "exact"}, {"name": "exact"}]}, "names 'exact' twice"),
         (GOOD | {"rewards": [{"name": "exact", "weight": "2"}]}, "weight of 'exact' must be a finite number"),
