@@ -156,17 +156,17 @@ def test_learner_without_room_for_checkpoints_goes_on_saves_later_ends_in_the_en
     actor.allow(2)
     run.wait("checkpoint 2", lambda: run.hashed() == [1, 2])
     filler = fill(disk)
-    actor.allow(3)  # that a save failed is seen by the step after
-    run.wait("two saves fail", lambda: "cannot save the checkpoint of step 4:" in run.log)
+    actor.allow(2)  # that a save failed is seen by the step after
+    run.wait("a save fails", lambda: "cannot save the checkpoint of step 3:" in run.log)
     (line,) = [line for line in run.log.splitlines() if "cannot save the checkpoint of step 3:" in line]
     assert f"{folder}: cannot save" in line and "its disk is full; free disk space" in line
     assert "a restart would begin at step 2" in line
     assert run.hashed() == [1, 2] and run.acknowledged() == 4
-    assert not {p.name for p in folder.iterdir() if p.name.startswith(("3", "4"))}  # nothing half is left
+    assert not {p.name for p in folder.iterdir() if p.name.startswith("3")}  # nothing half is left
     filler.unlink()
-    actor.allow(2)
+    actor.allow(3)
     run.wait("the next ones are saved", lambda: run.hashed() == [6, 7] and run.acknowledged() >= 12)
-    assert run.num_failed() >= 2
+    assert run.num_failed() >= 1
 
     filler = fill(disk)
     actor.allow(4)
