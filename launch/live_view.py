@@ -165,7 +165,7 @@ class RunView:
 
     def _starting(self) -> Table:
         now_s = time.monotonic()
-        states = told(self.status)
+        states = state_texts(self.status)
         self._since_s = {state: self._since_s.get(state, now_s) for state in states}
         table = Table.grid(expand=True, padding=(0, 1))
         table.add_column(ratio=1)
@@ -175,7 +175,9 @@ class RunView:
         return table
 
     def _doing(self) -> Columns:
-        return Columns([Text(state, style="dim", overflow="fold") for state in told(self.status)], padding=(0, 3, 0, 0))
+        return Columns(
+            [Text(state, style="dim", overflow="fold") for state in state_texts(self.status)], padding=(0, 3, 0, 0)
+        )
 
     def _numbers(self) -> Table:
         table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box separates columns by a space
@@ -223,15 +225,15 @@ class RunView:
 def format_estimates(row: Mapping[str, Any]) -> str:
     """Returns the estimates in an evaluation set's row with their standard errors."""
     prefix = f"eval/{row['set']}/"
-    told = []
+    texts = []
     for key, value in row.items():
         if key.startswith(prefix) and "@" in key and not key.endswith("_stderr") and value is not None:
             error = row.get(f"{key}_stderr")
-            told.append(f"{key.removeprefix(prefix)} {value:.3f}" + ("" if error is None else f"+-{error:.3f}"))
-    return " ".join(told)
+            texts.append(f"{key.removeprefix(prefix)} {value:.3f}" + ("" if error is None else f"+-{error:.3f}"))
+    return " ".join(texts)
 
 
-def told(status: Mapping[str, str]) -> list[str]:
+def state_texts(status: Mapping[str, str]) -> list[str]:
     """Returns the state of each process; actors in the same state are grouped if there are many."""
     if len(status) <= _MAX_APART:
         return [f"{name}: {doing}" for name, doing in status.items()]
@@ -316,12 +318,12 @@ class PlainProgress:
                 self._say(f"still starting: {states}", is_new=False)
         if self._step and self._clock() - self._said_s >= self._still_s:
             waited_s, self._still_s = self._still_s, min(2 * self._still_s, MAX_STILL_S)
-            states = "; ".join(told(self._view.status))
+            states = "; ".join(state_texts(self._view.status))
             self._say(f"still at step {self._step}, no progress for {waited_s:.0f} s: {states}", is_new=False)
 
     def _say_states(self, now_s: float) -> None:
         """Prints the process states that changed, at most every `STEP_LINE_S` for grouped actors."""
-        states = told(self._view.status)
+        states = state_texts(self._view.status)
         self._since_s = {known: self._since_s.get(known, now_s) for known in map(_without_id, states)}
         if len(self._view.status) > len(states) and not self._is_first and now_s - self._states_s < STEP_LINE_S:
             return

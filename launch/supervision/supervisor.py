@@ -22,7 +22,7 @@ from bridge.processes import stop_signals
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import cli
-from launch.live_view import PlainProgress, RunView, told
+from launch.live_view import PlainProgress, RunView, state_texts
 from launch.startup import prepare_run
 from launch.supervision.backend import LocalBackend, ProcessBackend
 from launch.supervision.child import alike
@@ -248,7 +248,7 @@ class Supervisor:
         if doing in (Activity.NO_ACTORS, Activity.WAITING):
             self._is_alone = doing is Activity.NO_ACTORS
         if self._is_alone and not was_alone:
-            actors = "; ".join(told({a.name: self._describe(a) for a in self._actors}))
+            actors = "; ".join(state_texts({a.name: self._describe(a) for a in self._actors}))
             self._event(f"no live actor: the learner waits; {actors}")
 
     def _event(self, line: str, **about: Any) -> None:

@@ -206,7 +206,7 @@ def check_epochs(config: Config, opened: Sequence[OpenedSource]) -> None:
         num_updates = int(num_groups + 1e-6) // per_update
         if num_updates < config.run.num_updates:
             raise ValueError(
-                f"run.num_updates={config.run.num_updates} asks the {len(source.problems)} rows of "
-                f"{source.source.path} more often than prompts.num_epochs={bound} allows: at most {num_updates} "
-                f"updates of {per_update} groups fit"
+                f"run.num_updates: expected at most {num_updates} updates of {per_update} groups from the "
+                f"{len(source.problems)} rows of {source.source.path} (prompts.num_epochs={bound}), got "
+                f"{config.run.num_updates}"
             )

@@ -86,7 +86,7 @@ def _open(name: str, how: EvaluationSet, setting: SourceContext) -> ProblemSet:
     kept = found.held_out[: how.num_problems] if how.num_problems else found.held_out
     held = FileProblems(rows, kept, name, how, setting)
     logging.info(
-        "evaluation set=%s path=%s rows=%d asked=%d set_aside=%d",
+        "evaluation set=%s path=%s rows=%d evaluated=%d invalid=%d",
         name,
         how.path,
         found.num_rows,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.live_view import MetricsTail, RunView, sparkline, told
+from launch.live_view import MetricsTail, RunView, sparkline, state_texts
 
 
 def step_row(step, **values):
@@ -176,13 +176,13 @@ def test_sparkline_long_history_is_averaged_down_to_the_width():
 
 def test_told_few_processes_are_told_one_by_one():
     status = {"learner": "pid 1", "actor-0": "pid 2, starting", "actor-1": "exited (1), not restarted"}
-    assert told(status) == ["learner: pid 1", "actor-0: pid 2, starting", "actor-1: exited (1), not restarted"]
+    assert state_texts(status) == ["learner: pid 1", "actor-0: pid 2, starting", "actor-1: exited (1), not restarted"]
 
 
 def test_told_of_many_actors_those_that_do_the_same_are_told_together():
     status = {"learner": "pid 1"} | {f"actor-{i}": f"pid {10 + i}, waiting" for i in range(14)}
     status |= {"actor-14": "pid 30, starting", "actor-15": "exited (1), not restarted", "actor-16": "pid 31"}
-    assert told(status) == [
+    assert state_texts(status) == [
         "learner: pid 1",
         "14 actors: waiting",
         "actor-14: starting",
@@ -221,7 +221,7 @@ def test_view_of_80_columns_breaks_no_word(file, tmp_path):
         "actor-0": "pid 1234, engine: capturing graphs and profiling the memory of the accelerator device",
         "actor-1": "exited (1), not restarted",
     }
-    states = {word for state in told(view.status) for word in state.split()}
+    states = {word for state in state_texts(view.status) for word in state.split()}
     assert states <= set(shown(view).split())
     row = {"kind": "eval/hard_problems_of_a_set", "set": "hard_problems_of_a_set", "step": 99_998}
     append(file, step_row(99_998), row | {"eval/hard_problems_of_a_set/mean@4": 0.5})

@@ -69,11 +69,11 @@ def check_mount(flag: str, value: str, *, read_only: tuple[str, ...], scratch: t
     if not is_path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"--{flag} must be a folder's absolute path without ':', got {value!r}")
     if value in _SYSTEM_FOLDERS:
-        raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, which is the system's")
+        raise ValueError(f"--{flag} must be a separate folder, got {value!r}, which belongs to the system")
     hides = (one for one in (*read_only, *scratch) if f"{one}/".startswith(f"{value}/"))
     within = (one for one in read_only if value.startswith(f"{one}/"))
     if hidden := next(itertools.chain(hides, within), None):
-        raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, where the pod has {hidden}")
+        raise ValueError(f"--{flag} must be a separate folder, got {value!r}, where the pod has {hidden}")
 
 
 _MAX_NAME = 40
