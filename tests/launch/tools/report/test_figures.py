@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from bokeh.models import GlyphRenderer
 
 from launch.tools.report.figures import default_window, draw, figure_id, windows
 from launch.tools.report.fixed_figures import reward_histogram
@@ -16,6 +15,10 @@ from tests.launch.tools.report.test_summary import group, with_samples
 
 def curves(figure):
     return [r for r in figure.model.renderers if r.tags and r.tags[0] == "curve"]
+
+
+def columns(figure):
+    return [r.data_source.data for r in figure.model.renderers]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_histogram_has_the_rewards_of_the_first_and_the_last_quarter(tmp_path):
     folder = with_samples(tmp_path / "run", groups)
     found = reward_histogram([read_run(folder)], [read_samples(folder)])
     assert found is not None and [k.label for k in found.keys] == ["first quarter", "last quarter"]
-    bars = [r.data_source.data for r in found.model.select({"type": GlyphRenderer})]
+    bars = columns(found)
     assert [(b["fraction"][0], b["fraction"][-1], b["responses"].sum()) for b in bars] == [(0.5, 0.5, 4), (0.0, 1.0, 4)]
     assert bars[0]["from"][0] == 0 and bars[0]["to"][-1] == 1
 
