@@ -1,6 +1,7 @@
 """Figures of the report: their curves, running-mean windows, ids, and the reward histogram."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from tests.launch.tools.report.folder import make_folder
 from tests.launch.tools.report.test_summary import group, with_samples
 
 
-def curves(figure):
+def curves(figure: Any) -> list[Any]:
     return [r for r in figure.model.renderers if r.tags and r.tags[0] == "curve"]
 
 
-def columns(figure):
+def columns(figure: Any) -> list[Any]:
     return [r.data_source.data for r in figure.model.renderers]
 
 
