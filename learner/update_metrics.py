@@ -1,5 +1,6 @@
 """Metrics of the update being filled: its groups, its times, and its row."""
 
+import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,6 +91,7 @@ class StepMetrics:
             "skipped_updates": self._num_skipped,
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
+            **peak_memory(),
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
             "groups/dropped": sum(dropped.values()),
             "groups/reissued": self._store.num_reissued(),
@@ -156,3 +158,14 @@ class StepMetrics:
             "actor/episode_failures/start": sum(r.num_episode_bad_starts for r in reports),
         }
         return slowest | {name: float(value) for name, value in sums.items()}
+
+
+def peak_memory() -> dict[str, float]:
+    """Returns the peak memory of this process so far, in GiB: host, and the fullest device if its backend reports it.
+
+    On Linux `ru_maxrss` is in KiB. XLA's CPU backend has no memory statistics.
+    """
+    peaks = [(d.memory_stats() or {}).get("peak_bytes_in_use") for d in jax.local_devices()]
+    of_devices = [peak for peak in peaks if peak is not None]
+    host = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    return host | ({"memory/device_peak_gib": max(of_devices) / 2**30} if of_devices else {})

@@ -77,6 +77,9 @@ METRICS: dict[str, str] = {
     "skipped_updates": "cumulative number of optimizer steps skipped because loss or gradient was not finite",
     "skipped_in_a_row": "optimizer steps skipped since the last one that was applied",
     "num_compilations": "cumulative number of compilations of accumulate and apply; 2 for a single shape",
+    "memory/host_peak_gib": "peak host memory of learner process 0 since its start, in GiB",
+    "memory/device_peak_gib": "peak memory of the fullest local device since the learner's start, in GiB; only if the "
+    "backend reports it (GPU, TPU)",
     "tokens_per_s": "tokens/s: real tokens trained per second of wall time, each counted once",
     "model_tflops_per_s": "TFLOP/s: model FLOPs per second, summed over all chips",
     "mfu": "model FLOPs utilization: model FLOPs per second over the chips' peak; NaN if the peak is unknown",
@@ -213,6 +216,8 @@ TIMINGS = (
     "publish/late",
     "publish/replaced",
     "publish/destination_replaced",
+    "memory/host_peak_gib",
+    "memory/device_peak_gib",
     "tokens_per_s",
     "model_tflops_per_s",
     "mfu",

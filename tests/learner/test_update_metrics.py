@@ -8,7 +8,7 @@ import pytest
 
 from bridge.heartbeat_types import Heartbeat
 from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH, meaning
-from learner.update_metrics import NotFiniteError, StepMetrics
+from learner.update_metrics import NotFiniteError, StepMetrics, peak_memory
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL
 
@@ -43,6 +43,19 @@ def update(books: StepMetrics, skipped: int) -> dict[str, Any]:
 
 def test_every_number_of_a_step_has_a_name_and_a_unit():
     assert [name for name in update(books_of(), 0) if meaning(name) is None] == []
+
+
+def test_peak_memory_is_of_the_host_and_of_the_fullest_device_that_reports_it(monkeypatch):
+    def devices(*stats: dict[str, int] | None):
+        monkeypatch.setattr("jax.local_devices", lambda: [SimpleNamespace(memory_stats=lambda s=s: s) for s in stats])
+
+    devices(None)
+    assert peak_memory().keys() == {"memory/host_peak_gib"}
+    with open("/proc/self/status") as f:
+        (peak_kib,) = [int(line.split()[1]) for line in f if line.startswith("VmHWM")]
+    assert peak_memory()["memory/host_peak_gib"] == pytest.approx(peak_kib / 2**20, rel=0.05)
+    devices({"peak_bytes_in_use": 2**30}, {"peak_bytes_in_use": 3 * 2**30})
+    assert peak_memory()["memory/device_peak_gib"] == 3
 
 
 def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():

@@ -152,6 +152,12 @@ SECTIONS = (
             Panel(title="Model FLOPs utilization (MFU)", y_label="0 to 1", lines=_lines(mfu="MFU")),
             Panel(title="Model FLOPs", y_label="TFLOP/s", unit="TFLOP/s", lines=_lines(model_tflops_per_s="all chips")),
             Panel(
+                title="Learner's peak memory",
+                y_label="GiB",
+                unit="GiB",
+                lines=_lines(memory__device_peak_gib="fullest device", memory__host_peak_gib="host"),
+            ),
+            Panel(
                 title="Trainer waiting ratio",
                 y_label="fraction of a round",
                 lines=_lines(
