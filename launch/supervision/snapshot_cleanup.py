@@ -13,6 +13,7 @@ import sys
 import time
 
 from configs import custom_functions
+from launch.supervision.process_tree import arguments
 
 _LEFT_S = 60.0
 """Timeout for the processes of a killed supervisor to exit, in seconds."""
@@ -78,7 +79,7 @@ class CleanupProcess:
 
 def main() -> None:
     """Waits for the end of stdin, then removes the snapshots unless a new supervisor has the run."""
-    folder, snapshots = map(pathlib.Path, sys.argv[1:])
+    folder, snapshots = map(pathlib.Path, arguments(sys.argv, "RUN_DIR SNAPSHOTS", command="launch.local"))
     if sys.stdin.buffer.read():
         return
     from bridge.files import RunLock
