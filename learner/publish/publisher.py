@@ -190,8 +190,7 @@ class Publisher:
     def finish(self) -> None:
         """Waits until all versions are stored in all destinations; for a bucket at most `BUCKET_WAIT_S`."""
         self._wait_while(self._is_busy)
-        start_s = time.monotonic()
-        end_s = start_s + BUCKET_WAIT_S
+        end_s = time.monotonic() + BUCKET_WAIT_S
         self._wait_while(lambda: any(lane.is_busy for lane in self._upload_queues) and time.monotonic() < end_s)
         for lane in self._upload_queues:
             if lane.unsent_version is not None:
@@ -199,7 +198,7 @@ class Publisher:
                     "publish incomplete version=%s destination=%s waited_s=%.0f",
                     lane.unsent_version,
                     lane.destination.name,
-                    time.monotonic() - start_s,
+                    time.monotonic() - end_s + BUCKET_WAIT_S,
                 )
 
     def check(self) -> None:
