@@ -21,7 +21,7 @@ from rich.text import Text
 
 from configs.run_folder import RunFolder
 from configs.schema import Config
-from launch.terminal import HEARTBEAT_S, Heartbeat, make_console
+from launch.terminal import WAIT_MESSAGE_S, WaitMessages, make_console
 
 
 class StartupStatus:
@@ -35,14 +35,14 @@ class StartupStatus:
         self._verbosity = logging.get_verbosity()
         logging.set_verbosity(min(self._verbosity, logging.WARNING))
         self._status = Status("", console=self._console) if self._console.is_terminal else None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: WaitMessages | None = None
 
     def __call__(self, what: str) -> None:
         """Shows the step that begins now."""
         if self._status is None:
             self._end_step()
             self._say(f"{what} ...")
-            self._heartbeat = Heartbeat(self._say, what).__enter__()
+            self._heartbeat = WaitMessages(self._say, what).__enter__()
             return
         self._status.update(f"{what} ...")
         self._status.start()
@@ -272,7 +272,7 @@ STEP_LINE_S = 5.0
 """Minimum interval between step lines, and between state lines of many processes, in seconds."""
 FIRST_STILL_S, MAX_STILL_S = 60.0, 1800.0
 """First and maximum time without a line before a "still" line of a training run, in seconds; doubled each time. Until
-the first step the interval is `HEARTBEAT_S`."""
+the first step the interval is `WAIT_MESSAGE_S`."""
 
 
 _ID = re.compile(r"pid \d+, ")
@@ -313,7 +313,7 @@ class PlainProgress:
                 self._say(self._view.line())
         else:
             self._say_states(now_s)
-            if self._since_s and now_s - self._said_s >= HEARTBEAT_S:
+            if self._since_s and now_s - self._said_s >= WAIT_MESSAGE_S:
                 states = "; ".join(f"{state}, {now_s - since_s:.0f} s" for state, since_s in self._since_s.items())
                 self._say(f"still starting: {states}", is_new=False)
         if self._step and self._clock() - self._said_s >= self._still_s:

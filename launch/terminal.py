@@ -33,12 +33,12 @@ def _is_size(text: str, least: int) -> bool:
     return text.isascii() and text.isdigit() and least <= int(text)
 
 
-HEARTBEAT_S = 5.0
+WAIT_MESSAGE_S = 5.0
 """Maximum time without a line in a plain log while a step runs, in seconds."""
 
 
-class Heartbeat:
-    """Prints a running step with its elapsed time every `HEARTBEAT_S`, so that a plain log is never silent.
+class WaitMessages:
+    """Prints a running step with its elapsed time every `WAIT_MESSAGE_S`, so that a plain log is never silent.
 
     As a context manager it prints from a thread until the block ends.
     """
@@ -48,12 +48,12 @@ class Heartbeat:
         self._say, self._what, self._clock = say, what, clock
         self._started_s = self._said_s = clock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="wait messages", daemon=True)
 
     def look(self) -> None:
         """Prints the line if it is due."""
         now_s = self._clock()
-        if now_s - self._said_s >= HEARTBEAT_S:
+        if now_s - self._said_s >= WAIT_MESSAGE_S:
             self._said_s = now_s
             self._say(f"{self._what}, {now_s - self._started_s:.0f} s")
 
@@ -66,7 +66,7 @@ class Heartbeat:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S / 10):
+        while not self._stop.wait(WAIT_MESSAGE_S / 10):
             self.look()
 
 

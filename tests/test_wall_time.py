@@ -16,6 +16,7 @@ STAMPS = {
     "bridge/timeline.py": "when an event was",
     "launch/tools/evaluate/results.py": "when results were written",
     "launch/tools/evaluate/eval_runner.py": "when a group was begun; its length is monotonic",
+    "launch/startup/provenance.py": "when a run was started",
     "launch/startup/locked_folders.py": "how old a folder is, by the file system's stamp",
     "launch/tools/profile_machine/store_client.py": "heartbeats; the store writes its own time over it",
     "learner/heartbeat.py": "heartbeats; the store writes its own time over it",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from bridge.files import replace_file
 from launch.startup.preflight import missing_weights
-from launch.terminal import Heartbeat
+from launch.terminal import WaitMessages
 from launch.tools import smollm2
 from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
@@ -77,7 +77,7 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
         # An interrupted download of the same model continues in this folder.
         part = place.with_name(f".{place.name}.{hashlib.sha256(record).hexdigest()[:12]}.part")
         part.mkdir(exist_ok=True)
-        with Heartbeat(functools.partial(print, flush=True), f"{out}: downloading"):
+        with WaitMessages(functools.partial(print, flush=True), f"{out}: downloading"):
             fill(part)
         check_trainable(part)
         replace_file(part / RECORD, record, is_durable=True)

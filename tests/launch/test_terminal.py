@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from launch.terminal import HEARTBEAT_S, Heartbeat, make_console
+from launch.terminal import WAIT_MESSAGE_S, WaitMessages, make_console
 from tests.integration.support.processes import REPO
 
 
 def test_heartbeat_prints_a_running_step_with_its_elapsed_time_every_five_seconds():
     now_s, lines = 100.0, []
-    heartbeat = Heartbeat(lines.append, "engine 0: starting", lambda: now_s)
+    heartbeat = WaitMessages(lines.append, "engine 0: starting", lambda: now_s)
     for _ in range(34):
         heartbeat.look()
         now_s += 0.5
-    assert HEARTBEAT_S == 5.0
+    assert WAIT_MESSAGE_S == 5.0
     assert lines == [f"engine 0: starting, {seconds} s" for seconds in (5, 10, 15)]
 
 
@@ -27,7 +27,7 @@ WRITER = """
 import sys
 from absl import app, logging
 from launch import cli
-from launch.terminal import HEARTBEAT_S, Heartbeat, make_console
+from launch.terminal import WAIT_MESSAGE_S, WaitMessages, make_console
 def main():
     cli.log_to_stderr()
     print("first", flush=True)

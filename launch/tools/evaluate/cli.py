@@ -31,7 +31,7 @@ from launch.startup import prepare_run
 from launch.startup.build_actor import open_judge
 from launch.startup.check_sandbox import check_sandbox
 from launch.supervision.process_tree import die_with_parent
-from launch.terminal import Heartbeat
+from launch.terminal import WaitMessages
 from launch.tools.evaluate import eval_runner, export, results, settings
 from launch.tools.evaluate.eval_runner import Progress, leaves
 from launch.tools.out_file import check_out_file
@@ -92,7 +92,7 @@ def main() -> int:
             parts.callback(timeline.close)
         progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")
         try:
-            with _ended_at_once(parts), Heartbeat(progress.say, "starting vLLM"):
+            with _ended_at_once(parts), WaitMessages(progress.say, "starting vLLM"):
                 engine = eval_runner.start_engine(model, config, seed=_SEED.value)
             version = Version(incarnation=0, step=step or 0)
             job = eval_runner.EvalJob(config, sets, engine, timeline, judge, version)

@@ -19,7 +19,7 @@ from configs.race_capacity import check_race_capacity
 from configs.schema import Config
 from launch import cli
 from launch.startup import prepare_run
-from launch.terminal import Heartbeat, make_console
+from launch.terminal import WaitMessages, make_console
 from launch.tools.out_file import check_out_file
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
@@ -114,7 +114,7 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
         widths=_numbers("search_width", _WIDTH.value, int),
         max_num_seqs=_numbers("search_max_num_seqs", _NUM_SEQS.value, int),
     )
-    heartbeat = contextlib.nullcontext() if console.is_terminal else Heartbeat(console.print, "searching")
+    heartbeat = contextlib.nullcontext() if console.is_terminal else WaitMessages(console.print, "searching")
     with console.status("searching") as status, heartbeat:
         found = search(
             config,
