@@ -152,7 +152,8 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     row("engine vs learner, max |dlogprob|", summary["parity_max_abs_dlogprob"], ".1e", " nats")
     console.print(table)
     run = RunFolder(prepared.folder)
-    console.print(f"metrics      {run.metrics}   (tensorboard --logdir {run.tensorboard})", soft_wrap=True)
+    console.print(f"metrics      {run.metrics}", soft_wrap=True)
+    console.print(f"tensorboard  tensorboard --logdir {run.tensorboard}", soft_wrap=True)
     console.print(f"event log    {run.trace}   (open it at https://ui.perfetto.dev)", soft_wrap=True)
     console.print(f"checkpoints  {run.checkpoints}", soft_wrap=True)
     if prepared.config.run.num_updates > summary["steps"]:

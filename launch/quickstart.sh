@@ -75,8 +75,8 @@ fi
 cat <<'HINTS'
 
 Next steps (the summary names the run folder):
-  report     open its report.html in a browser: curves, the timeline of rounds, samples, faults, config
-  samples    .venv/bin/python -m launch.tools.samples --run_dir=runs/NAME --grep=TEXT
+  report     open its report.html in a browser
+  samples    .venv/bin/python -m launch.tools.samples --run_dir=runs/NAME
   curves     .venv/bin/tensorboard --logdir runs
   timeline   open the run's trace.json at https://ui.perfetto.dev
   rerun      remove the run folder, or set another: --config.run.name=NAME
