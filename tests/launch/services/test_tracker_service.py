@@ -64,7 +64,8 @@ def test_process_that_dies_is_started_again(run, process, monkeypatch, caplog):
 def test_process_that_hangs_is_killed_and_the_rows_that_are_left_are_said(run, process, caplog):
     SentSteps(num_left=12, problem="ConnectionError: no route").write(run / "trackers" / "wandb.json")
     one = process("import pathlib, threading; pathlib.Path({started!r}).open('a').write('x'); threading.Event().wait()")
-    wait_until(lambda: num_starts(run) == 1, "its start")
+    # The child may write its start before the parent has its handle.
+    wait_until(lambda: num_starts(run) == 1 and one._process is not None, "its start")
     assert one._process is not None
     pid = one._process.pid
     one.end()

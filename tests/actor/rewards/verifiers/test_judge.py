@@ -353,7 +353,7 @@ def test_row_without_the_question_that_the_template_asks_for_is_an_error():
     async def body() -> None:
         async with endpoint.serving(endpoint.score(7)) as served:
             one = judge(served)
-            with pytest.raises(VerifierError, match="metadata holds no text of that name"):
+            with pytest.raises(VerifierError, match="{question}, but the row's metadata has no such text"):
                 await one.score(response(), Task.judged_by("judge", answer="4"))
             assert served.num_requests == 0
             await one.close()

@@ -318,10 +318,12 @@ def test_a_problem_shows_its_samples(page, runs, tmp_path):
 
 
 @contextlib.contextmanager
-def served(folders):
+def served(page, folders):
+    """A server of a report; the page leaves it before it ends, as a page that polls no one logs errors."""
     with make_server(folders, port=0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
+        page.open("about:blank", ready="true")
         server.shutdown()
 
 
@@ -332,7 +334,7 @@ def go_on(folder, step):
 
 def test_served_page_that_nobody_touched_follows_the_run(page, tmp_path):
     folder = make_folder(tmp_path / "run", steps=4)
-    with served([folder]) as url:
+    with served(page, [folder]) as url:
         page.problems.clear()
         page.open(url)
         go_on(folder, 5)
@@ -356,7 +358,7 @@ def test_served_page_that_somebody_reads_waits_for_them_and_keeps_their_place(pa
         make_folder(tmp_path / "one", name="one", steps=8, groups=40),
         make_folder(tmp_path / "two", name="two", steps=12, groups=40, seed=1),
     ]
-    with served(folders) as url:
+    with served(page, folders) as url:
         page.problems.clear()
         page.open(url)
         page.run("dispatchEvent(new Event('pointerdown')); window.isOld = true")
