@@ -50,8 +50,8 @@ def prepare_run(
       ValueError: a check fails; the run folder is unchanged.
       OSError: a disk fails, or is too full for a run that has begun.
     """
-    status("checking the config")
     print_config()
+    status("checking the config")
     from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
     from launch.startup.gold_answers import check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model

@@ -131,7 +131,7 @@ def test_print_config_prints_the_given_config_and_starts_nothing(prepare, tmp_pa
     with flagsaver.flagsaver(print_config=True), pytest.raises(SystemExit) as ended:
         prepare(run_dir=str(tmp_path / "run"), run__seed="7")
     assert ended.value.code == 0 and not (tmp_path / "run").exists()
-    (tmp_path / "printed.toml").write_text(capsys.readouterr().out.partition("\n")[2])
+    (tmp_path / "printed.toml").write_text(capsys.readouterr().out)
     assert overrides.load_preset(str(tmp_path / "printed.toml")).run.seed == 7
 
 
