@@ -50,6 +50,12 @@ BANNED_IN_MESSAGES = re.compile(
 )
 """Words that messages replace in addition to `BANNED`."""
 
+_FIELD_FIRST = re.compile(r"\{\}|[a-z_]+[.=]")
+_REMEDY = re.compile(
+    r"expected|\bmust\b|\brequires?\b|has no (effect|default)|leave|remove|\b(set|use|lower)\b|dropped", re.IGNORECASE
+)
+"""Begin of a config error, and the words that say what is expected or how to correct it."""
+
 MAX_SENTENCE_WORDS = 30
 
 
@@ -154,6 +160,25 @@ def test_error_and_log_texts_use_no_banned_word(package, words):
     found = messages(package)
     assert len(found) >= 100, "the search finds the messages"
     assert banned(found, words) == {}
+
+
+def without_field_or_remedy(tree: ast.AST) -> list[str]:
+    """Returns the raised texts that do not begin with a field, or name neither what is expected nor a remedy."""
+    raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc is not None]
+    texts = [text for exc in raised for _, text in list(_texts(exc))[:1]]
+    return [text for text in texts if not (_FIELD_FIRST.match(text) and _REMEDY.search(text))]
+
+
+def test_errors_of_the_config_begin_with_the_field_and_say_what_is_expected():
+    files = [*(REPO / "configs" / "sections").glob("*.py"), REPO / "configs" / "schema.py"]
+    found = {file.name: without_field_or_remedy(ast.parse(file.read_text())) for file in files}
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+def test_error_of_the_config_without_field_or_remedy_is_found():
+    for text in ("wrong value", "loss.name is wrong", "set something"):
+        assert without_field_or_remedy(ast.parse(f"raise ValueError({text!r})")) == [text]
+    assert without_field_or_remedy(ast.parse("raise ValueError(f'loss.clip: expected > 0, got {x}')")) == []
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ class OptimizerConfig(CheckedSection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
+            raise ValueError(f"optimizer.beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.name == "adafactor":
             for field in dataclasses.fields(self):
                 value = getattr(self, field.name)

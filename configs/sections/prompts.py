@@ -295,7 +295,7 @@ class PromptsConfig(SourceFields):
         try:
             self.template_settings  # noqa: B018 (a day that no month has is refused)
         except ValueError as e:
-            raise ValueError(f"prompts.template_date: {e}, got {self.template_date!r}") from e
+            raise ValueError(f"prompts.template_date: expected a date ({e}), got {self.template_date!r}") from e
         for name in RENDERED & self.template_arguments.keys():
             raise ValueError(f"prompts.template_arguments: {name} is set by the renderer; remove it")
         given = {f: getattr(self, f) for f in ("template_arguments", "template_name") if getattr(self, f)}
