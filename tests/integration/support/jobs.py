@@ -17,6 +17,7 @@ from tests.integration.support.processes import REPO, wait_until
 SMALL = {
     "run.num_updates": 12,
     "optimizer.schedule": "constant",  # does not depend on num_updates, which resumed runs change
+    "optimizer.learning_rate": 5e-4,  # updates here have a fraction of the preset's samples
     "rounds.groups_per_round": 8,
     "rounds.samples_per_group": 4,
     "rounds.groups_per_update": 2,
