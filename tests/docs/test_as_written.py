@@ -24,7 +24,7 @@ NOT_HERE = {
     r"compile_tpu": "an environment of its own, which has tests of its own",
 }
 """What is not tried, by what is in the command, and why."""
-LOCAL = re.compile(r"-m launch\.local --config=")
+LOCAL = re.compile(r"-m launch\.local --config=|launch/quickstart\.sh")
 
 
 @pytest.fixture(scope="module")
