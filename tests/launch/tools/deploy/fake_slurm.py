@@ -181,9 +181,12 @@ class FakeSlurm:
         return self.out / "finished"
 
     def wait_for(self, num_processes: int) -> None:
-        """Until so many of the processes that wait do so."""
-        waiting = [self.folder / f"waits-{life + 1}" for life in range(num_processes)]
-        wait_until(lambda: all(map(pathlib.Path.exists, waiting)), f"{num_processes} processes that wait")
+        """Until so many of the processes that wait do so, and squeue lists their step."""
+        waiting, steps = [self.folder / f"waits-{life + 1}" for life in range(num_processes)], self.folder / "steps"
+        wait_until(
+            lambda: all(map(pathlib.Path.exists, waiting)) and bool(steps.read_text()),
+            f"{num_processes} processes that wait",
+        )
 
     def end(self, job: "subprocess.Popen[str]") -> tuple[int, str]:
         """A job's code and what it printed, once it has ended; by force, if it does not."""
