@@ -113,14 +113,14 @@ class JudgeConfig(CheckedSection):
         default_factory=lambda: dict[str, Literal["number", "string", "boolean"]](reason="string", score="number")
     )
     """Required JSON fields and their types, for parser=json. Must include `score` as a number. Requests ask for
-    structured output (`response_format`) with these fields until the endpoint rejects it. None: a number `score` and
-    a string `reason`."""
+    structured output (`response_format`) with these fields until the endpoint rejects it. By default a string `reason`
+    and a number `score`."""
     pattern: str = r"(?i)\bscore\b[\s:=*_`]*(-?\d+(?:\.\d+)?)"
     """Regular expression of the score, for parser=regex. Its first group is the number."""
     verdicts: dict[str, Finite] = dataclasses.field(
         default_factory=lambda: dict[str, float](correct=10.0, incorrect=0.0)
     )
-    """Score of each verdict word for parser=verdict, case-insensitive."""
+    """Score of each verdict word for parser=verdict, case-insensitive. By default `correct` has 10, `incorrect` 0."""
     min_score: Finite = 0.0
     """Judge score that maps to reward 0. Lower scores are raised to it."""
     max_score: Finite = 10.0
