@@ -21,10 +21,19 @@ from launch import cli
 from launch.startup import prepare_run
 from launch.terminal import WaitMessages, make_console
 from launch.tools.out_file import check_out_file
+from launch.tools.plan import closed_formulas
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
 from launch.tools.plan.plan_tables import as_json as cluster_json
-from launch.tools.plan.plan_tables import outcome_table, parts_table, plot_search, publish_lines, search_table, verdict
+from launch.tools.plan.plan_tables import (
+    closed_formula_lines,
+    outcome_table,
+    parts_table,
+    plot_search,
+    publish_lines,
+    search_table,
+    verdict,
+)
 from launch.tools.plan.profile import Profile
 from launch.tools.plan.search import Choice, Grid, search, too_narrow
 from launch.tools.plan.sim.event_queue import SimResult
@@ -127,6 +136,11 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
             on_tried=lambda t: status.update(f"tried {t.choice}"),
         )
     console.print(search_table(found, limit=_TOP.value, max_lag=_MAX_LAG.value))
+    if _MAX_LAG.value is not None and config.admission.policy == "window":
+        batch_size = config.rounds.groups_per_update * config.rounds.samples_per_group
+        system = closed_formulas.of_profile(profile, num_chips=grid.num_chips, batch_size=batch_size)
+        for line in closed_formula_lines(system, max_lag=_MAX_LAG.value):
+            console.print(line, soft_wrap=True, highlight=False)
     if not found[0].within_bound:
         console.print(f"no choice keeps every group's lag within {_MAX_LAG.value}; sorted by lag, ascending")
     if _PLOT.value:

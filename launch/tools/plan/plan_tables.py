@@ -9,6 +9,7 @@ from typing import Any
 import rich.box
 from rich.table import Table
 
+from launch.tools.plan.closed_formulas import System, best_split, conventional_rate
 from launch.tools.plan.control_plane.capacity import Bottleneck, ClusterModel, bottleneck
 from launch.tools.plan.control_plane.loads import Resource
 from launch.tools.plan.search import Choice, SearchResult
@@ -146,6 +147,18 @@ def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | No
             "-" if math.isnan(first) else f"{first:.1f}",
         )
     return table
+
+
+def closed_formula_lines(system: System, *, max_lag: int) -> list[str]:
+    """Returns a line on PipelineRL's closed formulas at a largest lag: the best split, and conventional RL."""
+    split = best_split(system, max_lag)
+    conventional = f"conventional RL with {max_lag + 1} steps per round: {conventional_rate(system, max_lag + 1):.0f}"
+    if split is None:
+        return [f"closed formulas at lag {max_lag}: no split; {conventional} tokens/s"]
+    return [
+        f"closed formulas at lag {max_lag}: {split.num_engines} engines of {split.num_running} sequences, "
+        f"{split.rate:.0f} tokens/s; {conventional} tokens/s"
+    ]
 
 
 def window_name(choice: Choice) -> str:

@@ -10,12 +10,12 @@ engines and N learner chips. Its lag bound is G - 1 steps with S = B G sequences
 """
 
 import dataclasses
-import math
 
 import numpy as np
 
 from configs.presets import pipelinerl, rolloutpipe
 from configs.sections import AdmissionConfig
+from launch.tools.plan import closed_formulas
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
@@ -28,27 +28,47 @@ PAPER = {"r_gen": 16.9, "r_train": 17.08, "r_conv": 10.7, "speedup": 1.57}
 K = 2
 
 
-def utilisation(h: np.ndarray | float) -> np.ndarray | float:
-    """U(h)."""
-    return np.minimum(h, 192) / 192 * U_AT_192
+SYSTEM = closed_formulas.System(
+    engine_rate=np.minimum(np.arange(1, 513), 192) / 192 * U_AT_192,
+    still_running=closed_formulas.uniform_lengths(L),
+    num_chips=N,
+    batch_size=B,
+    train_time=TAU,
+)
+G_MAX = (1, 2, 4, 8, 16, 32, 64, 100, 133, 160, 200, 256)
+"""Largest lags of Figure 9 that the page shows."""
 
 
 def closed() -> dict[str, float]:
-    """Equations 10 to 18."""
-    sequences = B * G
-    still_running = sequences * (1 - np.arange(L) / L) / N  # h(l) / N, uniform lengths
-    tokens = sequences * (L + 1) / 2
-    r_conv_gen = tokens / float(np.sum(still_running / utilisation(still_running)))
-    r_conv = 1 / (1 / r_conv_gen + TAU / N)
-    r_gen, r_train = float(utilisation(H)) * I, (N - I) / TAU
+    """Returns equations 10 to 18 at the paper's (H, I) and G."""
+    split = closed_formulas.pipeline_split(SYSTEM, H, I)
+    r_conv = closed_formulas.conventional_rate(SYSTEM, G)
     return {
-        "r_gen": r_gen,
-        "r_train": r_train,
-        "r_conv_gen": r_conv_gen,
+        "r_gen": float(SYSTEM.engine_rate[H - 1]) * I,
+        "r_train": (N - I) / TAU,
+        "r_conv_gen": closed_formulas.conventional_generation_rate(SYSTEM, G),
         "r_conv": r_conv,
-        "g_max": math.ceil(H * I * L / ((L + 1) / 2) / B),
-        "speedup": min(r_gen, r_train) / r_conv,
+        "g_max": split.max_lag,
+        "speedup": split.rate / r_conv,
     }
+
+
+def figure_9() -> list[dict[str, float | None]]:
+    """Returns the best (H, I) and both throughputs at each largest lag."""
+    rows = []
+    for g_max in G_MAX:
+        split = closed_formulas.best_split(SYSTEM, g_max)
+        rows.append(
+            {
+                "g_max": g_max,
+                "H": split and split.num_running,
+                "I": split and split.num_engines,
+                "r_pipeline": split and split.rate,
+                "r_conv": closed_formulas.conventional_rate(SYSTEM, g_max + 1),
+                "speedup": closed_formulas.speedup(SYSTEM, g_max),
+            }
+        )
+    return rows
 
 
 def profile_of(num_engines: int, num_learner_chips: int, max_num_seqs: int) -> Profile:

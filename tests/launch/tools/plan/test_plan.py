@@ -62,6 +62,7 @@ def test_command_line_searches_prints_and_plots(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "alpha 1" in done.stdout
+    assert "closed formulas at lag 2: " in done.stdout and "conventional RL with 3 steps per round" in done.stdout
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "out.json").read_text())
     assert len(rows) == 3 * 3 * 2  # splits 1..3 of 4 chips, three engine sizes, two ratios
