@@ -28,7 +28,8 @@ from typing import Any
 from absl import app, flags, logging
 
 from tests.bench.harness import result
-from tests.bench.harness.runs import code_hash
+from tests.bench.harness.benches import BENCHES
+from tests.bench.harness.code import code_hash
 from tests.integration.faults.schedule import OF_ACTORS, OF_LEARNERS, SERVER, draw, few
 from tests.integration.faults.seed import run_seed
 from tests.integration.faults.site import NUM_LEARNERS, site
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> None:
         if not _KEEP.value:
             shutil.rmtree(folder, ignore_errors=True)
     stored = result.stored("faults")
-    known = stored["seeds"] if stored is not None and stored["code"] == code_hash(CAMPAIGN) else {}
+    known = stored["seeds"] if stored is not None and stored["code"] == code_hash(BENCHES["faults"].measures) else {}
     finish(known | {str(_SEED.value): ran})
 
 
@@ -98,7 +99,6 @@ def finish(seeds: Mapping[str, Any]) -> None:
         },
         notes=[*map(_seed_line, seeds, seeds.values()), *_not_survived(outcomes)],
         beside="one machine for all: PostgreSQL, two hosts of the learner, three actors",
-        code=code_hash(CAMPAIGN),
         seeds=seeds,
     )
 

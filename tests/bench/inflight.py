@@ -3,20 +3,31 @@
     python -m tests.bench.inflight [--small]
 
 `pipelinerl` publishes after every step while requests run on (section 4 of the paper), once with the running requests'
-KV cache kept and once with it recomputed. Its largest lag, g, is measured first, by a run of its own. Conventional RL
-then takes G = g + 1 steps on each round of G U groups (`serial`), whose last update trains at lag G - 1 = g too. All
-sample the same uniform lengths from 1 to the maximum (appendix A), on one engine and one learner of their own, at a
-training cost at which a conventional round generates about as long as it trains: the paper's plan, too. Rewards are
-noise, so ESS and mismatch KL (k3) compare the ways at one learning rate, no more.
+KV cache kept and once with it recomputed, with H = 32 and H = 256 sequences in service: a largest lag g of about 3 and
+about 16 steps. g is measured first, by a run of its own. Conventional RL then takes G = g + 1 steps on each round of
+G U groups (`serial`), whose last update trains at lag G - 1 = g too. All sample the same uniform lengths from 1 to the
+maximum (appendix A). A trained token costs what makes `pipelinerl`'s learner as fast as its engine, which is how the
+paper divides its accelerators (I of N for generation). Rewards are noise, so ESS and mismatch KL (k3) compare the ways
+at one learning rate, no more.
 
-The paper's conventional RL gives every GPU to generation and then every GPU to training; here either side stands still
-while the other works, so the ratio can exceed the paper's. `samples_per_s_ratio_ideal_conventional` is against a
-conventional RL that moved both cores at no cost: half of the ratio. What the paper gains on top of that comes from GPUs
-that generate better at larger batches. Engine fill is the sequences that vLLM's scheduler says it runs, over its
-places, from the update with which the window has turned over twice (a round, for the conventional one) to the last.
+There are three opponents at each H:
+
+* `conventional`: the engine and the learner keep their cores, and either stands still while the other works;
+* `conventional, both cores`: as in the paper, all accelerators generate, then all train. A second engine generates on
+  the learner's core, and training has half the passes, as if the second core took its part at no cost
+  (`tokens_per_s_ratio_shared`);
+* an ideal one that moves both cores at no cost and loses nothing: half of the ratio to `conventional`
+  (`tokens_per_s_ratio_ideal`). What `pipelinerl` gains on it comes from an engine that is always full, where a
+  conventional one drains at the end of each round. By appendix A that begins to pay at g of about 16.
+
+The cases of an H take turns, four of each, every second turn in reverse order. Engine fill is the sequences that vLLM's
+scheduler says it runs, over its places, from the update with which the window has turned over twice (a round, for the
+conventional one) to the last.
 """
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from absl import app
@@ -24,54 +35,60 @@ from absl import app
 from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from tests.bench.harness import result, sessions
+from tests.bench.harness.estimates import ratio
 from tests.bench.harness.figure import bars
-from tests.bench.harness.sessions import mean_of
-from tests.bench.rig.calibrate import calibrate
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.measure import measure_profile
+from tests.bench.rig.measure import limited, measure_profile
+from tests.bench.rig.rig import Result, Rig
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import TRUNCATED, make_config
 
 K, U = 8, 4
-MAX_NUM_SEQS = 32
-ADMISSION = AdmissionConfig(policy="window", sequences=32)
-"""pipelinerl's window: H is what the engine runs at once."""
+WINDOWS = (32, 256)
+"""H: the sequences that the engine runs at once."""
 MAX_RESPONSE = 128
 LENGTHS = Lengths(kind="uniform", max_tokens=MAX_RESPONSE)
 SHARED: dict[str, Any] = dict(
     max_response_tokens=MAX_RESPONSE,
-    max_num_seqs=MAX_NUM_SEQS,
     packing=PackingConfig(rows=2, row_tokens=320),
     loss=TRUNCATED,
     learning_rate=2e-4,  # high enough that the policy moves and an old token is off policy
 )
-KEEP, RECOMPUTE, CONVENTIONAL = "pipelinerl", "pipelinerl, KV recomputed", "conventional"
-KEYS = {KEEP: "pipelinerl", RECOMPUTE: "recompute", CONVENTIONAL: "conventional"}
+KEEP, RECOMPUTE = "pipelinerl", "pipelinerl, KV recomputed"
+CONVENTIONAL, BOTH_CORES = "conventional", "conventional, both cores"
+KEYS = {KEEP: "pipelinerl", RECOMPUTE: "recompute", CONVENTIONAL: "conventional", BOTH_CORES: "shared"}
+FIRST_PASSES = 0.02
+"""Gradient passes per trained token of the first try of the balance."""
+BUSY = 0.95
+"""Share of its time that the balanced learner computes."""
 COLUMNS = {
-    "": "{name}",
-    "samples/s": "{samples_per_s:.1f}",
+    "H": "{window}",
+    "": "{way}",
     "tokens/s": "{tokens_per_s:.0f}",
+    "samples/s": "{samples_per_s:.1f}",
     "engine fill": "{engine_fill:.3f}",
     "max lag, steps": "{max_lag}",
     "mean lag": "{mean_lag:.2f}",
     "ESS": "{ess:.4f}",
     "mismatch KL, nats": "{mismatch_kl:.2e}",
     "pause, s": "{pause_s:.4f}",
+    "learner waits": "{wait_share:.2f}",
 }
 
 
-def pipelinerl(num_updates: int, *, kv_cache: str = "keep") -> Config:
+def pipelinerl(window: int, num_updates: int, *, kv_cache: str = "keep") -> Config:
     return make_config(
         "pipelinerl",
         num_updates=num_updates,
         rounds=RoundsConfig(groups_per_round=U, samples_per_group=K, groups_per_update=U),
-        admission=ADMISSION,
+        admission=AdmissionConfig(policy="window", sequences=window),
         publish=PublishConfig(when="every", kv_cache=kv_cache),  # pyright: ignore[reportArgumentType]
+        max_num_seqs=window,
         **SHARED,
     )
 
 
-def conventional(num_updates: int, steps_per_round: int) -> Config:
+def conventional(window: int, num_updates: int, steps_per_round: int) -> Config:
     """`serial` with G steps a round, for at least `num_updates` updates in whole rounds."""
     return make_config(
         "serial",
@@ -82,6 +99,7 @@ def conventional(num_updates: int, steps_per_round: int) -> Config:
             groups_per_update=U,
             train_start="round_complete",
         ),
+        max_num_seqs=window,
         **SHARED,
     )
 
@@ -89,72 +107,117 @@ def conventional(num_updates: int, steps_per_round: int) -> Config:
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
-    num_updates, repeats = (8, 1) if result.SMALL.value else (60, 2)
-    with sessions.open_rig(pipelinerl(2)) as rig:
-        rig.run(Session(config=pipelinerl(2), lengths=LENGTHS))  # compiles, warms up
-        serial = Session(config=conventional(4, 4), lengths=LENGTHS)
-        calibration = calibrate(rig, {"serial": serial}, bounds=(0.47, 0.53))
-        pilot_case = {"pilot": Session(config=pipelinerl(num_updates), lengths=LENGTHS)}
-        passes = calibration.passes_per_token
-        ((pilot,),) = sessions.run_in_turns(rig, pilot_case, passes_per_token=passes).values()
-        configs = {
-            KEEP: pipelinerl(num_updates),
-            CONVENTIONAL: conventional(num_updates, 1 + pilot.max_lag),
-            RECOMPUTE: pipelinerl(num_updates, kv_cache="recompute"),
-        }
-        cases = {name: Session(config=config, lengths=LENGTHS) for name, config in configs.items()}
-        found = sessions.run_in_turns(rig, cases, repeats=repeats, passes_per_token=passes)
-        profile = measure_profile(
-            rig,
-            configs[CONVENTIONAL],
-            results=[*calibration.results.values(), pilot],
-            lengths=LENGTHS,
-            num_groups=(num_updates + 8) * U,
-        )
-    rows = {name: sessions.row_of(name, configs[name], found[name]) for name in KEYS}
-    values = values_of(rows)
+    num_updates, turns = (8, 1) if result.SMALL.value else (68, sessions.TURNS)
+    rows: dict[str, dict[str, Any]] = {}
+    configs: dict[str, Config] = {}
+    profiles: dict[str, dict[str, Any]] = {}
+    values: dict[str, Any] = {}
+    notes: list[str] = []
+    with sessions.open_rig(pipelinerl(WINDOWS[-1], 2), num_engines=2) as rig:
+        compiling = Session(config=conventional(WINDOWS[-1], 4, 4), lengths=LENGTHS, num_engines=2)
+        rig.run(compiling)  # warms up both engines too
+        for window in reversed(WINDOWS):  # the engine's profile is measured at the largest
+            passes, pilot = balance(rig, window, num_updates)
+            ran, of_window = run_window(rig, window, num_updates, passes, 1 + pilot.max_lag, turns)
+            engine = next(iter(profiles.values()))["engine"] if profiles else None
+            profiles[f"H={window}"] = measure_profile(
+                rig,
+                of_window[CONVENTIONAL],
+                results=[pilot],
+                lengths=LENGTHS,
+                num_groups=(num_updates + 20) * U,
+                engine=limited(engine, window) if engine is not None else None,
+            )
+            found: dict[str, dict[str, Any]] = {}
+            for way, config in of_window.items():
+                name = f"{way}, H={window}"
+                found[way] = sessions.row_of(name, config, ran[way], way=way, window=window)
+                found[way]["profile"] = {"profile": f"H={window}"}
+                rows[name], configs[name] = found[way], config
+            values |= values_of(found, f"_H{window}")
+            notes.append(
+                f"H = {window}: a trained token costs {1000 * passes:.1f} gradient passes per 1000; the largest lag of "
+                f"the pilot was {pilot.max_lag} steps."
+            )
+    # The headlines are of the window whose lag is long enough for the ideal opponent to lose.
+    values |= {key.removesuffix(f"_H{WINDOWS[-1]}"): one for key, one in values.items() if f"_H{WINDOWS[-1]}" in key}
     if (folder := result.results_folder()) is not None:
         panels = {
-            "samples/s": [result.mean_std(row["samples_per_s"]) for row in rows.values()],
+            "response tokens trained/s": [result.mean_std(row["tokens_per_s"]) for row in rows.values()],
+            "mean lag, steps": [(row["mean_lag"], 0.0) for row in rows.values()],
             "effective sample size": [(row["ess"], 0.0) for row in rows.values()],
             "mismatch KL, nats": [(row["mismatch_kl"], 0.0) for row in rows.values()],
         }
         bars(folder / "inflight.png", list(rows), panels)
+    one_engine = {name: row for name, row in rows.items() if row["way"] != BOTH_CORES}
     numbers = ("tokens_per_s", "samples_per_s", "max_lag", "mean_lag", "engine_fill")
     result.finish(
         "inflight",
         __doc__,
-        values=values | calibration.values(),
+        values=values,
         aims={
-            "samples_per_s_ratio_same_lag": result.at_least(1.57, "PipelineRL, appendix A.4: 16.9 / 10.7"),
-            "engine_fill": result.at_least(0.95, "Algorithm 2 keeps H sequences in progress"),
+            "tokens_per_s_ratio_shared": result.at_least(2.0, "PipelineRL, section 5.1: about twice as fast"),
+            "tokens_per_s_ratio_ideal": result.at_least(1.0, "PipelineRL, appendix A, where g_max is 16 or more"),
+            "max_lag_pipelinerl": result.at_least(16, "appendix A: where the gain begins"),
+            "engine_fill_pipelinerl": result.at_least(0.95, "Algorithm 2 keeps H sequences in progress"),
         },
         rows=list(rows.values()),
         columns=COLUMNS,
-        notes=calibration.notes(),
-        spread={f"samples_per_s {name}": result.mean_std(row["samples_per_s"])[1] for name, row in rows.items()},
+        notes=notes,
         figure=True,
-        profile=profile,
-        measured=sessions.measured(rows, configs, numbers),
+        profile=next(iter(profiles.values())),
+        profiles=profiles,
+        measured=sessions.measured(one_engine, configs, numbers),
     )
 
 
-def values_of(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Everything compared, flat."""
-    rates = {name: mean_of(row, "samples_per_s") for name, row in rows.items()}
-    token_rates = {name: mean_of(row, "tokens_per_s") for name, row in rows.items()}
-    ratio = rates[KEEP] / rates[CONVENTIONAL]
-    values = {
-        "samples_per_s_ratio_same_lag": ratio,
-        "tokens_per_s_ratio_same_lag": token_rates[KEEP] / token_rates[CONVENTIONAL],
-        "engine_fill": rows[KEEP]["engine_fill"],
-        "samples_per_s_ratio_ideal_conventional": ratio / 2,
-        "samples_per_s_ratio_recompute": rates[RECOMPUTE] / rates[CONVENTIONAL],
+def balance(rig: Rig, window: int, num_updates: int) -> tuple[float, Result]:
+    """Returns the passes per token at which the learner keeps pace with a full engine, and the last run of the search.
+
+    At a small cost the engine sets the pace; the learner's cost may then rise by what it waits.
+    """
+    passes = FIRST_PASSES
+    for _ in range(2):
+        session = Session(config=pipelinerl(window, num_updates), lengths=LENGTHS, passes_per_token=passes)
+        ran = rig.run(session)
+        busy = 1 - sum(s["time/wait_s"] for s in ran.steps) / sum(s["time/step_s"] for s in ran.steps)
+        print(f"H={window}: {passes:.4f} passes per token, learner busy {busy:.2f}, max lag {ran.max_lag}", flush=True)
+        done = ran.num_passes / ran.real_tokens
+        passes = done * BUSY / busy
+    return passes, rig.run(dataclasses.replace(session, passes_per_token=passes))
+
+
+def run_window(
+    rig: Rig, window: int, num_updates: int, passes: float, steps_per_round: int, turns: int
+) -> tuple[dict[str, list[Result]], dict[str, Config]]:
+    """Returns what each way at a window's size came to, and its configuration."""
+    serial = conventional(window, num_updates, steps_per_round)
+    configs = {
+        KEEP: pipelinerl(window, num_updates),
+        RECOMPUTE: pipelinerl(window, num_updates, kv_cache="recompute"),
+        CONVENTIONAL: serial,
+        BOTH_CORES: serial,
     }
-    for name, key in KEYS.items():
-        values |= {f"samples_per_s_{key}": rates[name], f"tokens_per_s_{key}": token_rates[name]}
-        values |= {f"{n}_{key}": rows[name][n] for n in ("engine_fill", "max_lag", "ess", "mismatch_kl")}
-    return values
+    cases = {way: Session(config=c, lengths=LENGTHS, passes_per_token=passes) for way, c in configs.items()}
+    cases[BOTH_CORES] = dataclasses.replace(cases[BOTH_CORES], num_engines=2, passes_per_token=passes / 2)
+    return sessions.run_in_turns(rig, cases, turns=turns), configs
+
+
+def values_of(rows: Mapping[str, Mapping[str, Any]], suffix: str) -> dict[str, Any]:
+    """Everything compared at one window, flat."""
+    rates = {way: row["tokens_per_s"] for way, row in rows.items()}
+    ratio_apart = ratio(rates[KEEP], rates[CONVENTIONAL])
+    values: dict[str, Any] = {
+        "tokens_per_s_ratio_apart": ratio_apart,
+        "tokens_per_s_ratio_ideal": ratio_apart.map(0.0, 0.5),
+        "tokens_per_s_ratio_shared": ratio(rates[KEEP], rates[BOTH_CORES]),
+        "samples_per_s_ratio_shared": ratio(rows[KEEP]["samples_per_s"], rows[BOTH_CORES]["samples_per_s"]),
+        "tokens_per_s_ratio_recompute": ratio(rates[RECOMPUTE], rates[KEEP]),
+    }
+    for way, key in KEYS.items():
+        values |= {f"{n}_{key}": rows[way][n] for n in ("engine_fill", "max_lag", "mean_lag", "ess", "mismatch_kl")}
+        values[f"tokens_per_s_{key}"] = sessions.mean_of(rows[way], "tokens_per_s")
+    return {f"{key}{suffix}": value for key, value in values.items()}
 
 
 if __name__ == "__main__":

@@ -131,7 +131,6 @@ def main(argv: list[str]) -> None:
         rows=list(rows.values()),
         columns=runs.COLUMNS | {"mismatch KL": "{mismatch_kl:.1e}", "dropped": "{dropped:.0f}", "set": "{overrides}"},
         notes=["Held-out reward at the end, less that of the other:", page.table(columns, compared)],
-        spread={name: values[name] for name in values if name.endswith("_std")},
         beside=runs.MAIN_JOB,
         is_whole=len(rows) == len(CASES),
     )

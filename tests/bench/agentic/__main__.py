@@ -79,7 +79,6 @@ def main(argv: list[str]) -> None:
             f"In the calibration an episode took {1000 * costs.start_s:.1f} ms of the machine to start and "
             f"{1000 * costs.turn_s:.1f} ms a turn, which was {1000 * costs.delay_s:.1f} ms late besides."
         ],
-        spread={f"update_s {r['name']}, {r['deviation']:g}": result.mean_std(r["updates_s"])[1] for r in rows},
         beside="one paced engine, its actor and the environments' processes, the learner on a core of its own",
         costs=dataclasses.asdict(costs),
     )

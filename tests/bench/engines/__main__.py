@@ -107,7 +107,6 @@ def main(argv: list[str]) -> None:
         rows=list(rows.values()),
         columns=COLUMNS,
         notes=calibration.notes(),
-        spread={f"round_s {name}": result.mean_std(row["rounds_s"])[1] for name, row in rows.items()},
         beside=f"{NUM_ENGINES} simulated engines and their actors on one core, the learner on the other",
     )
 

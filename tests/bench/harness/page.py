@@ -69,15 +69,26 @@ def _aims(aims: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
         {
             "name": name,
-            "value": number(aim["value"]),
+            "value": number(aim["value"]) + interval(aim.get("interval")),
             "bound": number(aim["aim"]) if isinstance(aim["aim"], list) else _bound(aim),
             "met": "no: chosen in sight" if aim["chosen_in_sight"] else "yes" if aim["met"] else "no",
             "source": aim["source"],
         }
         for name, aim in aims.items()
     ]
-    columns = {"aim": "`{name}`", "value": "{value}", "wanted": "{bound}", "met": "{met}", "source": "{source}"}
+    columns = {
+        "aim": "`{name}`",
+        "value (95% interval)": "{value}",
+        "wanted": "{bound}",
+        "met": "{met}",
+        "source": "{source}",
+    }
     return table(columns, rows)
+
+
+def interval(bounds: Sequence[float | None] | None) -> str:
+    """Returns "" without an interval: of one measurement, or of a number that is no estimate."""
+    return "" if bounds is None or None in bounds else f" ({number(bounds[0])} to {number(bounds[1])})"
 
 
 def _bound(aim: Mapping[str, Any]) -> str:

@@ -17,12 +17,14 @@ from typing import Any
 from absl import flags
 
 from tests.bench.harness import page
+from tests.bench.harness.benches import BENCHES, RESULTS
+from tests.bench.harness.code import code_hash
+from tests.bench.harness.estimates import Estimate
 
 SMALL = flags.DEFINE_bool("small", False, "A fraction of the size, to see that it works; its numbers mean nothing.")
 RESULTS_DIR = flags.DEFINE_string(
     "results_dir", None, "Folder of the results; default tests/bench/results (with --small: nothing is written)."
 )
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 RIG = "real vLLM on one core, the learner on another, float32"
 VERSIONED = ("jax", "vllm", "torch", "transformers", "numpy")
 _START_S, _START_LOAD = time.monotonic(), os.getloadavg()[0]
@@ -39,13 +41,14 @@ class Aim:
     chosen_in_sight: bool = False
     """Settings were chosen with this value in sight, so that reaching it is no proof: the aim is never met."""
 
-    def of(self, value: float | None) -> dict[str, Any]:
-        """Returns the aim with its value; a value that was not measured meets no aim."""
+    def of(self, value: float | None, interval: Sequence[float | None] | None = None) -> dict[str, Any]:
+        """Returns the aim with its value and 95% interval; a value that was not measured meets no aim."""
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         bounds = [bound for bound in (self.low, self.high) if bound is not None]
         found = {"value": value, "aim": bounds[0] if len(bounds) == 1 else bounds, "at_least": self.high is None}
         met = value is not None and low <= value <= high and not self.chosen_in_sight
-        return found | {"met": met, "source": self.source, "chosen_in_sight": self.chosen_in_sight}
+        found |= {"met": met, "source": self.source, "chosen_in_sight": self.chosen_in_sight}
+        return found | ({} if interval is None else {"interval": list(interval)})
 
 
 def at_least(aim: float, source: str = "") -> Aim:
@@ -69,7 +72,6 @@ def finish(
     rows: Sequence[Mapping[str, Any]] = (),
     columns: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
-    spread: Mapping[str, float] | None = None,
     beside: str = RIG,
     figure: bool = False,
     is_whole: bool = True,
@@ -78,23 +80,25 @@ def finish(
     """Prints the page, writes it with its JSON, and prints the line.
 
     Args:
-      bench: its name.
+      bench: its name in `benches.BENCHES`, which has the code that it measures.
       doc: the docstring of its module: the page's title and what was run.
-      values: for the line; the aims are bounds of them.
+      values: numbers, or `Estimate`s with their intervals; the aims are bounds of them.
       columns: format of a cell by heading, filled from a row's fields (`page.table`).
       notes: paragraphs below the table.
-      spread: standard deviations of values.
       beside: what else the machine did.
       figure: `<bench>.png` was drawn.
       is_whole: False where parts are missing, which would hide the rest: nothing is written.
       data: further fields of the JSON, such as a profile.
     """
-    now = conditions()
-    values = {**values, **now}
-    met = {key: aim.of(values.get(key)) for key, aim in aims.items()}
+    now, measures = conditions(), BENCHES[bench].measures
+    intervals = {key: [one.low, one.high] for key, one in values.items() if isinstance(one, Estimate)}
+    values = {key: one.value if isinstance(one, Estimate) else one for key, one in values.items()} | now
+    met = {key: aim.of(values.get(key), intervals.get(key)) for key, aim in aims.items()}
     whole = {
         "bench": bench,
         "commit": _commit(),
+        "measures": list(measures),
+        "code": code_hash(measures),
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "machine": {
             "cores": os.cpu_count(),
@@ -109,7 +113,7 @@ def finish(
         "columns": dict(columns or {}),
         "notes": list(notes),
         "values": values,
-        "spread": dict(spread or {}),
+        "intervals": intervals,
         "aims": met,
         "rows": list(rows),
         **data,

@@ -1,8 +1,6 @@
 """Whole runs of the main job as a user starts them, what each held in memory, and the row that a bench makes of one."""
 
 import dataclasses
-import functools
-import hashlib
 import json
 import math
 import os
@@ -21,14 +19,12 @@ from absl import app, flags
 
 from configs.run_folder import RunFolder
 from learner.metrics.metrics_writer import read_rows
+from tests.bench.harness.code import PROJECT, ROOMS, code_hash
 
-PROJECT = pathlib.Path(__file__).resolve().parents[3]
 DIR = flags.DEFINE_string("dir", None, "Where the runs go, and stay; runs/bench-NAME if not given.")
 ONLY = flags.DEFINE_list("only", [], "Cases to run; all if not given.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
 MODEL = flags.DEFINE_string("smollm2", str(PROJECT / "models" / "smollm2"), "SmolLM2's folder; made if it is missing.")
-ROOMS = ("actor", "bridge", "configs", "launch", "learner")
-"""What a run depends on."""
 MAIN_JOB = "the main job: an engine with real vLLM, its actor, the learner, on the same cores"
 COLUMNS = {
     "run": "{name}",
@@ -111,7 +107,7 @@ def run_job(
 def asked_for(config: str, overrides: Mapping[str, object], bound_s: float = math.inf) -> dict[str, Any]:
     """Returns what makes a run this one and no other."""
     fields = {name: str(value) for name, value in overrides.items()}
-    return {"config": config, "overrides": fields, "bound_s": str(bound_s), "code": code_hash()}
+    return {"config": config, "overrides": fields, "bound_s": str(bound_s), "code": code_hash(ROOMS)}
 
 
 def finished_run(folder: pathlib.Path, asked: Mapping[str, Any]) -> Ran | None:
@@ -121,16 +117,6 @@ def finished_run(folder: pathlib.Path, asked: Mapping[str, Any]) -> Ran | None:
     if found is None or found["asked"] != asked:
         return None
     return Ran(rows=list(read_rows(RunFolder(folder).metrics)), seen=found["seen"])
-
-
-@functools.cache
-def code_hash(*more: str) -> str:
-    """Returns a hash of the source that a run depends on, that in `more` too."""
-    digest = hashlib.blake2b(digest_size=8)
-    for room in (*ROOMS, *more):
-        for path in sorted(p for suffix in ("py", "sql") for p in (PROJECT / room).rglob(f"*.{suffix}")):
-            digest.update(str(path.relative_to(PROJECT)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def row_of(name: str, ran: Ran, **labels: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from configs import overrides
 from configs.schema import Config
 from launch.tools.plan.sim.simulate import default_warmup
+from tests.bench.harness import machine
 from tests.bench.rig.load import Steady, mean_running
 from tests.bench.rig.rig import ACTOR, Result, Rig
 from tests.bench.rig.session import Session
@@ -26,33 +27,46 @@ ROUND_METRICS = (
     "wait_s",
     "compute_s",
 )
+TURNS = 4
 LAG_SHARES = ("0", "1", "2-3", "4-7", "8_up")
 
 
 @contextlib.contextmanager
-def open_rig(config: Config, *, actor_module: str = ACTOR, folder: str | None = None) -> Generator[Rig]:
+def open_rig(
+    config: Config, *, actor_module: str = ACTOR, folder: str | None = None, num_engines: int = 1
+) -> Generator[Rig]:
     """Starts the rig's processes with an engine of this config; its sessions are below `folder`, or on disk."""
     with (
         tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=folder) as root,
-        Rig(pathlib.Path(root), config, tiny_model(), actor_module=actor_module) as rig,
+        Rig(pathlib.Path(root), config, tiny_model(), actor_module=actor_module, num_engines=num_engines) as rig,
     ):
         yield rig
 
 
 def run_in_turns(
-    rig: Rig, cases: Mapping[str, Session], *, repeats: int = 1, passes_per_token: float = 0.0
+    rig: Rig, cases: Mapping[str, Session], *, turns: int = TURNS, passes_per_token: float | None = None
 ) -> dict[str, list[Result]]:
-    """Runs all cases, then all again, so that what else the machine does falls on all alike."""
+    """Runs all cases once per turn, every second turn in reverse order (A B, B A), so a drift of the machine's speed
+    cancels out. The speed is measured before each session. `passes_per_token` replaces the sessions' own.
+
+    Returns:
+      For each case, a result per turn: the same turn of two cases is a pair (`estimates.ratio`).
+    """
     found: dict[str, list[Result]] = collections.defaultdict(list)
-    for _ in range(repeats):
-        for name, session in cases.items():
-            result = rig.run(dataclasses.replace(session, passes_per_token=passes_per_token))
-            found[name].append(result)
+    for turn in range(turns):
+        for name in list(cases)[:: -1 if turn % 2 else 1]:
+            speed = machine.speed()
+            session = cases[name]
+            if passes_per_token is not None:
+                session = dataclasses.replace(session, passes_per_token=passes_per_token)
+            ran = rig.run(session)
+            found[name].append(dataclasses.replace(ran, machine_speed=speed))
             print(
-                f"{name}: {result.span_s:.2f} s, {result.tokens_per_s:.0f} tokens/s, max lag {result.max_lag}",
+                f"{name}: {ran.span_s:.2f} s, {ran.tokens_per_s:.0f} tokens/s, max lag {ran.max_lag}, machine "
+                f"{speed:.0f} MB/s",
                 flush=True,
             )
-    return dict(found)
+    return {name: found[name] for name in cases}
 
 
 def row_of(name: str, config: Config, results: Sequence[Result], **labels: Any) -> dict[str, Any]:
@@ -74,6 +88,7 @@ def row_of(name: str, config: Config, results: Sequence[Result], **labels: Any) 
         "name": name,
         **labels,
         "seconds": [one.span_s for one in results],
+        "machine_speed": [one.machine_speed for one in results],
         "samples": sum(one.num_samples for one in results),
         "samples_per_s": [one.samples_per_s for one in results],
         "tokens_per_s": [one.tokens_per_s for one in results],

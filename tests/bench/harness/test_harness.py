@@ -1,6 +1,9 @@
 """What a result holds and its page says, and runs that are told to end, watched and taken from their folders."""
 
+import collections
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -11,8 +14,13 @@ import psutil
 import pytest
 
 from configs import overrides
-from tests.bench import presets, real_model
-from tests.bench.harness import page, result, runs
+from tests.bench import all, presets, real_model
+from tests.bench.harness import estimates, machine, page, result, runs, sessions
+from tests.bench.harness.benches import BENCHES, Bench
+from tests.bench.harness.code import code_hash
+from tests.bench.harness.estimates import Estimate
+from tests.bench.headlines import HEADLINES
+from tests.bench.rig.session import Session
 
 
 @pytest.mark.parametrize(
@@ -30,13 +38,74 @@ def test_aim_is_met_within_its_bounds_by_what_was_measured_blindly(aim, value, m
     assert aim.of(value)["met"] is met
 
 
+def test_interval_of_a_mean_is_students():
+    numbers = [10.1, 9.7, 10.4, 9.9, 10.3]
+    found = estimates.mean(numbers)
+    assert found.value == pytest.approx(10.08)
+    half = 2.776445 * 0.28635642 / 5**0.5  # t of 4 degrees of freedom at 97.5%, and the standard deviation
+    assert (found.low, found.high) == pytest.approx((10.08 - half, 10.08 + half))
+    assert math.isnan(estimates.mean([3.0]).low)
+
+
+def test_ratio_is_of_pairs_so_a_drift_of_the_machine_cancels_out():
+    drift = [1.0, 1.7, 0.8, 1.2]
+    found = estimates.ratio([3 * d for d in drift], [2 * d for d in drift])
+    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+    saved = estimates.less_pct([3.0, 3.3], [4.0, 4.0])
+    assert saved.low < saved.value < saved.high and saved.value == pytest.approx(100 * (1 - (9.9 / 16) ** 0.5))
+    with pytest.raises(ValueError):
+        estimates.ratio([1.0, 2.0], [1.0])
+
+
+def test_hash_of_code_changes_with_what_it_does_alone(tmp_path):
+    file = tmp_path / "a.py"
+    (tmp_path / "test_a.py").write_text("old")
+
+    def hashed(text: str, path: str = "") -> str:
+        file.write_text(text)
+        return code_hash([path], tmp_path)
+
+    first = hashed('"""Doc."""\ndef f(x):\n    """Adds."""\n    return x + 1  # one\n')
+    (tmp_path / "test_a.py").write_text("new")
+    assert hashed("def f(x):\n\n    return x + 1\n") == first
+    assert hashed("def f(x):\n    return x + 2\n") != first
+    with pytest.raises(FileNotFoundError):
+        hashed("", "b.py")
+
+
+def test_turns_alternate_their_order_and_pair_the_results(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Ran:
+        name: str
+        number: int
+        machine_speed: float = 0.0
+        span_s: float = 1.0
+        tokens_per_s: float = 1.0
+        max_lag: int = 0
+
+    order: list[str] = []
+
+    class Rig:
+        def run(self, session: Session) -> Ran:
+            order.append(session.config.preset)
+            return Ran(session.config.preset, len(order))
+
+    monkeypatch.setattr(machine, "speed", lambda: 7.0)
+    cases = {name: Session(config=overrides.load_preset(f"{name}:tiny")) for name in ("serial", "cgp")}
+    found: Any = sessions.run_in_turns(Rig(), cases, turns=3)  # pyright: ignore[reportArgumentType]
+    assert order == ["serial", "cgp", "cgp", "serial", "serial", "cgp"]
+    assert [r.number for r in found["serial"]] == [1, 4, 5] and [r.number for r in found["cgp"]] == [2, 3, 6]
+    assert {r.machine_speed for r in found["cgp"]} == {7.0}
+
+
 def test_result_is_written_with_a_page_made_of_its_json_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(result, "results_folder", lambda: tmp_path)
+    monkeypatch.setitem(BENCHES, "one", Bench("one", "", "", module="harness/page.py"))
     rows = [{"name": "a", "seconds": [1.0, 2.0], "dropped": {"stale": 2}}, {"name": "b", "seconds": [3.0]}]
     result.finish(
         "one",
         "A title.\n\nWhat was run.\n",
-        values={"speedup": 2.5, "nothing": float("nan")},
+        values={"speedup": Estimate(2.5, 1.9, 3.1), "nothing": float("nan")},
         aims={"speedup": result.at_least(2.0, "a paper")},
         rows=rows,
         columns={"": "{name}", "s": "{seconds:.1f}", "lost": "{dropped}"},
@@ -50,16 +119,37 @@ def test_result_is_written_with_a_page_made_of_its_json_alone(tmp_path, monkeypa
     text = (tmp_path / "one.md").read_text()
     assert text == page.markdown(whole) and text.startswith("# A title\n\nWhat was run.\n")
     assert "| a | 1.5 ± 0.7 | stale 2 |\n| b | 3.0 | - |" in text
-    assert "| `speedup` | 2.5 | >= 2 | yes | a paper |" in text
+    assert "| `speedup` | 2.5 (1.9 to 3.1) | >= 2 | yes | a paper |" in text
+    assert whole["measures"] == ["tests/bench/harness/page.py"] and whole["code"] == code_hash(whole["measures"])
 
 
-STORED = {p.stem: whole for p in result.RESULTS.glob("*.json") if "made" in (whole := json.loads(p.read_text()))}
+def test_page_of_results_is_made_of_the_stored_results_and_says_which_are_outdated():
+    assert all.PAGE.read_text() == all.markdown(), "run python -m tests.bench.all --report"
+
+
+@pytest.mark.parametrize("is_outdated", [False, True])
+def test_outdated_result_claims_nothing(is_outdated, monkeypatch):
+    headline = HEADLINES[0]
+    bench = BENCHES[headline.bench]
+    whole = {
+        "values": collections.defaultdict(lambda: 1.0, {headline.key: 99.0}),
+        "intervals": {},
+        "code": "" if is_outdated else code_hash(bench.measures),
+        "made": "2026-01-01T00:00",
+        "commit": "abc",
+    }
+    monkeypatch.setattr(Bench, "stored", lambda self: whole if self == bench else None)
+    row = all.markdown().partition(headline.name)[2].partition("\n")[0]
+    assert ("| 99 |" in row and "| yes |" in row) is not is_outdated
+
+
+STORED = {name: whole for name, bench in BENCHES.items() if "made" in (whole := bench.stored() or {})}
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_stored_result_has_the_form_and_its_aims_are_met_as_its_numbers_say(name):
     whole = STORED[name]
-    assert whole["bench"] == name and whole["commit"] and whole.keys() >= {"machine", "values", "spread"}
+    assert whole["bench"] == name and whole["commit"] and whole.keys() >= {"machine", "values", "aims"}
     for aim in whole["aims"].values():
         bounds = (
             aim["aim"]
@@ -124,7 +214,7 @@ def test_job_is_told_to_end_after_its_minutes_and_taken_from_its_folder_then(tmp
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(runs, "_LOOK_S", 0.01)
     monkeypatch.setattr(runs, "look_at_memory", trained)
-    monkeypatch.setattr(runs, "code_hash", lambda: "")
+    monkeypatch.setattr(runs, "code_hash", lambda paths: "")
     ran = runs.run_job("a", {}, folder, bound_s=120.0)
     assert (folder / "told").exists() and len(ran.rows) >= 3
     assert runs.run_job("a", {}, folder, bound_s=120.0) == ran

@@ -25,7 +25,6 @@ from typing import Any
 from absl import app, flags, logging
 
 from tests.bench.harness import result
-from tests.bench.harness.runs import code_hash
 from tests.bench.reward_kills.campaign import SETTLED_UPDATES, Outcome, run
 from tests.bench.reward_kills.kills import KINDS, RARE, Done
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, WORKER
@@ -75,7 +74,6 @@ def main(argv: list[str]) -> None:
             f"The actor's log by failed attempt: {failed}. Groups dropped: {dict(outcome.dropped) or 'none'}.",
         ],
         beside="the whole run: a learner, an actor with vLLM, two verifier workers, a judge, an environment",
-        code=code_hash("tests/bench/reward_kills"),
         seed=_SEED.value,
         minutes=_MINUTES.value,
         kills=[dataclasses.asdict(k) for k in outcome.kills],

@@ -6,6 +6,7 @@ from typing import Any
 
 from actor.vllm.engine import VllmEngine
 from configs.schema import Config
+from configs.sections import ActorConfig
 from launch.tools.profile_machine.measure_engine import profile_engine
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
@@ -17,9 +18,11 @@ class RealServer(Server):
     """One vLLM engine, which lives as long as the process."""
 
     _engine: VllmEngine
+    _actor: ActorConfig
 
     async def start(self, config: Config) -> None:
         assert self.model is not None
+        self._actor = config.actor
         self._engine = VllmEngine.start(self.model.path, config, expected=self.model.tensors)
 
     async def engines(self, session: Session) -> list[ReplayEngine]:
@@ -27,8 +30,7 @@ class RealServer(Server):
         if session.engine is not None:
             return [ReplayEngine(PacedEngine(session.engine), session.lengths)]
         wanted, there = session.config.actor.max_num_seqs, self._engine.size.max_num_seqs
-        whole = dataclasses.replace(session.config.actor, max_num_seqs=there)
-        self._engine = self._engine.for_run(dataclasses.replace(session.config, actor=whole))
+        self._engine = self._engine.for_run(dataclasses.replace(session.config, actor=self._actor))
         return [ReplayEngine(self._engine, session.lengths, places=wanted if wanted < there else None)]
 
     async def do_profile(self, counts: list[int], num_tokens: int) -> dict[str, Any]:

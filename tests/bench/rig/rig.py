@@ -1,7 +1,11 @@
-"""The rig: one engine process on core 0, one learner process on core 1, and sessions one after the other."""
+"""The rig: an engine process on core 0, a learner process on core 1, and sessions one after the other.
+
+A second engine on core 1 serves the sessions that ask for two (`Session.num_engines`).
+"""
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import shutil
@@ -46,6 +50,8 @@ class Result:
     """Unix seconds, and the sequences that the engine ran then; of several engines, the first."""
     late_s: float = 0.0
     """How late the actors' process was (`tests.bench.engines.fleet_process`)."""
+    machine_speed: float = math.nan
+    """MB/s, before the session (`tests.bench.harness.machine`)."""
 
     @property
     def span_s(self) -> float:
@@ -91,7 +97,7 @@ class Result:
 
 
 class Rig:
-    """The two processes; a context manager that ends them."""
+    """The processes; a context manager that ends them."""
 
     def __init__(
         self,
@@ -100,15 +106,17 @@ class Rig:
         model_folder: pathlib.Path,
         *,
         actor_module: str = ACTOR,
+        num_engines: int = 1,
     ) -> None:
-        """Starts both and the engine; takes a minute or two.
+        """Starts the processes and their engines; takes a minute or two.
 
         Args:
           root: a folder for the sessions and the logs.
           config: of the engine: its sections model and actor are every session's, but for actor.max_num_seqs, which
             may be less in a session: the rest of the places stays empty then.
           model_folder: the policy's.
-          actor_module: what is run as the first process (`serving.Server`).
+          actor_module: what is run as the engines' processes (`serving.Server`).
+          num_engines: engine processes, the first on core 0, the next on core 1.
 
         Raises:
           ValueError: the machine has one core only.
@@ -120,21 +128,18 @@ class Rig:
         root.mkdir(parents=True, exist_ok=True)
         self._num_sessions = 0
         with contextlib.ExitStack() as children:  # each is ended, whatever fails
-            self._actor = RpcProcess(actor_module, [str(ENGINE_CORE)], root / "actor.log")
-            children.callback(self._actor.close)
+            self._actors: list[RpcProcess] = []
+            for core in range(ENGINE_CORE, ENGINE_CORE + num_engines):
+                self._actors.append(RpcProcess(actor_module, [str(core)], root / f"actor-{core}.log"))
+                children.callback(self._actors[-1].close)
             self._learner = RpcProcess(
                 "tests.bench.rig.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
             )
             children.callback(self._learner.close)
-            self._ask(
-                self._actor,
-                {
-                    "do": "start_engine",
-                    "config": Session(config=config).to_json()["config"],
-                    "model_folder": str(model_folder),
-                },
-                deadline_s=START_S,
-            )
+            for core, actor in enumerate(self._actors, ENGINE_CORE):
+                own = dataclasses.replace(config, actor=dataclasses.replace(config.actor, cpu_cores=str(core)))
+                request = {"do": "start_engine", "config": Session(config=own).to_json()["config"]}
+                self._ask(actor, request | {"model_folder": str(model_folder)}, deadline_s=START_S)
             self._children = children.pop_all()
 
     def __enter__(self) -> "Rig":
@@ -155,14 +160,16 @@ class Rig:
         session = dataclasses.replace(session, config=dataclasses.replace(session.config, run=run))
         session.prepare(self.model_folder)
         plain = session.to_json()
-        self._ask(self._actor, {"do": "begin", "session": plain})
+        actors = self._actors[: session.num_engines]
+        for index, actor in enumerate(actors):
+            self._ask(actor, {"do": "begin", "session": plain, "first": index})
         try:
             answer = self._ask(
                 self._learner,
                 {"do": "train", "session": plain, "model_folder": str(self.model_folder)},
                 deadline_s=deadline_s,
             )
-            load = self._ask(self._actor, {"do": "end"})
+            load, *_ = [self._ask(actor, {"do": "end"}) for actor in actors]
         finally:
             shutil.rmtree(snapshot_folder(session.config), ignore_errors=True)
         rows = read_rows(RunFolder(session.folder).metrics)
@@ -178,7 +185,7 @@ class Rig:
 
     def ask_actor(self, do: str, **request: Any) -> dict[str, Any]:
         """Returns the first process's answer; `profile` is after a session, whose weights it uses."""
-        return self._ask(self._actor, {"do": do} | request)
+        return self._ask(self._actors[0], {"do": do} | request)
 
     def prompts(self, config: Config, count: int) -> list[list[int]]:
         """The tokens of a run's first prompts, in the order of their tickets."""
@@ -191,10 +198,10 @@ class Rig:
         return list(zip(found["prompts"], found["answers"], strict=True))
 
     def close(self) -> None:
-        """Ends both processes."""
+        """Ends all processes."""
         self._children.close()
 
     def _ask(self, child: RpcProcess, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
-        others = [c for c in (self._actor, self._learner) if c is not child]
+        others = [c for c in (*self._actors, self._learner) if c is not child]
         child.send(request)
         return wait_for(child, *others, deadline_s=deadline_s)

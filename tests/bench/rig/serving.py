@@ -64,15 +64,15 @@ class Server:
         await self.start(parsed)
         return {}
 
-    async def do_begin(self, session: dict[str, Any]) -> dict[str, Any]:
-        """Starts serving a session's store."""
+    async def do_begin(self, session: dict[str, Any], first: int) -> dict[str, Any]:
+        """Starts serving a session's store; the first actor's number is `first`."""
         parsed = Session.from_json(session)
         assert self.model is not None
         for index, engine in enumerate(await self.engines(parsed)):
             load = None
             if index == 0:  # of many engines one: each look costs all of them
                 load = self._load = LoadLog(lambda engine=engine: engine.stats)
-            task = asyncio.create_task(serve(f"actor-{index}", parsed, engine, self.model, load))
+            task = asyncio.create_task(serve(f"actor-{first + index}", parsed, engine, self.model, load))
             task.add_done_callback(self._on_end)
             self._serving.append(task)
         return {}

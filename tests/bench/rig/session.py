@@ -29,6 +29,8 @@ class Session:
     micro-batch, as it is."""
     engine: EngineProfile | None = None
     """A paced engine of this speed (`paced_engine`) serves instead of the real one."""
+    num_engines: int = 1
+    """Engine processes that serve it; the second shares the learner's core."""
 
     episodes: Work | None = None
     """What responses are, instead of one turn (`tests.bench.agentic.play_process` alone knows them)."""

@@ -1,0 +1,122 @@
+"""Gains that the five papers claim, and what Sluice measures for each."""
+
+import dataclasses
+
+from tests.bench.harness.result import Aim, at_least, at_most
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Headline:
+    """A row of the first table of docs/results.md."""
+
+    name: str
+    paper: str
+    """The paper's number and its place."""
+    bench: str
+    key: str
+    """Value of the bench's JSON."""
+    aim: Aim
+    opponent: str
+    """What the gain is over."""
+    reason: str = ""
+    """Measured cause, where the aim is missed."""
+
+
+HEADLINES = (
+    Headline(
+        name="Overlap, R = 96: time per round",
+        paper="-42.3% at best (RolloutPipe, section 5.2)",
+        bench="overlap",
+        key="reduction_pct_R96_rolloutpipe",
+        aim=at_least(45.0),
+        opponent="serial, the same compute",
+    ),
+    Headline(
+        name="Frontier dispatch over CGP: least of all sizes and engines",
+        paper="2.5% at least (RolloutPipe, section 5.2)",
+        bench="overlap",
+        key="min_fgd_over_cgp_pct",
+        aim=at_least(0.0),
+        opponent="CGP",
+    ),
+    Headline(
+        name="Tail batching at 32x, trained tokens/s",
+        paper="2.21 (RollPacker, Table 2)",
+        bench="tail",
+        key="tokens_speedup_32x",
+        aim=at_least(2.21),
+        opponent="serial",
+    ),
+    Headline(
+        name="Tail batching at 32x with all other parts",
+        paper="2.56 (RollPacker, Table 2)",
+        bench="tail",
+        key="tokens_speedup_32x_streamed",
+        aim=at_least(2.56),
+        opponent="serial",
+    ),
+    Headline(
+        name="In-flight updates at the same largest lag",
+        paper="about 2 (PipelineRL, section 5.1)",
+        bench="inflight",
+        key="tokens_per_s_ratio_shared",
+        aim=at_least(2.0),
+        opponent="conventional RL with both cores in either phase",
+    ),
+    Headline(
+        name="In-flight updates, largest lag of 16 or more",
+        paper="1.57 at g_max = 133 (PipelineRL, appendix A.4)",
+        bench="inflight",
+        key="tokens_per_s_ratio_ideal",
+        aim=at_least(1.0),
+        opponent="conventional RL that moves both cores at no cost",
+    ),
+    Headline(
+        name="Async ratio: best of alpha 1 to 8",
+        paper="2.24 (ROLL Flash, RLVR)",
+        bench="async_ratio",
+        key="best_speedup_both_cores",
+        aim=at_least(2.24),
+        opponent="synchronous training, engines on both cores in either",
+    ),
+    Headline(
+        name="Agentic: environment-level asynchrony, redundant environments",
+        paper="2.72 (ROLL Flash)",
+        bench="agentic",
+        key="speedup_redundant",
+        aim=at_least(2.72),
+        opponent="batch rollouts",
+    ),
+    Headline(
+        name="Queue scheduling over 16 engines",
+        paper="2.4 (ROLL Flash)",
+        bench="engines",
+        key="queue_scheduling_speedup",
+        aim=at_least(2.4),
+        opponent="batch rollouts",
+    ),
+    Headline(
+        name="Asynchronous rewards with the adaptive timeout",
+        paper="1.6 (RollPacker, Figure 13)",
+        bench="rewards",
+        key="adaptive_speedup",
+        aim=at_least(1.6),
+        opponent="asynchronous rewards with a fixed timeout",
+    ),
+    Headline(
+        name="Rewards: exposed share",
+        paper="at most 0.05",
+        bench="rewards",
+        key="exposed_share",
+        aim=at_most(0.05),
+        opponent="none",
+    ),
+    Headline(
+        name="Planner: largest error on measured runs",
+        paper="at most 10% (ours)",
+        bench="planner",
+        key="max_rel_error_real",
+        aim=at_most(0.10),
+        opponent="measured runs",
+    ),
+)
