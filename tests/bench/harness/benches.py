@@ -96,7 +96,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         Bench(
             "presets",
             "Does every preset learn?",
-            "smallest gain of held-out reward {min_gain:.2f}",
+            "smallest gain of held-out reward {min_gain:.2f}; `rollpacker` {rollpacker_minus_serial:+.3f} to `serial`",
             LEARNING,
         ),
         Bench(

@@ -173,9 +173,29 @@ def test_each_case_of_the_presets_is_a_configuration(name):
 
 
 def test_losses_that_are_compared_differ_in_their_loss_alone():
-    for case, other in (pair for pairs in presets.COMPARISONS.values() for pair in pairs if pair[0] in presets.LOSSES):
+    for case, other in presets.BASES.items():
         ours, theirs = presets.LOSSES[case], presets.LOSSES[other]
         assert {k.partition(".")[0] for k in ours if theirs.get(k) != ours[k]} == {"loss"} and set(theirs) <= set(ours)
+
+
+def test_preset_is_below_serial_by_what_the_error_does_not_explain():
+    def row(late: float, start: float = 0.3) -> dict[str, float]:
+        return {"late": late, "start": start}
+
+    rows = {f"serial_{s}": row(0.8) for s in presets.SEEDS}
+    near = [0.7, 0.9, 0.75, 0.85, 0.78]
+    far = [0.6, 0.61, 0.59, 0.6, 0.6]
+    rows |= {f"cgp_{s}": row(late) for s, late in zip(presets.SEEDS, near, strict=True)}
+    assert presets.values_of(rows)[0]["beyond_error"] == 0.0
+    rows |= {f"rollpacker_{s}": row(late) for s, late in zip(presets.SEEDS, far, strict=True)}
+    values, compared = presets.values_of(rows)
+    assert 0.18 < values["beyond_error"] < 0.2 and values["rollpacker_minus_serial"].value == pytest.approx(-0.2)
+    assert values["min_gain"] == pytest.approx(0.3) and len(compared) == 2
+
+
+def test_late_reward_is_of_the_last_third_of_the_updates():
+    held_out = [(0, 0.1), (40, 0.2), (80, 0.3), (120, 0.4), (160, 0.5), (200, 0.6), (240, 0.9)]
+    assert presets.late_reward({"held_out": held_out, "num_steps": 240}) == pytest.approx(2.0 / 3)
 
 
 @pytest.mark.parametrize("preset", real_model.MINUTES)
