@@ -12,7 +12,7 @@ from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
 from tests.bench.engines.batch_rollout import deal
 from tests.bench.engines.fleet_process import STORE_LOOK_S
-from tests.bench.engines.oracle import Work, batches_s, rollouts_s, trainings_s
+from tests.bench.engines.oracle import Work, batches_s, trainings_s
 from tests.bench.engines.setups import NUM_ENGINES, TRAINED, Setup, engine_profile
 from tests.bench.rig.replay import HashRewards
 from tests.bench.rig.rig import Result, Rig
@@ -149,8 +149,7 @@ def run_rollouts(rig: Rig, setup: Setup, num_rounds: int) -> dict[str, Any]:
     ran = rig.run(setup.session(1 + num_rounds))
     problems = problems_of(rig, setup, 1 + num_rounds)
     predicted_s = predict_rounds_s(setup, profile_of(setup, problems), num_rounds)
-    ideal = statistics.fmean(rollouts_s(work_of(setup, problems), num_rounds=1 + num_rounds)[1:])
-    return _row(setup, ran, rollout_s(ran)[1:], predicted_s, ideal)
+    return _row(setup, ran, rollout_s(ran)[1:], predicted_s, ideal_rollout_s(setup, problems, num_rounds))
 
 
 def run_training(
@@ -163,6 +162,18 @@ def run_training(
     rounds_s = [row["round/rollout_to_train_end_s"] for row in ran.rounds]
     ideal = ideal_s(setup, problems, num_rounds, learner=learner) if setup in TRAINED else None
     return _row(setup, ran, rounds_s, predicted_s, ideal)
+
+
+def ideal_rollout_s(setup: Setup, problems: Sequence[tuple[list[int], str]], num_rounds: int) -> float:
+    """The mean rollout of `num_rounds` rounds after the first, by the oracle; nothing but tokens takes time."""
+    rounds_s = trainings_s(
+        work_of(setup, problems),
+        num_started=setup.config(1).rounds.groups_issued,
+        seconds_per_token=0.0,
+        is_streamed=False,
+        num_rounds=1 + num_rounds,
+    )
+    return statistics.fmean(rounds_s[1:])
 
 
 def ideal_s(

@@ -62,7 +62,8 @@ def trainings_s(
     long = dataclasses.replace(work, lengths=[mine[: work.num_samples] for mine in work.lengths])
     for _ in range(num_rounds):
         if len(put_off) >= work.num_groups:
-            one = _Round(long, iter([put_off.popleft() for _ in range(work.num_groups)]))
+            # Those without variance are known when they end; new prompts take their place.
+            one = _Round(long, itertools.chain([put_off.popleft() for _ in range(work.num_groups)], prompts))
             rollout_s = one.run(work.num_groups)
         else:
             one = _Round(work, prompts)
@@ -98,6 +99,7 @@ class _Round:
     def __init__(self, work: Work, prompts: Iterator[int]) -> None:
         self._work, self._prompts = work, prompts
         self._taken: list[int] = []
+        self._filtered: set[int] = set()
         self.complete: dict[int, tuple[float, int]] = {}
         """Prompts whose groups are, in that order: since when, and their responses' tokens."""
         self._speeds = _speeds(work.profile)
@@ -110,7 +112,7 @@ class _Round:
     @property
     def left(self) -> list[int]:
         """Prompts that had begun when the round was complete."""
-        return [prompt for prompt in self._taken if prompt not in self.complete and not self._work.is_flat[prompt]]
+        return [prompt for prompt in self._taken if prompt not in self.complete and prompt not in self._filtered]
 
     def run(self, num_started: int) -> float:
         """Seconds."""
@@ -128,6 +130,7 @@ class _Round:
                 if self._num_ended[prompt] == work.num_samples:
                     self._drop(prompt)
                     if work.is_flat[prompt]:
+                        self._filtered.add(prompt)
                         self._take(1)
                     else:
                         self.complete[prompt] = (now_s, self._num_tokens[prompt])

@@ -57,6 +57,14 @@ def test_tail_batching_puts_off_what_is_left_and_then_runs_it_alone():
     assert rounds_s == pytest.approx([2.0, 3.0, 8.0])
 
 
+def test_prompt_without_variance_that_was_put_off_is_made_up_for_in_the_long_round():
+    # As above, but 1 has no variance, which is known when its 8 tokens are done; another one follows with 1 token.
+    flat = [n == 1 for n in range(7)]
+    work = dataclasses.replace(TAIL, lengths=[*TAIL.lengths, (1, 4)], is_flat=flat, prompt_tokens=[10] * 7)
+    rounds_s = trainings_s(work, num_started=3, seconds_per_token=0.0, is_streamed=False, num_rounds=3)
+    assert rounds_s == pytest.approx([2.0, 3.0, 9.0])
+
+
 def test_training_follows_the_rollout_or_begins_with_the_first_group():
     cost = 0.125
     # Tokens: 2 and 1; 3 and 1; 8 and 4; and ten of each prompt.
