@@ -1,7 +1,7 @@
 """What is run: the fleet's engines, the lengths, and each schedule's configuration. All chosen before anything was run.
 
 The fleet is RollPacker's middle setting (section 6): 16 engines of Qwen2.5-14B over two H800 each, whose step is the
-roofline of `tests.bench.planner.inputs`, at a context of half of the longest response: what is decoded longest is. It
+roofline of `tests.bench.papers.inputs`, at a context of half of the longest response: what is decoded longest is. It
 is scaled down so that a round takes seconds: a token stands for `TOKENS` of them, and time runs `SPEED` times as fast.
 Not faster: all actors share one core, and what hundreds of samples a round cost there must be little beside a round.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from launch.tools.plan.profile import EngineProfile
-from tests.bench.planner.inputs import CALIBRATED, SETTINGS
+from tests.bench.papers.inputs import CALIBRATED, SETTINGS
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config

@@ -2,7 +2,7 @@
 
     python -m tests.bench.planner
 
-`tests.bench.planner.papers` predicts RolloutPipe and RollPacker. The runs are those that `tests.bench.overlap`, `tail`,
+`tests.bench.papers` predicts RolloutPipe and RollPacker. The runs are those that `tests.bench.overlap`, `tail`,
 `inflight` and `async_ratio` have left in tests/bench/results/*.json, each with the profile measured beside that run.
 `max_rel_error_real` is over times and throughputs of the first three, and there only if all of them are; async_ratio's
 error has an aim of its own. A largest lag is that of a run's one worst group, where the simulator's times don't vary;
@@ -18,7 +18,8 @@ import pathlib
 from absl import app
 
 from tests.bench.harness import page, result
-from tests.bench.planner import cases, pipelinerl
+from tests.bench.papers import pipelinerl
+from tests.bench.planner import cases
 from tests.bench.planner.cases import TIMES, Error
 
 REQUIRED = ("overlap", "tail", "inflight")

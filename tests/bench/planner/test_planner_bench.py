@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from launch.tools.plan.sim.simulate import simulate
+from tests.bench.papers import pipelinerl
 from tests.bench.planner import cases
-from tests.bench.planner import pipelinerl as planner_pipelinerl
 from tests.bench.planner.cases import Case
 from tests.launch.tools.plan.setup import by_rounds, profile_of
 
@@ -32,7 +32,7 @@ def test_compare_gives_the_largest_error_over_times():
 
 
 def test_closed_formulas_are_the_papers():
-    closed = planner_pipelinerl.closed()
+    closed = pipelinerl.closed()
     assert closed["r_gen"] == pytest.approx(16.9, rel=0.001)
     assert closed["r_train"] == pytest.approx(17.08)
     assert closed["r_conv"] == pytest.approx(10.7, rel=0.07)

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.tools.plan.sim import simulate
-from tests.bench.planner import inputs, rolloutpipe_rounds, rollpacker
+from tests.bench.papers import inputs, rolloutpipe, rollpacker
 
 SETTINGS = {s.name: s for s in inputs.SETTINGS}
 
@@ -34,7 +34,7 @@ def test_costs_make_a_synchronous_step_of_table_1s_shares(monkeypatch):
 
 def test_calibrated_step_gives_serials_rollouts_and_nothing_else_is_fitted(monkeypatch):
     monkeypatch.setattr(inputs, "ROUNDS", 1)
-    step = rolloutpipe_rounds.calibrate("Sci-XW", 0.5)
+    step = rolloutpipe.calibrate("Sci-XW", 0.5)
     wanted = {32: 191.8 * 0.495 / 0.505, 96: 526.0}
     for R, seconds in wanted.items():
-        assert rolloutpipe_rounds.rollout_s("Sci-XW", R, step, 0.5) == pytest.approx(seconds, rel=0.01)
+        assert rolloutpipe.rollout_s("Sci-XW", R, step, 0.5) == pytest.approx(seconds, rel=0.01)

@@ -1,8 +1,8 @@
 """The planner on RollPacker's and RolloutPipe's experiments, told their inputs only.
 
-    python -m tests.bench.planner.papers
+    python -m tests.bench.papers
 
-What it is told, from which section, and what a paper leaves open is in `tests/bench/planner/inputs.py`, which was
+What it is told, from which section, and what a paper leaves open is in `tests/bench/papers/inputs.py`, which was
 written before its results were compared with what is published; nothing is fitted to that. Known were then: of
 RollPacker's Table 2 the row of tail batching (1.30, 1.48, 2.21), what rewards add at 7B/8k (71 %) and the range of the
 whole (2.03 to 2.56); of RolloutPipe the main times at R = 96 (659 s and 642 s) and reductions of at least 32.9, 37.6
@@ -35,8 +35,8 @@ from typing import Any
 from absl import app
 
 from tests.bench.harness import page, result
-from tests.bench.planner import inputs, rolloutpipe_rounds, rollpacker
-from tests.bench.planner.rolloutpipe_rounds import Rounds
+from tests.bench.papers import inputs, rolloutpipe, rollpacker
+from tests.bench.papers.rolloutpipe import Rounds
 
 TABLE_2: Mapping[str, Mapping[str, float]] = {
     "7B/8k": {rollpacker.TAIL: 1.30, rollpacker.REWARD: 2.01, rollpacker.STREAM: 2.03},
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
     del argv
     with concurrent.futures.ProcessPoolExecutor() as pool:
         tails = [pool.submit(tail_batching, share, seed) for share, seed in draws()]
-        pipes = [pool.submit(rolloutpipe_rounds.predict, w, s) for s in inputs.SIGMAS for w in inputs.COMPUTE_S]
+        pipes = [pool.submit(rolloutpipe.predict, w, s) for s in inputs.SIGMAS for w in inputs.COMPUTE_S]
         found, rounds = [t.result() for t in tails], [r for p in pipes for r in p.result()]
     values, speedups = flat_values(found, rounds), central_speedups(found)
     others = [f for f in found if f.prompt_share != inputs.PROMPT_SHARES[0]]

@@ -1,4 +1,4 @@
-"""RolloutPipe at R = 32, 64 and 96 in virtual time, from `tests/bench/planner/inputs.py` and nothing else.
+"""RolloutPipe at R = 32, 64 and 96 in virtual time, from `tests/bench/papers/inputs.py` and nothing else.
 
 An engine's step takes a + b h seconds; both follow from serial's rollouts at R = 32 and 96. Nothing of CGP or FGD is
 fitted.
@@ -15,7 +15,7 @@ from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
-from tests.bench.planner import inputs
+from tests.bench.papers import inputs
 
 NAMES = ("serial", "cgp", "cgp_fgd")
 _RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, inputs.PLACES)

@@ -1,4 +1,4 @@
-"""RollPacker's Table 2 and Figure 11 in virtual time, from `tests/bench/planner/inputs.py` and nothing else.
+"""RollPacker's Table 2 and Figure 11 in virtual time, from `tests/bench/papers/inputs.py` and nothing else.
 
 All systems compared are colocated: every GPU generates, then every GPU trains. The stream trainer gives half of the
 engines up to training before the rollout ends (`launch/tools/plan/sim/chips.py`).
@@ -15,8 +15,8 @@ from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile, Lengths
-from tests.bench.planner import inputs
-from tests.bench.planner.inputs import ETA, Setting
+from tests.bench.papers import inputs
+from tests.bench.papers.inputs import ETA, Setting
 
 BASELINE, TAIL, REWARD, STREAM = "veRL baseline", "+ tail batching", "+ reward scheduler", "+ stream trainer"
 _RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -1,0 +1,1 @@
+"""Planner predictions of published experiments, compared with the papers' numbers."""
