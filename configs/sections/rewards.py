@@ -40,7 +40,7 @@ Reference answer:
 Response to judge:
 {response}
 
-Does the response come to the reference answer? Reply with one JSON object, with a score from 0 to 10: \
+Does the response reach the same final answer as the reference? Reply with one JSON object, with a score from 0 to 10: \
 {"reason": "one sentence", "score": 7}."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 

@@ -1,5 +1,6 @@
 # Image of an actor: torch and vLLM, without JAX. Run in the project's folder:
-#   docker build -f launch/docker/actor.Dockerfile --build-arg DEVICE=gpu -t REGISTRY/sluice-actor:TAG .
+#   docker build -f launch/docker/actor.Dockerfile --build-arg DEVICE=gpu --build-arg SOURCE_COMMIT=$(git rev-parse HEAD) \
+#       -t REGISTRY/sluice-actor:TAG .
 # DEVICE is gpu (NVIDIA, the extra `actor` of pyproject.toml) or cpu (launch/lock-cpu.txt without JAX).
 FROM python:3.11-slim-bookworm
 ARG DEVICE=gpu
@@ -19,6 +20,8 @@ RUN if [ "$DEVICE" = cpu ]; then \
         && pip install --no-cache-dir --no-deps -e . ; \
     else pip install --no-cache-dir -e ".[actor]" ; fi
 
+ARG SOURCE_COMMIT=
+ENV SLUICE_COMMIT=$SOURCE_COMMIT
 COPY actor ./actor
 COPY bridge ./bridge
 COPY configs ./configs

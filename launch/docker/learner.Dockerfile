@@ -1,5 +1,6 @@
 # Image of the learner: JAX, without torch. Run in the project's folder:
-#   docker build -f launch/docker/learner.Dockerfile --build-arg EXTRA=tpu -t REGISTRY/sluice-learner:TAG .
+#   docker build -f launch/docker/learner.Dockerfile --build-arg EXTRA=tpu --build-arg SOURCE_COMMIT=$(git rev-parse HEAD) \
+#       -t REGISTRY/sluice-learner:TAG .
 # EXTRA is tpu, cuda (NVIDIA GPUs) or learner (CPU), an extra of pyproject.toml.
 FROM python:3.11-slim-bookworm
 ARG EXTRA=tpu
@@ -14,6 +15,8 @@ WORKDIR /opt/sluice
 COPY pyproject.toml ./
 RUN pip install --no-cache-dir -e ".[${EXTRA}]"
 
+ARG SOURCE_COMMIT=
+ENV SLUICE_COMMIT=$SOURCE_COMMIT
 COPY actor ./actor
 COPY bridge ./bridge
 COPY configs ./configs

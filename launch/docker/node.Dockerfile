@@ -1,6 +1,7 @@
 # Image of a machine with learner and engines, for `python -m launch.tools.deploy --one_node`. Run in the project's
 # folder:
-#   docker build -f launch/docker/node.Dockerfile -t REGISTRY/sluice-node:TAG .
+#   docker build -f launch/docker/node.Dockerfile --build-arg SOURCE_COMMIT=$(git rev-parse HEAD) \
+#       -t REGISTRY/sluice-node:TAG .
 FROM python:3.11-slim-bookworm
 ARG EXTRA=gpu
 
@@ -14,6 +15,8 @@ WORKDIR /opt/sluice
 COPY pyproject.toml ./
 RUN pip install --no-cache-dir -e ".[${EXTRA}]"
 
+ARG SOURCE_COMMIT=
+ENV SLUICE_COMMIT=$SOURCE_COMMIT
 COPY actor ./actor
 COPY bridge ./bridge
 COPY configs ./configs

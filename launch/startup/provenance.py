@@ -67,9 +67,12 @@ def provenance() -> Json:
 
 
 def source_commit(folder: pathlib.Path) -> tuple[str, bool]:
-    """Returns the Git commit of a source folder, and True if tracked files differ from it; empty without a checkout."""
+    """Returns the Git commit of a source folder, and True if tracked files differ from it.
+
+    Without a checkout it returns $SLUICE_COMMIT, which a container image sets, or an empty string.
+    """
     if not (folder / ".git").exists():  # an installed package may lie in another project's checkout
-        return "", False
+        return os.environ.get("SLUICE_COMMIT", ""), False
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return commit, bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))

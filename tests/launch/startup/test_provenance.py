@@ -47,6 +47,11 @@ def test_commit_is_empty_without_a_checkout_of_its_own(checkout, monkeypatch):
     assert source_commit(checkout) == ("", False)
 
 
+def test_commit_is_that_of_the_image_without_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_COMMIT", "0123abc")
+    assert source_commit(tmp_path) == ("0123abc", False)
+
+
 def test_record_has_command_machine_and_versions(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["/venv/bin/python", "-m", "launch.local", "--config.run.name=a b"])
     record_start(tmp_path / "p.jsonl")
