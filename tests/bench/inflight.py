@@ -27,7 +27,9 @@ conventional one) to the last.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app
@@ -36,7 +38,7 @@ from configs.schema import Config
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import ratio
-from tests.bench.harness.figure import bars
+from tests.bench.harness.figure import COLORS, pyplot
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.measure import limited, measure_profile
 from tests.bench.rig.rig import Result, Rig
@@ -61,6 +63,8 @@ FIRST_PASSES = 0.02
 """Gradient passes per trained token of the first try of the balance."""
 BUSY = 0.95
 """Share of its time that the balanced learner computes."""
+BY_STEP = {"lag/max": "largest lag, steps", "ess": "effective sample size", "mismatch_kl_k3": "mismatch KL, nats"}
+"""Metrics whose course is kept (Figures 3a, 6a, 6b and 7)."""
 COLUMNS = {
     "H": "{window}",
     "": "{way}",
@@ -133,6 +137,7 @@ def main(argv: list[str]) -> None:
                 name = f"{way}, H={window}"
                 found[way] = sessions.row_of(name, config, ran[way], way=way, window=window)
                 found[way]["profile"] = {"profile": f"H={window}"}
+                found[way]["by_step"] = {metric: by_step(ran[way], metric) for metric in BY_STEP}
                 rows[name], configs[name] = found[way], config
             values |= values_of(found, f"_H{window}")
             notes.append(
@@ -142,13 +147,7 @@ def main(argv: list[str]) -> None:
     # The headlines are of the window whose lag is long enough for the ideal opponent to lose.
     values |= {key.removesuffix(f"_H{WINDOWS[-1]}"): one for key, one in values.items() if f"_H{WINDOWS[-1]}" in key}
     if (folder := result.results_folder()) is not None:
-        panels = {
-            "response tokens trained/s": [result.mean_std(row["tokens_per_s"]) for row in rows.values()],
-            "mean lag, steps": [(row["mean_lag"], 0.0) for row in rows.values()],
-            "effective sample size": [(row["ess"], 0.0) for row in rows.values()],
-            "mismatch KL, nats": [(row["mismatch_kl"], 0.0) for row in rows.values()],
-        }
-        bars(folder / "inflight.png", list(rows), panels)
+        draw(folder / "inflight.png", rows)
     one_engine = {name: row for name, row in rows.items() if row["way"] != BOTH_CORES}
     numbers = ("tokens_per_s", "samples_per_s", "max_lag", "mean_lag", "engine_fill")
     result.finish(
@@ -169,6 +168,34 @@ def main(argv: list[str]) -> None:
         profiles=profiles,
         measured=sessions.measured(one_engine, configs, numbers),
     )
+
+
+def by_step(results: Sequence[Result], metric: str) -> list[float]:
+    """Returns the mean of a metric over the sessions, by optimizer step."""
+    return [
+        statistics.fmean(values) for values in zip(*([s[metric] for s in one.steps] for one in results), strict=True)
+    ]
+
+
+def draw(file: pathlib.Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes throughput by way and window, and lag, ESS and KL by step of the largest window (Figures 3a, 6 and 7)."""
+    plt = pyplot()
+    fig, axes = plt.subplots(1, 1 + len(BY_STEP), figsize=(4 * (1 + len(BY_STEP)), 3.6), layout="constrained")
+    for i, way in enumerate(KEYS):
+        of_way = [row for row in rows.values() if row["way"] == way]
+        places = [n + (i - 1.5) * 0.2 for n in range(len(of_way))]
+        stats = [result.mean_std(row["tokens_per_s"]) for row in of_way]
+        axes[0].bar(places, [m for m, _ in stats], 0.19, yerr=[s for _, s in stats], color=COLORS[i], label=way)
+        for axis, metric in zip(axes[1:], BY_STEP, strict=True):
+            if way != BOTH_CORES:  # its steps are those of the conventional one
+                axis.plot(rows[f"{way}, H={WINDOWS[-1]}"]["by_step"][metric], color=COLORS[i], linewidth=1.2)
+    axes[0].set_xticks(range(len(WINDOWS)), [f"H = {row['window']}" for row in rows.values() if row["way"] == KEEP])
+    axes[0].set_title("response tokens trained/s", fontsize=10)
+    axes[0].legend(frameon=False, fontsize=7)
+    for axis, title in zip(axes[1:], BY_STEP.values(), strict=True):
+        axis.set_title(f"{title} by step, H = {WINDOWS[-1]}", fontsize=10)
+    fig.savefig(file, dpi=130)
+    plt.close(fig)
 
 
 def balance(rig: Rig, window: int, num_updates: int) -> tuple[float, Result]:
