@@ -8,6 +8,7 @@ from typing import Any
 
 from actor.rewards.types import Context, Response, Score, Verifier
 from actor.rewards.verifiers.code_block import fenced
+from actor.rewards.verifiers.math_extract import solution_answer
 from bridge import code_tests
 from bridge.rollout_types import Task
 from configs import custom_functions
@@ -29,7 +30,7 @@ def gold_response(name: str, task: Task, settings: RewardsConfig) -> str:
         tests = code_tests.read(json.loads(task.metadata))
         in_block = (tests.code_in or settings.code_in) == "block"
         return fenced(tests.solution, tests.language) if tests.solution and in_block else tests.solution
-    if name == "math" and task.answer:
+    if name == "math" and task.answer and not solution_answer(task.answer):
         # Answers in LaTeX delimiters are found as they are; a box would hide the delimiters.
         is_marked = re.search(r"(?<!\\)(?:\$|\\[(\[])|\\boxed", task.answer)  # \$18.90 is money
         return f"The answer is {task.answer}" if is_marked else f"\\boxed{{{task.answer}}}"

@@ -17,7 +17,7 @@ from actor.rewards.types import Context, Response, Score, answer_key
 from actor.rewards.verifiers import math_expression, math_forms, math_normalize, math_units
 from actor.rewards.verifiers.cpu_time import MAX_CPU_S, limited
 from actor.rewards.verifiers.math_expression import computed
-from actor.rewards.verifiers.math_extract import extract_answer, last_number
+from actor.rewards.verifiers.math_extract import extract_answer, last_number, solution_answer
 from bridge.rollout_types import Task
 
 RELATIVE_TOLERANCE = 2e-6
@@ -159,7 +159,6 @@ def _differ_as_numbers(gold: Any, stated: Any) -> bool:
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that its time limits are off
 
-_SOLUTION = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])|####|<answer>|\banswer\b", re.IGNORECASE)
 _MAX_WHOLE = 1e20
 """Bound below which whole numbers are compared in every digit."""
 
@@ -209,8 +208,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
 @functools.lru_cache(maxsize=32)
 def _gold(answer: str) -> str:
     """Returns the expression of a reference answer; for a whole solution, its stated answer."""
-    stated = extract_answer(answer, in_words=True) if _SOLUTION.search(answer) else None
-    text = stated or answer
+    text = solution_answer(answer) or answer
     return math_normalize.normalize_latex(text, has_e=not math_normalize.is_scientific(text))
 
 

@@ -11,6 +11,7 @@ from actor.rewards.verifiers import math_normalize
 _COMMAND = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])[ \t]*")
 _HASHES = re.compile(r"^[ \t]*####[ \t]*(?=\S*\d)(\S+)[ \t]*$", re.MULTILINE)
 """GSM8K's last line. One word with a digit: other fourth-level headings are no answers."""
+_SOLUTION = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])|####|<answer>|\banswer\b", re.IGNORECASE)
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
 _JOINED = re.compile(
     r"[\s$.]*(?:\\[)\]])?\s*(?:,|;)?\s*(?:\\(?:text|quad|qquad)\s*\{?\s*)?\b(?:and|or)\b\s*\}?"
@@ -53,6 +54,11 @@ _MAX_BETWEEN = 60
 """Maximum characters between two boxes of one answer."""
 _MAX_STATEMENTS = 64
 """Maximum statements read, from the end: a response may repeat one a thousand times."""
+
+
+def solution_answer(text: str) -> str | None:
+    """Returns the answer that a worked solution states; None if the text is an answer alone."""
+    return extract_answer(text, in_words=True) if _SOLUTION.search(text) else None
 
 
 def extract_answer(text: str, *, is_cut: bool = False, in_words: bool = False) -> str | None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from actor.rewards.registry import gold_response
 from actor.rewards.types import Context, Response, Score, answer_key
 from actor.rewards.verifiers import math, text_match
 from bridge.rollout_types import MAX_ANSWER_CHARS, Finish, Task
@@ -102,3 +103,14 @@ def test_long_answers_stay_apart_within_the_bound():
     first, second = answer_key("x" * 500 + "1"), answer_key("x" * 500 + "2")
     assert first != second and len(first) == len(second) == MAX_ANSWER_CHARS and first.startswith("xxx")
     assert answer_key(" a \n b ") == "a b"
+
+
+@pytest.mark.parametrize("answer_in", ["conclusion", "text", "number"])
+@pytest.mark.parametrize(
+    "answer", ["72", "$72$", r"\boxed{72}", "48 + 24 = <<48+24=72>>72 clips.\n#### 72", "So <answer>72</answer>"]
+)
+def test_reference_answer_is_right_as_an_answer_or_as_a_worked_solution(answer, answer_in):
+    task = Task.judged_by("math", answer=answer, metadata=json.dumps({"answer_in": answer_in}))
+    text = gold_response("math", task, RewardsConfig())
+    got = math.score(Response(text=text, finish="stop", num_tokens=1), task, Context(settings=RewardsConfig()))
+    assert got.value == 1
