@@ -89,6 +89,7 @@ def prepare_run(
     notes += preflight.check_functions(config, roles)  # before the check of reference answers, which uses the verifiers
     status("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)
+    status("checking reference answers")
     answers = check_gold_answers(config, roles, show=functools.partial(print, flush=True))
     status("reading the prompts")
     notes += answers.notes + preflight.check(
