@@ -32,8 +32,8 @@ MAX_NUM_SEQS = 256
 PROMPT_SHARES = (0.8, 0.5, 0.2)
 """Of the lengths' spread, what is the prompt's; not given. The first is the profile's default and the central one
 ("a small subset of prompts", section 1)."""
-NUM_ROUNDS, SEEDS = 20, (0, 1, 2)
-"""Four periods of four short rounds and a long one (Figure 4)."""
+NUM_ROUNDS, SEEDS = 10, (0, 1)
+"""Two periods of four short rounds and a long one (Figure 4)."""
 FIGURE_11_ETAS = (1.125, 1.25, 1.375, 1.5)
 """Between and at the ends of its range (section 6.3); the model is not named where the setting is, so 14B/16k, which
 section 3 is about."""

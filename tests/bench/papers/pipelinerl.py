@@ -10,6 +10,7 @@ engines and N learner chips. Its lag bound is G - 1 steps with S = B G sequences
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from launch.tools.plan import closed_formulas
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
+from tests.bench.papers.experiment import Experiment
 
 N, B, L, G = 128, 128, 1024, 133
 H, I = 192, 44  # noqa: E741 - the paper's names
@@ -84,7 +86,7 @@ def profile_of(num_engines: int, num_learner_chips: int, max_num_seqs: int) -> P
     )
 
 
-def simulated(*, num_updates: int = 200) -> dict[str, float]:
+def simulated(*, num_updates: int = 50) -> dict[str, float]:
     """Both systems in the simulator; rates in tokens a flash."""
     conventional = rolloutpipe.serial("paper")
     rounds = dataclasses.replace(
@@ -113,3 +115,83 @@ def simulated(*, num_updates: int = 200) -> dict[str, float]:
         "max_lag_conv": slow.group_lag.max,
         "engine_fill": fast.engine_fill,
     }
+
+
+def case_study() -> dict[str, float]:
+    """Figure 9 and appendix A.4: the search over all (H, I), by the closed formulas; and both systems simulated."""
+    by_lag = {g_max: closed_formulas.speedup(SYSTEM, g_max) for g_max in range(1, 257)}
+    best = max(by_lag, key=lambda g_max: by_lag[g_max])
+    split = closed_formulas.best_split(SYSTEM, best)
+    assert split is not None
+    large = dataclasses.replace(SYSTEM, batch_size=2048)
+    in_time = simulated()
+    return {
+        "g_max of the largest speed-up": best,
+        "H": split.num_running,
+        "I": split.num_engines,
+        "r_gen of conventional RL": closed_formulas.conventional_generation_rate(SYSTEM, best + 1),
+        "r of conventional RL": closed_formulas.conventional_rate(SYSTEM, best + 1),
+        "largest speed-up": by_lag[best],
+        "g_max at B = 2048": closed_formulas.pipeline_split(large, split.num_running, split.num_engines).max_lag,
+        "r of PipelineRL, simulated": in_time["r_pipeline"],
+        "r of conventional RL, simulated": in_time["r_conv"],
+        "speed-up, simulated": in_time["speedup"],
+    }
+
+
+FIGURE_3_ENGINES, FIGURE_3_UPDATES = 8, 60
+"""Not given; with twice the accelerators, engines and the training rate double."""
+
+
+def figure_3a() -> dict[str, float]:
+    """Lag at twice the accelerators over that at once, everything else alike: H = 192, B = 128, uniform lengths."""
+
+    def lags(times: int) -> tuple[float, int]:
+        config = pipelinerl.pipelinerl("paper")
+        rounds = dataclasses.replace(
+            config.rounds, groups_per_round=B // K, groups_per_update=B // K, samples_per_group=K
+        )
+        config = dataclasses.replace(
+            config,
+            rounds=rounds,
+            admission=AdmissionConfig(policy="window", sequences=H * FIGURE_3_ENGINES * times),
+        )
+        profile = dataclasses.replace(
+            profile_of(FIGURE_3_ENGINES * times, 1, H),
+            learner=LearnerProfile(seconds_per_token=1 / (FIGURE_3_ENGINES * times * U_AT_192)),
+        )
+        outcome = simulate(config, profile, num_updates=FIGURE_3_UPDATES, warmup_updates=FIGURE_3_UPDATES)
+        return outcome.token_lag.mean, outcome.group_lag.max
+
+    (mean, largest), (mean_2, largest_2) = lags(1), lags(2)
+    return {"mean lag, doubled": mean_2 / mean, "lag of early tokens, doubled": largest_2 / largest}
+
+
+MEAN_TOKENS = math.sqrt(1024 * 2048)
+"""NeurIPS version, section 5: 1K to 2K tokens of at most 8K. The TMLR version gives no mean; its model and data are the
+same, so its mean is taken as this one."""
+
+
+def figure_6a() -> dict[str, float]:
+    """Largest lag by appendix A.3, ceil(H I L / (mean L B)): of both versions' setups (section 5)."""
+    found = {}
+    for name, engines, max_tokens in (("NeurIPS", 16, 8192), ("TMLR", 48, 32768)):
+        longest_over_mean = max_tokens / MEAN_TOKENS
+        found[name] = 64 * engines * longest_over_mean
+    return {"NeurIPS, steps": math.ceil(found["NeurIPS"] / 1024), "TMLR, samples": found["TMLR"]}
+
+
+_OPEN = "U(h): linear to 0.384 at 192, which U(192) 44 = 16.9 gives; tau from (128 - 44) / tau = 17.08"
+EXPERIMENTS = (
+    Experiment(paper="PipelineRL", where="Figure 9", predict=case_study, blind=False, left_open=_OPEN),
+    Experiment(
+        paper="PipelineRL", where="Figure 3(a)", predict=figure_3a, blind=False, left_open="number of engines (8)"
+    ),
+    Experiment(
+        paper="PipelineRL",
+        where="Figure 6(a)",
+        predict=figure_6a,
+        blind=False,
+        left_open="mean length: 1.4K, the middle of 1K to 2K; of the TMLR version not given, taken as the same",
+    ),
+)

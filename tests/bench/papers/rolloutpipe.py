@@ -5,7 +5,9 @@ fitted.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
 from tests.bench.papers import inputs
+from tests.bench.papers.experiment import Experiment
 
 NAMES = ("serial", "cgp", "cgp_fgd")
 _RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, inputs.PLACES)
@@ -97,6 +100,8 @@ class Rounds:
     step: Step
     total_s: dict[str, float]
     """Rollout to train end by name."""
+    compute_s: dict[str, float]
+    """Trainer compute by name."""
     waiting_ratio: dict[str, float]
     first_dispatch_s: dict[str, float]
 
@@ -122,8 +127,63 @@ def predict(workload: str, sigma: float) -> list[Rounds]:
                 sigma=sigma,
                 step=step,
                 total_s=means("rollout_to_train_end_s"),
+                compute_s={
+                    n: o.round_mean("rollout_to_train_end_s") - o.round_mean("wait_s") for n, o in outcomes.items()
+                },
                 waiting_ratio=means("waiting_ratio"),
                 first_dispatch_s=means("first_dispatch_s"),
             )
         )
     return found
+
+
+@functools.cache
+def rounds() -> tuple[Rounds, ...]:
+    """All workloads and R, at the central spread of lengths."""
+    return tuple(r for workload in inputs.COMPUTE_S for r in predict(workload, inputs.SIGMAS[0]))
+
+
+def figure_4() -> Mapping[str, float]:
+    """Time saved over Slime, CGP's share of that, and time saved over CGP, by workload and R."""
+    found = {}
+    for r in rounds():
+        at = f"{r.workload}, R = {r.R}"
+        both, alone = r.reduction("cgp_fgd"), r.reduction("cgp")
+        found |= {
+            f"{at}, saved over Slime": both,
+            f"{at}, share of CGP": alone / both,
+            f"{at}, saved over CGP": 1 - r.total_s["cgp_fgd"] / r.total_s["cgp"],
+        }
+    return found
+
+
+def dispatch() -> Mapping[str, float]:
+    """First dispatch and main time at R = 96, in seconds."""
+    found = {}
+    for r in (r for r in rounds() if r.R == 96):
+        found |= {f"{r.workload}, first dispatch, {name}": r.first_dispatch_s[name] for name in ("cgp", "cgp_fgd")}
+        if r.workload == "Sci-XW":
+            found |= {f"Sci-XW, main time, {name}": r.total_s[name] for name in ("cgp", "cgp_fgd")}
+    return found
+
+
+def figure_5() -> Mapping[str, float]:
+    """Waiting ratio of CGP+FGD."""
+    return {f"{r.workload}, R = {r.R}, waiting ratio": r.waiting_ratio["cgp_fgd"] for r in rounds()}
+
+
+def table_1() -> Mapping[str, float]:
+    """Trainer compute over Slime's, the mean of all workloads and R."""
+    return {
+        f"compute of {name} over Slime's": float(np.mean([r.compute_s[name] / r.compute_s["serial"] for r in rounds()]))
+        for name in ("cgp", "cgp_fgd")
+    }
+
+
+_OPEN = "an engine's places (all of its memory), its step (fitted to Slime's rollouts), spread of lengths (sigma 0.5)"
+EXPERIMENTS = (
+    Experiment(paper="RolloutPipe", where="Figure 4", predict=figure_4, blind=False, left_open=_OPEN),
+    Experiment(paper="RolloutPipe", where="Section 5.2", predict=dispatch, blind=False, left_open=_OPEN),
+    Experiment(paper="RolloutPipe", where="Figure 5", predict=figure_5, blind=True, left_open=_OPEN),
+    Experiment(paper="RolloutPipe", where="Table 1", predict=table_1, blind=True, left_open=_OPEN),
+)

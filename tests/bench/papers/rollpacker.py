@@ -35,13 +35,15 @@ class Costs:
 NO_COSTS = Costs(train_s_per_token_and_param=0.0, reward_s=0.0)
 
 
-def config_of(eta_prompts: float, eta_samples: float, *, streamed: bool = False) -> Config:
+def config_of(
+    eta_prompts: float, eta_samples: float, *, streamed: bool = False, num_prompts: int = inputs.P0
+) -> Config:
     """128 prompts of 8 responses, one update a round."""
     config = rollpacker.rollpacker("paper")
     rounds = dataclasses.replace(
         config.rounds,
-        groups_per_round=inputs.P0,
-        groups_per_update=inputs.P0,
+        groups_per_round=num_prompts,
+        groups_per_update=num_prompts,
         samples_per_group=inputs.R0,
         overprovision_prompts=eta_prompts,
         overprovision_samples=eta_samples,
@@ -64,9 +66,11 @@ def context_tokens(lengths: LengthProfile) -> float:
     return inputs.PROMPT_TOKENS + float((responses**2).sum() / responses.sum()) / 2
 
 
-def profile_of(setting: Setting, costs: Costs, *, prompt_share: float, reward_s: float) -> Profile:
-    """A setting's GPUs, all of them the engines'."""
-    lengths = lengths_of(setting, prompt_share)
+def profile_of(
+    setting: Setting, costs: Costs, *, prompt_share: float, reward_s: float, lengths: LengthProfile | None = None
+) -> Profile:
+    """A setting's GPUs, all of them the engines'; Figure 2's lengths by default."""
+    lengths = lengths or lengths_of(setting, prompt_share)
     context = context_tokens(lengths)
     return Profile(
         engine=EngineProfile(

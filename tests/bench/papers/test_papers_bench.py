@@ -1,9 +1,14 @@
-"""What the planner is told of two papers; short runs stand for the papers' own."""
+"""Inputs of the papers bench, its errors and its answers; short runs stand for the papers' own."""
+
+import collections
 
 import pytest
 
 from launch.tools.plan.sim import simulate
+from tests.bench.papers import __main__ as papers
 from tests.bench.papers import inputs, rolloutpipe, rollpacker
+from tests.bench.papers.answers import ANSWERS
+from tests.bench.papers.experiment import Experiment, error
 
 SETTINGS = {s.name: s for s in inputs.SETTINGS}
 
@@ -38,3 +43,42 @@ def test_calibrated_step_gives_serials_rollouts_and_nothing_else_is_fitted(monke
     wanted = {32: 191.8 * 0.495 / 0.505, 96: 526.0}
     for R, seconds in wanted.items():
         assert rolloutpipe.rollout_s("Sci-XW", R, step, 0.5) == pytest.approx(seconds, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "published", "wanted"),
+    [
+        (1.1, 1.0, 0.1),
+        (0.9, 1.0, 0.1),
+        (1.5, (1.0, 2.0), 0.0),
+        (2.5, (1.0, 2.0), 0.25),
+        (0.5, (1.0, 2.0), 0.5),
+        (-1.0, (1.0, float("inf")), 2.0),
+    ],
+)
+def test_error_is_relative_and_to_the_nearest_bound_of_a_range(predicted, published, wanted):
+    assert error(predicted, published) == pytest.approx(wanted)
+
+
+def test_each_experiment_has_its_own_name_and_answers_are_of_known_experiments():
+    names = collections.Counter(e.name for e in papers.EXPERIMENTS)
+    assert max(names.values()) == 1 and ANSWERS.keys() <= names.keys()
+
+
+def test_answer_without_a_prediction_is_an_error_and_a_prediction_without_an_answer_has_none(monkeypatch):
+    one = Experiment(paper="P", where="Table 1", predict=dict, blind=True)
+    monkeypatch.setattr(papers, "EXPERIMENTS", (one,))
+    monkeypatch.setattr(papers, "ANSWERS", {one.name: {"a": 2.0}})
+    rows = papers.compare({one.name: {"a": 1.0, "b": 3.0}})
+    assert [r["error"] for r in rows] == [0.5, None] and [r["stated"] for r in rows] == ["2", None]
+    assert papers.summary(rows) == {
+        "num_predictions": 2,
+        "num_compared": 1,
+        "median_error": 0.5,
+        "max_error": 0.5,
+        "blind_num_compared": 1,
+        "blind_median_error": 0.5,
+        "blind_max_error": 0.5,
+    }
+    with pytest.raises(ValueError, match="not predicted: ..a"):
+        papers.compare({one.name: {"b": 3.0}})
