@@ -71,7 +71,7 @@ class Admission:
         self.width = width
         """Frontier width, in groups. May change at any time, also below the number of groups in service."""
         self.max_sequences = max_sequences
-        """Maximum concurrent sequences. May change at any time, also below the number now running."""
+        """Maximum concurrent sequences."""
         self.max_in_flight = max_in_flight
         self._sequences = sequences
         self._part = sequences

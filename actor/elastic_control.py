@@ -1,4 +1,4 @@
-"""Elastic engine control: engine size file, load observation per step, `ResizeRequest`.
+"""Elastic engine control: engine size file, load per step, `ResizeRequest`.
 
 The actor writes the file to request another size. An operator may write it while the actor runs: the actor finishes its
 groups and restarts with the new size. `actor.elastic` has the rules (RollPacker's elastic tensor parallel size).
@@ -8,7 +8,8 @@ import asyncio
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
@@ -19,7 +20,7 @@ from actor.elastic import ElasticPolicy, StepStats
 from actor.engine_protocol import EngineStats
 from actor.loop import Actor
 from bridge.files import replace_file
-from bridge.rollout_types import Ticket, Version
+from bridge.rollout_types import Version
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,42 +117,45 @@ class StepLoad:
     """Engine load since the start of a step; `ElasticPolicy.is_whole` decides when the step is complete."""
 
     version: Version | None
+    start_s: float
     start: EngineStats
     end: EngineStats
     kv_usage_peak: float = 0.0
-    is_full: bool = False
-    num_races: int = 0
-    """Observations with a race in service minus observations of tickets without one. A majority decides, because losers
-    of the previous round may remain at a round's start, and evaluations, which never race, may outlast it."""
 
-    def add(self, stats: EngineStats, tickets: Sequence[Ticket], *, is_full: bool) -> None:
-        """Records the current load and the tickets in service."""
-        if tickets:
-            self.num_races += 1 if any(t.num_requests > t.num_samples for t in tickets) else -1
+    def add(self, stats: EngineStats) -> None:
+        """Records the current load."""
         self.end = stats
         self.kv_usage_peak = max(self.kv_usage_peak, stats.kv_usage_peak)
-        self.is_full |= is_full
 
     @property
     def num_finished(self) -> int:
         """Responses that finished during the step."""
         return self.end.num_finished - self.start.num_finished
 
-    @property
-    def num_preempted(self) -> int:
-        """Preemptions during the step."""
-        return self.end.num_preempted - self.start.num_preempted
+    def stats(self, now_s: float) -> StepStats:
+        """Returns the load of the step, which ends now."""
+        return StepStats(
+            seconds=now_s - self.start_s,
+            kv_usage_peak=self.kv_usage_peak,
+            num_preempted=self.end.num_preempted - self.start.num_preempted,
+        )
 
 
-async def elastic_control_loop(actor: Actor, *, file: EngineSizeFile, share: ElasticPolicy | None) -> NoReturn:
-    """Adapts concurrent sequences (if `share` is given) and stops the actor when the size file changes.
+async def elastic_control_loop(
+    actor: Actor,
+    *,
+    file: EngineSizeFile,
+    policy: ElasticPolicy | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> NoReturn:
+    """Writes the size that `policy` decides, if given, and stops the actor when the size file changes.
 
     Raises:
       ResizeRequest: the file requests another size, and the actor has drained.
     """
     size = actor.engine.size
     current = EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
-    step = StepLoad(actor.engine.version, actor.engine.stats, actor.engine.stats)
+    step = StepLoad(actor.engine.version, clock(), actor.engine.stats, actor.engine.stats)
     while True:
         try:
             wanted = file.read_if_changed()
@@ -161,41 +165,25 @@ async def elastic_control_loop(actor: Actor, *, file: EngineSizeFile, share: Ela
         if wanted is not None and wanted != current:
             await shut_down(actor)
             raise ResizeRequest(f"{current} become {wanted}")
-        if share is not None:
-            step = observe(actor, file, share, step)
+        if policy is not None:
+            step = observe(actor, file, policy, step, clock())
         await asyncio.sleep(LIMITS_POLL_S)
 
 
-def observe(actor: Actor, file: EngineSizeFile, share: ElasticPolicy, step: StepLoad) -> StepLoad:
-    """Records the load; at a step's end adapts concurrent sequences and writes the size file."""
+def observe(actor: Actor, file: EngineSizeFile, policy: ElasticPolicy, step: StepLoad, now_s: float) -> StepLoad:
+    """Records the load; at a step's end writes the size file if the policy decides on another size."""
     stats, version = actor.engine.stats, actor.engine.version
     if version != step.version:
         step.end = stats  # finished before the new weights, up to one polling interval
-    if version != step.version and share.is_whole(step.num_finished):
-        size_before, sequences_before = share.tensor_parallel_size, share.max_sequences
-        decision = share.observe(
-            StepStats(
-                num_preempted=step.num_preempted,
-                num_finished=step.num_finished,
-                kv_usage_peak=step.kv_usage_peak,
-                is_full=step.is_full,
-                lengths=actor.engine.recent_lengths,
-                is_race=step.num_races > 0,
-            )
-        )
-        if decision.max_sequences != sequences_before:
-            actor.set_max_sequences(decision.max_sequences)
-            actor.timeline.instant("max_sequences", value=decision.max_sequences, preempted=step.num_preempted)
-        if decision.tensor_parallel_size != size_before:
-            file.write(
-                EngineSizeOverride(
-                    max_num_seqs=actor.engine.size.max_num_seqs,
-                    tensor_parallel_size=decision.tensor_parallel_size,
+        if policy.is_whole(step.num_finished):
+            size = policy.size
+            tensor_parallel_size = policy.next_size(step.stats(now_s))
+            if tensor_parallel_size != size.tensor_parallel_size:
+                file.write(
+                    EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=tensor_parallel_size)
                 )
-            )
-        step = StepLoad(version, stats, stats)
-    elif version != step.version and share.by_round:
-        step = StepLoad(version, stats, stats)  # a round in which this engine served no response
-    is_full = actor.admission.num_sequences >= share.max_sequences
-    step.add(stats, actor.admission.in_service, is_full=is_full)
+            step = StepLoad(version, now_s, stats, stats)
+        elif policy.by_round:
+            step = StepLoad(version, now_s, stats, stats)  # a round in which this engine served no response
+    step.add(stats)
     return step

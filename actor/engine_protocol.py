@@ -124,11 +124,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        """Prompt and response tokens of the last requests that finished."""
-        ...
-
-    @property
     def size(self) -> EngineSize:
         """Size that the engine was started with."""
         ...

@@ -232,11 +232,6 @@ class Actor:
         self.admission.rebalance(engines)
         self._changed.notify()
 
-    def set_max_sequences(self, max_sequences: int) -> None:
-        """Sets the maximum concurrent sequences; running sequences above it continue."""
-        self.admission.max_sequences = max_sequences
-        self._changed.notify()
-
     def shut_down(self) -> None:
         """Stops claims and starts permanently; groups in progress finish."""
         self.is_shutting_down = True

@@ -90,11 +90,6 @@ class Config:
                 "loss.name=dapo requires rounds.filter_zero_variance=True (dynamic sampling), got False. Set it, or "
                 "loss.name=grpo_clip and loss.clip_high=0.28"
             )
-        if self.actor.elastic and self.environments.max_in_flight:
-            raise ValueError(
-                "actor.elastic has no effect with environments.max_in_flight, which limits sequences in service. "
-                "Turn one of them off"
-            )
         self.judge.check_beside(self.actor.gpu_memory_utilization)
         self._check_evaluation()
         if "judge" in self.parts and not self.judge.is_on:
@@ -152,8 +147,6 @@ class Config:
                 "rounds.overprovision_prompts requires admission.policy=fifo: with a frontier, the last prompts issued "
                 "lose instead of the long ones"
             )
-        if self.actor.elastic and rounds.overprovision_prompts > 1:
-            self._check_rounds_are_told_apart()
         if rounds.ess_floor > 0:
             raise ValueError(
                 "rounds.ess_floor requires publish.when=every: within a round the engines have no newer weights to "
@@ -198,14 +191,6 @@ class Config:
         for name, value in loss.given_clips.items():
             raise ValueError(
                 f"loss.{name}={value} has no effect: {why}. Leave it out (None), or set rounds.epochs=2, or {more}"
-            )
-
-    def _check_rounds_are_told_apart(self) -> None:
-        if self.rounds.requests_per_group == self.rounds.samples_per_group or self.admission.unit == "sample":
-            raise ValueError(
-                "actor.elastic with rounds.overprovision_prompts requires rounds.overprovision_samples > 1 and "
-                "admission.unit=group: actors recognize short rounds by tickets whose samples race, and compare only "
-                "rounds of one kind"
             )
 
     def _check_evaluation(self) -> None:

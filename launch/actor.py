@@ -16,6 +16,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from absl import flags, logging
 
 from actor.admission import Admission
 from actor.background import RunFinished, watch_run_end
-from actor.elastic import ElasticBounds, ElasticPolicy
+from actor.elastic import ElasticPolicy
 from actor.elastic_control import EngineSizeFile, EngineSizeOverride, ResizeRequest, elastic_control_loop
 from actor.engine_protocol import EngineSize
 from actor.environments.environment_pool import check_environments
@@ -148,8 +149,10 @@ def main() -> int:
         limits_file = _limits_file(joined)
         try:
             joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
+            began_s = time.monotonic()
             engine = _start_engine(joined, limits_file, liveness, timeline)
-            asyncio.run(_serve(joined, engine, timeline, limits_file, liveness, judge))
+            policy = _elastic_policy(joined.config, engine.size, limits_file, restart_s=time.monotonic() - began_s)
+            asyncio.run(_serve(joined, engine, timeline, limits_file, liveness, judge, policy))
         except ResizeRequest as e:
             logging.info("actor exits for a resize reason=%s", e)
             return cli.RESIZE
@@ -261,6 +264,7 @@ async def _serve(
     limits_file: EngineSizeFile,
     liveness: Liveness,
     judge: Judge | None,
+    policy: ElasticPolicy | None,
 ) -> None:
     config = joined.config
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
@@ -294,8 +298,7 @@ async def _serve(
         max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         episodes=episodes,
     )
-    share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
-    resizing = functools.partial(elastic_control_loop, file=limits_file, share=share)
+    resizing = functools.partial(elastic_control_loop, file=limits_file, policy=policy)
     keep_liveness = functools.partial(report_liveness, liveness=liveness)
     duties = (*BACKGROUND_TASKS, watch_run_end, resizing, keep_liveness)
     if judge is not None:
@@ -359,19 +362,19 @@ def _with_limits(config: Config, file: EngineSizeFile) -> Config:
     return dataclasses.replace(config, actor=dataclasses.replace(own, cpu_cores=cores))
 
 
-def _elastic_share(config: Config, size: EngineSize, file: EngineSizeFile) -> ElasticPolicy:
+def _elastic_policy(
+    config: Config, size: EngineSize, file: EngineSizeFile, *, restart_s: float
+) -> ElasticPolicy | None:
+    """Returns the parallelism planner; None with a fixed size. A restart is taken to cost what this start did."""
+    if not config.actor.elastic:
+        return None
     largest = _largest_size(config)
     if file.refused_path.exists():  # the last requested size did not start, so do not try it again
         largest = size.tensor_parallel_size
     return ElasticPolicy(
         size=size,
-        bounds=ElasticBounds(
-            min_sequences=min(config.rounds.requests_per_group, size.max_num_seqs),
-            max_sequences=size.max_num_seqs,
-            max_tensor_parallel_size=largest,
-        ),
-        max_sequences=size.max_num_seqs,
-        tensor_parallel_size=size.tensor_parallel_size,
+        max_tensor_parallel_size=largest,
+        restart_s=restart_s,
         by_round=config.publish.when == "round_end",
     )
 

@@ -1,12 +1,10 @@
 """Conversion of sampling parameters, outputs, logprobs and stats between vLLM's types and the actor's."""
 
-import collections
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
-from jaxtyping import Int32
 
 from actor.engine_protocol import EngineDeadError, EngineStats, PartialSample
 from bridge.rollout_types import Sampling, Version
@@ -16,10 +14,6 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.outputs import CompletionOutput
-
-
-NUM_RECENT = 1024
-"""Finished requests whose lengths are kept."""
 
 
 class StatLogger:
@@ -34,7 +28,6 @@ class StatLogger:
         self._kv_usage = 0.0
         self._kv_usage_peak = 0.0
         self._num_to_forgive = 0
-        self._recent: collections.deque[tuple[int, int]] = collections.deque(maxlen=NUM_RECENT)
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """Adds vLLM's SchedulerStats and IterationStats of one engine step; either may be None."""
@@ -46,7 +39,6 @@ class StatLogger:
             for request in iteration_stats.finished_requests:
                 if str(request.finish_reason) != "abort":
                     self._num_finished += 1
-                    self._recent.append((request.num_prompt_tokens, request.num_generation_tokens))
         if scheduler_stats is not None:
             self._num_running = scheduler_stats.num_running_reqs
             self._num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
@@ -75,10 +67,6 @@ class StatLogger:
             num_finished=self._num_finished,
             num_sampled_tokens=self.num_tokens,
         )
-
-    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        """Returns prompt and response tokens of the last requests that finished."""
-        return np.array(self._recent, np.int32).reshape(-1, 2)
 
     def log_engine_initialized(self) -> None:
         """Does nothing; vLLM calls it."""

@@ -180,11 +180,6 @@ class VllmEngine:
         return self._counter.stats(is_idle=not self._llm.get_num_unfinished_requests())
 
     @property
-    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        """Prompt and response tokens of the last finished requests; a resumed one's first part is prompt."""
-        return self._counter.recent_lengths()
-
-    @property
     def size(self) -> EngineSize:
         """Size that the engine was started with."""
         return self._size

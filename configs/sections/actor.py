@@ -35,8 +35,8 @@ class ActorConfig(CheckedSection):
     tensor_parallel_size: Count = 1
     """Tensor-parallel size of one engine, in devices (in processes on a CPU)."""
     elastic: bool = False
-    """True if an actor adapts its concurrent sequences and its tensor-parallel size to the KV cache load. Preemptions,
-    and responses that nearly fill the KV cache, raise the size and restart the engine (RollPacker section 4.2,
+    """True if an actor adapts its tensor-parallel size to the KV cache load. A full KV cache doubles the size; four
+    steps that a smaller cache would hold halve it. Each change restarts the engine (RollPacker section 4.2,
     `actor/elastic.py`)."""
     max_tensor_parallel_size: CountOrZero = 0
     """Largest tensor-parallel size of an elastic engine, in devices. All of them stay reserved for the engine. 0:

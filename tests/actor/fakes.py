@@ -51,7 +51,6 @@ class FakeEngine:
         self.num_preempted = 0
         """Set by the test, as are the next three."""
         self.kv_usage = 0.0
-        self.recent_lengths = np.zeros((0, 2), np.int32)
         self.size = EngineSize(max_num_seqs=8, tensor_parallel_size=1, kv_tokens=1000, weights_kv_tokens=100)
 
     @property

@@ -370,8 +370,3 @@ def test_several_engines_share_a_window_by_the_episodes_that_each_has_at_once():
     admission = Admission("window", max_sequences=4, samples_per_group=2, sequences=20, max_in_flight=16)
     admission.rebalance({16: 2})
     assert admission.num_free == 10
-
-
-def test_elastic_engine_is_refused_beside_a_bound_on_episodes():
-    with pytest.raises(ValueError, match="actor.elastic .* environments.max_in_flight"):
-        Config(preset="p", actor=ActorConfig(elastic=True), environments=EnvironmentsConfig(max_in_flight=99))

@@ -15,7 +15,6 @@ WINDOW: dict[str, Any] = {
     "admission": sections.AdmissionConfig(policy="window"),
     "publish": sections.PublishConfig(when="every"),
 }
-ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
 
 
 @pytest.mark.parametrize(
@@ -157,18 +156,6 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
                 publish=sections.PublishConfig(when="every"),
             ),
             "admission.sequences >= 5 groups of 3 sequences .* got 14",
-        ),
-        (
-            ELASTIC | dict(rounds=rounds(R=4, U=4, overprovision_prompts=1.25)),
-            "actor.elastic with rounds.overprovision_prompts requires rounds.overprovision_samples",
-        ),
-        (
-            ELASTIC
-            | dict(
-                rounds=rounds(R=4, U=4, overprovision_prompts=1.25, overprovision_samples=1.5),
-                admission=sections.AdmissionConfig(unit="sample"),
-            ),
-            "admission.unit=group: actors recognize short rounds",
         ),
     ],
 )

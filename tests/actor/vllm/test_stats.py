@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from actor.vllm.convert import NUM_RECENT, StatLogger
+from actor.vllm.convert import StatLogger
 
 
 def scheduler(running: int, waiting: int, usage: float, skipped: int = 0) -> SimpleNamespace:
@@ -29,7 +29,6 @@ def test_counts_add_up_and_the_peak_begins_anew_with_new_weights():
     stats = log.stats(is_idle=False)
     assert (stats.num_running, stats.num_waiting, stats.kv_usage, stats.kv_usage_peak) == (3, 0, 0.25, 0.75)
     assert (stats.num_sampled_tokens, stats.num_preempted, stats.num_finished) == (7, 2, 1)
-    assert log.recent_lengths().tolist() == [[5, 9]]
     log.start_peak()
     log.record(scheduler(4, 3, 0.5, skipped=1), None)
     stats = log.stats(is_idle=False)
@@ -45,11 +44,3 @@ def test_preemptions_that_an_update_asked_for_are_not_counted_when_they_arrive()
     log.record(scheduler(3, 0, 0.5), iteration(2, 2))
     log.record(scheduler(3, 0, 0.5), iteration(3, 3))  # one of these is the third of the update's
     assert log.stats(is_idle=False).num_preempted == 2
-
-
-def test_only_the_last_lengths_are_remembered():
-    log = StatLogger()
-    assert log.recent_lengths().shape == (0, 2)
-    for n in range(NUM_RECENT + 5):
-        log.record(None, iteration(1, 0, ("stop", 1, n)))
-    assert log.recent_lengths()[[0, -1], 1].tolist() == [5, NUM_RECENT + 4]

@@ -250,6 +250,14 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "planner/papers.py",
         ),
         Bench(
+            "parallelism",
+            "The parallelism planner's rule against the paper's bare rule?",
+            "{sluice_60k:.2f}, {sluice_100k:.2f} and {sluice_224k:.2f} times as fast as size 1, the bare rule "
+            "{bare_60k:.2f}, {bare_100k:.2f} and {bare_224k:.2f}",
+            ("actor/elastic.py", "launch/tools/plan/sim/sim_engine.py"),
+            "simulated",
+        ),
+        Bench(
             "cluster",
             "Does it predict store and network rates?",
             "within a factor of {worst_factor_postgres:.2f}",

@@ -80,11 +80,6 @@ class PacedEngine:
         )
 
     @property
-    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        """None are kept."""
-        return np.zeros((0, 2), np.int32)
-
-    @property
     def size(self) -> EngineSize:
         """The profile's."""
         profile = self._sim.profile

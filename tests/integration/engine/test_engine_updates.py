@@ -107,7 +107,6 @@ def test_update_in_flight_stamps_every_token_with_its_weights(bench):
     stats = bench.engine.stats
     assert stats.num_preempted == 0  # what an update throws out of the cache is no want of room
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0) and 0 < stats.kv_usage_peak < 1
-    assert {int(n) for n in bench.engine.recent_lengths[-MAX_NUM_SEQS:].sum(1)} == {404}
     for timing in timings:
         assert 0 < timing["load_s"] < timing["pause_s"]
         print({name: f"{1000 * s:.1f} ms" for name, s in timing.items()})

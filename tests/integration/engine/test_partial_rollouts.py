@@ -124,7 +124,6 @@ def test_stats_are_those_of_a_cache_that_is_too_small(bench: Bench):
     assert after.kv_usage_peak > 0.8 and (after.num_running, after.num_waiting, after.kv_usage) == (0, 0, 0.0)
     assert after.num_finished - before.num_finished == MAX_NUM_SEQS + 3
     assert after.num_sampled_tokens - before.num_sampled_tokens == 400 * (MAX_NUM_SEQS + 3)
-    assert bench.engine.recent_lengths[-3:].tolist() == [[4, 400]] * 3
 
 
 def test_aborted_request_is_not_resumed(bench: Bench):

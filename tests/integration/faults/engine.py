@@ -95,10 +95,6 @@ class NumpyEngine:
         )
 
     @property
-    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
-        return np.zeros((0, 2), np.int32)
-
-    @property
     def size(self) -> EngineSize:
         return EngineSize(
             max_num_seqs=self._max_num_seqs, tensor_parallel_size=1, kv_tokens=KV_TOKENS, weights_kv_tokens=1
