@@ -13,13 +13,8 @@ chance when they vary, and halves into a cache that is too small (`tests/bench/p
 
 import dataclasses
 
-import numpy as np
-from jaxtyping import Int32
-
 from actor.engine_protocol import EngineSize
 
-HEADROOM = 0.9
-"""Fraction of the KV cache that a projected peak may fill."""
 FULL = 0.95
 """Peak KV usage from which a step is full, in [0, 1]. Requests that wait for memory leave a little of it free."""
 FITS = 0.9
@@ -96,32 +91,3 @@ def kv_tokens_at(size: EngineSize, tensor_parallel_size: int) -> float:
     """
     total = size.kv_tokens + size.weights_kv_tokens
     return total * tensor_parallel_size / size.tensor_parallel_size - size.weights_kv_tokens
-
-
-def num_fitting(lengths: Int32[np.ndarray, "N 2"], kv_tokens: float) -> int:
-    """Returns how many sequences fit by projected peak; 2**31 - 1 while no lengths are known."""
-    if not len(lengths):
-        return 2**31 - 1
-    return int(max(0.0, kv_tokens) / max(peak_kv_tokens(lengths), 1.0))
-
-
-def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
-    """Returns the peak KV cache per sequence, averaged over many concurrent sequences, in tokens.
-
-    With prompts p and responses r, it is the larger of two cases:
-
-    * All start together and none is replaced, max_t mean((p + t) [r >= t]): the peak is just before one finishes.
-    * Each finished sequence is replaced, sum(r (p + r / 2)) / sum(r): at any moment a slot holds a sequence with
-      probability proportional to its length, on average half done.
-
-    Raises:
-      ValueError: `lengths` is empty.
-    """
-    if not len(lengths):
-        raise ValueError("expected at least one length, got none")
-    prompts, responses = lengths[np.argsort(lengths[:, 1])].T.astype(np.float64)
-    num_left = np.arange(len(lengths), 0, -1)
-    together = (prompts[::-1].cumsum()[::-1] + num_left * responses).max() / len(lengths)
-    if not responses.sum():
-        return float(together)
-    return float(max(together, (responses * (prompts + responses / 2)).sum() / responses.sum()))

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.elastic import num_fitting, peak_kv_tokens
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from launch.tools.plan.search import Grid, search
-from launch.tools.plan.sim.chips import ScaleDown, would_fit
+from launch.tools.plan.sim.chips import ScaleDown, num_fitting, peak_kv_tokens, would_fit
 from launch.tools.plan.sim.sim_engine import SimEngine
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
