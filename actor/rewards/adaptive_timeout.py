@@ -101,6 +101,11 @@ class AdaptiveTimeouts:
             for anchor_s in self._known.get(key, ())
         )
 
+    def allows(self, key: str, case_s: Sequence[float]) -> bool:
+        """Returns True if the last of these test cases took less time than its current timeout."""
+        index, timeouts_s = len(case_s) - 1, self.timeouts_s(key)
+        return index >= 0 and case_s[index] < (timeouts_s[index] if index < len(timeouts_s) else self._max_s)
+
     def passed(self, key: str, case_s: Sequence[float]) -> None:
         """Records the seconds per test case of a correct response. Only correct responses may raise an anchor.
 

@@ -70,7 +70,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     verdict: Verdict
     case_s: tuple[float, ...] = ()
-    """Seconds used per test case (`Outcome.seconds`) if all passed, in the task's order."""
+    """Seconds used per test case (`Outcome.seconds`), in the task's order: of all cases if all passed, up to the case
+    that exceeded its timeout for the verdict `timeout`."""
     answer: str | None = None
     """Extracted answer (`answer_key`), empty if the response states none; None if the verifier extracts none."""
 

@@ -185,7 +185,7 @@ def stats(seconds: float, kv_usage_peak: float, num_preempted: int) -> StepStats
 
 
 def test_round_is_a_step_with_its_seconds_preemptions_and_peak():
-    looks = [(1.0, 0, 5, 0, 0.6), (9.0, 0, 8, 3, 0.8), (10.0, 1, 9, 4, 0.1), (12.0, 1, 12, 4, 0.2), (15.0, 2, 20, 4, 0)]
+    looks = [(1.0, 0, 5, 0, 0.8), (9.0, 0, 8, 3, 0.6), (10.0, 1, 9, 4, 0.1), (12.0, 1, 12, 4, 0.2), (15.0, 2, 20, 4, 0)]
     assert steps_of(looks) == ([stats(10.0, 0.8, 4), stats(5.0, 0.2, 0)], [])
 
 

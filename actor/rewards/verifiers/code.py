@@ -188,8 +188,10 @@ def _judge(box: SandboxHandle, tests: CodeTests, text: str, context: Context) ->
             return _failed("timeout", index, tests, settings)
         timeout_s = functools.partial(_timeout_s, context, index, left_s)
         outcome = box.run(_case(test, text, timeout_s()), timeout_s=timeout_s)
-        if outcome.ended in ("timeout", "cpu"):
+        if outcome.ended == "cpu":
             return _failed("timeout", index, tests, settings)
+        if outcome.ended == "timeout":
+            return _failed("timeout", index, tests, settings, case_s=(*case_s, outcome.seconds))
         if not _passes(outcome, test, tests):
             return _failed("wrong", index, tests, settings)
         case_s.append(outcome.seconds)
@@ -201,9 +203,11 @@ def _timeout_s(context: Context, index: int, left_s: float) -> float:
     return min(known[index] if index < len(known) else context.settings.max_timeout_s, left_s)
 
 
-def _failed(verdict: Verdict, num_passed: int, tests: CodeTests, settings: RewardsConfig) -> Score:
+def _failed(
+    verdict: Verdict, num_passed: int, tests: CodeTests, settings: RewardsConfig, *, case_s: tuple[float, ...] = ()
+) -> Score:
     share = num_passed / len(tests.cases) if settings.code_partial else 0.0
-    return Score(value=share, verdict=verdict)
+    return Score(value=share, verdict=verdict, case_s=case_s)
 
 
 def _case(test: Printed | Returned, text: str, timeout_s: float) -> Case:

@@ -151,6 +151,18 @@ def test_timeouts_of_a_run_have_its_factor_and_its_bounds():
     run(body())
 
 
+def test_run_is_allowed_below_the_present_timeout_of_its_last_case():
+    async def body():
+        anchors = anchors_of(Store())
+        assert anchors.allows("a", (99.0, 29.9)) and not anchors.allows("a", (1.0, 30.0))
+        anchors.passed("a", (1.0, 4.0))
+        assert anchors.allows("a", (99.0, 5.9)) and not anchors.allows("a", (0.1, 6.0))
+        assert not anchors.allows("a", ()) and anchors.allows("a", (0.1, 0.1, 29.9))
+        await anchors.close()
+
+    run(body())
+
+
 def test_correct_run_lengthens_timeouts_here_at_once_and_the_store_hears_of_it():
     async def body():
         store = Store()

@@ -4,12 +4,13 @@ from typing import Any, cast
 
 import pytest
 
-from actor.rewards.adaptive_timeout import AdaptiveTimeouts
+from actor.rewards.adaptive_timeout import AdaptiveTimeouts, task_key
 from actor.rewards.scorer import NO_REWARD, RewardResult, RewardScorer
 from actor.rewards.types import Response, Score
 from actor.rewards.verifier_pool import HangError, VerifierError, VerifierPool
 from actor.rewards.verifiers.judge import Judge, JudgeCounts
 from bridge.rollout_types import Finish, RewardPart, RewardScore, Task, Verdict
+from configs.sections import RewardsConfig
 from configs.sections.prompts import Truncated
 from tests.actor.fakes import until
 
@@ -165,6 +166,44 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
 
     run(body())
     assert given == [(), (6.0,)]
+
+
+@pytest.mark.parametrize(
+    ("stopped_s", "raised_to_s", "verdicts"),
+    [
+        ((1.0, 3.1), 2.4, ["timeout", "ok"]),  # 3.6 s are allowed by now
+        ((1.0, 3.1), 2.0, ["timeout"]),  # 3 s are, as when it was stopped
+        ((50.0, 3.1), 2.4, ["timeout"]),  # its cases together took too long
+        ((), 2.4, ["timeout"]),
+    ],
+)
+def test_response_stopped_as_its_siblings_anchor_rose_is_scored_again(monkeypatch, stopped_s, raised_to_s, verdicts):
+    task = Task.judged_by("code", answer="", metadata='{"tests": [{"input": "", "output": ""}]}')
+    found = []
+
+    async def body():
+        store: Any = InMemoryAnchors()
+        anchors = AdaptiveTimeouts(store, factor=1.5, min_s=2.0, max_s=30.0)
+        anchors.passed(task_key(task), (2.0, 2.0))
+
+        async def score(pool, name, response, task, *, case_timeouts_s):
+            if not found:
+                anchors.passed(task_key(task), (2.0, raised_to_s))
+                found.append("timeout")
+                return Score(value=0.0, verdict="timeout", case_s=stopped_s)
+            assert case_timeouts_s() == pytest.approx((3.0, 1.5 * raised_to_s))
+            found.append("ok")
+            return Score(value=1.0, verdict="ok", case_s=(1.0, 3.5))
+
+        monkeypatch.setattr(VerifierPool, "score", score)
+        settings = RewardsConfig(max_answer_s=53.0)
+        rewards = RewardScorer(VerifierPool(num_workers=1, timeout_s=1.0, settings=settings), anchors=anchors)
+        got = await rewards.score(response("x"), task)
+        assert got.scores[0].verdict == found[-1]
+        await rewards.close()
+
+    run(body())
+    assert found == verdicts
 
 
 @pytest.mark.heavy

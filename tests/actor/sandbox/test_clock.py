@@ -114,3 +114,9 @@ def test_timeout_that_becomes_shorter_while_a_case_runs_ends_it(sandbox: Sandbox
         assert len(asked) >= 3
         after = box.run(Case(timeout_s=60.0, stdin=b"2"))  # a message that came late is none of the next case's
         assert after.stdout == b"2\n" and box._process is process
+
+
+@pytest.mark.integration
+def test_timeout_that_becomes_longer_while_a_case_runs_lets_it_finish(sandbox: Sandbox):
+    with sandbox.open(languages.program("python", busy(2.5))) as box:
+        assert box.run(Case(timeout_s=2.0), timeout_s=lambda: 1000.0).stdout == b"done\n"
