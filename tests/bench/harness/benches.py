@@ -247,7 +247,6 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "error up to {table_2_max_rel_error:.0%} on RollPacker's Table 2",
             ("launch/tools/plan",),
             "simulated",
-            "planner/papers.py",
         ),
         Bench(
             "parallelism",
