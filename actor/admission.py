@@ -6,7 +6,8 @@ The policy applies to train tickets. Probes and evaluations go first and use eng
 * frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md). A request is
   admitted if and only if its group is among the `width` lowest orders that are not serving-complete. A slot frees when
   all requests of a group have finished, before their rewards are known. The store limits claims to the frontier, which
-  all actors share (`bridge/store/claim.py`).
+  all actors share (`bridge/store/claim.py`). If the learner chooses the width (admission.width=auto), only the store
+  has it, and an actor claims as with fifo.
 * window(sequences): in-flight generation (PipelineRL Algorithm 2). A fixed number of sequences is in progress, split
   over the actors (`sequences_per_engine`). One spare ticket is claimed ahead so that no slot waits for a claim. A lag
   bound disables the spare: tickets are scarce then, and a spare would idle another engine.
@@ -62,14 +63,16 @@ class Admission:
         Raises:
           ValueError: a bound is below one.
         """
-        if min(max_sequences, samples_per_group, tickets_per_group) < 1 or (policy == "frontier" and width < 1):
+        if min(max_sequences, samples_per_group, tickets_per_group) < 1 or width < 0:
             raise ValueError(
-                f"admission.policy={policy}: bounds must be >= 1, got width={width} max_sequences={max_sequences} "
-                f"samples_per_group={samples_per_group} tickets_per_group={tickets_per_group}"
+                f"admission.policy={policy}: bounds must be >= 1 (width >= 0), got width={width} "
+                f"max_sequences={max_sequences} samples_per_group={samples_per_group} "
+                f"tickets_per_group={tickets_per_group}"
             )
         self.policy: Policy = policy
         self.width = width
-        """Frontier width, in groups. May change at any time, also below the number of groups in service."""
+        """Frontier width, in groups. May change at any time, also below the number of groups in service. 0: only the
+        store's width applies."""
         self.max_sequences = max_sequences
         """Maximum concurrent sequences."""
         self.max_in_flight = max_in_flight
@@ -147,7 +150,7 @@ class Admission:
 
     def num_to_claim(self) -> int:
         """Returns the number of tickets to claim now: those that can start, and a window's spare tickets."""
-        if self.policy == "frontier":
+        if self.policy == "frontier" and self.width:
             num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
             free = max(0, self.width * self._tickets_per_group - num_train)
         else:
@@ -197,7 +200,7 @@ class Admission:
 
     def _has_room(self, ticket: Ticket) -> bool:
         # A group may start with too few free slots: the excess waits inside the engine, by order.
-        if _is_pinned(ticket) or self.policy != "frontier":
+        if _is_pinned(ticket) or self.policy != "frontier" or not self.width:
             return self.num_free > 0
         groups = {s.ticket.order for s in self._served.values() if not _is_pinned(s.ticket)}
         return ticket.order in groups or len(groups) < self.width

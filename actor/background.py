@@ -188,6 +188,7 @@ async def _say_alive(actor: Actor) -> None:
         kv_usage=stats.kv_usage,
         kv_usage_peak=stats.kv_usage_peak,
         num_preempted=stats.num_preempted,
+        decode_speeds=stats.decode_speeds,
     )
     version = actor.engine.version
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, version, report))

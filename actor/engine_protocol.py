@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
+from bridge.heartbeat_types import DecodeSpeed
 from bridge.rollout_types import Finish, Sampling, Version
 from bridge.weight_types import WeightManifest
 
@@ -81,6 +82,8 @@ class EngineStats:
     """Cumulative responses that finished without being aborted."""
     num_sampled_tokens: int
     """Cumulative sampled tokens."""
+    decode_speeds: tuple[DecodeSpeed, ...] = ()
+    """Decoding steps since the engine's start, by running sequences (`ActorReport.decode_speeds`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from actor.serving import MAX_ATTEMPTS, TicketServer
 from actor.weights.client import WeightClient
 from bridge.rollout_types import Ticket
 from bridge.store.sql.actor_side import ActorStore
+from bridge.store.sql.database import NO_LIMIT
 from bridge.store.store_types import TOPICS, FencedError, StoreLostError, Topic
 from bridge.timeline import Timeline
 
@@ -249,7 +250,7 @@ class Actor:
             try:
                 tickets = await self.holdings.claim(
                     limit=limit,
-                    width=self.admission.width if self.admission.policy == "frontier" else None,
+                    width=(self.admission.width or NO_LIMIT) if self.admission.policy == "frontier" else None,
                     among=1 if self.admission.policy == "window" else self.admission.num_engines,
                     part=self.admission.samples_per_engine,
                     places=self.admission.capacity,

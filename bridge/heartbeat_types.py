@@ -2,10 +2,37 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from bridge.rollout_types import Version
 from bridge.validation import check_name
+
+MAX_SPEEDS = 32
+"""Maximum rows of `ActorReport.decode_speeds`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSpeed:
+    """Decoding steps of an engine with about equally many running sequences, each of which samples one token."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    """Tokens sampled in these steps."""
+    seconds: float = 0.0
+    """Duration of these steps, in seconds."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_steps, self.num_tokens) < 0 or not 0 <= self.seconds < math.inf:
+            raise ValueError(f"decode speed: numbers must be finite and >= 0, got {self}")
+
+    def __add__(self, other: "DecodeSpeed") -> "DecodeSpeed":
+        return DecodeSpeed(
+            num_steps=self.num_steps + other.num_steps,
+            num_tokens=self.num_tokens + other.num_tokens,
+            seconds=self.seconds + other.seconds,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +95,13 @@ class ActorReport:
     """Peak `kv_usage` since the served weights were loaded."""
     num_preempted: int
     """Requests that the engine preempted because the KV cache was full."""
+    decode_speeds: Annotated[tuple[DecodeSpeed, ...], Meta(max_length=MAX_SPEEDS)] = ()
+    """Decoding steps by running sequences: entry i is for 2^i to 2^(i+1) - 1 sequences. Empty if not measured."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None and not 0 <= value < float("inf"):
+            if field.name != "decode_speeds" and value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{field.name} must be finite and >= 0, got {value}")
 
 

@@ -55,11 +55,11 @@ def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
     num_sequences = max(num_engines, 1) * config.actor.max_num_seqs
     groups = config.rounds.groups_issued
     num_useful = min(num_sequences, groups * config.rounds.requests_per_group)
-    if config.admission.policy != "frontier" or num_requests >= num_useful:
+    if config.admission.policy != "frontier" or config.chooses_width or num_requests >= num_useful:
         return None
     width = -(-num_useful // config.rounds.requests_per_group)
     return (
         f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
         f"{num_sequences} slots (actor.max_num_seqs). If more sequences make the engines faster, this schedule is no "
-        f"faster than serial. Set admission.width to at most {width}; launch.tools.plan with a profile reports the best"
+        f"faster than serial. Set admission.width=auto, or at most {width}"
     )

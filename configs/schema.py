@@ -233,13 +233,17 @@ class Config:
 
     @property
     def admission_width(self) -> int:
-        """Largest number of groups in service, with the default filled in. 0: unlimited (fifo)."""
-        defaults = {
-            "fifo": 0,
-            "frontier": self.rounds.groups_per_update,
-            "window": math.floor((1 + self.alpha) * self.rounds.groups_per_race),
-        }
-        return self.admission.width or defaults[self.admission.policy]
+        """Largest number of groups in service, with the default filled in. 0: unlimited, or chosen during the run."""
+        if self.admission.width != "auto":
+            return self.admission.width
+        if self.admission.policy != "window":
+            return 0
+        return math.floor((1 + self.alpha) * self.rounds.groups_per_race)
+
+    @property
+    def chooses_width(self) -> bool:
+        """True if the frontier's width is chosen from the speed of the engines."""
+        return self.admission.policy == "frontier" and self.admission.width == "auto"
 
     @property
     def sequences(self) -> int:
@@ -255,7 +259,7 @@ class Config:
         num_updates = 1.0 if self.admission.async_ratio is None else 1 + self.alpha
         default = math.floor(num_updates * self.rounds.groups_per_update)
         if self.admission.async_ratio is not None:
-            default = self.admission.width or default
+            default = default if self.admission.width == "auto" else self.admission.width
         return self.admission.queue_groups or default
 
     @property

@@ -1,12 +1,15 @@
 """Conversion of sampling parameters, outputs, logprobs and stats between vLLM's types and the actor's."""
 
 import math
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
 
 from actor.engine_protocol import EngineDeadError, EngineStats, PartialSample
+from bridge.heartbeat_types import MAX_SPEEDS, DecodeSpeed
 from bridge.rollout_types import Sampling, Version
 from bridge.snapshots.snapshot_format import TensorTable
 
@@ -16,10 +19,21 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 
+WARM_UP_STEPS = 8
+"""First steps of each range of running sequences that are not timed, because they may compile."""
+
+
 class StatLogger:
     """vLLM stat logger (by shape): cumulative counts, and the load at the last engine step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts without counts; `clock` is monotonic, in seconds."""
+        self._clock = clock
+        self._last_step_s: float | None = None
+        """End of the last engine step; None if the next step does not follow it immediately."""
+        self._decode_speeds = [DecodeSpeed()] * MAX_SPEEDS
+        self._num_warm = [0] * MAX_SPEEDS
+        """Steps seen, by running sequences as in `_decode_speeds`."""
         self.num_tokens = 0
         self.num_preempted = 0
         self._num_finished = 0
@@ -31,6 +45,8 @@ class StatLogger:
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """Adds vLLM's SchedulerStats and IterationStats of one engine step; either may be None."""
+        if scheduler_stats is not None:
+            self._time_step(scheduler_stats.num_running_reqs, iteration_stats)
         if iteration_stats is not None:
             self.num_tokens += iteration_stats.num_generation_tokens
             forgiven = min(self._num_to_forgive, iteration_stats.num_preempted_reqs)
@@ -44,6 +60,25 @@ class StatLogger:
             self._num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self._kv_usage = scheduler_stats.kv_cache_usage
             self._kv_usage_peak = max(self._kv_usage_peak, self._kv_usage)
+
+    def _time_step(self, num_left: int, iteration_stats: Any) -> None:
+        """Adds a step without prompts to the decode speeds; `num_left` requests run after it.
+
+        Its tokens are its running sequences, since there is no speculative decoding.
+        """
+        now_s, last_s = self._clock(), self._last_step_s
+        self._last_step_s = now_s if num_left else None
+        num_tokens = 0 if iteration_stats is None else iteration_stats.num_generation_tokens
+        if last_s is None or not num_tokens or iteration_stats.num_prompt_tokens:
+            return
+        i = min(num_tokens.bit_length(), MAX_SPEEDS) - 1
+        self._num_warm[i] += 1
+        if self._num_warm[i] > WARM_UP_STEPS:
+            self._decode_speeds[i] += DecodeSpeed(num_steps=1, num_tokens=num_tokens, seconds=now_s - last_s)
+
+    def skip_interval(self) -> None:
+        """Excludes the time until the next engine step from the decode speeds, because the engine is paused."""
+        self._last_step_s = None
 
     def forgive_running(self) -> None:
         """Excludes preemptions of the running requests from the count: a weight update causes them, not lack of memory.
@@ -66,7 +101,12 @@ class StatLogger:
             num_preempted=self.num_preempted,
             num_finished=self._num_finished,
             num_sampled_tokens=self.num_tokens,
+            decode_speeds=self._speeds(),
         )
+
+    def _speeds(self) -> tuple[DecodeSpeed, ...]:
+        num_rows = max((i + 1 for i, speed in enumerate(self._decode_speeds) if speed.num_steps), default=0)
+        return tuple(self._decode_speeds[:num_rows])
 
     def log_engine_initialized(self) -> None:
         """Does nothing; vLLM calls it."""

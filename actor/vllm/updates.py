@@ -130,6 +130,7 @@ class WeightUpdates:
         if self._recomputes:
             self._counter.forgive_running()
             await self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._counter.skip_interval()
         await self._llm.resume_generation()
         return load_s
 

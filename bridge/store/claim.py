@@ -10,7 +10,8 @@ whole groups (`spread`). The long responses of a long prompt then run on as many
 replication, ROLL Flash).
 
 The SQL rows of `offered`, by order, are the input of `choose`. Evaluations and probes always pass. A training ticket
-passes if its order is in service or among the first new orders that fit the frontier. The first `fair_share` of those
+passes if its order is in service or among the first new orders that fit the frontier. The run's width, if set
+(`LearnerStore.set_frontier_width`), replaces that of the claim. The first `fair_share` of those
 are claimed. Tickets beyond the actor's part of their order come last.
 """
 
@@ -101,6 +102,9 @@ def fair_share(total: int, *, mine: int, among: int, places: int = 1, all_places
 
 CLAIM = """
 WITH
+bound AS (
+    SELECT coalesce(frontier_width, :width) AS width FROM runs WHERE run = :run
+),
 mine AS (
     -- Whoever is fenced may take what was put for it alone.
     SELECT number, "order", kind, state, lease_expires_s FROM tickets
@@ -144,7 +148,8 @@ parted AS (
         CASE WHEN is_train = 1 AND row_number() OVER (PARTITION BY is_train, "order" ORDER BY number) > :part
             - coalesce((SELECT num_tickets FROM held WHERE held."order" = placed."order"), 0)
         THEN 1 ELSE 0 END AS is_beyond
-    FROM placed WHERE is_train = 0 OR is_new = 0 OR place <= :width - (SELECT count(*) FROM in_service)
+    FROM placed WHERE is_train = 0 OR is_new = 0
+        OR place <= (SELECT width FROM bound) - (SELECT count(*) FROM in_service)
 ),
 admitted AS (
     SELECT number, "order", is_train, is_beyond,
@@ -162,7 +167,7 @@ unserved AS (
 share AS (
     SELECT (count(*) * :places + :all_places - 1) / :all_places - coalesce(sum(is_held), 0) AS num_tickets
     FROM unserved WHERE "order" <= (SELECT max("order") FROM
-        (SELECT DISTINCT "order" FROM unserved ORDER BY "order" LIMIT :width) AS frontier)
+        (SELECT DISTINCT "order" FROM unserved ORDER BY "order" LIMIT (SELECT width FROM bound)) AS frontier)
 )
 UPDATE tickets SET state = 'claimed', served = 0, actor = :actor, lease_expires_s = {now} + :lease_s, claim = :call
 WHERE number IN (

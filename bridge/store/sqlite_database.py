@@ -37,7 +37,7 @@ CREATE = (
     """CREATE TABLE runs (
         run TEXT PRIMARY KEY, last_seq INTEGER NOT NULL DEFAULT 0, reissued INTEGER NOT NULL DEFAULT 0,
         incarnation INTEGER NOT NULL DEFAULT -1, holder TEXT, lead_expires_s REAL, lead_by TEXT,
-        finished_step INTEGER, finished_s REAL) WITHOUT ROWID""",
+        finished_step INTEGER, finished_s REAL, frontier_width INTEGER) WITHOUT ROWID""",
     """CREATE TABLE restores (
         run TEXT NOT NULL, incarnation INTEGER NOT NULL, step INTEGER NOT NULL,
         PRIMARY KEY (run, incarnation)) WITHOUT ROWID""",

@@ -48,7 +48,11 @@ def cgp(size: str = "paper") -> Config:
 
 
 def rolloutpipe(size: str = "paper") -> Config:
-    """Complete-group pipelining with frontier-group dispatch of width U (RolloutPipe section 3.3)."""
+    """Complete-group pipelining with frontier-group dispatch (RolloutPipe section 3.3).
+
+    The paper's width is U. Here it is at least U, and chosen so that the engines keep their speed
+    (`learner/schedule/frontier_width.py`).
+    """
     return round_end("rolloutpipe", size, train_start="group_ready", admission="frontier")
 
 

@@ -21,12 +21,13 @@ class AdmissionConfig(CheckedSection):
     """Admission: the tickets that may be in service concurrently."""
 
     policy: Literal["fifo", "frontier", "window"] = "fifo"
-    """Tickets that may start sampling. `fifo`: all open tickets. `frontier`: the `width` open tickets that were issued
-    first (RolloutPipe eq. 5-6). `window`: so many that `sequences` are in progress; a finished one is replaced
+    """Tickets that may start sampling. `fifo`: all open tickets. `frontier`: the `width` unfinished groups that were
+    issued first (RolloutPipe eq. 5-6). `window`: so many that `sequences` are in progress; a finished one is replaced
     immediately (PipelineRL Algorithm 2)."""
-    width: CountOrZero = 0
-    """Groups in service, summed over all actors. 0: unlimited for fifo, U for frontier, 4 eta_P U for window, or (1 +
-    async_ratio) eta_P U if async_ratio is set."""
+    width: Count | Literal["auto"] = "auto"
+    """Groups in service, summed over all actors. `auto`: unlimited for fifo; 4 eta_P U for window, or (1 + async_ratio)
+    eta_P U if async_ratio is set; for frontier, unlimited in the first round and then the fewest groups, at least U,
+    with which the engines keep 97% of the speed measured in that round (`learner/schedule/frontier_width.py`)."""
     sequences: CountOrZero = 0
     """Sequences H in service in a window, summed over all actors. With unit=group, each actor can exceed it by K - 1,
     because a whole group starts on one free slot. Sequences of unequal length start more than H / K groups and raise
@@ -62,7 +63,7 @@ class AdmissionConfig(CheckedSection):
         for name in ("sequences", "queue_groups"):
             if getattr(self, name) and self.policy != "window":
                 raise ValueError(f"admission.{name} requires admission.policy=window, got {self.policy}; leave it out")
-        if self.sequences and self.width:
+        if self.sequences and self.width != "auto":
             raise ValueError(
                 f"admission.sequences ({self.sequences}) and admission.width ({self.width}) both set the size of a "
                 "window. Leave one out"

@@ -141,6 +141,8 @@ METRICS: dict[str, str] = {
     "round/is_long": "1 if the round is drawn from the long-prompt queue, else 0",
     "round/long_queue": "prompts deferred to a later round because of long responses, at the end of the round "
     "(RollPacker section 4.1)",
+    "round/frontier_width": "largest number of groups in service in the round (F_w of RolloutPipe eq. 5); only with "
+    "admission.policy=frontier",
     "round/waiting_ratio_eq4": "learner's wait until a round has U complete groups, over the round's duration "
     "(RolloutPipe eq. 4)",
     "round/waiting_ratio": "wait / (wait + compute) of a round (RolloutPipe section 5.1)",

@@ -26,6 +26,7 @@ from learner.metrics.step_metrics import RewardMetrics
 from learner.metrics.step_timer import WaitingRatios
 from learner.objective.reward_shaping import has_learning_signal
 from learner.schedule import group_validation
+from learner.schedule.frontier_width import FrontierWidth
 from learner.schedule.group_filter import GroupFilter
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.round_planner import planner_of
@@ -160,6 +161,7 @@ class RolloutStream:
             )
         )
         self._race_places = RaceCapacity(config, store)
+        self._frontier_width = FrontierWidth(config, store)
         self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.max_lag_steps is not None)
         self._tally = RewardMetrics(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self._shape = AutoShape(config)
@@ -211,6 +213,7 @@ class RolloutStream:
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
+                self._frontier_width.observe(group)
             yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick)
 
     def poll(self) -> None:
@@ -271,7 +274,7 @@ class RolloutStream:
         """Ends the round and returns its metrics."""
         self._race_places.look()
         tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
-        return self.clock.finish() | tail
+        return self.clock.finish() | tail | self._frontier_width.end_round()
 
     def is_sound(self, group: Group, ticket: Ticket) -> bool:
         """Returns True if a group is valid for its ticket and run; fences actors after repeated invalid groups."""
@@ -304,6 +307,7 @@ class RolloutStream:
             "prompts": self.prompts.get_state(),
             "queue": state,
             "packing": self._shape.get_state(),
+            "frontier_width": self._frontier_width.get_state(),
         }
 
     def acknowledge(self, step: int | None) -> None:
@@ -325,6 +329,7 @@ class RolloutStream:
             # The checkpoint that contains these groups is committed, so the store may delete them.
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
             self._tickets.put_tickets(tickets)
+        self._frontier_width.resume(None if saved is None else saved["frontier_width"])
         self._store.withdraw_pinned()
         self._tickets.roll_back(
             [t.id for t in self.planner.open_tickets], next_order=self.planner.num_issued, step=self.step

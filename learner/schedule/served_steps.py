@@ -1,4 +1,4 @@
-"""Oldest weights that the engines of a run serve, from the actors' heartbeats.
+"""Serving engines of a run and the oldest weights that they serve, from the actors' heartbeats.
 
 The learner issues tickets for these weights or later ones (`Ticket.min_version`). No actor then waits for newer
 weights, and the learner knows the maximum age of a group that has not arrived. Weights only become newer within an
@@ -8,11 +8,20 @@ incarnation of the learner, so an old answer is a lower bound.
 import time
 from collections.abc import Callable
 
+from bridge.heartbeat_types import ActorReport
 from bridge.store.sql.learner_side import LearnerStore
 from bridge.store.store_types import LIVE_S
 
 LOOK_S = 1.0
 """Interval between two reads of the heartbeats, in seconds."""
+
+
+def serving_engines(store: LearnerStore) -> list[ActorReport] | None:
+    """Returns the reports of the engines that serve; None if none serves, or one is still starting."""
+    since_s = store.now_s() - LIVE_S
+    reports = [b.report for b in store.heartbeats() if b.role == "actor" and b.time_s > since_s]
+    serving = [r for r in reports if r is not None and not r.is_shutting_down]
+    return None if None in reports else serving or None
 
 
 class ServedSteps:

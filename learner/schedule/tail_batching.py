@@ -22,10 +22,8 @@ from typing import Any
 
 from absl import logging
 
-from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Ticket
 from bridge.store.sql.learner_side import LearnerStore
-from bridge.store.store_types import LIVE_S
 from configs.race_capacity import check_race_capacity, num_racing
 from configs.schema import Config
 from configs.sections import RoundsConfig
@@ -191,10 +189,9 @@ class RaceCapacity:
         """Returns the warning that is logged now, if any; none while engines start, since capacity may grow."""
         if num_racing(self._config) is None:
             return None
-        since_s = self._store.now_s() - LIVE_S
-        live = [b for b in self._store.heartbeats() if b.role == "actor" and b.time_s > since_s]
-        sizes = _places(live)
-        if sizes is None or sum(sizes) == self._said:
+        reports = serving_engines(self._store)
+        sizes = [report.max_sequences for report in reports or ()]
+        if reports is None or sum(sizes) == self._said:
             return None
         self._said = sum(sizes)
         shortage = check_race_capacity(
@@ -206,13 +203,6 @@ class RaceCapacity:
         if shortage is not None:
             logging.warning("%s", shortage)
         return shortage
-
-
-def _places(live: list[Heartbeat]) -> list[int] | None:
-    """Returns the capacity of each serving engine; None if none serves, or one is still starting."""
-    reports = [b.report for b in live]
-    serving = [r.max_sequences for r in reports if r is not None and not r.is_shutting_down]
-    return None if None in reports else serving or None
 
 
 class LongPromptQueue:

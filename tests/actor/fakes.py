@@ -15,6 +15,7 @@ from actor.engine_protocol import (
     SwapTimings,
     WeightLoadError,
 )
+from bridge.heartbeat_types import DecodeSpeed
 from bridge.rollout_types import Finish, Sampling, Version
 from bridge.weight_types import WeightManifest
 
@@ -49,7 +50,8 @@ class FakeEngine:
         self.is_closed = False
         self.num_finished = 0
         self.num_preempted = 0
-        """Set by the test, as are the next three."""
+        """Set by the test, as are the next four."""
+        self.decode_speeds: tuple[DecodeSpeed, ...] = ()
         self.kv_usage = 0.0
         self.size = EngineSize(max_num_seqs=8, tensor_parallel_size=1, kv_tokens=1000, weights_kv_tokens=100)
 
@@ -67,6 +69,7 @@ class FakeEngine:
             num_preempted=self.num_preempted,
             num_finished=self.num_finished,
             num_sampled_tokens=self.num_sampled_tokens,
+            decode_speeds=self.decode_speeds,
         )
 
     async def sample(self, prompt_tokens: np.ndarray, sampling: Sampling, *, request_id: str, priority: int) -> Sample:

@@ -223,6 +223,16 @@ def test_offer_twice_is_refused():
             admission.offer([ticket])
 
 
+def test_frontier_of_which_only_the_store_has_the_width_claims_and_admits_as_fifo_does():
+    claims = []
+    for admission in (frontier(0, 5), Admission("fifo", max_sequences=5, samples_per_group=2)):
+        claims.append([admission.num_to_claim()])
+        admission.offer(tickets(1, 2, 3, 4))
+        admitted = admission.admit(V0)
+        claims[-1] += [ids(admitted), admission.num_to_claim(), admission.finish_sample("t1"), admission.num_to_claim()]
+    assert claims[0] == claims[1] == [3, ["t1", "t2", "t3"], 0, False, 0]
+
+
 def test_remove_frees_the_slot():
     admission = frontier(1)
     admission.offer(tickets(1, 2))
@@ -234,9 +244,7 @@ def test_remove_frees_the_slot():
         admission.finish_sample("t1")
 
 
-@pytest.mark.parametrize(
-    "bounds", [{"width": 0, "max_sequences": 1}, {"width": 1, "max_sequences": 0}, {"width": -1, "max_sequences": 4}]
-)
+@pytest.mark.parametrize("bounds", [{"width": 1, "max_sequences": 0}, {"width": -1, "max_sequences": 4}])
 def test_bounds_below_one_are_refused(bounds):
     with pytest.raises(ValueError, match="bounds"):
         Admission("frontier", samples_per_group=2, **bounds)

@@ -12,7 +12,7 @@ import pytest
 from actor import background
 from actor.engine_protocol import EngineDeadError
 from actor.environments.episode import Episodes
-from bridge.heartbeat_types import Heartbeat
+from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
@@ -36,9 +36,11 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
         s = make_setup(tmp_path, auto=True)
         v = s.publish(4)
         s.put(0)
+        s.engine.decode_speeds = (DecodeSpeed(), DecodeSpeed(num_steps=3, num_tokens=7, seconds=0.5))
         async with s.serving():
             await until(lambda: bool(s.groups()), "the group")
             await until(lambda: s.report().num_groups == 1, "it is told")
+        assert s.report().decode_speeds == s.engine.decode_speeds
         (beat,) = s.store.heartbeats()
         assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
         assert (s.report().pause_s, s.report().load_s) == (0.02, 0.01) and (s.report().prefetch_s or 0) > 0

@@ -65,6 +65,24 @@ def test_frontier_runs_the_lowest_orders_and_refills_when_a_group_is_served(tmp_
     run(body())
 
 
+def test_frontier_of_the_run_bounds_an_actor_that_has_no_width(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=0)
+        s.publish(0)
+        s.store.set_frontier_width(1)
+        s.put(0, 1, 2, 3, 4)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            assert s.store.counts()["open"] == 4
+            s.store.set_frontier_width(2)
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            s.store.set_frontier_width(None)
+            await s.runs(*(f"t{order}.{i}" for order in range(4) for i in range(2)))  # the engine is full
+            assert s.store.counts()["open"] == 1
+
+    run(body())
+
+
 def test_slot_is_free_before_the_reward_is_known(tmp_path):
     async def body():
         command = (sys.executable, "-m", "tests.actor.rewards.verifiers.bad_verifiers", str(tmp_path / "attempts"))

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis.extra import numpy as npst
 
 from bridge import codec
-from bridge.heartbeat_types import ActorReport, Heartbeat
+from bridge.heartbeat_types import MAX_SPEEDS, ActorReport, DecodeSpeed, Heartbeat
 from bridge.rollout_types import (
     MAX_SAMPLES,
     Group,
@@ -122,6 +122,9 @@ REPORTS = st.builds(
     max_sequences=COUNTS,
     kv_usage=st.floats(0, 1),
     kv_usage_peak=st.floats(0, 1),
+    decode_speeds=st.lists(
+        st.builds(DecodeSpeed, num_steps=COUNTS, num_tokens=COUNTS, seconds=SECONDS), max_size=MAX_SPEEDS
+    ).map(tuple),
 )
 HEARTBEATS = st.builds(
     Heartbeat,
@@ -297,6 +300,12 @@ def test_decode_optional_and_repeated_parts_are_strict_too():
     beat = dataclasses.replace(beat, report=make_report())
     with pytest.raises(ValueError, match="missing required field `pause_s`"):
         codec.decode(Heartbeat, change(codec.encode(beat), lambda body: body["report"].pop("pause_s")))
+    row = {"num_steps": 1, "num_tokens": 1, "seconds": 1.0}
+    for rows in ([row] * (MAX_SPEEDS + 1), [row | {"seconds": -1.0}], [row | {"num_tokens": -1}]):
+        with pytest.raises(ValueError, match="malformed Heartbeat"):
+            codec.decode(
+                Heartbeat, change(codec.encode(beat), lambda body, rows=rows: body["report"].update(decode_speeds=rows))
+            )
     group = codec.encode(make_group(make_ticket()))
     with pytest.raises(ValueError, match="unknown field"):
         codec.decode(Group, change(group, lambda body: body["rollouts"][1].update(new=1)))
@@ -357,7 +366,7 @@ def test_wire_arrays_are_little_endian_bytes():
 
 def test_decode_other_format_or_type_refused():
     format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
-    with pytest.raises(ValueError, match="Ticket: expected format 10, got 9. Another build made it"):
+    with pytest.raises(ValueError, match="Ticket: expected format 11, got 10. Another build made it"):
         codec.decode(Ticket, msgspec.msgpack.encode([format_ - 1, name, body]))
     with pytest.raises(ValueError, match="expected a Group, got a 'Ticket'"):
         codec.decode(Group, codec.encode(make_ticket()))

@@ -175,9 +175,9 @@ def test_config_by_window_num_updates_need_not_fill_rounds():
 
 @pytest.mark.parametrize(
     ("policy", "width", "want"),
-    [("fifo", 0, 0), ("frontier", 0, 3), ("frontier", 5, 5), ("window", 0, 12), ("window", 7, 7)],
+    [("fifo", "auto", 0), ("frontier", "auto", 0), ("frontier", 5, 5), ("window", "auto", 12), ("window", 7, 7)],
 )
-def test_admission_width_zero_is_filled_in_from_the_policy(policy, width, want):
+def test_admission_width_auto_is_filled_in_from_the_policy(policy, width, want):
     when = "every" if policy == "window" else "round_end"
     config = Config(
         preset="test",
@@ -187,6 +187,7 @@ def test_admission_width_zero_is_filled_in_from_the_policy(policy, width, want):
         publish=sections.PublishConfig(when=when),
     )
     assert config.admission_width == want
+    assert config.chooses_width == ((policy, width) == ("frontier", "auto"))
 
 
 @pytest.mark.parametrize(("ratio", "width"), [(0.0, 2), (0.5, 3), (2.0, 6), (2.2, 6)])

@@ -29,7 +29,7 @@ FIELDS = {
     "rounds.groups_per_round": 2,
     "rounds.groups_per_update": 2,
     "rounds.samples_per_group": 2,
-    "admission.width": 0,
+    "admission.width": "auto",
     "sampling.max_response_tokens": 8,
     "packing.rows": 1,
     "checkpoint.every_n_steps": 1,

@@ -33,7 +33,7 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
         tmp_path / "run",
         model,
         config="pipelinerl:tiny",
-        admission__width=0,
+        admission__width="auto",
         admission__sequences=24,
         run__num_updates=160,
         checkpoint__every_n_steps=8,

@@ -70,7 +70,7 @@ def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, mo
         tmp_path / "run",
         model,
         config="pipelinerl:tiny",
-        admission__width=0,
+        admission__width="auto",
         admission__sequences=24,
         admission__queue_groups=100,  # a slow learner holds nothing back, so responses are always in progress
         run__num_updates=30,

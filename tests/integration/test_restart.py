@@ -32,7 +32,7 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
         config=f"{preset}:tiny",
         run__num_updates=NUM_UPDATES,
         rounds__groups_per_update=per_update,
-        admission__width=0,
+        admission__width="auto",
         checkpoint__every_n_steps=4,
         sampling__max_response_tokens=12,
         **by_window,

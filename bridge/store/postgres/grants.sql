@@ -7,8 +7,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON sluice.runs, sluice.restores, sluice.tic
     sluice.heartbeats, sluice.serving, sluice.fences, sluice.announcements, sluice.cards, sluice.blobs,
     sluice.anchors, sluice.dropped_objects TO sluice_learner;
 
-GRANT SELECT (run, name, owner, actor_role, created_s, last_seq, reissued, incarnation, finished_step, finished_s),
-    UPDATE (last_seq, reissued) ON sluice.runs TO sluice_actor;
+GRANT SELECT (run, name, owner, actor_role, created_s, last_seq, reissued, incarnation, finished_step, finished_s,
+    frontier_width), UPDATE (last_seq, reissued) ON sluice.runs TO sluice_actor;
 GRANT SELECT, UPDATE (state, actor, lease_expires_s, served, attempts, failure, claim, given_up_by, done_by)
     ON sluice.tickets TO sluice_actor;
 GRANT SELECT, INSERT ON sluice.groups TO sluice_actor;

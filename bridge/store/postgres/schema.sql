@@ -20,7 +20,8 @@ CREATE TABLE sluice.runs (
     lead_expires_s float8,
     lead_by text,
     finished_step bigint,                           -- step of the last weights; NULL while the run is in progress
-    finished_s float8
+    finished_s float8,
+    frontier_width bigint                           -- groups of the frontier; NULL: each claim's own width
 ) WITH (fillfactor = 50);                           -- free space for row versions, because every group changes the row
 CREATE TABLE sluice.restores (
     run text NOT NULL, incarnation bigint NOT NULL, step bigint NOT NULL, PRIMARY KEY (run, incarnation)

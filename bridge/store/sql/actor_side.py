@@ -98,7 +98,8 @@ class ActorStore(GroupBucket, AnchorRows):
           actor: name of the claiming actor.
           limit: most tickets.
           lease_s: duration of the leases, in seconds.
-          width: groups of the frontier that all actors serve together (`claim.choose`); None: no frontier.
+          width: groups of the frontier that all actors serve together (`claim.choose`); None: no frontier. A width of
+            the run (`LearnerStore.set_frontier_width`) replaces it.
           among: number of actors that share the training tickets; each takes only its part (`claim.fair_share`).
           part: tickets of one order that the actor takes before any beyond the part (`claim.spread`). For groups whose
             samples are separate tickets, spread over actors. None: lowest orders first.

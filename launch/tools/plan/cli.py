@@ -24,6 +24,7 @@ from launch.tools.out_file import check_out_file
 from launch.tools.plan import closed_formulas
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.control_plane.capacity import ClusterModel, bottleneck
+from launch.tools.plan.frontier import width_line, with_width
 from launch.tools.plan.plan_tables import as_json as cluster_json
 from launch.tools.plan.plan_tables import (
     closed_formula_lines,
@@ -35,7 +36,7 @@ from launch.tools.plan.plan_tables import (
     verdict,
 )
 from launch.tools.plan.profile import Profile
-from launch.tools.plan.search import Choice, Grid, search, too_narrow
+from launch.tools.plan.search import Choice, Grid, search
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
@@ -96,7 +97,7 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
     outcome = simulate(config, profile, num_updates=_num_updates(config), warmup_updates=warmup, seed=_SEED.value)
     title = f"{config.preset}: {profile.num_engines} engines, {profile.num_learner_chips} learner chips"
     console.print(outcome_table(outcome, title=title))
-    cluster = ClusterModel.of(config, profile)
+    cluster = ClusterModel.of(with_width(config, profile), profile)
     # Groups of the mean size, because dropped groups are longer than average.
     pace = outcome.tokens_per_s / cluster.workload.num_samples / cluster.workload.response_tokens
     limit = bottleneck(cluster)
@@ -110,8 +111,8 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
         config, num_engines=profile.num_engines, max_num_seqs=profile.engine.max_num_seqs
     ):
         console.print(f"warning: {shortage}")
-    if narrow := too_narrow(config, profile.engine, num_engines=profile.num_engines):
-        console.print(f"warning: {narrow}", soft_wrap=True, highlight=False)
+    if line := width_line(config, profile):
+        console.print(line, soft_wrap=True, highlight=False)
     _write(as_json(outcome) | cluster_json(cluster, limit, groups_per_s=pace))
 
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from configs.schema import Config
-from launch.tools.plan.profile import EngineProfile, Profile
+from launch.tools.plan.frontier import chosen_width
+from launch.tools.plan.profile import Profile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import default_warmup, simulate
 
-_FULL_SPEED = 0.97
-"""Share of the engines' full speed that the frontier must allow."""
 _ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _WIDTHS_IN_UPDATES = (1, 2, 4, 8)
 _SPLITS = 8
@@ -70,8 +69,8 @@ class Grid:
             raise ValueError("--search_width and --search_alpha both set a window's width; set one of them")
         for num_engines, num_seqs in itertools.product(self._splits(profile), self._sizes(profile)):
             engine = dataclasses.replace(profile.engine, max_num_seqs=num_seqs)
-            fast = narrowest_width(config, engine, num_engines=num_engines)
-            for async_ratio, width in self._windows(config, fast):
+            hardware = dataclasses.replace(profile, engine=engine, num_engines=num_engines)
+            for async_ratio, width in self._windows(config, hardware):
                 yield Choice(
                     num_engines=num_engines,
                     num_learner_chips=self.num_chips - num_engines * profile.chips_per_engine,
@@ -98,8 +97,8 @@ class Grid:
                 raise ValueError(f"--search_max_num_seqs: expected 1 to {most}, the profile's max_num_seqs, got {n}")
         return self.max_num_seqs or sorted({max(1, most // 4), max(1, most // 2), most})
 
-    def _windows(self, config: Config, fast: int) -> Sequence[tuple[float | None, int]]:
-        """Returns pairs (async ratio, width); `fast` is the narrowest frontier at which engines keep their speed."""
+    def _windows(self, config: Config, hardware: Profile) -> Sequence[tuple[float | None, int]]:
+        """Returns pairs (async ratio, width), with the width that a run chooses on this hardware."""
         policy, per_update = config.admission.policy, config.rounds.groups_per_update
         if policy == "fifo":
             return [(None, 0)]
@@ -107,7 +106,7 @@ class Grid:
             return [(None, w) for w in self.widths]
         if policy == "window":
             return [(a, 0) for a in self._ratios(config)]
-        widths = {fast, *(n * per_update for n in _WIDTHS_IN_UPDATES)}
+        widths = {chosen_width(config, hardware), *(n * per_update for n in _WIDTHS_IN_UPDATES)}
         return [(None, width) for width in sorted(widths) if width <= config.rounds.groups_per_round]
 
     def _ratios(self, config: Config) -> Sequence[float]:
@@ -126,7 +125,7 @@ def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Pro
     is_default = not choice.width and choice.async_ratio is None
     admission = dataclasses.replace(
         config.admission,
-        width=choice.width,
+        width=choice.width or "auto",
         async_ratio=choice.async_ratio,
         sequences=config.admission.sequences if is_default else 0,  # H follows from the other fields
     )
@@ -174,33 +173,3 @@ def _rank(tried: SearchResult) -> tuple[int, float, float]:
     # ties.
     over = 0 if tried.within_bound else 1 + tried.outcome.group_lag.max
     return (over, -float(f"{tried.outcome.tokens_per_s:.4g}"), tried.outcome.token_lag.mean)
-
-
-def narrowest_width(config: Config, engine: EngineProfile, *, num_engines: int = 1) -> int:
-    """Returns the smallest frontier width F_w with T(F_w K / N) >= 0.97 max T (RolloutPipe section 3.3).
-
-    The width is in groups over all N engines, and T(h) is an engine's throughput with h sequences. A narrower frontier
-    orders groups more strictly. Below this width, however, no order makes up for the slower engine.
-    """
-    num_fast = next(
-        h for h in range(1, engine.max_num_seqs + 1) if engine.throughput(h) >= _FULL_SPEED * full_speed(engine)
-    )
-    return -(-num_fast * num_engines // config.rounds.requests_per_group)
-
-
-def full_speed(engine: EngineProfile) -> float:
-    """Returns the maximum tokens/s of an engine over all numbers of sequences."""
-    return max(map(engine.throughput, range(1, engine.max_num_seqs + 1)))
-
-
-def too_narrow(config: Config, engine: EngineProfile, *, num_engines: int = 1) -> str | None:
-    """Returns a warning if the frontier is too narrow for the engines' full speed, else None."""
-    width = narrowest_width(config, engine, num_engines=num_engines)
-    if config.admission.policy != "frontier" or config.admission_width >= width:
-        return None
-    num_running = min(config.admission_width * config.rounds.requests_per_group / num_engines, engine.max_num_seqs)
-    share = engine.throughput(num_running) / full_speed(engine)
-    return (
-        f"admission.width ({config.admission_width}) keeps {num_running:g} sequences in each engine, which is "
-        f"{share:.0%} of its full speed; set admission.width={width}"
-    )

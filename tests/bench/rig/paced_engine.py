@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine_protocol import EngineSize, EngineStats, Sample, SwapTimings
+from bridge.heartbeat_types import DecodeSpeed
 from bridge.rollout_types import Sampling, Version
 from bridge.weight_types import WeightManifest
 from launch.tools.plan.profile import EngineProfile
@@ -44,6 +45,10 @@ class PacedEngine:
         self._alarm: asyncio.TimerHandle | None = None
         self._num_tokens = 0
         self._num_finished = 0
+        running = [1 << i for i in range(profile.max_num_seqs.bit_length())]
+        self._decode_speeds = tuple(
+            DecodeSpeed(num_steps=1, num_tokens=h, seconds=h / profile.throughput(h)) for h in running
+        )
 
     @property
     def version(self) -> Version | None:
@@ -77,6 +82,7 @@ class PacedEngine:
             num_preempted=self._sim.num_preemptions,
             num_finished=self._num_finished,
             num_sampled_tokens=self._num_tokens,
+            decode_speeds=self._decode_speeds,
         )
 
     @property

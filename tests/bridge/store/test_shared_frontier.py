@@ -223,6 +223,29 @@ def put_in_states(store, clock, rows):
     clock.now_s += 0.5
 
 
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_width_of_the_run_replaces_that_of_claims_until_it_is_none(engine, tmp_path, by_sample):
+    with contextlib.closing(engine.new_place(tmp_path).open()) as store:
+        store.acquire_leadership("here", lease_s=60)
+        parts = 2 if by_sample else 1
+        store.put_tickets(make_ticket(f"{o}.{i}", order=o) for o in range(6) for i in range(parts))
+
+        def claim(name, **fields):
+            return [t.order for t in store.claim(name, limit=100, lease_s=100, **({"width": 9} | fields))]
+
+        store.set_frontier_width(2)
+        assert claim("a", among=2) == [0] * parts  # one of two groups
+        assert claim("b", among=2) == [1] * parts
+        assert claim("b", among=2) == claim("a") == []
+        served = [f"0.{i}" for i in range(parts)]
+        assert claim("a", served=served) == [2] * parts
+        store.set_frontier_width(3)
+        assert claim("a") == [3] * parts
+        store.set_frontier_width(None)
+        assert claim("b", width=4) == [4] * parts
+        assert claim("b") == [5] * parts
+
+
 def test_choose_takes_pinned_ones_whatever_the_frontier():
     offers = [Offer("e", -5, False), Offer("a", 0, True), Offer("b", 1, True), Offer("c", 2, True)]
     assert choose(offers, limit=9) == ["e", "a", "b", "c"]

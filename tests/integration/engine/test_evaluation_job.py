@@ -29,7 +29,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
         model,
         config="pipelinerl:tiny",
         cwd=here,
-        admission__width=0,
+        admission__width="auto",
         admission__sequences=24,
         prompts__truncated_responses="keep",  # nearly all that an untrained model says is cut off: not judged
         evaluation__every_n_steps=6,

@@ -42,7 +42,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[jobs.
         model,
         config="serial:tiny",
         cwd=here,
-        admission__width=0,
+        admission__width="auto",
         loss__name="objective:loss",
         loss__max_weight=2,
         loss__advantage="objective:advantage",

@@ -23,7 +23,7 @@ def config_of(R=4, U=2, *, train_start: Any = "group_ready", rows=4, width=0):
         rounds=sections.RoundsConfig(
             groups_per_round=R, groups_per_update=U, samples_per_group=K, train_start=train_start
         ),
-        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width),
+        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width or "auto"),
         publish=sections.PublishConfig(when="every" if width else "round_end"),
         packing=sections.PackingConfig(rows=rows, row_tokens=16),
     )

@@ -19,7 +19,7 @@ def config_of(R, U, *, width=0, K=2):
         preset="test",
         run=sections.RunConfig(num_updates=R // U),
         rounds=sections.RoundsConfig(groups_per_round=R, groups_per_update=U, samples_per_group=K),
-        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width),
+        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width or "auto"),
         publish=sections.PublishConfig(when="every" if width else "round_end"),
     )
 

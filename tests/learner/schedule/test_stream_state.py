@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Ticket
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import FencedError
@@ -14,7 +15,7 @@ from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
 from learner.schedule.window_planner import WindowPlanner
-from tests.bridge.factories import make_group, make_rollout
+from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
 K = 2
@@ -29,7 +30,7 @@ def config_of(*, window=False, updates=2, max_lag_steps=None):
         rounds=sections.RoundsConfig(
             groups_per_round=4, groups_per_update=2, samples_per_group=K, max_lag_steps=max_lag_steps
         ),
-        admission=sections.AdmissionConfig(policy="window" if window else "fifo", width=4 if window else 0),
+        admission=sections.AdmissionConfig(policy="window" if window else "fifo", width=4 if window else "auto"),
         publish=sections.PublishConfig(when="every" if window else "round_end"),
         packing=sections.PackingConfig(rows=8, row_tokens=16),
     )
@@ -196,6 +197,26 @@ def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
     assert metrics["round/rollout_to_train_end_s"] == pytest.approx(4.0)
     assert (metrics["round/is_long"], metrics["round/long_queue"]) == (0.0, 0)
     assert learner.stream.clock.rollout_start_s is None
+
+
+def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_that_resumes(store):
+    config = dataclasses.replace(config_of(updates=8), admission=sections.AdmissionConfig(policy="frontier"))
+    before = Learner(store, config)
+    before.stream.resume(None)
+    before.train(2)
+    before.stream.trained(1.0, 2.0)
+    # Two places: the frontier of U = 2 groups of two responses keeps the engine full.
+    speeds = tuple(DecodeSpeed(num_steps=9, num_tokens=9 << i, seconds=1.0) for i in range(2))
+    report = make_report(max_sequences=2, decode_speeds=speeds)
+    store.heartbeat(Heartbeat(process="actor", role="actor", pid=1, time_s=1.0, report=report))
+    assert before.stream.end_round()["round/frontier_width"] == 4
+    saved = json.loads(json.dumps(before.stream.begin_save()))
+
+    store.set_frontier_width(None)
+    after = Learner(store, config, step=2)
+    after.stream.resume(saved)
+    store.put_tickets(make_ticket(f"t{n}", order=100 + n) for n in range(4))
+    assert len(store.claim("actor", limit=4, lease_s=60)) == 2
 
 
 def test_what_is_set_aside_is_in_the_event_log_by_its_name(store):

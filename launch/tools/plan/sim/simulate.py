@@ -4,6 +4,7 @@ import functools
 
 from configs.schema import Config
 from launch.tools.plan.control_plane.capacity import StoreQueue
+from launch.tools.plan.frontier import with_width
 from launch.tools.plan.profile import Profile
 from launch.tools.plan.sim.actors import SimActors
 from launch.tools.plan.sim.event_queue import EventQueue, Lag, SimRecorder, SimResult
@@ -17,8 +18,9 @@ def simulate(
 ) -> SimResult:
     """Simulates `warmup_updates + num_updates` updates of rounds.epochs epochs; the last `num_updates` count.
 
-    Not modeled: evaluations, probes, failures, rounds.ess_floor (which requires real gradients), elastic engines.
-    max_num_seqs is the profile's. All actor hosts get a version when the last one has it.
+    A width that a run chooses after its first round (admission.width=auto) applies from the start. Not modeled:
+    evaluations, probes, failures, rounds.ess_floor (which requires real gradients), elastic engines. max_num_seqs is
+    the profile's. All actor hosts get a version when the last one has it.
 
     Raises:
       ValueError: no step counts, or the run cannot continue (for example, a response fits no engine).
@@ -30,6 +32,7 @@ def simulate(
             "num_learner_chips=0 (the learner trains on the engines' chips) requires publish.when=round_end; in "
             "window mode no rollout ends and frees its chips"
         )
+    config = with_width(config, profile)
     calendar, recorder = EventQueue(), SimRecorder()
     last = warmup_updates + num_updates
     marks: list[tuple[float, Totals]] = []

@@ -10,8 +10,11 @@ from configs.schema import Config
 from configs.sections import ActorConfig, AdmissionConfig, RoundsConfig, RunConfig
 from launch.startup.preflight import check_engines
 from launch.supervision.placement import Machine
+from launch.tools.plan.frontier import chosen_width, width_line, with_width
 from launch.tools.plan.profile import EngineProfile
-from launch.tools.plan.search import Grid, narrowest_width, too_narrow
+from launch.tools.plan.search import Grid
+from launch.tools.plan.sim.simulate import simulate
+from launch.tools.plan.workload import EpisodeProfile, LatencyProfile, LengthProfile
 from tests.launch.tools.plan.setup import profile_of
 
 # 100 tokens/s a sequence up to 24, where 2400 are 98% of the most: by groups of 8 it is reached with three.
@@ -20,7 +23,7 @@ FLAT = EngineProfile(running=(8.0,), tokens_per_s=(4000.0,), max_num_seqs=32)
 FALLING = EngineProfile(running=(4.0, 16.0, 64.0), tokens_per_s=(100.0, 1000.0, 500.0), max_num_seqs=64)
 
 
-def config_of(*, width=0, policy: Any = "frontier", groups=32, max_num_seqs=32, num_engines=1):
+def config_of(*, width: Any = "auto", policy: Any = "frontier", groups=32, max_num_seqs=32, num_engines=1):
     return Config(
         preset="test",
         run=RunConfig(num_updates=groups // 2),
@@ -30,33 +33,66 @@ def config_of(*, width=0, policy: Any = "frontier", groups=32, max_num_seqs=32, 
     )
 
 
+def hardware(engine, num_engines=1, longest=100):
+    """Groups of seven responses of 100 tokens and a last one of `longest`."""
+    lengths = LengthProfile(kind="groups", groups=((100,) * 7 + (longest,),))
+    return dataclasses.replace(profile_of(), engine=engine, num_engines=num_engines, response_tokens=lengths)
+
+
 @pytest.mark.parametrize(
-    ("engine", "num_engines", "want"), [(RISING, 1, 3), (RISING, 2, 6), (FLAT, 1, 1), (FLAT, 3, 3), (FALLING, 1, 2)]
+    ("engine", "num_engines", "want"), [(RISING, 1, 3), (RISING, 2, 6), (FLAT, 1, 2), (FLAT, 3, 3), (FALLING, 1, 2)]
 )
-def test_narrowest_width_reaches_97_percent_of_the_full_speed(engine, num_engines, want):
-    assert narrowest_width(config_of(), engine, num_engines=num_engines) == want
-    assert too_narrow(config_of(width=want), engine, num_engines=num_engines) is None
-    assert too_narrow(config_of(policy="fifo"), engine, num_engines=num_engines) is None
+def test_chosen_width_reaches_97_percent_of_the_full_speed(engine, num_engines, want):
+    """Where all responses are as long, F_w groups always run F_w K sequences."""
+    profile = hardware(engine, num_engines)
+    assert chosen_width(config_of(groups=24), profile) == want
+    assert width_line(config_of(groups=24, width=want), profile) is None
+    assert width_line(config_of(groups=24, policy="fifo"), profile) is None
 
 
-def test_too_narrow_names_the_loss_and_the_field():
-    said = too_narrow(config_of(), RISING)
-    assert said is not None
-    assert "admission.width (2) keeps 16 sequences" in said and "is 65% of" in said  # 1600 / 2448
-    assert said.endswith("set admission.width=3")
+def test_chosen_width_allows_for_the_groups_whose_last_response_is_alone():
+    assert chosen_width(config_of(groups=24), hardware(RISING, longest=200)) > 3
+
+
+def test_a_width_that_costs_speed_warns_and_one_that_is_chosen_is_told():
+    said = width_line(config_of(groups=24, width=2), hardware(RISING))
+    assert said == (
+        "warning: admission.width (2) leaves the engines 65% of their full speed; set admission.width=auto, or 3"
+    )  # 1600 / 2448
+    assert width_line(config_of(groups=24), hardware(RISING)) == (
+        "admission.width=auto: 3 groups, 98.0% of the engines' full speed"
+    )
     one_sequence = dataclasses.replace(RISING, max_num_seqs=1)
-    assert too_narrow(config_of(), one_sequence) is None
+    assert width_line(config_of(groups=24, width=2), hardware(one_sequence)) is None
+
+
+def test_a_run_of_episodes_keeps_all_groups_in_service():
+    episodes = EpisodeProfile(num_turns=LengthProfile(kind="samples", samples=(2,)), step_s=LatencyProfile(mean_s=1.0))
+    profile = dataclasses.replace(hardware(RISING), episodes=episodes)
+    assert chosen_width(config_of(groups=24), profile) == 24
+    assert width_line(config_of(groups=24, width=2), profile) is None
+
+
+def test_simulate_serves_the_chosen_width():
+    profile = hardware(RISING, longest=200)
+    width = chosen_width(config_of(groups=24), profile)
+    assert with_width(config_of(groups=24), profile).admission_width == width
+    chosen, given, wider = (
+        simulate(config_of(groups=24, width=w), profile, num_updates=24) for w in ("auto", width, width + 1)
+    )
+    assert chosen == given != wider
 
 
 @pytest.mark.parametrize(
     ("fields", "num_engines", "suggested"),
     [
-        (dict(), 1, 4),
-        (dict(), 2, 8),
-        (dict(max_num_seqs=8), 1, None),
+        (dict(), 1, None),
+        (dict(width=2), 1, 4),
+        (dict(width=2), 2, 8),
+        (dict(width=2, max_num_seqs=8), 1, None),
         (dict(width=4), 1, None),
-        (dict(groups=2), 1, None),  # all of a round is in service
-        (dict(groups=2, max_num_seqs=256), 1, None),
+        (dict(width=2, groups=2), 1, None),  # all of a round is in service
+        (dict(width=2, groups=2, max_num_seqs=256), 1, None),
         (dict(policy="fifo"), 1, None),
     ],
 )
@@ -68,11 +104,11 @@ def test_a_start_without_a_profile_warns_of_places_that_the_frontier_leaves_empt
     if suggested is None:
         assert said is None and not notes
     else:
-        assert said is not None and f"Set admission.width to at most {suggested};" in said
+        assert said is not None and said.endswith(f"Set admission.width=auto, or at most {suggested}")
         assert notes == [f"warning: {said}"]
 
 
-def test_search_tries_the_narrowest_width_that_leaves_engines_their_speed():
-    profile = dataclasses.replace(profile_of(), engine=RISING)
+def test_search_tries_the_width_that_a_run_chooses():
+    profile = hardware(RISING)
     grid = Grid(num_chips=profile.num_chips, engines=(1,), max_num_seqs=(64,))
-    assert [choice.width for choice in grid.choices(config_of(), profile)] == [2, 3, 4, 8, 16]
+    assert [choice.width for choice in grid.choices(config_of(groups=24), profile)] == [2, 3, 4, 8, 16]
