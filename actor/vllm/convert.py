@@ -68,8 +68,9 @@ class StatLogger:
         """
         now_s, last_s = self._clock(), self._last_step_s
         self._last_step_s = now_s if num_left else None
-        num_tokens = 0 if iteration_stats is None else iteration_stats.num_generation_tokens
-        if last_s is None or not num_tokens or iteration_stats.num_prompt_tokens:
+        if last_s is None or iteration_stats is None or iteration_stats.num_prompt_tokens:
+            return
+        if not (num_tokens := iteration_stats.num_generation_tokens):
             return
         i = min(num_tokens.bit_length(), MAX_SPEEDS) - 1
         self._num_warm[i] += 1

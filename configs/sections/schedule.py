@@ -25,9 +25,10 @@ class AdmissionConfig(CheckedSection):
     issued first (RolloutPipe eq. 5-6). `window`: so many that `sequences` are in progress; a finished one is replaced
     immediately (PipelineRL Algorithm 2)."""
     width: Count | Literal["auto"] = "auto"
-    """Groups in service, summed over all actors. `auto`: unlimited for fifo; 4 eta_P U for window, or (1 + async_ratio)
-    eta_P U if async_ratio is set; for frontier, unlimited in the first round and then the fewest groups, at least U,
-    with which the engines keep 97% of the speed measured in that round (`learner/schedule/frontier_width.py`)."""
+    """Groups in service, summed over all actors. `auto` with fifo: unlimited. `auto` with window: 4 eta_P U, or (1 +
+    async_ratio) eta_P U if async_ratio is set. `auto` with frontier: unlimited in the first round and with
+    environments. Later rounds have the fewest groups, at least U, with which the engines keep 97% of the speed that
+    they measured (`learner/schedule/frontier_width.py`)."""
     sequences: CountOrZero = 0
     """Sequences H in service in a window, summed over all actors. With unit=group, each actor can exceed it by K - 1,
     because a whole group starts on one free slot. Sequences of unequal length start more than H / K groups and raise

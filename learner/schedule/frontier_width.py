@@ -28,6 +28,9 @@ from learner.schedule.served_steps import serving_engines
 FULL_SPEED = 0.97
 """Share of the engines' full speed that the frontier must allow."""
 
+MIN_STEPS = 16
+"""Fewest decoding steps of which the mean duration counts as measured."""
+
 Speed = Callable[[float], float]
 """Tokens/s of all engines by their number of running sequences."""
 
@@ -104,10 +107,11 @@ def with_losers(lengths: Sequence[int], num_requests: int) -> list[int]:
 
 
 def speed_of(reports: Sequence[ActorReport]) -> Speed | None:
-    """Returns T(h) of the engines from what they measured, or None if some measured nothing.
+    """Returns T(h) of the engines from what they measured, or None if some have not measured enough.
 
     Engines of one size share their measurements. h sequences are split over the engines by their sizes. A speed between
-    two measured numbers of sequences is interpolated, and above the largest extrapolated by the last two (a power law).
+    two measured numbers of sequences is interpolated, and above the largest extrapolated by the last two (a power law;
+    proportionally to h if there is only one).
     """
     by_size: dict[int, list[DecodeSpeed]] = {}
     for report in reports:
@@ -126,17 +130,21 @@ def speed_of(reports: Sequence[ActorReport]) -> Speed | None:
 
 
 def _points(rows: Sequence[DecodeSpeed]) -> list[tuple[float, float]]:
-    """Returns (mean running sequences, tokens/s) of the rows with measured steps."""
+    """Returns (mean running sequences, tokens/s) of the rows with at least `MIN_STEPS` steps."""
     return [
-        (row.num_tokens / row.num_steps, row.num_tokens / row.seconds) for row in rows if row.num_steps and row.seconds
+        (row.num_tokens / row.num_steps, row.num_tokens / row.seconds)
+        for row in rows
+        if row.num_steps >= MIN_STEPS and row.seconds
     ]
 
 
 def _at(points: Sequence[tuple[float, float]], h: float) -> float:
     running, speeds = zip((0.0, 0.0), *points, strict=True)
-    if h <= running[-1] or len(points) < 2:
+    if h <= running[-1]:
         return float(np.interp(h, running, speeds))
-    exponent = math.log(speeds[-1] / speeds[-2]) / math.log(running[-1] / running[-2])
+    exponent = 1.0
+    if len(points) > 1:
+        exponent = math.log(speeds[-1] / speeds[-2]) / math.log(running[-1] / running[-2])
     return speeds[-1] * (h / running[-1]) ** min(max(exponent, 0.0), 1.0)
 
 
@@ -192,7 +200,7 @@ class FrontierWidth:
             return
         speed = speed_of(reports)
         if speed is None:
-            logging.warning("frontier width not chosen: an engine reports no decode speeds")
+            logging.info("frontier width not chosen: an engine has timed too few decoding steps")
             return
         self._places = places
         speeds = WidthSpeeds(lengths, speed, places=places)

@@ -27,6 +27,7 @@ from bridge.store.sql.learner_side import LearnerStore
 from configs.race_capacity import check_race_capacity, num_racing
 from configs.schema import Config
 from configs.sections import RoundsConfig
+from learner.schedule.served_steps import serving_engines
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -167,7 +167,7 @@ class LearnerStore(GroupRows, AnchorRows):
 
     def set_frontier_width(self, width: int | None) -> None:
         """Sets the groups that all actors serve together from now on; None: each claim's own width. Idempotent."""
-        self._change("UPDATE runs SET frontier_width = :width WHERE run = :run", tells=True, width=width)
+        self._change("UPDATE runs SET frontier_width = :width WHERE run = :run", width=width)
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
         """Returns unacknowledged groups of a kind with numbers above `after_seq`, in order of arrival, without gaps.

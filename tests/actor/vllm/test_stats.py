@@ -62,7 +62,7 @@ def test_decode_speeds_time_steps_without_prompts_that_follow_each_other():
     for _ in range(WARM_UP_STEPS):
         step(50.0, 3, 3)  # compiles
     step(0.5, 3, 3)
-    step(7.0, 3, 4, prompt=9)  # computes a prompt
+    step(7.0, 3, 3, prompt=9)  # computes a prompt
     step(0.25, 2, 3)  # one of three ends
     step(0.125, 0, 2)
     step(90.0, 2, 2)  # the engine was empty before

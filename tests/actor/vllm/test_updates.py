@@ -90,7 +90,8 @@ class FakeLlm:
 class Rig:
     def __init__(self, folder: Any) -> None:
         self.llm: Any = FakeLlm()
-        self.updates = WeightUpdates(self.llm, Config(preset="t"), expected=TABLE, counter=StatLogger())
+        self.counter = StatLogger()
+        self.updates = WeightUpdates(self.llm, Config(preset="t"), expected=TABLE, counter=self.counter)
         self._writer = SnapshotWriter(folder / "snapshots", run="r", tokenizer_hash="t")
         self._folder, self._step = folder, 0
 
@@ -132,6 +133,12 @@ def test_version_that_is_not_staged_in_time_is_loaded_and_the_next_is_staged_aga
     bounded(body())
     assert rig.llm.staged == [True, False, False, True]
     assert rig.updates.failure is None and rig.updates.is_open.is_set()
+
+
+def test_pause_is_excluded_from_the_decode_speeds_before_the_engine_resumes(rig, monkeypatch):
+    monkeypatch.setattr(rig.counter, "skip_interval", lambda: rig.llm.calls.append("skip_interval"))
+    bounded(rig.swap())
+    assert rig.llm.calls[-2:] == ["skip_interval", "resume_generation"]
 
 
 def test_refused_version_is_dropped_everywhere_and_nothing_is_loaded(rig):

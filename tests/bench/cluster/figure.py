@@ -126,7 +126,7 @@ def _filling(config: Config, profile: Profile) -> Config:
     if config.admission.policy != "window" or config.admission.async_ratio is not None:
         return config
     places = profile.num_engines * profile.engine.max_num_seqs
-    return dataclasses.replace(config, admission=dataclasses.replace(config.admission, sequences=places, width=0))
+    return dataclasses.replace(config, admission=dataclasses.replace(config.admission, sequences=places, width="auto"))
 
 
 def name_in_figure(part: Resource) -> str:

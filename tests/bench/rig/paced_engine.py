@@ -19,6 +19,7 @@ from bridge.rollout_types import Sampling, Version
 from bridge.weight_types import WeightManifest
 from launch.tools.plan.profile import EngineProfile
 from launch.tools.plan.sim.sim_engine import NEVER, FinishedRequest, SimEngine
+from learner.schedule.frontier_width import MIN_STEPS
 
 LOGPROB = -3.0
 """Of every token, in nats: near that of a model that knows a few dozen tokens. Nothing is learned from them."""
@@ -47,7 +48,8 @@ class PacedEngine:
         self._num_finished = 0
         running = [1 << i for i in range(profile.max_num_seqs.bit_length())]
         self._decode_speeds = tuple(
-            DecodeSpeed(num_steps=1, num_tokens=h, seconds=h / profile.throughput(h)) for h in running
+            DecodeSpeed(num_steps=MIN_STEPS, num_tokens=MIN_STEPS * h, seconds=MIN_STEPS * h / profile.throughput(h))
+            for h in running
         )
 
     @property

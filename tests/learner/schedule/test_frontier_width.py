@@ -37,7 +37,7 @@ def test_share_is_the_time_of_a_round_with_all_in_service_over_the_width_s():
 
 
 def test_speed_of_more_sequences_counts_as_that_of_the_fastest_number():
-    speeds = WidthSpeeds([[10, 10]] * 4, lambda h: {0: 0.0, 2: 40.0}.get(h, 10.0), places=4)
+    speeds = WidthSpeeds([[10, 10]] * 4, lambda h: 40.0 if h == 2 else 10.0, places=4)
     assert speeds.share(1) == pytest.approx(1.0)
 
 
@@ -83,7 +83,8 @@ def test_losers_of_a_groups_race_run_until_its_last_response_ends():
 
 
 def rows(*speeds: tuple[int, int, float]) -> tuple[DecodeSpeed, ...]:
-    return tuple(DecodeSpeed(num_steps=n, num_tokens=t, seconds=s) for n, t, s in speeds)
+    """Means and speeds of the given numbers, from enough steps."""
+    return tuple(DecodeSpeed(num_steps=n * 16, num_tokens=t * 16, seconds=s * 16) for n, t, s in speeds)
 
 
 def report(*speeds, places=8, **fields):
@@ -100,15 +101,22 @@ def test_speed_interpolates_what_engines_measured_and_extrapolates_by_the_last_t
     falling = speed_of([report((0, 0, 0.0), (1, 2, 1.0), (1, 4, 4.0))])
     assert flat is not None and falling is not None
     assert (flat(8), falling(8)) == (pytest.approx(2), pytest.approx(1))
+    single = speed_of([report((1, 1, 0.5))])
+    assert single is not None and single(8) == pytest.approx(16)
 
 
 def test_speed_of_several_engines_splits_sequences_by_size_and_shares_what_equal_ones_measured():
     idle = report(places=8)
     busy = report((1, 1, 0.1), (1, 2, 0.1), places=8)
+    slow = report((1, 1, 0.1), (1, 2, 0.3), places=8)
     small = report((1, 1, 0.5), places=4)
-    speed = speed_of([idle, busy, small])
+    speed = speed_of([idle, busy, slow, small])
     assert speed is not None
-    assert speed(5) == pytest.approx(2 * 20 + 2 * 1)  # 2 + 2 + 1 of 5; the small one has a single row
+    # 2 + 2 + 2 + 1 of 7 sequences. Two at a time sampled 4 tokens in 0.4 s; the small engine has a single row.
+    assert speed(7) == pytest.approx(3 * 10 + 2)
+    few = DecodeSpeed(num_steps=15, num_tokens=60, seconds=99.0)
+    assert speed_of([report((1, 1, 0.5), places=4), make_report(max_sequences=4, decode_speeds=(few,))]) is not None
+    assert speed_of([make_report(max_sequences=4, decode_speeds=(few,))]) is None
     assert speed_of([busy, report(places=4)]) is None
     assert speed_of([]) is None
 
@@ -205,13 +213,14 @@ def test_width_is_chosen_again_when_the_engines_have_other_places(store):
 
 
 def test_width_stays_open_while_no_engine_has_measured_or_one_starts(store, caplog):
+    caplog.set_level(logging.INFO)
     width = FrontierWidth(config_of(), store)
     width.resume(None)
     train_round(width)
     assert claimable(store) == R and not caplog.text
     serve(store, 8, speeds=())
     train_round(width)
-    assert claimable(store) == R and "frontier width not chosen: an engine reports no decode speeds" in caplog.text
+    assert claimable(store) == R and "not chosen: an engine has timed too few decoding steps" in caplog.text
     serve(store, 8)
     store.heartbeat(Heartbeat(process="starts", role="actor", pid=1, time_s=1.0))
     assert train_round(width) == {"round/frontier_width": R} and claimable(store) == R

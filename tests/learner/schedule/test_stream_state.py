@@ -206,7 +206,7 @@ def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_t
     before.train(2)
     before.stream.trained(1.0, 2.0)
     # Two places: the frontier of U = 2 groups of two responses keeps the engine full.
-    speeds = tuple(DecodeSpeed(num_steps=9, num_tokens=9 << i, seconds=1.0) for i in range(2))
+    speeds = tuple(DecodeSpeed(num_steps=16, num_tokens=16 << i, seconds=1.0) for i in range(2))
     report = make_report(max_sequences=2, decode_speeds=speeds)
     store.heartbeat(Heartbeat(process="actor", role="actor", pid=1, time_s=1.0, report=report))
     assert before.stream.end_round()["round/frontier_width"] == 4
