@@ -13,6 +13,7 @@ engines in the first round, in which all groups are in service, or is a profile'
 
 import heapq
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ FULL_SPEED = 0.97
 
 MIN_STEPS = 16
 """Fewest decoding steps of which the mean duration counts as measured."""
+
+REPORT_WAIT_S = 5.0
+"""Timeout for the engines' reports after a round, in seconds: more than two heartbeats."""
+_POLL_S = 0.05
 
 Speed = Callable[[float], float]
 """Tokens/s of all engines by their number of running sequences."""
@@ -121,7 +126,7 @@ def speed_of(reports: Sequence[ActorReport]) -> Speed | None:
     curves = {size: _points(rows) for size, rows in by_size.items()}
     if not all(curves.values()) or not curves:
         return None
-    places = sum(report.max_sequences for report in reports)
+    places = _places(reports)
 
     def speed(h: float) -> float:
         return sum(_at(curves[r.max_sequences], h * r.max_sequences / places) for r in reports)
@@ -160,6 +165,8 @@ class FrontierWidth:
         self._is_needed = config.admission.policy == "frontier" and not config.environments_played
         self._lengths: dict[int, list[int]] = {}
         """Tokens of the responses of the round's groups, by order."""
+        self._last_group_s = 0.0
+        """Monotonic time of the round's last group, in seconds."""
         self._width: int | None = None
         self._places = 0
         """Places of the engines for which the width was chosen or checked."""
@@ -167,6 +174,7 @@ class FrontierWidth:
     def observe(self, group: Group) -> None:
         """Records the response lengths of a group of the round."""
         if self._is_needed:
+            self._last_group_s = time.monotonic()
             lengths = [rollout.tokens.size for rollout in group.rollouts]
             self._lengths[group.order] = with_losers(lengths, self._config.rounds.requests_per_group)
 
@@ -192,13 +200,24 @@ class FrontierWidth:
             self._width, self._places = state["width"], state["places"]
         self._store.set_frontier_width(self._width)
 
+    def _reports_of_round(self) -> list[ActorReport] | None:
+        """Returns the engines' reports after the round's last group; None if one does not arrive in time.
+
+        Actors also report when they have loaded the weights of the next round, which the learner waits for anyway.
+        """
+        now_s = time.monotonic()
+        ended_s, deadline_s = self._store.now_s() - (now_s - self._last_group_s), now_s + REPORT_WAIT_S
+        while (reports := serving_engines(self._store, after_s=ended_s)) is None and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        return reports
+
     def _choose(self, lengths: Sequence[Sequence[int]]) -> None:
         reports = serving_engines(self._store)
-        places = sum(report.max_sequences for report in reports or ())
         is_checked = self._places > 0 and not self._config.chooses_width
-        if reports is None or places == self._places or is_checked or not lengths:
+        if reports is None or _places(reports) == self._places or is_checked or not lengths:
             return
-        speed = speed_of(reports)
+        reports = self._reports_of_round() or reports
+        places, speed = _places(reports), speed_of(reports)
         if speed is None:
             logging.info("frontier width not chosen: an engine has timed too few decoding steps")
             return
@@ -210,6 +229,10 @@ class FrontierWidth:
             logging.info("frontier width chosen groups=%d speed=%.3f places=%d", chosen, speeds.share(chosen), places)
         elif (warning := too_narrow(speeds, self._config.admission_width, chosen)) is not None:
             logging.warning("%s", warning)
+
+
+def _places(reports: Sequence[ActorReport]) -> int:
+    return sum(report.max_sequences for report in reports)
 
 
 def too_narrow(speeds: WidthSpeeds, width: int, chosen: int) -> str | None:

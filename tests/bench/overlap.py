@@ -111,7 +111,7 @@ class Setup:
                 groups_per_update=U,
                 train_start=train_start,  # pyright: ignore[reportArgumentType]
             ),
-            admission=AdmissionConfig(policy=policy, width=U if policy == "frontier" else "auto"),  # pyright: ignore[reportArgumentType]
+            admission=AdmissionConfig(policy=policy),  # pyright: ignore[reportArgumentType]
             max_response_tokens=MAX_RESPONSE,
             max_num_seqs=self.max_num_seqs,
             packing=PackingConfig(rows=1, row_tokens=320),

@@ -16,6 +16,7 @@ from bridge.rollout_types import Version
 from bridge.store.open import SqliteStore
 from configs import sections
 from configs.schema import Config
+from learner.schedule import frontier_width
 from learner.schedule.frontier_width import FrontierWidth, WidthSpeeds, speed_of, with_losers
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 
@@ -138,7 +139,8 @@ MEASURED = rows(
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 0.0)  # no actor reports after a round
     with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
         yield opened
 
@@ -176,6 +178,16 @@ def test_first_round_is_unlimited_and_the_next_have_the_width_that_keeps_the_eng
     assert "frontier width chosen groups=4 speed=1.000 places=8" in caplog.text
     serve(store, 8, speeds=rows((9, 9, 1.0)))  # measured later; it stays, as the places do
     assert train_round(width) == {"round/frontier_width": 4}
+    assert claimable(store) == 4
+
+
+def test_width_is_chosen_from_what_engines_report_after_the_round(store, monkeypatch):
+    monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 60.0)
+    monkeypatch.setattr(frontier_width.time, "sleep", lambda seconds: serve(store, 8))
+    width = FrontierWidth(config_of(), store)
+    width.resume(None)
+    serve(store, 8, speeds=())  # the last heartbeat of the round
+    train_round(width)
     assert claimable(store) == 4
 
 

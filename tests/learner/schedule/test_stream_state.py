@@ -12,6 +12,7 @@ from bridge.rollout_types import Ticket
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import FencedError
 from configs import schema, sections
+from learner.schedule import frontier_width
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
 from learner.schedule.window_planner import WindowPlanner
@@ -199,7 +200,8 @@ def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
     assert learner.stream.clock.rollout_start_s is None
 
 
-def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_that_resumes(store):
+def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_that_resumes(store, monkeypatch):
+    monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 0.0)  # the actor reports before
     config = dataclasses.replace(config_of(updates=8), admission=sections.AdmissionConfig(policy="frontier"))
     before = Learner(store, config)
     before.stream.resume(None)
