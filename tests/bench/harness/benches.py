@@ -244,7 +244,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         Bench(
             "papers",
             "Does it predict the papers' numbers from their inputs alone?",
-            "error up to {table_2_max_rel_error:.0%} on RollPacker's Table 2",
+            "median error {median_error:.0%}, at most {max_error:.0%}",
             ("launch/tools/plan",),
             "simulated",
         ),
