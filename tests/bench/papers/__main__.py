@@ -5,7 +5,8 @@
 Each module of `tests/bench/papers/` has a paper's inputs, each with its section, and what the paper leaves open. They
 are committed before the answers are read; `answers.py` has what the papers state, and came after. `--compare` computes
 errors of the stored predictions again, without predicting. An error is |predicted / paper - 1|; of a range, the
-distance to its nearest bound. Blind: none of an experiment's answers was read before its inputs were committed. Known
+distance to its nearest bound. Experiments chosen in sight, whose inputs were changed after the answers were read, count
+in no aim. Blind: none of an experiment's answers was read before its inputs were committed. Known
 was, from earlier versions of this bench and an audit: RollPacker's Table 2, Figures 9, 11 and 14 and Table 3,
 RolloutPipe's main times and dispatches, all of PipelineRL and ROLL Flash. RollPacker's introduction, which sums up its
 sections 6.4 and 6.5, was read after their inputs were written, but before they were committed: they are not blind.
@@ -42,6 +43,7 @@ COLUMNS = {
     "predicted": "{predicted:.4g}",
     "error": "{error:.0%}",
     "blind": "{blind}",
+    "chosen in sight": "{in_sight}",
 }
 
 
@@ -69,15 +71,22 @@ def compare(predictions: Mapping[str, Mapping[str, float]]) -> list[dict[str, An
                     "predicted": predicted,
                     "error": None if published is None else error(predicted, published),
                     "blind": experiment.blind,
+                    "in_sight": experiment.in_sight,
                 }
             )
     return rows
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns the median and the largest error, of all and of the blind experiments."""
+    """Returns the median and the largest error: of all inputs that were not chosen in sight, of the blind experiments,
+    of each paper, and of inputs chosen in sight."""
     values: dict[str, float] = {"num_predictions": len(rows)}
-    for prefix, of in (("", rows), ("blind_", [r for r in rows if r["blind"]])):
+    frozen = [r for r in rows if not r["in_sight"]]
+    parts = {"": frozen, "blind_": [r for r in frozen if r["blind"]], "in_sight_": [r for r in rows if r["in_sight"]]}
+    for paper in dict.fromkeys(e.paper for e in EXPERIMENTS):
+        key = paper.lower().replace(" ", "_") + "_"
+        parts[key] = [r for r in frozen if r["experiment"].startswith(f"{paper}, ")]
+    for prefix, of in parts.items():
         errors = [r["error"] for r in of if r["error"] is not None]
         values[f"{prefix}num_compared"] = len(errors)
         if errors:

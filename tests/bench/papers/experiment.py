@@ -18,6 +18,8 @@ class Experiment:
     """Returns the planner's numbers by quantity."""
     blind: bool
     """True if none of the paper's numbers of this experiment was read before the inputs were committed."""
+    in_sight: bool = False
+    """True if inputs were chosen with the paper's numbers in sight: it proves nothing, and counts in no aim."""
     left_open: str = ""
     """Missing inputs, and what was assumed."""
 

@@ -32,8 +32,8 @@ MAX_NUM_SEQS = 256
 PROMPT_SHARES = (0.8, 0.5, 0.2)
 """Of the lengths' spread, what is the prompt's; not given. The first is the profile's default and the central one
 ("a small subset of prompts", section 1)."""
-NUM_ROUNDS, SEEDS = 10, (0, 1)
-"""Two periods of four short rounds and a long one (Figure 4)."""
+NUM_ROUNDS, SEEDS = 20, (0, 1, 2)
+"""Four periods of four short rounds and a long one (Figure 4)."""
 FIGURE_11_ETAS = (1.125, 1.25, 1.375, 1.5)
 """Between and at the ends of its range (section 6.3); the model is not named where the setting is, so 14B/16k, which
 section 3 is about."""
@@ -144,6 +144,8 @@ ROLLOUT_PARAMS, ROLLOUT_KV_BYTES = 1.72e9, 2 * 2 * 28 * 8 * 128
 """Qwen3-1.7B's model card."""
 ROLLOUT_BYTES, MEM_FRACTION = 2 * 40e9, 0.88
 """Two A100 of 40 GB with TP = 2 (section 5.1); SGLang's default share for weights and cache."""
+ROLLOUT_BYTES_PER_S = 2 * 1.555e12
+"""Their data sheet's memory bandwidth; of the second engine alone, which was chosen in sight."""
 PLACES = int((MEM_FRACTION * ROLLOUT_BYTES - 2 * ROLLOUT_PARAMS) / ROLLOUT_KV_BYTES / MEAN_TOKENS)
 """Responses whose cache fits at once, which is what bounds them: SGLang admits by memory.
 
