@@ -102,7 +102,11 @@ def main(argv: list[str]) -> None:
         if stored is None or "predictions" not in stored:
             raise SystemExit("no stored predictions; run python -m tests.bench.papers")
         predictions = stored["predictions"]
+        made = stored.get("predicted")
+        if made is None:
+            made = {"made": stored["made"], "commit": stored["commit"], "s": stored["values"]["wall_s"]}
     else:
+        made = None
         with concurrent.futures.ProcessPoolExecutor(_JOBS.value) as pool:
             names = [e.name for e in EXPERIMENTS]
             predictions = dict(zip(names, pool.map(predict, names), strict=True))
@@ -116,12 +120,14 @@ def main(argv: list[str]) -> None:
         rows=rows,
         columns=COLUMNS,
         notes=[
+            *([f"Predicted {made['made']} at commit {made['commit']}, in {made['s']:.0f} s."] if made else []),
             *WRONG,
             page.table({"experiment": "{name}", "left open by the paper, and assumed": "{open}"}, opened),
             page.table({"not compared": "{0}", "why": "{1}"}, [{"0": k, "1": v} for k, v in NOT_COMPARED.items()]),
         ],
         beside="the planner alone",
         predictions=predictions,
+        predicted=made,
     )
 
 
