@@ -1,15 +1,17 @@
 """The planner on the experiments of four papers, told their inputs only
 
-    python -m tests.bench.papers [-j 2] [--compare]
+    python -m tests.bench.papers -j 2
 
 Each module of `tests/bench/papers/` has a paper's inputs, each with its section, and what the paper leaves open. They
-are committed before the answers are read; `answers.py` has what the papers state, and came after. `--compare` computes
-errors of the stored predictions again, without predicting. An error is |predicted / paper - 1|; of a range, the
-distance to its nearest bound. Experiments chosen in sight, whose inputs were changed after the answers were read, count
-in no aim. Blind: none of an experiment's answers was read before its inputs were committed. Known
-was, from earlier versions of this bench and an audit: RollPacker's Table 2, Figures 9, 11 and 14 and Table 3,
-RolloutPipe's main times and dispatches, all of PipelineRL and ROLL Flash. RollPacker's introduction, which sums up its
-sections 6.4 and 6.5, was read after their inputs were written, but before they were committed: they are not blind.
+are committed before the answers are read; `tests/bench/papers/answers.py` has what the papers state, and came after.
+`--compare` computes errors of the stored predictions again, without predicting.
+
+An error is |predicted / paper - 1|; of a range, the distance to its nearest bound. Experiments chosen in sight, whose
+inputs were changed after the answers were read, count in no aim. Blind: none of an experiment's answers was read before
+its inputs were committed. Known was, from earlier versions of this bench and an audit: RollPacker's Table 2, Figures 9,
+11 and 14 and Table 3, RolloutPipe's main times and dispatches, all of PipelineRL and ROLL Flash. RollPacker's
+introduction, which sums up its sections 6.4 and 6.5, was read after their inputs were written, but before they were
+committed: they are not blind.
 """
 
 import concurrent.futures
@@ -20,6 +22,8 @@ from typing import Any
 from absl import app, flags, logging
 
 from tests.bench.harness import page, result
+from tests.bench.harness.benches import BENCHES
+from tests.bench.harness.code import code_hash
 from tests.bench.papers import pipelinerl, roll_flash, rolloutpipe, rollpacker_figures
 from tests.bench.papers.answers import ANSWERS, NOT_COMPARED, WRONG
 from tests.bench.papers.experiment import Experiment, error
@@ -32,6 +36,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     *rolloutpipe.EXPERIMENTS,
     *roll_flash.EXPERIMENTS,
 )
+PREDICTING = ("inputs", "pipelinerl", "roll_flash", "rolloutpipe", "rollpacker", "rollpacker_figures")
+"""Files whose change makes stored predictions outdated, beside the planner's."""
 AIMS = {
     "median_error": result.at_most(0.10, "ours"),
     "max_error": result.at_most(0.25, "ours"),
@@ -97,6 +103,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main(argv: list[str]) -> None:
     """Predicts all, compares, writes the results, prints the JSON line."""
     del argv
+    code = code_hash((*BENCHES["papers"].code, *(f"tests/bench/papers/{name}.py" for name in PREDICTING)))
     if _COMPARE.value:
         stored = result.stored("papers")
         if stored is None or "predictions" not in stored:
@@ -104,7 +111,10 @@ def main(argv: list[str]) -> None:
         predictions = stored["predictions"]
         made = stored.get("predicted")
         if made is None:
-            made = {"made": stored["made"], "commit": stored["commit"], "s": stored["values"]["wall_s"]}
+            names = {"made": stored["made"], "commit": stored["commit"], "s": stored["values"]["wall_s"]}
+            made = names | {"code": stored["predicting_code"]}
+        if made["code"] != code:
+            raise SystemExit("the stored predictions are of other code; run python -m tests.bench.papers")
     else:
         made = None
         with concurrent.futures.ProcessPoolExecutor(_JOBS.value) as pool:
@@ -128,6 +138,7 @@ def main(argv: list[str]) -> None:
         beside="the planner alone",
         predictions=predictions,
         predicted=made,
+        predicting_code=code,
     )
 
 
