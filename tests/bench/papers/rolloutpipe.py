@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.presets import rolloutpipe
 from configs.schema import Config
+from configs.sections import AdmissionConfig
 from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
@@ -43,6 +44,8 @@ def config_of(name: str, R: int) -> Config:
     """A preset at R groups a round."""
     config = {"serial": rolloutpipe.serial, "cgp": rolloutpipe.cgp, "cgp_fgd": rolloutpipe.rolloutpipe}[name]("paper")
     rounds = dataclasses.replace(config.rounds, groups_per_round=R, groups_per_update=2, samples_per_group=8)
+    if name == "cgp_fgd":
+        config = dataclasses.replace(config, admission=AdmissionConfig(policy="frontier", width=inputs.U))
     return dataclasses.replace(config, rounds=rounds, run=dataclasses.replace(config.run, num_updates=R // 2))
 
 
