@@ -1,12 +1,12 @@
 """Elastic tensor parallel size: RollPacker's parallelism planner (section 4.2). Pure: no engine, no clock.
 
 A step is full if its KV cache was: a response was preempted, or the peak usage reached `FULL`. The size doubles once
-full steps since the engine's start have taken as long as a restart. It halves after `NUM_QUIET_STEPS` steps in a row,
-together as long as a restart, whose peak would fill at most `FITS` of the KV cache at half the size.
+full steps since the engine's start have taken as long as a restart. It halves after at least `NUM_QUIET_STEPS` steps in
+a row whose peak would fill at most `FITS` of the KV cache at half the size, if they took as long as a restart together.
 
-So a restart never costs more time than the load that calls for it has lasted, and a size that a full step needs is
-kept. The paper's rule compares preemptions with the previous step's. It cannot see steady preemptions, doubles by
-chance when they vary, and halves into a cache that is too small (`tests/bench/parallelism`).
+A restart therefore costs at most as much time as the steps that caused it, and a size that a full step needs is kept.
+The paper's rule compares preemptions with the previous step's. It cannot see steady preemptions, doubles by chance when
+they vary, and halves into a cache that is too small (`tests/bench/parallelism`).
 
 `actor.elastic_control` measures steps and applies the size.
 """

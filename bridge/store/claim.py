@@ -10,9 +10,9 @@ whole groups (`spread`). The long responses of a long prompt then run on as many
 replication, ROLL Flash).
 
 The SQL rows of `offered`, by order, are the input of `choose`. Evaluations and probes always pass. A training ticket
-passes if its order is in service or among the first new orders that fit the frontier. The run's width, if set
-(`LearnerStore.set_frontier_width`), replaces that of the claim. The first `fair_share` of those
-are claimed. Tickets beyond the actor's part of their order come last.
+passes if its order is in service or among the first new orders that fit the frontier. The first `fair_share` of the
+tickets that pass are claimed. Tickets beyond the actor's part of their order come last. The run's width, if set
+(`LearnerStore.set_frontier_width`), replaces that of the claim.
 """
 
 import dataclasses

@@ -8,7 +8,8 @@ width of at least U groups, which an update needs, with
 
 F_w groups run F_w K sequences only at first, fewer while their last responses finish. Both speeds are therefore means
 over a replay of a round's response lengths. T(h), the tokens/s of all engines with h sequences, is measured by the
-engines in the first round, in which all groups are in service, or is a profile's (`launch/tools/plan/search.py`).
+engines in the first round, in which all groups are in service. The planner takes it from a profile
+(`launch/tools/plan/frontier.py`).
 """
 
 import heapq

@@ -1,4 +1,6 @@
-"""What is run: the fleet's engines, the lengths, and each schedule's configuration. All chosen before anything was run.
+"""What is run: the fleet's engines, the lengths, and each schedule's configuration.
+
+All were chosen before anything was run, except `REDUNDANT_PROMPTS`, which was chosen by what the oracle made of it.
 
 The fleet is RollPacker's middle setting (section 6): 16 engines of Qwen2.5-14B over two H800 each, whose step is the
 roofline of `tests.bench.papers.inputs`, at a context of half of the longest response: what is decoded longest is. It
