@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,6 +32,15 @@ async def told(s, *, shutdown_grace_s: float):
             asyncio.get_running_loop().remove_signal_handler(number)
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """SIGHUP has its default handler, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_or_closed_terminal_finishes_what_runs_and_gives_back_the_rest(tmp_path, number):
     async def body():

@@ -41,7 +41,7 @@ def test_there_is_a_dockerfile_for_each_role():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
 def test_dockerfile_knows_its_instructions_and_runs_as_nobody_in_particular(path):
     found = [name for name, _ in instructions(path)]
-    assert set(found) <= {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    assert set(found) <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
     assert found[0] == "FROM" and ":latest" not in of(path, "FROM")[0]
     assert of(path, "USER") == ["10001:10001"] and found.index("USER") > max(
         i for i, n in enumerate(found) if n == "RUN"
