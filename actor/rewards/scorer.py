@@ -141,7 +141,8 @@ class RewardScorer:
         is_within = sum(score.case_s) < self._pool.settings.max_answer_s
         if score.verdict == "timeout" and is_within and anchors.allows(key, score.case_s):
             # A sibling was right as this one was stopped, and its anchor allows more.
-            score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
+            with contextlib.suppress(HangError):  # the first score stands
+                score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
         if score.verdict == "ok":
             anchors.passed(key, score.case_s)
         return score

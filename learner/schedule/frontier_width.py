@@ -160,14 +160,16 @@ class FrontierWidth:
     A given width (admission.width) is only checked, once.
     """
 
-    def __init__(self, config: Config, store: LearnerStore) -> None:
-        """Starts before the first round."""
-        self._config, self._store = config, store
+    def __init__(self, config: Config, store: LearnerStore, *, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Starts before the first round; `on_wait` is called while it waits for reports, and may raise."""
+        self._config, self._store, self._on_wait = config, store, on_wait
         self._is_needed = config.admission.policy == "frontier" and not config.environments_played
         self._lengths: dict[int, list[int]] = {}
         """Tokens of the responses of the round's groups, by order."""
         self._last_group_s = 0.0
         """Monotonic time of the round's last group, in seconds."""
+        self._has_waited = False
+        """True once it has waited for reports: engines that measure nothing must not delay each round."""
         self._width: int | None = None
         self._places = 0
         """Places of the engines for which the width was chosen or checked."""
@@ -206,9 +208,11 @@ class FrontierWidth:
 
         Actors also report when they have loaded the weights of the next round, which the learner waits for anyway.
         """
+        self._has_waited = True
         now_s = time.monotonic()
         ended_s, deadline_s = self._store.now_s() - (now_s - self._last_group_s), now_s + REPORT_WAIT_S
         while (reports := serving_engines(self._store, after_s=ended_s)) is None and time.monotonic() < deadline_s:
+            self._on_wait()
             time.sleep(_POLL_S)
         return reports
 
@@ -217,7 +221,7 @@ class FrontierWidth:
         is_checked = self._places > 0 and not self._config.chooses_width
         if reports is None or _places(reports) == self._places or is_checked or not lengths:
             return
-        reports = self._reports_of_round() or reports
+        reports = (None if self._has_waited else self._reports_of_round()) or reports
         places, speed = _places(reports), speed_of(reports)
         if speed is None:
             logging.info("frontier width not chosen: an engine has timed too few decoding steps")
@@ -241,6 +245,6 @@ def too_narrow(speeds: WidthSpeeds, width: int, chosen: int) -> str | None:
     if (share := speeds.share(width)) >= FULL_SPEED:
         return None
     return (
-        f"admission.width ({width}) leaves the engines {share:.0%} of their full speed; set admission.width=auto, or "
+        f"admission.width ({width}) leaves the engines an estimated {share:.0%} of their full speed; set admission.width=auto, or "
         f"{chosen}"
     )

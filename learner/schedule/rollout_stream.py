@@ -161,7 +161,7 @@ class RolloutStream:
             )
         )
         self._race_places = RaceCapacity(config, store)
-        self._frontier_width = FrontierWidth(config, store)
+        self._frontier_width = FrontierWidth(config, store, on_wait=self._while_waiting)
         self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.max_lag_steps is not None)
         self._tally = RewardMetrics(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self._shape = AutoShape(config)

@@ -69,10 +69,10 @@ def _headline_row(headline: Headline) -> dict[str, str]:
     row = {"Headline": headline.name, "Paper": headline.paper, "Opponent": headline.opponent}
     if whole is None or bench.is_outdated(whole) or (value := whole["values"].get(headline.key)) is None:
         return row | {"Ours": "-", "Met": "not measured on this code"}
-    met = headline.aim.of(value)["met"]
-    reason = f"; {headline.reason}" if headline.reason and not met else ""
-    ours = page.number(value) + page.interval(whole["intervals"].get(headline.key))
-    return row | {"Ours": ours, "Met": f"{'yes' if met else 'no'}{reason}"}
+    aim = whole["aims"][headline.key]
+    reason = f"; {headline.reason}" if headline.reason and not aim["met"] else ""
+    ours = page.number(value) + page.interval(aim.get("interval"))
+    return row | {"Ours": ours, "Met": f"{page.met(aim)}{reason}"}
 
 
 def main(argv: list[str]) -> None:

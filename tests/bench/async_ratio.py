@@ -18,8 +18,9 @@ tokens trained per second: a run ends with groups in progress, more of them the 
 ones. A lag is of a token, from the step of the weights behind it to the step that trains it.
 
 A synchronous learner's core idles during a rollout. The paper's baseline has as many GPUs as the asynchronous system
-and uses all of them for rollout, so the headline (`best_speedup_both_cores`) is of cases in which a second engine
-shares the learner's core, in both schedules.
+and uses all of them for rollout, so the headline is of cases in which a second engine shares the learner's core, in
+both schedules, at the paper's recommended alpha = 2, which the preset has. `best` is the largest of several noisy
+numbers, and says less.
 """
 
 from typing import Any
@@ -38,6 +39,7 @@ from tests.bench.rig.session import Session
 from tests.bench.rig.setting import TRUNCATED, make_config
 
 ALPHAS = (0, 1, 2, 4, 8)
+PRESET = 2
 SERIAL, BOTH_CORES = "serial", ", both cores"
 K, U = 8, 8
 MAX_NUM_SEQS = 64
@@ -159,9 +161,7 @@ def main(argv: list[str]) -> None:
         "async_ratio",
         __doc__,
         values=values,
-        aims={
-            "best_speedup_both_cores": result.at_least(2.24, "ROLL Flash, RLVR, a synchronous baseline on as many GPUs")
-        },
+        aims={f"speedup_both_cores_alpha_{PRESET}": result.at_least(2.24, "ROLL Flash, RLVR, best of its settings")},
         rows=list(rows.values()),
         columns=COLUMNS,
         figure=True,

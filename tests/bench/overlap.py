@@ -6,9 +6,10 @@ R = 32, 64 and 96 groups a round, K = 8, U = 2. Response lengths are drawn befor
 and are the same for all modes; a trained token costs the same real computation in all of them, set on each engine so
 that `serial` waits half of its time, as in the paper (section 5.3). The modes of an engine and a size take turns, four
 sessions of each, every second turn in reverse order. A session has three rounds; the first, in which `rolloutpipe`
-measures the engine and chooses its frontier width F_w (`admission.width=auto`), counts in no mode. So a mode has eight
-rounds, and the same round of two modes, which has the same prompts, is a pair. Reductions are the means of the pairs'
-ratios, with Student's 95% interval.
+measures the engine and chooses its frontier width F_w (`admission.width=auto`), counts in no mode. The mean of a
+session's other two rounds is one number, and the same turn of two modes, which has the same prompts, is a pair.
+Reductions are the means of the four pairs' ratios, with Student's 95% interval. The paced engine knows its speed from
+the start; the real one also what earlier sessions measured.
 
 What the frontier brings depends on the engine. It keeps F_w K requests in service, so it can only gain on an engine
 that would hold more, and only if that engine serves F_w K about as fast as more of them: then others' requests slow the
@@ -33,6 +34,7 @@ An actor claims only what its engine has room for, lowest order first, and passe
 """
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +70,7 @@ MANY = 32
 """Places of an engine that holds more than the frontier's F_w K = 16 requests: twice as many."""
 PACED_TOKENS_PER_S = 4000.0
 """So that a round of 96 groups takes seconds; what it takes to train is set by it, so it cancels out."""
-AIM_REDUCTION = {32: 32.9, 64: 37.6, 96: 42.3}
+AIM_REDUCTION = {32: 32.9, 64: 37.6, 96: 45.0}
 AIM_WAIT = {32: 0.33, 64: 0.235, 96: 0.14}
 """The paper has no numbers for 64: half-way."""
 SERIAL_WAIT = (0.47, 0.52)
@@ -208,7 +210,9 @@ def row_of(key: Key, found: Sequence[Result]) -> dict[str, Any]:
     widths = sorted(
         {int(r["round/frontier_width"]) for one in found for r in one.rounds if "round/frontier_width" in r}
     )
-    return row | {
+    # They are of a session's whole time, whose first round does not count.
+    rates = ("seconds", "samples_per_s", "tokens_per_s", "samples")
+    return {name: value for name, value in row.items() if name not in rates} | {
         "compute_cpu_s": cpu_s,
         "width": ", ".join(map(str, widths)) or "-",
         "profile": {"profile": setup.name},
@@ -234,7 +238,13 @@ def measure_profiles(rig: Rig, costs: Mapping[Setup, Calibration], sizes: Sequen
 
 def saved(row: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate:
     """Returns the percent of the other's time per round that a mode saves."""
-    return less_pct(row["rollout_to_train_end_s"], other["rollout_to_train_end_s"])
+    return less_pct(*(by_session(r["rollout_to_train_end_s"]) for r in (row, other)))
+
+
+def by_session(numbers: Sequence[float]) -> list[float]:
+    """Returns the mean of each session's rounds: rounds of one session are no independent measurements."""
+    per_session = ROUNDS - 1
+    return [statistics.fmean(numbers[n : n + per_session]) for n in range(0, len(numbers), per_session)]
 
 
 def _in_words(one: Estimate) -> str:
@@ -256,7 +266,7 @@ def values_of(rows: Mapping[Key, Mapping[str, Any]], sizes: Sequence[int]) -> di
                 values |= {
                     f"reduction_pct{suffix}_{mode}": saved(row, serial),
                     f"wait_ratio{suffix}_{mode}": mean_of(row, "waiting_ratio"),
-                    f"compute_ratio{suffix}_{mode}": ratio(row["compute_cpu_s"], serial["compute_cpu_s"]),
+                    f"compute_ratio{suffix}_{mode}": ratio(*(by_session(r["compute_cpu_s"]) for r in (row, serial))),
                 }
             gains.append(saved(rows[setup, "rolloutpipe", groups], cgp))
             values[f"fgd_over_cgp_pct{setup.key}_R{groups}"] = gains[-1]
@@ -269,7 +279,8 @@ def aims_of(sizes: Sequence[int]) -> dict[str, result.Aim]:
     for groups in (r for r in sizes if r in AIM_WAIT):
         for mode in ("cgp", "rolloutpipe"):
             key = f"R{groups}_{mode}"
-            aims[f"reduction_pct_{key}"] = result.at_least(AIM_REDUCTION[groups], "section 5.2, best of four tasks")
+            source = "ours; section 5.2 has 42.3" if groups == 96 else "section 5.2, best of four tasks"
+            aims[f"reduction_pct_{key}"] = result.at_least(AIM_REDUCTION[groups], source)
             aims[f"wait_ratio_{key}"] = result.at_most(AIM_WAIT[groups], "section 5.3")
             aims[f"compute_ratio_{key}"] = result.within(0.985, 1.015, "Table 1, OlyPhys at R = 64 differs most")
         aims[f"wait_ratio_R{groups}_serial"] = result.within(*SERIAL_WAIT, "section 5.3")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.bench.harness.code import LEARNING, PROJECT, RIG, SCHEDULE, code_hash
+from tests.bench.harness.code import LEARNING, PLANNER, PROJECT, RIG, SCHEDULE, code_hash
 
 RESULTS = PROJECT / "tests" / "bench" / "results"
 SIMULATED = "CPU, simulated engines"
@@ -50,39 +50,39 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "How much time per round do CGP and frontier dispatch save over serial training?",
             "{reduction_pct_R32_rolloutpipe:.1f}, {reduction_pct_R64_rolloutpipe:.1f} and "
             "{reduction_pct_R96_rolloutpipe:.1f}% less at R = 32, 64 and 96, engine of 8 slots",
-            (*SCHEDULE, RIG),
+            (*SCHEDULE, *RIG),
         ),
         Bench(
             "tail",
             "What does tail batching gain over synchronous training?",
             "{speedup_8x:.2f}, {speedup_16x:.2f} and {speedup_32x:.2f} times as fast at a length ratio of 8, 16 and 32",
-            (*SCHEDULE, RIG),
+            (*SCHEDULE, *RIG),
         ),
         Bench(
             "inflight",
             "In-flight updates against conventional RL at equal largest lag?",
-            "{tokens_per_s_ratio_shared:.2f} times the tokens/s of a baseline with both cores in either phase; "
+            "{tokens_per_s_ratio_both_cores:.2f} times the tokens/s of a baseline with both cores in either phase; "
             "{tokens_per_s_ratio_ideal:.2f} times an ideal one",
-            (*SCHEDULE, RIG),
+            (*SCHEDULE, *RIG),
         ),
         Bench(
             "async_ratio",
             "Speed-up by async ratio alpha?",
             "{speedup_alpha_1:.2f} at alpha 1 to {speedup_alpha_8:.2f} at alpha 8",
-            (*SCHEDULE, RIG),
+            (*SCHEDULE, *RIG),
         ),
         Bench(
             "engines",
             "Queue scheduling, prompt replication, redundant samples over 16 engines?",
             "{queue_scheduling_speedup:.2f}, {replication_speedup:.2f} and {redundant_speedup:.2f} times as fast",
-            (*SCHEDULE, RIG),
+            (*SCHEDULE, *RIG),
             SIMULATED,
         ),
         Bench(
             "agentic",
             "Environment-level asynchrony and redundant environments?",
             "{speedup:.2f} and {speedup_redundant:.2f} times as fast as batch rollouts",
-            (*SCHEDULE, RIG, "actor/environments"),
+            (*SCHEDULE, *RIG, "actor/environments"),
             "CPU, simulated engine",
         ),
         Bench(
@@ -239,13 +239,13 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "planner",
             "Does the planner predict measured runs and PipelineRL's numbers?",
             "error up to {max_rel_error_real:.0%}; {max_rel_error_async_ratio:.0%} for async ratios",
-            ("launch/tools/plan",),
+            PLANNER,
         ),
         Bench(
             "papers",
             "Does it predict the papers' numbers from their inputs alone?",
             "median error {median_error:.0%}, at most {max_error:.0%}",
-            ("launch/tools/plan",),
+            PLANNER,
             "simulated",
         ),
         Bench(

@@ -7,21 +7,30 @@ import pathlib
 from collections.abc import Iterable
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
-ROOMS = ("actor", "bridge", "configs", "launch", "learner")
+PACKAGES = ("actor", "bridge", "configs", "launch", "learner")
 """All packages of the product."""
 SCHEDULE = (
-    "actor/admission.py",
-    "actor/loop.py",
-    "actor/sampling.py",
-    "actor/weight_updates.py",
-    "bridge/store",
-    "learner/schedule",
-    "learner/train.py",
+    *("actor/admission.py", "actor/background.py", "actor/leases.py", "actor/loop.py", "actor/responses.py"),
+    *("actor/sampling.py", "actor/serving.py", "actor/vllm", "actor/weight_updates.py"),
+    *("bridge/heartbeat_types.py", "bridge/store", "configs/schema.py", "configs/sections/schedule.py"),
+    *("learner/policy_trainer.py", "learner/publish", "learner/schedule", "learner/train.py"),
 )
 """Code that decides when a ticket is issued, sampled and trained; what the schedule benches compare."""
-RIG = "tests/bench/rig"
-LEARNING = (*SCHEDULE, "configs/presets", "learner/objective", "learner/update")
+RIG = (
+    "launch/tools/plan/sim",
+    "tests/bench/rig",
+    "tests/bench/harness/sessions.py",
+    "tests/bench/harness/estimates.py",
+)
+"""Code that runs and measures sessions; the paced engine is the planner's."""
+LEARNING = (
+    *SCHEDULE,
+    *("actor/rewards", "configs/presets", "learner/model", "learner/objective", "learner/update"),
+    "tests/bench/harness/estimates.py",
+)
 """Code that decides what a run learns."""
+PLANNER = ("launch/tools/plan", "actor/admission.py", "bridge/store/claim.py", "configs/schema.py", "learner/schedule")
+"""Code that the planner simulates with."""
 _SUFFIXES = (".py", ".sql")
 
 
@@ -41,6 +50,12 @@ def code_hash(paths: Iterable[str], root: pathlib.Path = PROJECT) -> str:
     for file in sorted({file for path in paths for file in _files(root / path)}):
         digest.update(f"{file.relative_to(root)}\0".encode() + _content(file).encode() + b"\0")
     return digest.hexdigest()
+
+
+def changed_since(time_s: float, paths: Iterable[str], root: pathlib.Path = PROJECT) -> str:
+    """Returns a file of `paths` that was written after a Unix time in seconds; empty if there is none."""
+    files = sorted({file for path in paths for file in _files(root / path)})
+    return next((str(f.relative_to(root)) for f in files if f.stat().st_mtime > time_s), "")
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:

@@ -49,8 +49,9 @@ def markdown(whole: Mapping[str, Any]) -> str:
     machine = whole["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     first, last = machine["load"]
+    changes = " with changes" if whole.get("modified") else ""
     made = (
-        f"Made {whole['made']} at commit {whole['commit']} on {machine['cores']} cores ({machine['architecture']}), "
+        f"Made {whole['made']} at commit {whole['commit']}{changes} on {machine['cores']} cores ({machine['architecture']}), "
         f"{versions}; {machine['beside']}. {machine['wall_s']:.0f} s; load average {first:.1f} at the start, "
         f"{last:.1f} at the end."
     )
@@ -71,7 +72,7 @@ def _aims(aims: Mapping[str, Mapping[str, Any]]) -> str:
             "name": name,
             "value": number(aim["value"]) + interval(aim.get("interval")),
             "bound": number(aim["aim"]) if isinstance(aim["aim"], list) else _bound(aim),
-            "met": "no: chosen in sight" if aim["chosen_in_sight"] else "yes" if aim["met"] else "no",
+            "met": "no: chosen in sight" if aim["chosen_in_sight"] else met(aim),
             "source": aim["source"],
         }
         for name, aim in aims.items()
@@ -84,6 +85,13 @@ def _aims(aims: Mapping[str, Mapping[str, Any]]) -> str:
         "source": "{source}",
     }
     return table(columns, rows)
+
+
+def met(aim: Mapping[str, Any]) -> str:
+    """Returns if an aim was met, and if its value's interval leaves a doubt."""
+    if not aim["met"]:
+        return "no"
+    return "yes" if aim.get("certain", True) else "yes, within the error"
 
 
 def interval(bounds: Sequence[float | None] | None) -> str:

@@ -9,16 +9,16 @@ import os
 import pathlib
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
+from launch.startup.provenance import source_commit
 from tests.bench.harness import page
 from tests.bench.harness.benches import BENCHES, RESULTS
-from tests.bench.harness.code import code_hash
+from tests.bench.harness.code import PROJECT, changed_since, code_hash
 from tests.bench.harness.estimates import Estimate
 
 SMALL = flags.DEFINE_bool("small", False, "A fraction of the size, to see that it works; its numbers mean nothing.")
@@ -28,7 +28,8 @@ RESULTS_DIR = flags.DEFINE_string(
 RIG = "real vLLM on one core, the learner on another, float32"
 VERSIONED = ("jax", "vllm", "torch", "transformers", "numpy")
 _START_S, _START_LOAD = time.monotonic(), os.getloadavg()[0]
-"""Taken at import, before anything takes time."""
+_START_UNIX_S, _START_COMMIT = time.time(), source_commit(PROJECT)
+"""Taken at import, before anything takes time and the code may change."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,19 @@ class Aim:
     """Settings were chosen with this value in sight, so that reaching it is no proof: the aim is never met."""
 
     def of(self, value: float | None, interval: Sequence[float | None] | None = None) -> dict[str, Any]:
-        """Returns the aim with its value and 95% interval; a value that was not measured meets no aim."""
+        """Returns the aim with its value and 95% interval; a value that was not measured meets no aim.
+
+        A met aim is certain if the whole interval is within the bounds.
+        """
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         bounds = [bound for bound in (self.low, self.high) if bound is not None]
         found = {"value": value, "aim": bounds[0] if len(bounds) == 1 else bounds, "at_least": self.high is None}
         met = value is not None and low <= value <= high and not self.chosen_in_sight
         found |= {"met": met, "source": self.source, "chosen_in_sight": self.chosen_in_sight}
-        return found | ({} if interval is None else {"interval": list(interval)})
+        if interval is None:
+            return found
+        is_certain = all(end is not None and low <= end <= high for end in interval)
+        return found | {"interval": list(interval), "certain": met and is_certain}
 
 
 def at_least(aim: float, source: str = "") -> Aim:
@@ -96,7 +103,8 @@ def finish(
     met = {key: aim.of(values.get(key), intervals.get(key)) for key, aim in aims.items()}
     whole = {
         "bench": bench,
-        "commit": _commit(),
+        "commit": _START_COMMIT[0][:8],
+        "modified": _START_COMMIT[1],
         "measures": list(measures),
         "code": code_hash(measures),
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
@@ -122,6 +130,8 @@ def finish(
     text = page.markdown(whole)
     print(text)
     if is_whole and (folder := results_folder()) is not None:
+        if changed := changed_since(_START_UNIX_S, measures):
+            raise RuntimeError(f"nothing is stored: {changed} changed while the bench ran; run it again")
         (folder / f"{bench}.json").write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n")
         (folder / f"{bench}.md").write_text(text)
     print(json.dumps(finite({"bench": bench, "values": values, "aims": met}), allow_nan=False), flush=True)
@@ -164,11 +174,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=RESULTS.parent, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def _versions() -> dict[str, str]:

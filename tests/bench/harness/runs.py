@@ -19,7 +19,7 @@ from absl import app, flags
 
 from configs.run_folder import RunFolder
 from learner.metrics.metrics_writer import read_rows
-from tests.bench.harness.code import PROJECT, ROOMS, code_hash
+from tests.bench.harness.code import PACKAGES, PROJECT, code_hash
 
 DIR = flags.DEFINE_string("dir", None, "Where the runs go, and stay; runs/bench-NAME if not given.")
 ONLY = flags.DEFINE_list("only", [], "Cases to run; all if not given.")
@@ -107,7 +107,7 @@ def run_job(
 def asked_for(config: str, overrides: Mapping[str, object], bound_s: float = math.inf) -> dict[str, Any]:
     """Returns what makes a run this one and no other."""
     fields = {name: str(value) for name, value in overrides.items()}
-    return {"config": config, "overrides": fields, "bound_s": str(bound_s), "code": code_hash(ROOMS)}
+    return {"config": config, "overrides": fields, "bound_s": str(bound_s), "code": code_hash(PACKAGES)}
 
 
 def finished_run(folder: pathlib.Path, asked: Mapping[str, Any]) -> Ran | None:

@@ -191,6 +191,25 @@ def test_width_is_chosen_from_what_engines_report_after_the_round(store, monkeyp
     assert claimable(store) == 4
 
 
+def test_round_waits_once_for_reports_and_a_stop_ends_the_wait(store, monkeypatch):
+    monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 60.0)
+    waits = []
+
+    def on_wait():
+        waits.append(1)
+        if len(waits) == 3:
+            monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 0.0)
+            raise InterruptedError
+
+    monkeypatch.setattr(frontier_width.time, "sleep", lambda seconds: None)
+    width = FrontierWidth(config_of(), store, on_wait=on_wait)
+    serve(store, 8, speeds=())
+    with pytest.raises(InterruptedError):
+        train_round(width)
+    monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 60.0)
+    assert train_round(width) == {"round/frontier_width": R} and len(waits) == 3
+
+
 def test_width_is_saved_and_set_again_by_a_learner_that_resumes(store):
     serve(store, 8)
     before = FrontierWidth(config_of(), store)
@@ -244,7 +263,7 @@ def test_a_given_width_that_costs_speed_warns_once_and_is_kept(store, caplog, wi
     given = FrontierWidth(config_of(width=width), store)
     given.resume(None)
     assert train_round(given) == {"round/frontier_width": width}
-    said = "admission.width (2) leaves the engines 50% of their full speed; set admission.width=auto, or 4"
+    said = "admission.width (2) leaves the engines an estimated 50% of their full speed; set admission.width=auto, or 4"
     assert (said in caplog.text) == is_told and claimable(store) == R
     caplog.clear()
     train_round(given)

@@ -57,7 +57,8 @@ def test_chosen_width_allows_for_the_groups_whose_last_response_is_alone():
 def test_a_width_that_costs_speed_warns_and_one_that_is_chosen_is_told():
     said = width_line(config_of(groups=24, width=2), hardware(RISING))
     assert said == (
-        "warning: admission.width (2) leaves the engines 65% of their full speed; set admission.width=auto, or 3"
+        "warning: admission.width (2) leaves the engines an estimated 65% of their full speed; set "
+        "admission.width=auto, or 3"
     )  # 1600 / 2448
     assert width_line(config_of(groups=24), hardware(RISING)) == (
         "admission.width=auto: 3 groups, 98.0% of the engines' full speed"
