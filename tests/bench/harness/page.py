@@ -51,8 +51,8 @@ def markdown(whole: Mapping[str, Any]) -> str:
     first, last = machine["load"]
     changes = " with changes" if whole.get("modified") else ""
     made = (
-        f"Made {whole['made']} at commit {whole['commit']}{changes} on {machine['cores']} cores ({machine['architecture']}), "
-        f"{versions}; {machine['beside']}. {machine['wall_s']:.0f} s; load average {first:.1f} at the start, "
+        f"Made {whole['made']} at commit {whole['commit']}{changes} on {machine['cores']} cores "
+        f"({machine['architecture']}), {versions}; {machine['beside']}. {machine['wall_s']:.0f} s; load average {first:.1f} at the start, "
         f"{last:.1f} at the end."
     )
     parts = [f"# {title.rstrip('.')}", about.strip(), made]
