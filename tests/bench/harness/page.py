@@ -52,8 +52,8 @@ def markdown(whole: Mapping[str, Any]) -> str:
     changes = " with changes" if whole.get("modified") else ""
     made = (
         f"Made {whole['made']} at commit {whole['commit']}{changes} on {machine['cores']} cores "
-        f"({machine['architecture']}), {versions}; {machine['beside']}. {machine['wall_s']:.0f} s; load average {first:.1f} at the start, "
-        f"{last:.1f} at the end."
+        f"({machine['architecture']}), {versions}; {machine['beside']}. {machine['wall_s']:.0f} s; load average "
+        f"{first:.1f} at the start, {last:.1f} at the end."
     )
     parts = [f"# {title.rstrip('.')}", about.strip(), made]
     if whole["columns"]:
