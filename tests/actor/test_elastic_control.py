@@ -1,7 +1,6 @@
 """An elastic actor: steps of its load, and for another size it leaves with nothing lost."""
 
 import asyncio
-import dataclasses
 import functools
 import types
 from typing import Any
@@ -151,9 +150,15 @@ class WatchedEngine:
 
     @property
     def stats(self) -> EngineStats:
-        counts = dict.fromkeys((f.name for f in dataclasses.fields(EngineStats)), 0)
-        names = ("num_finished", "num_preempted", "kv_usage_peak")
-        return EngineStats(**counts | {name: getattr(self, name) for name in names})
+        return EngineStats(
+            num_running=0,
+            num_waiting=0,
+            kv_usage=0.0,
+            kv_usage_peak=self.kv_usage_peak,
+            num_preempted=self.num_preempted,
+            num_finished=self.num_finished,
+            num_sampled_tokens=0,
+        )
 
 
 class Recorded(ElasticPolicy):
