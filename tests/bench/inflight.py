@@ -60,10 +60,10 @@ SHARED: dict[str, Any] = dict(
 KEEP, RECOMPUTE = "pipelinerl", "pipelinerl, KV recomputed"
 CONVENTIONAL, BOTH_CORES = "conventional", "conventional, both cores"
 KEYS = {KEEP: "pipelinerl", RECOMPUTE: "recompute", CONVENTIONAL: "conventional", BOTH_CORES: "both_cores"}
-FIRST_PASSES = 0.02
-"""Gradient passes per trained token of the first try of the balance."""
-BUSY = (0.90, 0.97)
-"""Share of its time that the balanced learner computes."""
+BUSY = (0.85, 0.95)
+"""Share of its time that the balanced learner computes; the search aims at the middle."""
+FULL_SPEED = 0.95
+"""Share of the engine's own tokens/s that the balanced pipeline keeps."""
 BY_STEP = {"lag/max": "largest lag, steps", "ess": "effective sample size", "mismatch_kl_k3": "mismatch KL, nats"}
 """Metrics whose course is kept (Figures 3a, 6a, 6b and 7)."""
 COLUMNS = {
@@ -203,35 +203,31 @@ def draw(file: pathlib.Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
 def balance(rig: Rig, window: int, num_updates: int) -> tuple[float, Result]:
     """Returns the passes per token at which the learner keeps pace with a full engine, and a run at that pace.
 
-    The engine sets the pace as long as the learner waits, so a pass more per token takes a fixed share of the learner's
-    time. The slope of the last two runs leads to `BUSY`.
+    The first run trains so cheaply that the engine alone sets the pace. From there the passes rise until the learner is
+    busy, and fall where the engine loses speed.
 
     Raises:
-      RuntimeError: the learner is not busy within `BUSY` after six runs, or a micro-batch has too few passes.
+      RuntimeError: six runs find no pace at which the learner is busy within `BUSY` and the engine keeps `FULL_SPEED`,
+        or a micro-batch has too few passes.
     """
-    tried: list[tuple[float, float]] = []
-    passes = FIRST_PASSES
-    for _ in range(6):
+    passes, full_rate = 0.0, 0.0
+    for _ in range(7):
         ran = rig.run(Session(config=pipelinerl(window, num_updates), lengths=LENGTHS, passes_per_token=passes))
         busy = 1 - sum(s["time/wait_s"] for s in ran.steps) / sum(s["time/step_s"] for s in ran.steps)
-        per_micro_batch = ran.num_passes / ran.num_micro_batches
+        full_rate = full_rate or ran.tokens_per_s
+        speed, per_micro_batch = ran.tokens_per_s / full_rate, ran.num_passes / ran.num_micro_batches
         print(
             f"H={window}: {passes:.4f} passes per token ({per_micro_batch:.1f} per micro-batch), learner busy "
-            f"{busy:.3f}, max lag {ran.max_lag}",
+            f"{busy:.3f}, {ran.tokens_per_s:.0f} tokens/s, {speed:.3f} of the engine's, max lag {ran.max_lag}",
             flush=True,
         )
-        if BUSY[0] <= busy <= BUSY[1]:
+        if busy >= BUSY[0] and speed >= FULL_SPEED:
             if per_micro_batch < 2 * MIN_PASSES:  # half of them must still be set by the token
                 raise RuntimeError(f"{per_micro_batch:.1f} passes per micro-batch are too few to halve")
             return passes, ran
-        wanted = sum(BUSY) / 2
-        tried.append((passes, busy))
-        if busy > BUSY[1] or len(tried) < 2 or abs(busy - tried[-2][1]) < 0.01:
-            passes *= wanted / busy if busy < BUSY[0] else 0.85
-        else:
-            (p0, b0), (p1, b1) = tried[-2:]
-            passes = p1 + (wanted - b1) * (p1 - p0) / (b1 - b0)
-    raise RuntimeError(f"H={window}: no pace found at which the learner is busy {BUSY}: {tried}")
+        done = ran.num_passes / ran.real_tokens
+        passes = done * (speed if speed < FULL_SPEED else sum(BUSY) / 2 / busy)
+    raise RuntimeError(f"H={window}: no pace found at which the learner is busy and the engine full")
 
 
 def run_window(
