@@ -53,7 +53,7 @@ MAX_RESPONSE = 128
 LENGTHS = Lengths(kind="uniform", max_tokens=MAX_RESPONSE)
 SHARED: dict[str, Any] = dict(
     max_response_tokens=MAX_RESPONSE,
-    packing=PackingConfig(rows=2, row_tokens=320),
+    packing=PackingConfig(rows=4, row_tokens=320),
     loss=TRUNCATED,
     learning_rate=2e-4,  # high enough that the policy moves and an old token is off policy
 )
@@ -207,7 +207,7 @@ def balance(rig: Rig, window: int, num_updates: int) -> tuple[float, Result]:
     busy, and fall where the engine loses speed.
 
     Raises:
-      RuntimeError: six runs find no pace at which the learner is busy within `BUSY` and the engine keeps `FULL_SPEED`,
+      RuntimeError: seven runs find no pace at which the learner is busy within `BUSY` and the engine keeps `FULL_SPEED`,
         or a micro-batch has too few passes.
     """
     passes, full_rate = 0.0, 0.0
