@@ -61,7 +61,7 @@ KEEP, RECOMPUTE = "pipelinerl", "pipelinerl, KV recomputed"
 CONVENTIONAL, BOTH_CORES = "conventional", "conventional, both cores"
 KEYS = {KEEP: "pipelinerl", RECOMPUTE: "recompute", CONVENTIONAL: "conventional", BOTH_CORES: "both_cores"}
 BUSY = (0.85, 0.95)
-"""Share of its time that the balanced learner computes; the search aims at the middle."""
+"""Share of its time that the balanced learner computes: at least the first; the search aims at the middle."""
 FULL_SPEED = 0.85
 """Share of the engine's own tokens/s that the balanced pipeline keeps: runs of this machine differ by 5%, and the two
 cores slow each other down."""
@@ -208,8 +208,8 @@ def balance(rig: Rig, window: int, num_updates: int) -> tuple[float, Result]:
     busy, and fall where the engine loses speed.
 
     Raises:
-      RuntimeError: seven runs find no pace at which the learner is busy within `BUSY` and the engine keeps `FULL_SPEED`,
-        or a micro-batch has too few passes.
+      RuntimeError: seven runs find no pace at which the learner is busy and the engine keeps `FULL_SPEED`, or a
+        micro-batch has too few passes.
     """
     passes, full_rate = 0.0, 0.0
     for _ in range(7):
