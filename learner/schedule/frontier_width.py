@@ -245,6 +245,6 @@ def too_narrow(speeds: WidthSpeeds, width: int, chosen: int) -> str | None:
     if (share := speeds.share(width)) >= FULL_SPEED:
         return None
     return (
-        f"admission.width ({width}) leaves the engines an estimated {share:.0%} of their full speed; set admission.width=auto, or "
-        f"{chosen}"
+        f"admission.width ({width}) leaves the engines an estimated {share:.0%} of their full speed; "
+        f"set admission.width=auto, or {chosen}"
     )
