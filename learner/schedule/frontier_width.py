@@ -195,13 +195,18 @@ class FrontierWidth:
 
     def get_state(self) -> dict[str, Any]:
         """Returns the chosen width; JSON."""
-        return {"width": self._width, "places": self._places}
+        return {"width": self._width, "places": self._places, "rounds": self._rounds()}
 
     def resume(self, state: dict[str, Any] | None) -> None:
         """Restores the state that `get_state` returned, None before the first round, and sets the store's width."""
-        if state is not None and self._config.chooses_width:
+        if state is not None and self._config.chooses_width and state["rounds"] == self._rounds():
             self._width, self._places = state["width"], state["places"]
         self._store.set_frontier_width(self._width)
+
+    def _rounds(self) -> list[int]:
+        """Returns what the width is chosen for, beside the engines' places."""
+        rounds = self._config.rounds
+        return [rounds.groups_issued, rounds.requests_per_group, rounds.groups_per_update]
 
     def _reports_of_round(self) -> list[ActorReport] | None:
         """Returns the engines' reports after the round's last group; None if one does not arrive in time.
@@ -217,7 +222,7 @@ class FrontierWidth:
         return reports
 
     def _choose(self, lengths: Sequence[Sequence[int]]) -> None:
-        reports = serving_engines(self._store)
+        reports = serving_engines(self._store, needs_all=False)  # one that starts later changes the places
         is_checked = self._places > 0 and not self._config.chooses_width
         if reports is None or _places(reports) == self._places or is_checked or not lengths:
             return

@@ -16,16 +16,19 @@ LOOK_S = 1.0
 """Interval between two reads of the heartbeats, in seconds."""
 
 
-def serving_engines(store: LearnerStore, *, after_s: float = 0.0) -> list[ActorReport] | None:
-    """Returns the reports of the engines that serve; None if none serves, or one is still starting.
+def serving_engines(store: LearnerStore, *, after_s: float = 0.0, needs_all: bool = True) -> list[ActorReport] | None:
+    """Returns the reports of the engines that serve; None if none serves.
 
-    Also returns None if the last report of one is not later than `after_s`, in seconds of the store's clock.
+    Args:
+      store: store of the heartbeats.
+      after_s: time of the store's clock, in seconds; an earlier report counts as none.
+      needs_all: whether to return None while an engine has no report, which one that starts has not.
     """
     since_s = store.now_s() - LIVE_S
     live = [b for b in store.heartbeats() if b.role == "actor" and b.time_s > since_s]
     reports = [b.report if b.time_s > after_s else None for b in live]
     serving = [r for r in reports if r is not None and not r.is_shutting_down]
-    return None if None in reports else serving or None
+    return None if needs_all and None in reports else serving or None
 
 
 class ServedSteps:
