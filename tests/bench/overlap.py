@@ -181,17 +181,14 @@ def main(argv: list[str]) -> None:
         measured=sessions.measured(
             {names[key]: rows[key] for key in names},
             {names[setup, mode, groups]: setup.config(mode, groups) for setup, mode, groups in names},
-            ("rollout_to_train_end_s", "waiting_ratio", "waiting_ratio_eq4", "first_dispatch_s"),
+            ("rollout_to_train_end_s", "waiting_ratio", "waiting_ratio_eq4", "first_dispatch_s", "num_skipped"),
         ),
     )
 
 
 def without_first_round(ran: Result) -> Result:
     """Returns a session without its first round, in which the engine was measured."""
-    num_steps = len(ran.steps) // ROUNDS
-    return dataclasses.replace(
-        ran, rounds=ran.rounds[1:], steps=ran.steps[num_steps:], step_cpu_s=ran.step_cpu_s[num_steps:]
-    )
+    return ran.skip(len(ran.steps) // ROUNDS)
 
 
 def row_of(key: Key, found: Sequence[Result]) -> dict[str, Any]:
@@ -210,9 +207,7 @@ def row_of(key: Key, found: Sequence[Result]) -> dict[str, Any]:
     widths = sorted(
         {int(r["round/frontier_width"]) for one in found for r in one.rounds if "round/frontier_width" in r}
     )
-    # They are of a session's whole time, whose first round does not count.
-    rates = ("seconds", "samples_per_s", "tokens_per_s", "samples")
-    return {name: value for name, value in row.items() if name not in rates} | {
+    return row | {
         "compute_cpu_s": cpu_s,
         "width": ", ".join(map(str, widths)) or "-",
         "profile": {"profile": setup.name},

@@ -89,6 +89,7 @@ def row_of(name: str, config: Config, results: Sequence[Result], **labels: Any) 
         **labels,
         "seconds": [one.span_s for one in results],
         "machine_speed": [one.machine_speed for one in results],
+        "num_skipped": results[0].num_skipped,
         "samples": sum(one.num_samples for one in results),
         "samples_per_s": [one.samples_per_s for one in results],
         "tokens_per_s": [one.tokens_per_s for one in results],

@@ -3,7 +3,7 @@
 A bench's result file has `profile` (what launch/tools/plan/profile.py reads, measured apart from those runs; `profiles`
 by name if there are several) and `measured`, a list of {"name", "config" (whole), "measured": numbers by name}; the
 numbers of a case may name its profile. Those that the planner knows (`METRICS`) are compared. A run begins with its
-first tickets and ends with its last optimizer step, and nothing of it is left out.
+first tickets, or after `num_skipped` updates, and ends with its last optimizer step.
 """
 
 import dataclasses
@@ -48,6 +48,8 @@ class Case:
     """With the lengths that the run replayed."""
     measured: dict[str, float]
     """Numbers by their names in `METRICS`."""
+    num_skipped: int = 0
+    """First updates that were not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,7 @@ def read(path: pathlib.Path) -> list[Case]:
                 config=overrides.from_dict(entry["config"]),
                 profile=plan_profile.from_dict(profile),
                 measured={name: float(numbers[name]) for name in METRICS if numbers.get(name) is not None},
+                num_skipped=int(numbers.get("num_skipped", 0)),
             )
         except (ValueError, KeyError, TypeError) as e:
             raise ValueError(f"{path}: measured run {i}: {type(e).__name__}: {e}") from e
@@ -97,7 +100,8 @@ def errors(cases: Sequence[Case]) -> list[Error]:
     """The planner's error for each metric that was measured of each case."""
     found = []
     for case in cases:
-        outcome = simulate(case.config, case.profile, num_updates=case.config.run.num_updates)
+        num_updates = case.config.run.num_updates - case.num_skipped
+        outcome = simulate(case.config, case.profile, num_updates=num_updates, warmup_updates=case.num_skipped)
         found += [
             Error(name=case.name, metric=metric, measured=value, predicted=METRICS[metric](outcome))
             for metric, value in case.measured.items()

@@ -31,6 +31,14 @@ def test_compare_gives_the_largest_error_over_times():
     assert cases.max_relative_error([]) is None
 
 
+def test_skipped_updates_of_a_run_are_not_predicted():
+    whole = simulate(case_of().config, case_of().profile, num_updates=4)
+    last = simulate(case_of().config, case_of().profile, num_updates=2, warmup_updates=2)
+    assert last.seconds < whole.seconds
+    (error,) = cases.errors([case_of(measured={"seconds": last.seconds}, num_skipped=2)])
+    assert error.predicted == last.seconds
+
+
 def test_closed_formulas_are_the_papers():
     closed = pipelinerl.closed()
     assert closed["r_gen"] == pytest.approx(16.9, rel=0.001)

@@ -52,13 +52,32 @@ class Result:
     """How late the actors' process was (`tests.bench.engines.fleet_process`)."""
     machine_speed: float = math.nan
     """MB/s, before the session (`tests.bench.harness.machine`)."""
+    num_skipped: int = 0
+    """First updates that do not count: their rows are left out."""
+
+    def skip(self, num_updates: int) -> "Result":
+        """Returns the session after its first updates, which leave its rows and its span.
+
+        Raises:
+          ValueError: no update is left.
+        """
+        if not 0 <= num_updates < len(self.steps):
+            raise ValueError(f"cannot skip {num_updates} of {len(self.steps)} updates")
+        skipped = self.num_skipped + num_updates
+        return dataclasses.replace(
+            self,
+            rounds=[row for row in self.rounds if row["step"] > skipped],
+            steps=self.steps[num_updates:],
+            step_cpu_s=self.step_cpu_s[num_updates:],
+            num_skipped=skipped,
+        )
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first tickets to the last optimizer step, without the start and the last checkpoint."""
+        """Seconds from the first tickets, or the last update that does not count, to the last optimizer step."""
+        applied = sorted(e["ts"] + e["dur"] for e in self.events if e["name"] == "apply")
         issued = min(e["ts"] for e in self.events if e["name"] == "issue")
-        applied = max(e["ts"] + e["dur"] for e in self.events if e["name"] == "apply")
-        return (applied - issued) / 1e6
+        return (applied[-1] - (applied[self.num_skipped - 1] if self.num_skipped else issued)) / 1e6
 
     @property
     def num_samples(self) -> int:

@@ -16,6 +16,7 @@ from tests.bench.rig.calibrate import calibrate, wait_and_compute_s, waiting_rat
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.paced_steps import PacedSteps
 from tests.bench.rig.replay import HashRewards, Places, ReplayEngine
+from tests.bench.rig.rig import Result
 from tests.bench.rig.session import Session
 from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, steps_of, stream
 
@@ -217,3 +218,28 @@ def test_calibration_finds_the_passes_at_which_serial_waits_as_wanted():
 def test_wait_and_compute_leave_out_what_was_set_aside():
     result: Any = SimpleNamespace(rounds=[round_row(3.0, 1.0, aside_s=4.0), round_row(2.0, 4.0)])
     assert wait_and_compute_s(result) == (5.0, 5.0) and waiting_ratio(result) == 0.5
+
+
+def test_a_session_counts_from_the_end_of_its_last_skipped_update():
+    def event(name: str, start_s: float, seconds: float = 0.0) -> dict[str, Any]:
+        return {"name": name, "ts": 1e6 * start_s, "dur": 1e6 * seconds}
+
+    row = {"sequences": 4, "response/mean_tokens": 10.0, "lag/max": 2}
+    whole = Result(
+        rounds=[{"step": 2}, {"step": 4}],
+        steps=[row, row, row, row | {"lag/max": 3}],
+        evals=[],
+        events=[event("issue", 0.0), *(event("apply", n, 0.5) for n in (2, 3, 4, 5))],
+        num_passes=8,
+        num_micro_batches=8,
+        real_tokens=160,
+        step_cpu_s=[0.1, 0.2, 0.3, 0.4],
+        dropped={},
+        running=[],
+    )
+    assert (whole.span_s, whole.tokens_per_s) == (5.5, pytest.approx(160 / 5.5))
+    later = whole.skip(1).skip(1)
+    assert (later.span_s, later.tokens_per_s, later.num_skipped) == (2.0, 40.0, 2)
+    assert later.rounds == [{"step": 4}] and later.step_cpu_s == [0.3, 0.4] and later.max_lag == 3
+    with pytest.raises(ValueError, match="cannot skip 2 of 2"):
+        later.skip(2)
