@@ -6,12 +6,14 @@ Each module of `tests/bench/papers/` has a paper's inputs, each with its section
 are committed before the answers are read; `tests/bench/papers/answers.py` has what the papers state, and came after.
 `--compare` computes errors of the stored predictions again, without predicting.
 
-An error is |predicted / paper - 1|; of a range, the distance to its nearest bound. Experiments chosen in sight, whose
-inputs were changed after the answers were read, count in no aim. Blind: none of an experiment's answers was read before
-its inputs were committed. Known was, from earlier versions of this bench and an audit: RollPacker's Table 2, Figures 9,
-11 and 14 and Table 3, RolloutPipe's main times and dispatches, all of PipelineRL and ROLL Flash. RollPacker's
-introduction, which sums up its sections 6.4 and 6.5, was read after their inputs were written, but before they were
-committed: they are not blind.
+An error is |predicted / paper - 1|; of a range, the distance to its nearest bound. Where a paper states the share of a
+time that is saved, the times are compared (1 - share): a share near 0 has no error that means anything.
+
+Experiments chosen in sight, whose inputs were changed after the answers were read, count in no aim. Blind: none of an
+experiment's answers was read before its inputs were committed. Known was, from earlier versions of this bench and an
+audit: RollPacker's Table 2, Figures 9, 11 and 14 and Table 3, RolloutPipe's main times and dispatches, all of
+PipelineRL and ROLL Flash. RollPacker's introduction, which sums up its sections 6.4 and 6.5, was read after their
+inputs were written, but before they were committed: they are not blind.
 """
 
 import concurrent.futures
