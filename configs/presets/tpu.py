@@ -50,7 +50,7 @@ def slice_config(
     mesh: MeshConfig,
     packing: PackingConfig,
     max_tokens: int,
-    remat: Literal["full", "attention", "dots", "none"] = "attention",
+    remat: Literal["full", "attention", "gate", "dots", "none"] = "attention",
 ) -> Config:
     """Returns PipelineRL on a slice: bfloat16 compute, float32 master weights and AdamW."""
     base = pipelinerl.pipelinerl()

@@ -141,10 +141,11 @@ class ModelConfig(CheckedSection):
     served_dtype: Dtype = "float32"
     """Dtype of published weights and of the engine. `float32`: full precision. `bfloat16`: half the transfer size and
     engine memory for weights."""
-    remat: Literal["auto", "full", "attention", "dots", "none"] = "auto"
+    remat: Literal["auto", "full", "attention", "gate", "dots", "none"] = "auto"
     """Activations that the backward pass recomputes. `full`: whole layers. `attention`: all but attention (splash and
-    xla; cuDNN attention is recomputed). `dots`: all but attention and projections. `none`: nothing. `auto`: as little
-    as memory allows (`learner/update/auto_remat.py`), reported in the log and loss.json."""
+    xla; cuDNN attention is recomputed). `gate`: the MLP's gate projection and elementwise operations. `dots`:
+    elementwise operations. `none`: nothing. `auto`: as little as memory allows (`learner/update/auto_remat.py`),
+    reported in the log and loss.json."""
     attention: Literal["auto", "splash", "cudnn", "xla"] = "auto"
     """Attention implementation of the learner. `splash`: TPU. `cudnn`: NVIDIA Hopper or newer, in bfloat16. `xla`: any
     device. `auto`: the first of these that supports the platform (`learner/model/attention/dispatch.py`)."""

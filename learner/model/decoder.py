@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
@@ -32,11 +33,10 @@ from learner.model.activation_sharding import ActivationSharding
 from learner.model.architecture import Architecture
 from learner.model.attention.dispatch import attention
 from learner.model.attention.xla import ATTENTION
-from learner.model.moe import ExpertLayout, moe_mlp
+from learner.model.moe import GATE, PROJECTION, ExpertLayout, moe_mlp
 from learner.model.rope import Rotation, rotary_angles, rotate
 
 _POLICIES = jax.checkpoint_policies
-_SAVE_ATTENTION = _POLICIES.save_only_these_names(ATTENTION)
 
 
 def _checkpoint(policy: Callable[..., Any] | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -45,13 +45,14 @@ def _checkpoint(policy: Callable[..., Any] | None) -> Callable[[Callable[..., An
 
 REMAT: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "full": _checkpoint(None),
-    "attention": _checkpoint(_SAVE_ATTENTION),
-    "dots": _checkpoint(_POLICIES.save_from_both_policies(_POLICIES.dots_with_no_batch_dims_saveable, _SAVE_ATTENTION)),
+    "attention": _checkpoint(_POLICIES.save_only_these_names(ATTENTION)),
+    "gate": _checkpoint(_POLICIES.save_only_these_names(ATTENTION, PROJECTION)),
+    "dots": _checkpoint(_POLICIES.save_only_these_names(ATTENTION, PROJECTION, GATE)),
     "none": lambda layer: layer,
 }
 """Rematerialization policies by name, with what backward recomputes. `full`: whole layers. `attention`: all but
-attention, whose cost grows with row length and whose saved result is only [tokens, heads * head_dim] per layer. `dots`:
-all but attention and projections. `none`: nothing."""
+attention, whose cost grows with row length and whose saved result is only [tokens, heads * head_dim] per layer. `gate`:
+the MLP's gate projection and elementwise operations. `dots`: elementwise operations. `none`: nothing."""
 
 
 Params = dict[str, Any]
@@ -190,21 +191,23 @@ class Layer(nnx.Module):
         x = x + (mixed if self.attention_out_norm is None else self.attention_out_norm(mixed))
         mlp = self._experts if self.config.num_experts else self._mlp
         mixed = inputs.placement.tokens(mlp(self.post_norm(x), inputs))
-        return x + (mixed if self.mlp_out_norm is None else self.mlp_out_norm(mixed))
+        return x + (mixed if self.mlp_out_norm is None else self.mlp_out_norm(checkpoint_name(mixed, PROJECTION)))
 
     def _attention(self, h: Array, inputs: LayerInputs) -> Array:
         c, rows, heads = self.config, inputs.rotation[0].shape[:2], inputs.placement.heads
-        q = heads(self.q_proj(h).reshape(*rows, c.num_heads, c.head_dim))
-        k = heads(self.k_proj(h).reshape(*rows, c.num_kv_heads, c.head_dim))
-        v = heads(self.v_proj(h).reshape(*rows, c.num_kv_heads, c.head_dim))
+        q, k, v = (checkpoint_name(project(h), PROJECTION) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q = heads(q.reshape(*rows, c.num_heads, c.head_dim))
+        k = heads(k.reshape(*rows, c.num_kv_heads, c.head_dim))
+        v = heads(v.reshape(*rows, c.num_kv_heads, c.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         mixed = heads(inputs.attend(rotate(q, inputs.rotation), rotate(k, inputs.rotation), v))
-        return self.o_proj(mixed.reshape(*h.shape[:-1], c.num_heads * c.head_dim))
+        return checkpoint_name(self.o_proj(mixed.reshape(*h.shape[:-1], c.num_heads * c.head_dim)), PROJECTION)
 
     def _mlp(self, h: Array, inputs: LayerInputs) -> Array:
         width, activation = inputs.placement.width, ACTIVATIONS[self.config.family.activation]
-        return self.down_proj(activation(width(self.gate_proj(h))) * width(self.up_proj(h)))
+        gate, up = checkpoint_name(self.gate_proj(h), GATE), checkpoint_name(self.up_proj(h), PROJECTION)
+        return self.down_proj(activation(width(gate)) * width(up))
 
     def _experts(self, h: Array, inputs: LayerInputs) -> Array:
         c, placement = self.config, inputs.placement

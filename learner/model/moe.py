@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -33,6 +34,9 @@ from learner.distributed.sharding import BATCH_AXES, Axes, axes_size
 GroupedMatmul = Callable[[Array, Array, Array], Array]
 """(rows [M, in], kernels [E, out, in], sizes [E]) -> [M, out]; rows after the last run are undefined."""
 
+
+PROJECTION, GATE = "projection", "gate"
+"""Names of projections for rematerialization (`learner.model.decoder.REMAT`): the MLP's gate, and all others."""
 
 _TILE = (512, 1024, 768)
 """Maximum rows, contraction and outputs of a tile."""
@@ -224,8 +228,9 @@ def moe_mlp(
 def _grouped_mlp(rows: Array, kernels: Kernels, sizes: Array, multiply: GroupedMatmul) -> Array:
     """Returns down(silu(gate rows) * up rows), with each run of rows multiplied by its expert's kernels."""
     gate, up, down = kernels
-    hidden = jax.nn.silu(multiply(rows, gate, sizes)) * multiply(rows, up, sizes)
-    return multiply(hidden, down, sizes)
+    gated = jax.nn.silu(checkpoint_name(multiply(rows, gate, sizes), GATE))
+    hidden = gated * checkpoint_name(multiply(rows, up, sizes), PROJECTION)
+    return checkpoint_name(multiply(hidden, down, sizes), PROJECTION)
 
 
 def _gather(x: Array, axes: Axes, dim: int) -> Array:

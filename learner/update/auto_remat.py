@@ -32,12 +32,12 @@ from learner.model.lora import abstract_adapters
 from learner.update.frozen_policies import frozen_bytes, num_bytes, width
 from learner.update.optimizer import make_optimizer
 
-Policy = Literal["full", "attention", "dots", "none"]
+Policy = Literal["full", "attention", "gate", "dots", "none"]
 
 
-POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")
+POLICIES: tuple[Policy, ...] = ("none", "dots", "gate", "attention", "full")
 """Policies of `learner.model.decoder.REMAT`, from the one that keeps most to the one that keeps least."""
-CHOICES: tuple[Policy, ...] = ("dots", "attention", "full")
+CHOICES: tuple[Policy, ...] = ("dots", "gate", "attention", "full")
 """Candidates of auto. `none` is excluded: storing and reading a layer's elementwise values costs more than computing
 them again."""
 
@@ -77,11 +77,16 @@ def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> flo
     kept += heads / tensor  # attention's output; its normalizer is one number per head
     if policy == "attention":
         return kept
-    kept += (heads + 2 * keys) / tensor + width + copies * (2 * inner / tensor + width)
+    kept += (heads + 2 * keys) / tensor + width + copies * inner / tensor
+    if config.num_experts or config.family.out_norms:
+        kept += copies * width  # what the MLP returns is needed only where it is weighted or normalized
+    if policy == "gate":
+        return kept
+    kept += copies * inner / tensor
     if policy == "dots":
         return kept
     # Both norms' inputs and outputs, queries and keys before and after norm and rotation, gate, its sigmoid, product.
-    return kept + 4 * width + 2 * (heads + keys) / tensor + copies * 3 * inner / tensor
+    return kept + 4 * width + 2 * (heads + keys) / tensor + copies * (3 * inner / tensor + width)
 
 
 def micro_batch_bytes(config: Architecture, policy: Policy, share: DeviceShare, *, num_params: int) -> float:
@@ -212,7 +217,7 @@ def choose_remat(
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     # Computing a number of a product again costs 2 D FLOPs; keeping it costs the same few memory passes for any D. On a
     # CPU keeping it pays off only for large D.
-    choices = CHOICES[1:] if on_cpu and architecture.hidden_size < _WIDE else CHOICES
+    choices = CHOICES[CHOICES.index("attention") :] if on_cpu and architecture.hidden_size < _WIDE else CHOICES
     return first_that_fits(architecture, config, mesh, logit_chunk=logit_chunk, usable=usable, choices=choices)
 
 

@@ -79,7 +79,10 @@ def micro_batch_flops(config: Config, model: Architecture, remat: str) -> tuple[
     work: dict[str, Any] = dict(num_tokens=tokens, num_scored_tokens=scored, sum_squared_lengths=squares)
     needed = flops.model_flops(model, **work, num_adapter_params=flops.adapter_params(model, config.lora))
     recomputed = 0.0
-    if remat in ("full", "attention"):
+    if remat == "gate":
+        width = model.num_experts_per_token * model.moe_intermediate_size or model.intermediate_size
+        recomputed = 2.0 * tokens * model.num_layers * model.hidden_size * width
+    elif remat in ("full", "attention"):
         pairs = squares if remat == "full" else 0
         recomputed = flops.forward_flops(model, num_tokens=tokens, num_scored_tokens=0, sum_squared_lengths=pairs)
     return needed, needed + recomputed, flops.forward_flops(model, **work)

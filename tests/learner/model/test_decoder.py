@@ -129,7 +129,7 @@ def gradient(config, params, batch, targets, weights, **options):
 @pytest.mark.parametrize(
     "name,remat",
     # Daily a family and a remat each, and the parts that few have: biases, windows, experts, caps.
-    [("qwen3-tied", "none"), ("qwen3-tied", "dots"), ("qwen2-windows", "full"), ("moe", "full")]
+    [("qwen3-tied", "none"), ("qwen3-tied", "dots"), ("qwen3-tied", "gate"), ("qwen2-windows", "full"), ("moe", "gate")]
     + [(n, "attention") for n in ("llama-biased", "mistral-window", "gemma3-untied", "gemma2-biased")]
     + [
         pytest.param(n, r, marks=pytest.mark.nightly)

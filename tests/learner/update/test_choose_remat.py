@@ -59,8 +59,9 @@ def test_kept_per_token_by_hand():
     # Input 64; attention's output 64; queries 64, keys and values 32 each, output 64, gate and up 256 each, down 64.
     assert kept_per_token(MODEL, "full") == 64
     assert kept_per_token(MODEL, "attention") == 128
-    assert kept_per_token(MODEL, "dots") == 128 + 64 + 2 * 32 + 64 + 2 * 256 + 64
-    assert kept_per_token(MODEL, "dots", tensor=2) == 64 + 32 + 32 + 32 + 64 + 256 + 64
+    assert kept_per_token(MODEL, "gate") == 128 + 64 + 2 * 32 + 64 + 256
+    assert kept_per_token(MODEL, "dots") == 128 + 64 + 2 * 32 + 64 + 2 * 256
+    assert kept_per_token(MODEL, "dots", tensor=2) == 64 + 32 + 32 + 32 + 64 + 256
     with pytest.raises(ValueError, match="remat: expected one of .*, got 'half'"):
         kept_per_token(MODEL, "half")  # pyright: ignore[reportArgumentType]
 
