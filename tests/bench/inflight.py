@@ -10,8 +10,8 @@ maximum (appendix A). A trained token costs what makes `pipelinerl`'s learner as
 paper divides its accelerators (I of N for generation). Rewards are noise, so ESS and mismatch KL (k3) compare the ways
 at one learning rate, no more.
 
-What a full engine gains depends on the engine. vLLM on one core makes about as many tokens/s with 64 sequences as with
-256, so a round that drains loses nothing there, and the best of two equal halves is a ratio of 1 to the ideal opponent.
+What a full engine gains depends on the engine. vLLM on one core has 74% of its speed with 64 sequences and 95% with
+128, so a round that drains loses little, and the ratio to the ideal opponent is about 1 at best.
 H = 256 is therefore measured on a paced engine too (`tests.bench.rig.paced_engine`; actor, store, bridge and learner
 are the real ones) with the paper's own U(h). That grows "almost linearly up to h ~ 200" (figure 8): here in proportion
 to h up to 192, where the paper's case study runs, and not from there on.
