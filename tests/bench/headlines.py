@@ -33,6 +33,8 @@ HEADLINES = (
         bench="overlap",
         key="min_fgd_over_cgp_pct",
         opponent="CGP",
+        reason="one of nine is below 0: the paced engine at R = 64, where F_w = 2 was chosen, which may cost 3% of its "
+        "speed by its rule",
     ),
     Headline(
         name="Tail batching at 32x, trained tokens/s",

@@ -1,6 +1,8 @@
 """Figures of the benches: bar charts side by side, and curves of rewards."""
 
+import itertools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,14 +10,21 @@ COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2")
 
 
 def bars(file: pathlib.Path, names: Sequence[str], panels: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Writes a PNG with a panel for each quantity: a bar with its error for each name."""
+    """Writes a PNG with a panel for each quantity: a bar with its error for each name.
+
+    Names that differ in their numbers only have one color.
+    """
     plt = pyplot()
-    fig, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.6), layout="constrained", squeeze=False)
+    kinds = [re.sub(r"\d+", "", name) for name in names]
+    color_of = dict(zip(dict.fromkeys(kinds), itertools.cycle(COLORS), strict=False))
+    size = (4 * len(panels) + 2, 1 + 0.22 * len(names))
+    fig, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axis, (title, stats) in zip(axes[0], panels.items(), strict=True):
-        colors = [COLORS[i % len(COLORS)] for i in range(len(names))]
-        axis.bar(range(len(names)), [m for m, _ in stats], yerr=[s for _, s in stats], color=colors, capsize=3)
-        axis.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
+        colors = [color_of[kind] for kind in kinds]
+        axis.barh(range(len(names)), [m for m, _ in stats], xerr=[s for _, s in stats], color=colors, capsize=2)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_title(title, fontsize=10)
+    axes[0][0].invert_yaxis()
     fig.savefig(file, dpi=130)
     plt.close(fig)
 
