@@ -58,6 +58,8 @@ class Setup:
     """Of prompts and samples."""
     samples: int = K
     groups: int = U
+    seed: int = 0
+    """Of the prompts, and so of the latencies."""
 
     @property
     def rounds(self) -> RoundsConfig:
@@ -89,6 +91,7 @@ class Setup:
             max_response_tokens=MAX_RESPONSE,
             max_num_seqs=PLACES,
             packing=PackingConfig(rows=2, row_tokens=512),
+            seed=self.seed,
         )
         return dataclasses.replace(config, actor=dataclasses.replace(config.actor, cpu_cores=""))
 

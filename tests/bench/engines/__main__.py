@@ -3,9 +3,10 @@
     python -m tests.bench.engines [--small]
 
 16 simulated engines, each with a real actor, one real learner, a real store between (`tests.bench.engines.setups` says
-which engines, lengths and sizes; all were chosen before anything was run). Each pair of schedules serves prompts and
-lengths of the same kind; the planner (`launch.tools.plan`) predicts each from the engines' profile and the lengths
-alone.
+which engines, lengths and sizes; all were chosen before anything was run). Each pair of schedules serves the same
+prompts and lengths; the planner (`launch.tools.plan`) predicts each from the engines' profile and the lengths alone.
+The schedules take turns, four of each, every second turn in reverse order, and each turn has prompts of its own. A
+speed-up is the mean of the turns' ratios.
 
 * queue scheduling (ROLL Flash, section 5.1) against the batch rollout that it replaces (`batch_rollout`), with groups
   without variance filtered out, by what a round's rollout takes: alone, and with 16 redundant prompts, the setting of
@@ -19,8 +20,8 @@ alone.
   changes besides; its trainer, which moves GPUs from rollout to training too, brings 2.02 to 2.22 there. Hiding
   training behind the rollout alone can gain 1 / WAITING_RATIO.
 
-Tail batching's rounds are two periods of four short ones and a long one; those of `serial` are all alike, and it has as
-many as one period has. The last two schedules are run to see that they work on a fleet. Takes some fifteen minutes.
+Tail batching's rounds are a period of four short ones and a long one in each turn; `serial` has as many. The last two
+schedules are run once, to see that they work on a fleet.
 
 A round is from its first ticket to its last group in the store; of the schedules that are compared with training, to
 its last update. The planner is told the engines' profile, the lengths of each prompt's responses and, where there is
@@ -37,8 +38,11 @@ The batch rollout runs on the engines themselves, without store, claims or a lea
 for more than what it is compared with.
 """
 
+import collections
+import dataclasses
+import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app
@@ -46,7 +50,10 @@ from absl import app
 from launch.tools.plan.profile import LearnerProfile, PublishProfile
 from tests.bench.engines.measure import run_batches, run_rollouts, run_training
 from tests.bench.engines.setups import NUM_ENGINES, PAIRS, QUEUE_REDUNDANT, ROLL_FLASH, ROLLOUTPIPE, SERIAL, TRAINED
-from tests.bench.harness import result, sessions
+from tests.bench.harness import machine, result, sessions
+from tests.bench.harness.estimates import ratio
+from tests.bench.harness.sessions import TURNS
+from tests.bench.harness.turns import in_turns
 from tests.bench.rig.calibrate import calibrate
 from tests.bench.rig.measure import learner_costs, publish_costs
 
@@ -84,26 +91,27 @@ COLUMNS = {
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
-    num_rollouts, num_periods, tries = (1, 1, 2) if result.SMALL.value else (3, 2, 3)
-    rows: dict[str, dict[str, Any]] = {}
-
-    def keep(row: dict[str, Any]) -> None:
-        rows[row["name"]] = row
-        print(f"{row['name']}: {row['rounds_s']} s, predicted {row['predicted_s']:.2f} s", flush=True)
-
+    num_rollouts, turns, tries = (1, 1, 2) if result.SMALL.value else (2, TURNS, 3)
+    found: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     with sessions.open_rig(SERIAL.config(1), actor_module=FLEET, folder=MEMORY) as rig:
         rig.run(SERIAL.session(1))  # compiles
-        for setup in (s for pair in PAIRS.values() for s in pair if s not in TRAINED):
-            num_rounds = REDUNDANT_PERIOD * num_periods if setup is QUEUE_REDUNDANT else num_rollouts
-            keep((run_batches if setup.is_batch_rollout else run_rollouts)(rig, setup, num_rounds))
         calibration = calibrate(rig, {"serial": SERIAL.session(2)}, bounds=WAITING_RATIO, tries=tries)
         # What training and publishing cost, from the calibration's session: it ran beside the same fleet.
         ran, passes = list(calibration.results.values()), calibration.passes_per_token
         learner, publish = LearnerProfile(**learner_costs(ran)), PublishProfile(**publish_costs(ran))
-        for setup in TRAINED:
-            keep(run_training(rig, setup, PERIOD * (1 if setup is SERIAL else num_periods), passes, learner, publish))
-        for setup in (ROLLOUTPIPE, ROLL_FLASH):
-            keep(run_training(rig, setup, 1, passes, learner, publish))
+        compared = list(dict.fromkeys(setup for pair in PAIRS.values() for setup in pair))
+        others = [(0, setup, machine.speed()) for setup in (ROLLOUTPIPE, ROLL_FLASH)]
+        for turn, setup, speed in itertools.chain(in_turns(compared, turns), others):
+            seeded = dataclasses.replace(setup, seed=turn)
+            if setup.is_batch_rollout:
+                row = run_batches(rig, seeded, num_rollouts)
+            elif setup in compared and setup not in TRAINED:
+                row = run_rollouts(rig, seeded, REDUNDANT_PERIOD if setup is QUEUE_REDUNDANT else num_rollouts)
+            else:
+                row = run_training(rig, seeded, PERIOD if setup in TRAINED else 1, passes, learner, publish)
+            found[setup.name].append(row | {"machine_speed": speed})
+            print(f"{setup.name}: {row['rounds_s']} s, predicted {row['predicted_s']:.2f} s", flush=True)
+    rows = {name: of_turns(turned) for name, turned in found.items()}
     result.finish(
         "engines",
         __doc__,
@@ -116,18 +124,30 @@ def main(argv: list[str]) -> None:
     )
 
 
-def values_of(rows: Mapping[str, dict[str, Any]]) -> dict[str, float]:
+def of_turns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the row of a schedule: `rounds_s` is the mean round of each turn."""
+    return {
+        **rows[-1],
+        "rounds_s": [statistics.fmean(row["rounds_s"]) for row in rows],
+        "predicted_s": statistics.fmean(row["predicted_s"] for row in rows),
+        "ideal_s": None if rows[0]["ideal_s"] is None else statistics.fmean(row["ideal_s"] for row in rows),
+        "machine_speed": [row["machine_speed"] for row in rows],
+        **{key: max(row[key] for row in rows) for key in ("late_s", "max_lag") if key in rows[0]},
+    }
+
+
+def values_of(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Returns each pair's speed-up, measured, predicted and ideal, and enters them into the rows."""
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     off = []
     for key, (before, after) in PAIRS.items():
         slow, fast = rows[before.name], rows[after.name]
-        speedup = statistics.fmean(slow["rounds_s"]) / statistics.fmean(fast["rounds_s"])
-        fast |= {"before": before.name, "speedup": speedup}
+        speedup = ratio(slow["rounds_s"], fast["rounds_s"])
+        fast |= {"before": before.name, "speedup": speedup.value}
         fast["speedup_predicted"] = slow["predicted_s"] / fast["predicted_s"]
         fast["speedup_ideal"] = slow["ideal_s"] / fast["ideal_s"]
         values |= {key: speedup, f"{key}_predicted": fast["speedup_predicted"], f"{key}_ideal": fast["speedup_ideal"]}
-        values[f"{key}_gain_share"] = (speedup - 1) / (fast["speedup_ideal"] - 1)
+        values[f"{key}_gain_share"] = (speedup.value - 1) / (fast["speedup_ideal"] - 1)
         off += [abs(row["predicted_s"] / statistics.fmean(row["rounds_s"]) - 1) for row in (slow, fast)]
     late_s = max(row.get("late_s", 0.0) for row in rows.values())
     return values | {"num_engines": NUM_ENGINES, "largest_prediction_error": max(off), "late_s": late_s}

@@ -160,7 +160,8 @@ def run_training(
     problems = problems_of(rig, setup, num_rounds)
     predicted_s = predict_rounds_s(setup, profile_of(setup, problems, learner=learner, publish=publish), num_rounds)
     rounds_s = [row["round/rollout_to_train_end_s"] for row in ran.rounds]
-    ideal = ideal_s(setup, problems, num_rounds, learner=learner) if setup in TRAINED else None
+    is_known = setup.name in {other.name for other in TRAINED}
+    ideal = ideal_s(setup, problems, num_rounds, learner=learner) if is_known else None
     return _row(setup, ran, rounds_s, predicted_s, ideal)
 
 

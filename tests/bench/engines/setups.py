@@ -70,6 +70,8 @@ class Setup:
     """As `roll_flash` has it: alpha = 2, a publish after every update."""
     groups_per_update: int = R
     policy: str = "fifo"
+    seed: int = 0
+    """Of the prompts, and so of the lengths."""
 
     def config(self, num_rounds: int, *, num_engines: int = NUM_ENGINES) -> Config:
         """A run of so many rounds."""
@@ -91,6 +93,7 @@ class Setup:
             max_response_tokens=MAX_RESPONSE,
             max_num_seqs=PLACES,
             packing=PackingConfig(rows=2, row_tokens=512),
+            seed=self.seed,
         )
         return dataclasses.replace(
             config, actor=dataclasses.replace(config.actor, num_engines=num_engines, cpu_cores="")

@@ -19,6 +19,7 @@ from tests.bench.harness import estimates, machine, page, result, runs, sessions
 from tests.bench.harness.benches import BENCHES, Bench
 from tests.bench.harness.code import code_hash
 from tests.bench.harness.estimates import Estimate
+from tests.bench.harness.turns import in_turns
 from tests.bench.headlines import HEADLINES
 from tests.bench.rig.session import Session
 
@@ -96,6 +97,13 @@ def test_turns_alternate_their_order_and_pair_the_results(monkeypatch):
     assert order == ["serial", "cgp", "cgp", "serial", "serial", "cgp"]
     assert [r.number for r in found["serial"]] == [1, 4, 5] and [r.number for r in found["cgp"]] == [2, 3, 6]
     assert {r.machine_speed for r in found["cgp"]} == {7.0}
+
+
+def test_cases_take_turns_in_alternating_order_with_the_machines_speed(monkeypatch):
+    monkeypatch.setattr(machine, "speed", lambda: 7.0)
+    assert list(in_turns("ab", 3)) == [
+        (t, c, 7.0) for t, c in ((0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b"))
+    ]
 
 
 def test_result_is_written_with_a_page_made_of_its_json_alone(tmp_path, monkeypatch, capsys):

@@ -2,10 +2,10 @@
 
     python -m tests.bench.rewards [--small]
 
-Four actors, one after the other, serve the same rounds of a code task in which 5% of the answers never end. Loop,
-scheduler of rewards, verifier workers, sandboxes and store are the real ones; the engine is paced: responses take as
-long as lengths drawn beforehand do at a stated rate (`tests.bench.rewards.workload` says which figures are the paper's,
-and from where, and which are ours; all were chosen before anything was run).
+Four actors serve the same rounds of a code task in which 5% of the answers never end, a round each in turn, every
+second time in reverse order. Loop, scheduler of rewards, verifier workers, sandboxes and store are the real ones; the
+engine is paced: responses take as long as lengths drawn beforehand do at a stated rate (`tests.bench.rewards.workload`
+says which figures are the paper's, and from where, and which are ours; all were chosen before anything was run).
 
 * synchronous: rewards begin when all responses of the round have ended; a test case may run 30 s;
 * asynchronous: each response is judged when it ends; 30 s as well, which is the baseline of Figure 13(c);
@@ -25,11 +25,13 @@ more of the round: the paper's rounds (128 x 8) have four times as many.
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import pathlib
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import app
 
@@ -39,6 +41,8 @@ from actor.sandbox.self_test import check_isolation
 from configs.sections import RewardsConfig
 from tests.bench import sandbox as of_sandbox
 from tests.bench.harness import result
+from tests.bench.harness.estimates import mean
+from tests.bench.harness.turns import in_turns
 from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, OWN, SYNCHRONOUS, Step, run_arm
 from tests.bench.rewards.workload import HANG_SHARE, SAMPLES, SMALL, T_MAX_S, T_MIN_S, WHOLE, Workload
 
@@ -47,16 +51,21 @@ TRAINING_OVER_ROLLOUT = 21 / 66
 
 
 async def measure(workload: Workload, root: pathlib.Path) -> dict[str, list[Step]]:
-    """Each arm's rounds; the workers and their sandboxes are the same for all."""
+    """Returns each arm's rounds, which take turns; the workers and their sandboxes are the same for all."""
     size = workload.size
     settings = RewardsConfig(min_timeout_s=T_MIN_S / size.sleep_speed, max_timeout_s=T_MAX_S / size.sleep_speed)
     pool = VerifierPool(num_workers=size.workers, timeout_s=60.0, retries=0, settings=settings)
     try:
         await asyncio.gather(*(pool.load("code") for _ in range(size.workers)))
-        found = {}
-        for arm in ARMS:
-            found[arm] = await run_arm(arm, workload, pool, root / arm.replace(", ", "-").replace(" ", "-"))
-            print(f"{arm}: {', '.join(f'{s.combined_s:.2f}' for s in found[arm])} s", flush=True)
+        found: dict[str, list[Step]] = {arm: [] for arm in ARMS}
+        async with contextlib.AsyncExitStack() as running:
+            steps = {}
+            for arm in ARMS:
+                rounds = run_arm(arm, workload, pool, root / arm.replace(", ", "-").replace(" ", "-"))
+                steps[arm] = await running.enter_async_context(contextlib.aclosing(rounds))
+            for _, arm, _ in in_turns(ARMS, size.epochs * len(size.period)):
+                found[arm].append(await anext(steps[arm]))
+                print(f"{arm}: {found[arm][-1].combined_s:.2f} s", flush=True)
         return found
     finally:
         await pool.close()
@@ -78,11 +87,11 @@ def exposed_share_of_step(steps: Sequence[Step]) -> float:
     return sum(s.exposed_s for s in steps) / (training_s + sum(s.combined_s for s in steps))
 
 
-def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str, float]:
+def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str, Any]:
     """What the bench says, besides its conditions."""
     rounds, fixed = speedups(found[FIXED], found[ADAPTIVE]), found[FIXED]
-    values = {
-        "adaptive_speedup": statistics.fmean(rounds),
+    values: dict[str, Any] = {
+        "adaptive_speedup": mean(rounds),
         "adaptive_speedup_of_sums": sum(s.combined_s for s in fixed) / sum(s.combined_s for s in found[ADAPTIVE]),
     }
     for label in ("kind", "epoch"):
@@ -90,12 +99,12 @@ def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str,
             some = [r for r, s in zip(rounds, fixed, strict=True) if getattr(s, label) == of]
             values[f"adaptive_speedup_{of if label == 'kind' else f'epoch_{of}'}"] = statistics.fmean(some)
     return values | {
-        "asynchronous_speedup": statistics.fmean(speedups(found[SYNCHRONOUS], found[FIXED])),
+        "asynchronous_speedup": mean(speedups(found[SYNCHRONOUS], found[FIXED])),
         "exposed_share": exposed_share(found[ADAPTIVE]),
         "exposed_share_asynchronous": exposed_share(found[FIXED]),
         "exposed_share_synchronous": exposed_share(found[SYNCHRONOUS]),
         "exposed_share_of_step": exposed_share_of_step(found[ADAPTIVE]),
-        "own_solutions_speedup": statistics.fmean(speedups(found[FIXED], found[OWN])),
+        "own_solutions_speedup": mean(speedups(found[FIXED], found[OWN])),
         "own_solutions_exposed_share": exposed_share(found[OWN]),
         "own_solutions_exposed_share_of_step": exposed_share_of_step(found[OWN]),
         "right_timed_out": sum(s.right_timed_out for arm in (ADAPTIVE, OWN) for s in found[arm]),

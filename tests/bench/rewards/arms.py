@@ -4,9 +4,10 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import numpy as np
@@ -131,8 +132,8 @@ class Clocked:
         await self._rewards.close()
 
 
-async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathlib.Path) -> list[Step]:
-    """All rounds of all epochs, one after the other; the pool is left open."""
+async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathlib.Path) -> AsyncGenerator[Step]:
+    """Runs a round of all epochs each time that it is asked for one; the pool is left open."""
     size = workload.size
     num_responses = size.prompts * SAMPLES
     with _parts(root) as (store, timeline):
@@ -166,11 +167,10 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             writer.write(_VERSION, {"a": np.zeros(4, np.float32)}, dtype="float32")
             serving = asyncio.create_task(actor.run(BACKGROUND_TASKS))
             try:
-                return [
-                    await _step(workload, epoch, round_, store, engine, rewards, serving, has_solutions=arm == OWN)
-                    for epoch in range(size.epochs)
-                    for round_ in range(len(size.period))
-                ]
+                for epoch, round_ in itertools.product(range(size.epochs), range(len(size.period))):
+                    yield await _step(
+                        workload, epoch, round_, store, engine, rewards, serving, has_solutions=arm == OWN
+                    )
             finally:
                 serving.cancel()
                 with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
