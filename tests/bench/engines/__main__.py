@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     del argv
     num_rollouts, turns, tries = (1, 1, 2) if result.SMALL.value else (2, TURNS, 3)
     found: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    with sessions.open_rig(SERIAL.config(1), actor_module=FLEET, folder=MEMORY) as rig:
+    with sessions.open_rig(SERIAL.config(1, num_engines=1), actor_module=FLEET, folder=MEMORY) as rig:
         rig.run(SERIAL.session(1))  # compiles
         calibration = calibrate(rig, {"serial": SERIAL.session(2)}, bounds=WAITING_RATIO, tries=tries)
         # What training and publishing cost, from the calibration's session: it ran beside the same fleet.
