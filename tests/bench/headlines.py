@@ -42,8 +42,8 @@ HEADLINES = (
         bench="tail",
         key="tokens_speedup_32x",
         opponent="serial",
-        reason="short rounds are 4.2 times as fast as serial's, but a long one takes 2.3 times as long, since this engine "
-        "is hardly faster with more sequences; were it as long as serial's, as in the paper, 2.6 in samples",
+        reason="short rounds are 4.2 times as fast as serial's, but a long one takes 2.3 times as long, since this "
+        "engine is hardly faster with more sequences; were it as long as serial's, as in the paper, 2.6 in samples",
     ),
     Headline(
         name="Tail batching at 32x with all other parts",
