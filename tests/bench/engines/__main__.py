@@ -99,7 +99,7 @@ def main(argv: list[str]) -> None:
         # What training and publishing cost, from the calibration's session: it ran beside the same fleet.
         ran, passes = list(calibration.results.values()), calibration.passes_per_token
         learner, publish = LearnerProfile(**learner_costs(ran)), PublishProfile(**publish_costs(ran))
-        compared = list(dict.fromkeys(setup for pair in PAIRS.values() for setup in pair))
+        compared = list({setup.name: setup for pair in PAIRS.values() for setup in pair}.values())
         others = [(0, setup, machine.speed()) for setup in (ROLLOUTPIPE, ROLL_FLASH)]
         for turn, setup, speed in itertools.chain(in_turns(compared, turns), others):
             seeded = dataclasses.replace(setup, seed=turn)
