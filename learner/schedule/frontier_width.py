@@ -198,13 +198,16 @@ class FrontierWidth:
         return {"width": self._width, "places": self._places, "rounds": self._rounds()}
 
     def resume(self, state: dict[str, Any] | None) -> None:
-        """Restores the state that `get_state` returned, None before the first round, and sets the store's width."""
+        """Restores the state that `get_state` returned, None before the first round, and sets the store's width.
+
+        A width of rounds of other sizes is dropped: the next round ends with a choice.
+        """
         if state is not None and self._config.chooses_width and state["rounds"] == self._rounds():
             self._width, self._places = state["width"], state["places"]
         self._store.set_frontier_width(self._width)
 
     def _rounds(self) -> list[int]:
-        """Returns what the width is chosen for, beside the engines' places."""
+        """Returns the sizes on which the width depends: groups per round, requests per group, groups per update."""
         rounds = self._config.rounds
         return [rounds.groups_issued, rounds.requests_per_group, rounds.groups_per_update]
 

@@ -22,7 +22,7 @@ def serving_engines(store: LearnerStore, *, after_s: float = 0.0, needs_all: boo
     Args:
       store: store of the heartbeats.
       after_s: time of the store's clock, in seconds; an earlier report counts as none.
-      needs_all: whether to return None while an engine has no report, which one that starts has not.
+      needs_all: True to return None while any engine has no report, as when it is starting.
     """
     since_s = store.now_s() - LIVE_S
     live = [b for b in store.heartbeats() if b.role == "actor" and b.time_s > since_s]
