@@ -167,7 +167,9 @@ def test_memory_of_adapters_has_their_frozen_base_once_also_where_it_is_the_refe
     assert 2 / 3 < of.model_flops / small_estimate().model_flops < 0.85
 
 
-@pytest.mark.parametrize(("remat", "recomputes"), [("none", ""), ("dots", ""), ("attention", "l"), ("full", "la")])
+@pytest.mark.parametrize(
+    ("remat", "recomputes"), [("none", ""), ("dots", ""), ("gate", "g"), ("attention", "l"), ("full", "la")]
+)
 def test_seconds_are_computed_flops_at_the_assumed_share_of_the_peak(remat, recomputes):
     found = small_estimate(remat, packing__rows="16", packing__row_tokens="16384")
     # 1024 samples of one row of 16384 tokens each, 16 rows a micro-batch.
@@ -175,7 +177,8 @@ def test_seconds_are_computed_flops_at_the_assumed_share_of_the_peak(remat, reco
     layers = 2 * 28 * (2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 6144) * 16384
     attention, head = 2 * 28 * 16 * 128 * 16384**2, 2 * 2048 * 151936 * (16384 - 1024)
     needed = 3 * (layers + attention + head)
-    again = layers * ("l" in recomputes) + attention * ("a" in recomputes)
+    gate = 2 * 28 * 2048 * 6144 * 16384
+    again = gate * ("g" in recomputes) + layers * ("l" in recomputes) + attention * ("a" in recomputes)
     assert found.model_flops == pytest.approx(1024 * needed, rel=1e-12)
     assert found.hardware_flops == pytest.approx(1024 * (needed + again), rel=1e-12)
     assert found.update_s == pytest.approx(1024 * (needed + again) / (16 * 197e12 * UTILIZATION["v5e"]), rel=1e-12)
