@@ -110,7 +110,11 @@ _LOOK_S = 0.5
 
 
 async def shut_down(actor: Actor) -> None:
-    """Stops claiming, releases tickets that have not started, and waits until groups in progress are stored."""
+    """Stops claiming, hands over what is in progress, and waits until sampled groups are scored and stored.
+
+    Training tickets return to the store with what was sampled of them (`TicketServer.hand_over`); episodes, evaluations
+    and probes finish.
+    """
     start_s = time.monotonic()
     actor.shut_down()
     logging.info("actor shutting down groups=%d", actor.num_groups)
@@ -118,6 +122,7 @@ async def shut_down(actor: Actor) -> None:
         count = actor.group_ended.count
         if actor.admission.waiting:
             await actor.release_waiting()
+        await actor.serving.hand_over()  # again, because a request may have entered the engine just after its abort
         if actor.num_groups:
             await actor.group_ended.wait_past(count, timeout_s=_LOOK_S)
     actor.timeline.took("shutdown", start_s, time.monotonic())

@@ -132,12 +132,20 @@ class Engine(Protocol):
         ...
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: "PartialSample | None" = None,
     ) -> Sample:
         """Samples one response. Lower priority values are scheduled first. Cancellation aborts the request.
 
+        `begun` holds the response's first tokens, sampled before, here or elsewhere; the result includes them.
+
         Raises:
-          AbortedError: the request was aborted.
+          AbortedError: the request was aborted; the error has what was sampled.
           ValueError: the engine cannot serve the request (prompt too long, no weights yet).
           EngineDeadError: the engine is dead; every later request fails as well.
         """
@@ -164,6 +172,11 @@ class Engine(Protocol):
 class AbortedError(RuntimeError):
     """The request was aborted before it finished."""
 
+    def __init__(self, message: str, partial: "PartialSample | None" = None) -> None:
+        super().__init__(message)
+        self.partial = partial
+        """Its tokens so far; None if there are none."""
+
 
 class EngineDeadError(RuntimeError):
     """The engine cannot serve any more; the actor must exit and be restarted."""
@@ -181,14 +194,17 @@ class PartialSample:
     logprobs: Float32[np.ndarray, " T"]
     token_versions: tuple[Version, ...]
 
+    def finished(self, finish: Finish) -> Sample:
+        """Returns the response that these tokens complete."""
+        return Sample(tokens=self.tokens, logprobs=self.logprobs, token_versions=self.token_versions, finish=finish)
 
-def concat(parts: Sequence[PartialSample], finish: Finish) -> Sample:
-    """Returns one response joined from the requests that sampled it."""
-    return Sample(
+
+def concat(parts: Sequence[PartialSample]) -> PartialSample:
+    """Returns what the requests of one response sampled, in order; at least one request."""
+    return PartialSample(
         tokens=np.concatenate([p.tokens for p in parts]),
         logprobs=np.concatenate([p.logprobs for p in parts]),
         token_versions=tuple(v for p in parts for v in p.token_versions),
-        finish=finish,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from actor.notifier import Notifier
+from bridge.progress_types import ClaimedTicket, TicketProgress
 from bridge.rollout_types import Group, Ticket
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import PERMANENT, FencedError
@@ -108,7 +109,7 @@ class Leases:
         places: int,
         all_places: int,
         served: Sequence[str],
-    ) -> list[Ticket]:
+    ) -> list[ClaimedTicket]:
         """Leases tickets (`ActorStore.claim`). The caller passes them to `add`, which makes them held.
 
         Raises:
@@ -151,6 +152,11 @@ class Leases:
         for id_ in ids:
             self.drop(id_)
         await asyncio.to_thread(self._store.release, self._actor, ids)
+
+    async def hand_over(self, progress: TicketProgress) -> None:
+        """Releases a ticket with what was sampled of it (`ActorStore.hand_over`)."""
+        self.drop(progress.ticket_id)
+        await asyncio.to_thread(self._store.hand_over, self._actor, progress)
 
     async def release_unsubmitted(self) -> None:
         """Releases tickets whose tasks were cancelled while they waited to submit."""

@@ -20,6 +20,7 @@ from actor.rewards.types import Response
 from actor.sampling import Sampler
 from actor.serving import MAX_ATTEMPTS, TicketServer
 from actor.weights.client import WeightClient
+from bridge.progress_types import without_progress
 from bridge.rollout_types import Ticket
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.sql.database import NO_LIMIT
@@ -170,8 +171,8 @@ class Actor:
         self.is_paused = True
 
     def resume(self, restarting: Iterable[Ticket] = ()) -> None:
-        """Ends a pause; tickets of `restarting` (from `abort_all`) that are still held start again."""
-        self.admission.offer(t for t in restarting if t.id in self.held)
+        """Ends a pause; tickets of `restarting` (from `abort_all`) that are still held begin anew."""
+        self.admission.offer(without_progress(t) for t in restarting if t.id in self.held)
         self.is_paused = False
         self._changed.notify()
 

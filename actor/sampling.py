@@ -1,23 +1,23 @@
-"""Sampling of responses, with a restart of stale ones."""
+"""Sampling of responses: continuation of handed-over ones, restart of stale ones, and their end at a handover."""
 
 import asyncio
 import dataclasses
 import json
-from collections.abc import Coroutine
-from typing import Any
 
-from actor.engine_protocol import Engine, Sample
+from actor.engine_protocol import AbortedError, Engine, PartialSample, Sample
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import EpisodeRequest
+from bridge.progress_types import RequestProgress, TicketProgress
 from bridge.rollout_types import Ticket
 from bridge.timeline import Timeline
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _EngineRequest:
+    ticket_id: str
     start_step: int
-    """Step of the weights served when it started."""
+    """Step of the weights served when it started; of its first token, if another actor began it."""
     task: "asyncio.Task[Sample]"
     is_stale: bool = False
     """True if it was cancelled in order to restart."""
@@ -36,20 +36,33 @@ class Sampler:
         """Running train requests, by id."""
         self._ended: dict[str, int] = {}
         """Start step of the oldest finished sample, per train ticket in service."""
+        self._stopped: set[str] = set()
+        """Tickets whose sampling was stopped."""
 
-    async def sample(self, ticket: Ticket, index: int) -> Sample:
+    async def sample(self, ticket: Ticket, index: int, begun: RequestProgress | None = None) -> Sample:
         """Samples one response of a ticket; restarts it each time it becomes stale (`restart_stale`).
+
+        Args:
+          ticket: ticket in service.
+          index: number of the request.
+          begun: what another actor sampled of the response (`usable`). It is continued, or returned if it is finished.
 
         Raises:
           EpisodeError: the episode could not be played, or was cancelled internally.
-          AbortedError, EngineDeadError: see `Engine.sample`.
+          AbortedError: the ticket was stopped (`stop`), or see `Engine.sample`.
+          EngineDeadError: see `Engine.sample`.
         """
         request_id = f"{ticket.id}.{index}"
         attempt = 0
         while True:
             version = self._engine.version
             assert version is not None  # admission requires served weights
-            request = _EngineRequest(version.step, asyncio.ensure_future(self._respond(ticket, request_id)))
+            start_step = version.step if begun is None else int(begun.steps[0])
+            if begun is not None and begun.finish is not None:
+                self._note_end(ticket, start_step)
+                return _partial(begun).finished(begun.finish)
+            task = asyncio.ensure_future(self._respond(ticket, request_id, begun))
+            request = _EngineRequest(ticket.id, start_step, task)
             if ticket.kind == "train":
                 self._running[request_id] = request
             try:
@@ -61,18 +74,54 @@ class Sampler:
                 if not request.is_stale:  # otherwise the group would be built without this sample
                     raise EpisodeError(f"request {request_id} was cancelled unexpectedly") from e
             else:
-                if ticket.kind == "train":
-                    self._ended[ticket.id] = min(request.start_step, self._ended.get(ticket.id, request.start_step))
+                self._note_end(ticket, start_step)
                 return sample
             finally:
                 self._running.pop(request_id, None)
-            attempt += 1
+            attempt, begun = attempt + 1, None
             request_id = f"{ticket.id}.{index}+{attempt}"
 
-    def _respond(self, ticket: Ticket, request_id: str) -> Coroutine[Any, Any, Sample]:
+    def usable(self, progress: TicketProgress | None) -> dict[int, RequestProgress]:
+        """Returns the requests of a ticket's progress to continue, by index.
+
+        The others are of newer weights than those served, or stale, and begin anew.
+        """
+        served, oldest = self._engine.version, self._oldest_step
+        if progress is None or served is None:
+            return {}
+        return {
+            r.index: r
+            for r in progress.requests
+            # A learner that restarted from a checkpoint has a higher incarnation and may serve lower steps.
+            if r.newest <= served and r.newest.step <= served.step and (oldest is None or r.steps[0] >= oldest)
+        }
+
+    def _note_end(self, ticket: Ticket, start_step: int) -> None:
+        if ticket.kind == "train":
+            self._ended[ticket.id] = min(start_step, self._ended.get(ticket.id, start_step))
+
+    async def _respond(self, ticket: Ticket, request_id: str, begun: RequestProgress | None) -> Sample:
         if ticket.task.environment:
-            return self._play(ticket, request_id)
-        return self._engine.sample(ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order)
+            return await self._play(ticket, request_id)
+        partial = None if begun is None else _partial(begun)
+        if ticket.id in self._stopped:
+            raise AbortedError(f"request {request_id} was stopped", partial)
+        return await self._engine.sample(
+            ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order, begun=partial
+        )
+
+    async def stop(self, ticket_id: str) -> None:
+        """Aborts the running requests of a ticket without episodes, and all that start later, until `forget`.
+
+        `sample` raises AbortedError with their tokens. Requests that finish meanwhile return.
+        """
+        self._stopped.add(ticket_id)
+        running = [id_ for id_, request in self._running.items() if request.ticket_id == ticket_id]
+        await asyncio.gather(*(self._engine.abort(id_) for id_ in running))
+
+    def is_stopped(self, ticket_id: str) -> bool:
+        """Returns True from `stop` to `forget`."""
+        return ticket_id in self._stopped
 
     async def _play(self, ticket: Ticket, request_id: str) -> Sample:
         task = ticket.task
@@ -94,6 +143,7 @@ class Sampler:
     def forget(self, ticket_id: str) -> None:
         """Forgets the finished samples of a ticket that is no longer served."""
         self._ended.pop(ticket_id, None)
+        self._stopped.discard(ticket_id)
 
     @property
     def stale_tickets(self) -> list[str]:
@@ -124,3 +174,7 @@ class Sampler:
         if stale:
             self._timeline.instant("stale", samples=len(stale), oldest=oldest)
         return len(stale)
+
+
+def _partial(begun: RequestProgress) -> PartialSample:
+    return PartialSample(tokens=begun.tokens, logprobs=begun.behavior_logprobs, token_versions=begun.versions)

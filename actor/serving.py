@@ -1,4 +1,4 @@
-"""Serving of one ticket: redundant sampling, scoring, group building, circuit breaker, timeline rows.
+"""Serving of one ticket: redundant sampling, scoring, group building, handover, circuit breaker, timeline rows.
 
 A ticket may have more requests than its group has samples: eta_R K requests for K samples. The first K that finish win
 and form the group. The others have lost and are aborted, so a group never waits for its longest responses. A failed
@@ -17,14 +17,16 @@ import numpy as np
 from absl import logging
 
 from actor.admission import Admission
-from actor.engine_protocol import Episode, Sample
+from actor.engine_protocol import AbortedError, Episode, PartialSample, Sample
 from actor.environments.protocol import EpisodeError
+from actor.handover import makers, progress_so_far
 from actor.leases import Fence, Leases
 from actor.notifier import Notifier
 from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
+from bridge.progress_types import TicketProgress, progress_of
 from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
 from bridge.store.store_types import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
@@ -206,6 +208,19 @@ class SampleRace:
         self._running.remove(index)
         return len(self._running) >= self._num_to_win
 
+    def stop(self, index: int) -> None:
+        """Marks a request as stopped: it neither wins nor loses.
+
+        Raises:
+          KeyError: it does not run.
+        """
+        self._running.remove(index)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if no request runs, and fewer than K have won."""
+        return not self._running and self._num_to_win > 0
+
 
 @dataclasses.dataclass(slots=True)
 class ServingStats:
@@ -248,7 +263,7 @@ class TicketServer:
         return served
 
     async def serve(self, ticket: Ticket) -> None:
-        """Samples, scores and submits the group of a ticket; only race winners are scored.
+        """Samples, scores and submits the group of a ticket, or hands it over; only race winners are scored.
 
         Raises:
           ExceptionGroup: failures not caused by the ticket: EngineDeadError, FencedError (permanent fence),
@@ -258,14 +273,26 @@ class TicketServer:
         self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
         unix_s = start_s - time.monotonic()
+        begun = self.sampler.usable(progress_of(ticket))
+        actors = makers(ticket if begun else None, self.actor)
+        finished: dict[int, Sample] = {}
         members: dict[int, Member] = {}
+        stopped: dict[int, PartialSample] = {}
         race = SampleRace(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
         requests: list[asyncio.Task[None]] = []
 
         async def serve_sample(index: int) -> None:
             nonlocal served_s
             try:
-                sample = await self.sampler.sample(ticket, index)
+                sample = finished[index] = await self.sampler.sample(ticket, index, begun.get(index))
+            except AbortedError as e:
+                if not self.sampler.is_stopped(ticket.id):
+                    raise
+                if e.partial is not None:
+                    stopped[index] = e.partial
+                race.stop(index)
+                end_scoring()
+                return
             except EpisodeError as e:
                 if not race.fail(index):
                     raise
@@ -277,8 +304,18 @@ class TicketServer:
             for loser in losers:
                 requests[loser].cancel()
             self._request_ended(ticket, 1 + len(losers))
-            response = self.read(ticket, sample)
-            members[index] = (sample, await self.rewards.score(response, ticket.task), response)
+            response, done = self.read(ticket, sample), begun.get(index)
+            if done is not None and done.reward is not None:
+                members[index] = (sample, RewardResult(reward=done.reward, scores=done.scores), response)
+            elif race.is_stopped:
+                end_scoring()
+            else:
+                members[index] = (sample, await self.rewards.score(response, ticket.task), response)
+
+        def end_scoring() -> None:
+            if race.is_stopped:  # the next actor scores the others
+                for index in finished.keys() - members.keys():
+                    requests[index].cancel()
 
         lane, is_recorded = self._lanes.take(), False
         # Write a begin event, because a span is only written at its end, which a hang never reaches.
@@ -288,8 +325,12 @@ class TicketServer:
             async with asyncio.TaskGroup() as samples:
                 for index in range(ticket.num_requests):
                     requests.append(samples.create_task(serve_sample(index)))
+            if race.is_stopped:
+                judged = {index: result for index, (_, result, _) in members.items()}
+                await self._hand_over(ticket, progress_so_far(ticket, actors, finished, judged, stopped))
+                return
             group = build_group(
-                ticket, members, actor=self.actor, started_s=start_s, finished_s=unix_s + time.monotonic()
+                ticket, members, actor="&".join(actors), started_s=start_s, finished_s=unix_s + time.monotonic()
             )
             await self._submit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
@@ -301,6 +342,25 @@ class TicketServer:
             if not is_recorded:
                 self.timeline.instant("aborted", lane=lane, ticket=ticket.id)
             self._lanes.give_back(lane)
+
+    async def hand_over(self) -> None:
+        """Stops sampling of training tickets without episodes.
+
+        A group that is sampled is scored and submitted as usual. Each other ticket is released with what was sampled of
+        it, and the next actor continues.
+        """
+        for ticket in self.admission.in_service:
+            if ticket.kind == "train" and not ticket.task.environment:
+                await self.sampler.stop(ticket.id)
+
+    async def _hand_over(self, ticket: Ticket, progress: TicketProgress | None) -> None:
+        num_tokens = 0 if progress is None else progress.num_tokens
+        if progress is None:
+            await self.holdings.release([ticket.id])
+        else:
+            await self.holdings.hand_over(progress)
+        logging.info("ticket handed over ticket=%s tokens=%d", ticket.id, num_tokens)
+        self.timeline.instant("handed over", ticket=ticket.id, tokens=num_tokens)
 
     def _request_ended(self, ticket: Ticket, num_requests: int) -> None:
         if self.admission.finish_sample(ticket.id, num_requests):

@@ -15,17 +15,18 @@ import msgspec
 import numpy as np
 
 from bridge.heartbeat_types import Heartbeat
+from bridge.progress_types import TicketProgress
 from bridge.rollout_types import Group, Ticket
 from bridge.validation import is_array
 from bridge.weight_types import Announcement, RunCard, WeightManifest
 
-FORMAT = 12
+FORMAT = 13
 """Format number of everything that outlives a process: messages, stores and checkpoints.
 
 It must increase with any change of a wire type's fields, a store's tables or a checkpoint's metadata. Every other
 number is rejected: no older format can be read."""
 
-TYPES = (Ticket, Group, WeightManifest, Heartbeat, Announcement, RunCard)
+TYPES = (Ticket, TicketProgress, Group, WeightManifest, Heartbeat, Announcement, RunCard)
 """All wire types."""
 
 MAX_BYTES = 64 * 2**20
@@ -37,7 +38,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Readers (SQLite, numpy) store integers in 64 signed bits. msgpack alone would allow 2**64 - 1.
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-Message = Ticket | Group | WeightManifest | Heartbeat | Announcement | RunCard
+Message = Ticket | TicketProgress | Group | WeightManifest | Heartbeat | Announcement | RunCard
 """Any wire type."""
 
 T = TypeVar("T", bound=Message)

@@ -6,6 +6,7 @@ P (prompt tokens), T (response tokens) and N (turns).
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
@@ -305,8 +306,8 @@ class Group:
     older_versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_SAMPLES)] = ()
     """Newest weights of each earlier incarnation that generated any of its tokens, oldest first; usually empty."""
     actor: str
-    """Name of the actor. For a group assembled from single samples of several actors: one name per rollout, joined by
-    "+"."""
+    """Name of the actor; "a&b" if actor b continued responses of actor a. For a group assembled from single samples of
+    several actors: one entry per rollout, joined by "+"."""
     started_s: float
     """Unix time at which its first sample entered the engine."""
     finished_s: float
@@ -317,7 +318,7 @@ class Group:
         check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:
             raise ValueError(f"group {self.ticket_id} has no rollouts")
-        for name in self.actor.split("+"):
+        for name in re.split("[+&]", self.actor):
             check_name("actor", name)
         incarnations = [v.incarnation for v in (*self.older_versions, self)]
         if incarnations[0] < 0 or incarnations != sorted(set(incarnations)):
@@ -336,12 +337,12 @@ class Group:
 
     @property
     def actors(self) -> frozenset[str]:
-        """Names of all actors that contributed rollouts."""
-        return frozenset(self.actor.split("+"))
+        """Names of all actors that sampled any of its tokens."""
+        return frozenset(re.split("[+&]", self.actor))
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """Name of the actor behind each rollout."""
+        """Actor behind each rollout; "a&b" if there may be several."""
         names = self.actor.split("+")
         return tuple(names) if len(names) == len(self.rollouts) else (self.actor,) * len(self.rollouts)
 

@@ -6,6 +6,7 @@ Only `VllmEngine.start` imports vLLM, because vLLM reads environment variables a
 import asyncio
 import contextlib
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -185,22 +186,30 @@ class VllmEngine:
         return self._size
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
         """Samples one response. Lower priority values are scheduled first. Cancellation aborts the request.
 
+        `begun` holds the response's first tokens; their keys and values are computed again.
+
         Raises:
-          AbortedError: the request was aborted.
+          AbortedError: the request was aborted; the error has what was sampled.
           ValueError: vLLM rejects the request, or no weights are loaded yet.
           EngineDeadError: the engine is dead.
         """
         if self._version is None:
             raise ValueError("the engine has no weights of this run yet")
-        parts: list[PartialSample] = []
+        parts = [begun] if begun is not None else []
         self._active.add(request_id)
         try:
             while True:
-                await self._may_start(request_id)
+                await self._may_start(request_id, parts)
                 prompt, left = continuation(prompt_tokens, sampling, parts)
                 with self._adapter(request_id) as adapter:
                     completion = await self._generate(
@@ -210,24 +219,24 @@ class VllmEngine:
                 if completion is not None:
                     parts.append(to_partial_sample(completion, None if adapter is None else adapter.version))
                 if reason in _FINISHES:
-                    return concat(parts, _FINISHES[reason])
+                    return concat(parts).finished(_FINISHES[reason])
                 if reason != "abort":
                     raise EngineDeadError(f"request {request_id} ended with {reason!r}")
                 is_moved = self._adapters is not None and self._adapters.moves(request_id)
                 if not (self._resumes or is_moved):
-                    raise AbortedError(f"request {request_id} was aborted")
+                    raise _aborted(request_id, parts)
         finally:
             if self._adapters is not None:
                 self._adapters.moves(request_id)
             self._active.discard(request_id)
             self._aborted.discard(request_id)
 
-    async def _may_start(self, request_id: str) -> None:
+    async def _may_start(self, request_id: str, parts: Sequence[PartialSample]) -> None:
         await self._updates.is_open.wait()
         if (failure := self._updates.failure) is not None:
             raise EngineDeadError(f"request {request_id}: {failure}") from failure
         if request_id in self._aborted:
-            raise AbortedError(f"request {request_id} was aborted")
+            raise _aborted(request_id, parts)
 
     def _adapter(self, request_id: str) -> contextlib.AbstractContextManager[Adapter | None]:
         return contextlib.nullcontext() if self._adapters is None else self._adapters.used_by(request_id)
@@ -296,3 +305,8 @@ class VllmEngine:
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # otherwise it would report the shutdown as a failure
         await asyncio.to_thread(self._llm.shutdown, _CLOSE_S)
+
+
+def _aborted(request_id: str, parts: Sequence[PartialSample]) -> AbortedError:
+    sampled = [part for part in parts if part.tokens.size]
+    return AbortedError(f"request {request_id} was aborted", concat(sampled) if sampled else None)

@@ -32,8 +32,8 @@ _RETRY_S = 60.0
 # Table, key column, rows deleted per transaction. Large tables go in parts, so that no transaction takes long.
 _IN_PARTS = (("groups", "seq", 256), ("payloads", "call", 256), ("tickets", "number", 4096), ("anchors", "key", 4096))
 _REST = (
-    *("groups", "payloads", "tickets", "dropped_objects", "restores", "heartbeats", "fences", "announcements"),
-    *("serving", "cards", "blobs", "anchors", "runs"),
+    *("groups", "payloads", "tickets", "progress", "dropped_objects", "restores", "heartbeats", "fences"),
+    *("announcements", "serving", "cards", "blobs", "anchors", "runs"),
 )
 
 

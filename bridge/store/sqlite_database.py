@@ -48,6 +48,16 @@ CREATE = (
         offered_by TEXT, claim TEXT, given_up_by TEXT, done_by TEXT, UNIQUE (run, id))""",
     """CREATE INDEX tickets_by_order ON tickets (run, state, "order", number)""",
     "CREATE INDEX tickets_by_claim ON tickets (run, claim) WHERE state = 'claimed'",
+    # What was sampled of tickets that were handed over, while they are open or claimed.
+    """CREATE TABLE progress (
+        run TEXT NOT NULL, ticket_id TEXT NOT NULL, actors TEXT NOT NULL, payload BLOB NOT NULL,
+        PRIMARY KEY (run, ticket_id))""",
+    """CREATE TRIGGER progress_ends AFTER UPDATE OF state, offered_by, given_up_by ON tickets
+        WHEN NEW.state NOT IN ('open', 'claimed') OR NEW.offered_by IS NOT OLD.offered_by
+            OR NEW.given_up_by IS NOT OLD.given_up_by
+        BEGIN DELETE FROM progress WHERE run = OLD.run AND ticket_id = OLD.id; END""",
+    """CREATE TRIGGER progress_goes_with_its_ticket AFTER DELETE ON tickets
+        BEGIN DELETE FROM progress WHERE run = OLD.run AND ticket_id = OLD.id; END""",
     """CREATE TABLE groups (
         run TEXT NOT NULL, seq INTEGER NOT NULL, ticket_id TEXT NOT NULL, kind TEXT NOT NULL, actor TEXT NOT NULL,
         max_step INTEGER NOT NULL, call TEXT NOT NULL,

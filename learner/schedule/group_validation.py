@@ -72,7 +72,8 @@ def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Vers
         for rollout, maker in zip(group.rollouts, group.makers, strict=True)
         if (reason := _rollout_objection(rollout, group.prompt_tokens.size, ticket, limits, newest.step))
     ]
-    return InvalidGroup(found[0][0], frozenset(maker for _, maker in found)) if found else None
+    names = frozenset(name for _, maker in found for name in maker.split("&"))
+    return InvalidGroup(found[0][0], names) if found else None
 
 
 class RejectionCounter:

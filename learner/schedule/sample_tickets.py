@@ -144,7 +144,7 @@ class SampleTickets(GroupTickets):
     @override
     def fence(self, actor: str, reason: str) -> None:
         for id_, parts in self._parts.items():
-            self._parts[id_] = {i: g for i, g in parts.items() if g.actor != actor}
+            self._parts[id_] = {i: g for i, g in parts.items() if actor not in g.actors}
         self._store.fence(actor, reason)
 
     @override

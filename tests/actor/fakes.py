@@ -11,6 +11,7 @@ from actor.engine_protocol import (
     EngineDeadError,
     EngineSize,
     EngineStats,
+    PartialSample,
     Sample,
     SwapTimings,
     WeightLoadError,
@@ -72,10 +73,19 @@ class FakeEngine:
             decode_speeds=self.decode_speeds,
         )
 
-    async def sample(self, prompt_tokens: np.ndarray, sampling: Sampling, *, request_id: str, priority: int) -> Sample:
+    async def sample(
+        self,
+        prompt_tokens: np.ndarray,
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
+    ) -> Sample:
         assert self.version is not None
         done = asyncio.get_running_loop().create_future()
-        request = Request(prompt_tokens, sampling, priority, [], done)
+        versions = [] if begun is None else list(begun.token_versions)
+        request = Request(prompt_tokens, sampling, priority, versions, done)
         self.running[request_id] = request
         try:
             if self.auto:
@@ -91,12 +101,14 @@ class FakeEngine:
         finally:
             del self.running[request_id]
         self.num_finished += 1
+        return self._sampled(request).finished(self.ends_by)
+
+    def _sampled(self, request: Request) -> PartialSample:
         size = len(request.versions)
-        return Sample(
+        return PartialSample(
             tokens=np.resize(self.reply, size),
             logprobs=np.full(size, -0.5, np.float32),
             token_versions=tuple(request.versions),
-            finish=self.ends_by,
         )
 
     def step(self, request_id: str, num_tokens: int = 1) -> None:
@@ -117,7 +129,9 @@ class FakeEngine:
 
     async def abort(self, request_id: str) -> None:
         if request_id in self.running:
-            self.running[request_id].done.set_exception(AbortedError(request_id))
+            request = self.running[request_id]
+            partial = self._sampled(request) if request.versions else None
+            request.done.set_exception(AbortedError(request_id, partial))
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
         if self.hang_swaps:

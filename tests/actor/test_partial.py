@@ -20,7 +20,7 @@ def part(num_tokens: int, step: int) -> PartialSample:
 
 
 def test_joined_parts_are_one_response_with_a_version_for_each_token():
-    sample = concat([part(2, 1), part(0, 2), part(1, 3)], "stop")
+    sample = concat([part(2, 1), part(0, 2), part(1, 3)]).finished("stop")
     assert sample.tokens.tolist() == [100, 101, 300] and sample.logprobs.tolist() == [-1, -1, -3]
     assert [v.step for v in sample.token_versions] == [1, 1, 3] and sample.finish == "stop"
     assert (sample.tokens.dtype, sample.logprobs.dtype) == (np.int32, np.float32)

@@ -8,6 +8,7 @@ import blake3
 import numpy as np
 
 from bridge.heartbeat_types import ActorReport
+from bridge.progress_types import RequestProgress, TicketProgress
 from bridge.rollout_types import Group, Rollout, Sampling, Task, Ticket, Version
 from bridge.snapshots.shard_map import full_blocks
 from bridge.weight_types import (
@@ -48,6 +49,21 @@ def make_ticket(id_: str = "t", **fields: Any) -> Ticket:
     }
     values |= fields
     return Ticket(**({"num_requests": values["num_samples"]} | values))
+
+
+def make_progress(id_: str = "t", *indexes: int, step: int = 0, **fields: Any) -> TicketProgress:
+    """Progress of one token per request; by default of request 0."""
+    requests = tuple(
+        RequestProgress(
+            index=index,
+            tokens=np.array([index], np.int32),
+            behavior_logprobs=np.array([-0.5], np.float32),
+            incarnations=np.array([0], np.int32),
+            steps=np.array([step], np.int32),
+        )
+        for index in indexes or (0,)
+    )
+    return TicketProgress(**({"ticket_id": id_, "actors": ("a",), "requests": requests} | fields))
 
 
 def make_group(ticket: Ticket, *, actor: str = "a", **fields: Any) -> Group:

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from bridge import codec
 from bridge.heartbeat_types import MAX_SPEEDS, ActorReport, DecodeSpeed, Heartbeat
+from bridge.progress_types import MAX_ACTORS, RequestProgress, TicketProgress
 from bridge.rollout_types import (
     MAX_SAMPLES,
     Group,
@@ -37,7 +38,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 COUNTS = st.integers(0, 2**63 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.text(
-    st.characters(exclude_categories=("C", "Z"), exclude_characters="+/\\"), min_size=1, max_size=20
+    st.characters(exclude_categories=("C", "Z"), exclude_characters="+&/\\"), min_size=1, max_size=20
 ).filter(lambda name: not name.startswith("."))
 KINDS = st.sampled_from(["train", "eval", "probe"])
 PARTS = st.lists(
@@ -99,6 +100,29 @@ def rollouts(draw) -> Rollout:
     )
 
 
+@st.composite
+def requests(draw, index: int) -> RequestProgress:
+    n = draw(st.integers(1, 20))
+    counts = npst.arrays(np.int32, n, elements=st.integers(0, 2**31 - 1)).map(np.sort)
+    finish = draw(st.sampled_from([None, "stop", "length"]))
+    return RequestProgress(
+        index=index,
+        tokens=draw(npst.arrays(np.int32, n)),
+        behavior_logprobs=draw(npst.arrays(np.float32, n, elements=st.floats(-(2.0**99), 0, width=32))),
+        incarnations=draw(counts),
+        steps=draw(counts),
+        finish=finish,
+        reward=None if finish is None else draw(st.none() | FINITE),
+        scores=draw(SCORES),
+    )
+
+
+PROGRESS = st.builds(
+    TicketProgress,
+    ticket_id=st.text(),
+    actors=st.lists(NAMES, min_size=1, max_size=MAX_ACTORS).map(tuple),
+    requests=st.tuples(requests(0)) | st.tuples(requests(1), requests(7)),
+)
 GROUPS = st.builds(
     Group,
     ticket_id=st.text(),
@@ -185,8 +209,8 @@ CARDS = st.builds(
     sluice=NAMES,
     vllm=NAMES,
 )
-VALUES = TICKETS | GROUPS | HEARTBEATS | manifests() | ANNOUNCEMENTS | CARDS
-TYPES = (Ticket, Group, WeightManifest, Heartbeat, Announcement, RunCard)
+VALUES = TICKETS | PROGRESS | GROUPS | HEARTBEATS | manifests() | ANNOUNCEMENTS | CARDS
+TYPES = (Ticket, TicketProgress, Group, WeightManifest, Heartbeat, Announcement, RunCard)
 
 
 def change(data: bytes, edit) -> bytes:
@@ -366,7 +390,7 @@ def test_wire_arrays_are_little_endian_bytes():
 
 def test_decode_other_format_or_type_refused():
     format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
-    with pytest.raises(ValueError, match="Ticket: expected format 12, got 11. Another build made it"):
+    with pytest.raises(ValueError, match="Ticket: expected format 13, got 12. Another build made it"):
         codec.decode(Ticket, msgspec.msgpack.encode([format_ - 1, name, body]))
     with pytest.raises(ValueError, match="expected a Group, got a 'Ticket'"):
         codec.decode(Group, codec.encode(make_ticket()))

@@ -4,13 +4,14 @@
 GRANT USAGE ON SCHEMA sluice TO sluice_learner, sluice_actor;
 GRANT SELECT ON sluice.format TO sluice_learner, sluice_actor;
 GRANT SELECT, INSERT, UPDATE, DELETE ON sluice.runs, sluice.restores, sluice.tickets, sluice.groups, sluice.payloads,
-    sluice.heartbeats, sluice.serving, sluice.fences, sluice.announcements, sluice.cards, sluice.blobs,
+    sluice.progress, sluice.heartbeats, sluice.serving, sluice.fences, sluice.announcements, sluice.cards, sluice.blobs,
     sluice.anchors, sluice.dropped_objects TO sluice_learner;
 
 GRANT SELECT (run, name, owner, actor_role, created_s, last_seq, reissued, incarnation, finished_step, finished_s,
     frontier_width), UPDATE (last_seq, reissued) ON sluice.runs TO sluice_actor;
 GRANT SELECT, UPDATE (state, actor, lease_expires_s, served, attempts, failure, claim, given_up_by, done_by)
     ON sluice.tickets TO sluice_actor;
+GRANT SELECT, INSERT, UPDATE (actors, payload), DELETE ON sluice.progress TO sluice_actor;
 GRANT SELECT, INSERT ON sluice.groups TO sluice_actor;
 GRANT SELECT (run, call), INSERT, DELETE ON sluice.payloads TO sluice_actor;
 GRANT SELECT, INSERT, UPDATE ON sluice.heartbeats TO sluice_actor;
@@ -32,7 +33,7 @@ DECLARE
     owned constant text := 'run IN (SELECT run FROM sluice.runs WHERE sluice.has_role(owner))';
     served constant text := 'run IN (SELECT run FROM sluice.runs WHERE sluice.has_role(actor_role))';
 BEGIN
-    FOREACH name IN ARRAY ARRAY['restores', 'tickets', 'groups', 'payloads', 'heartbeats', 'serving', 'fences',
+    FOREACH name IN ARRAY ARRAY['restores', 'tickets', 'progress', 'groups', 'payloads', 'heartbeats', 'serving', 'fences',
             'announcements', 'cards', 'blobs', 'anchors', 'dropped_objects'] LOOP
         EXECUTE format('ALTER TABLE sluice.%I ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY learner ON sluice.%I TO sluice_learner USING (%s) WITH CHECK (%s)', name, owned, owned);
@@ -41,6 +42,9 @@ BEGIN
         END IF;
     END LOOP;
     EXECUTE format('CREATE POLICY actor_serves ON sluice.tickets FOR UPDATE TO sluice_actor USING (%s)', served);
+    EXECUTE format('CREATE POLICY actor_hands_over ON sluice.progress FOR INSERT TO sluice_actor WITH CHECK (%s)', served);
+    EXECUTE format('CREATE POLICY actor_hands_on ON sluice.progress FOR UPDATE TO sluice_actor USING (%s)', served);
+    EXECUTE format('CREATE POLICY actor_ends ON sluice.progress FOR DELETE TO sluice_actor USING (%s)', served);
     EXECUTE format('CREATE POLICY actor_hands_in ON sluice.groups FOR INSERT TO sluice_actor WITH CHECK (%s)', served);
     EXECUTE format('CREATE POLICY actor_hands_in ON sluice.payloads FOR INSERT TO sluice_actor WITH CHECK (%s)', served);
     -- Only payloads without a group: a rejected payload is deleted in the transaction that inserted it.
@@ -97,7 +101,8 @@ BEGIN
         IF NEW.only_for IS NOT NULL THEN
             PERFORM sluice.refuse('serve a ticket of another actor');
         END IF;
-        IF EXISTS (SELECT 1 FROM sluice.fences f WHERE f.run = NEW.run AND f.actor = NEW.actor) THEN
+        IF EXISTS (SELECT 1 FROM sluice.fences f
+                WHERE f.run = NEW.run AND f.actor = ANY (string_to_array(NEW.actor, '&'))) THEN
             PERFORM sluice.refuse('serve as a fenced actor');
         END IF;
     END IF;
@@ -109,6 +114,18 @@ BEGIN
 END $$;
 CREATE TRIGGER check_ticket BEFORE UPDATE ON sluice.tickets
     FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_ticket();
+
+-- Bounds the number of rows by that of claimed tickets. The ticket is looked up as in check_group.
+CREATE FUNCTION sluice.check_progress() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF coalesce((SELECT t.state FROM sluice.tickets t WHERE t.run = NEW.run AND t.id = NEW.ticket_id
+            AND t.kind = 'train'), '') <> 'claimed' THEN
+        PERFORM sluice.refuse('hand over a ticket that is not claimed');
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER check_progress BEFORE INSERT OR UPDATE ON sluice.progress
+    FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_progress();
 
 CREATE FUNCTION sluice.check_group() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

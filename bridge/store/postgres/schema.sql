@@ -37,7 +37,7 @@ CREATE TABLE sluice.tickets (
     offered_by text, claim text, given_up_by text, done_by text,
     UNIQUE (run, id),
     -- Limits on columns that an actor may write, so that readers never receive unbounded values.
-    CHECK (octet_length(actor) <= 1024 AND octet_length(failure) <= 4096 AND octet_length(claim) <= 64
+    CHECK (octet_length(actor) <= 4096 AND octet_length(failure) <= 4096 AND octet_length(claim) <= 64
         AND octet_length(given_up_by) <= 64 AND octet_length(done_by) <= 64)
 );
 -- Only a table's first index begins with the run. In an empty table, all indexes that begin with the run look equal to
@@ -45,11 +45,28 @@ CREATE TABLE sluice.tickets (
 -- tickets of the run.
 CREATE INDEX tickets_by_order ON sluice.tickets (state, run, "order", number);
 CREATE INDEX tickets_by_claim ON sluice.tickets (claim, run) WHERE state = 'claimed';
+-- What was sampled of tickets that were handed over, while they are open or claimed.
+CREATE TABLE sluice.progress (
+    run text NOT NULL, ticket_id text NOT NULL, actors text NOT NULL, payload bytea NOT NULL,
+    PRIMARY KEY (run, ticket_id),
+    CHECK (octet_length(actors) <= 4096 AND octet_length(payload) <= 67108864)
+);
+ALTER TABLE sluice.progress ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers do not compress
+CREATE FUNCTION sluice.drop_progress() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM sluice.progress WHERE run = OLD.run AND ticket_id = OLD.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER progress_ends AFTER UPDATE OF state, offered_by, given_up_by ON sluice.tickets
+    FOR EACH ROW WHEN (NEW.state NOT IN ('open', 'claimed') OR NEW.offered_by IS DISTINCT FROM OLD.offered_by
+        OR NEW.given_up_by IS DISTINCT FROM OLD.given_up_by) EXECUTE FUNCTION sluice.drop_progress();
+CREATE TRIGGER progress_goes_with_its_ticket AFTER DELETE ON sluice.tickets
+    FOR EACH ROW EXECUTE FUNCTION sluice.drop_progress();
 CREATE TABLE sluice.groups (
     run text NOT NULL, seq bigint NOT NULL, ticket_id text NOT NULL, kind text NOT NULL, actor text NOT NULL,
     max_step bigint NOT NULL, call text NOT NULL,
     PRIMARY KEY (run, seq), UNIQUE (ticket_id, run), UNIQUE (call, run),
-    CHECK (octet_length(actor) <= 1024)
+    CHECK (octet_length(actor) <= 4096)
 );
 CREATE INDEX groups_by_kind ON sluice.groups (kind, run, seq);
 -- Inserted before the run is locked, so that a large payload on a slow connection blocks no other writer.

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+from absl import logging
+
 from bridge.heartbeat_types import Heartbeat
+from bridge.progress_types import ClaimedTicket, TicketProgress
 from bridge.rollout_types import Group, Ticket
 from bridge.store.claim import CLAIM
 from bridge.store.sql.anchor_rows import AnchorRows
@@ -27,7 +30,7 @@ _TAKES = """EXISTS (SELECT 1 FROM tickets
     WHERE run = :run AND id = :ticket_id AND fit = :fit AND state NOT IN ('done', 'acknowledged')
         AND coalesce(done_by, '') <> :call
         AND (only_for = :actor OR (only_for IS NULL
-            AND NOT EXISTS (SELECT 1 FROM fences WHERE run = :run AND actor = :actor))))"""
+            AND NOT EXISTS (SELECT 1 FROM fences WHERE run = :run AND actor IN [actors]))))"""
 
 
 class ActorStore(GroupBucket, AnchorRows):
@@ -91,7 +94,7 @@ class ActorStore(GroupBucket, AnchorRows):
         places: int = 1,
         all_places: int | None = None,
         served: Sequence[str] = (),
-    ) -> list[Ticket]:
+    ) -> list[ClaimedTicket]:
         """Leases up to `limit` tickets, lowest order first: open tickets and tickets with expired leases.
 
         Args:
@@ -143,7 +146,9 @@ class ActorStore(GroupBucket, AnchorRows):
                 **who,
             ),
             self._step(
-                """SELECT payload FROM tickets WHERE run = :run AND state = 'claimed' AND claim = :call
+                """SELECT tickets.payload, progress.payload FROM tickets LEFT JOIN progress
+                    ON progress.run = tickets.run AND progress.ticket_id = tickets.id
+                WHERE tickets.run = :run AND state = 'claimed' AND claim = :call
                 ORDER BY "order", number""",
                 **who,
             ),
@@ -164,7 +169,14 @@ class ActorStore(GroupBucket, AnchorRows):
         )
         if fences and not rows:
             raise FencedError(f"actor {actor} is fenced: {fences[0][0]}")
-        return self._tickets(rows)
+        return [ClaimedTicket.of(self._decode(Ticket, ticket), self._progress(payload)) for ticket, payload in rows]
+
+    def _progress(self, payload: bytes | None) -> TicketProgress | None:
+        try:
+            return None if payload is None else self._decode(TicketProgress, payload)
+        except ValueError as e:  # another actor wrote it
+            logging.error("progress of a ticket ignored, it begins anew: %s", e)
+            return None
 
     def leased(self, actor: str) -> set[str]:
         """Returns the tickets that this actor holds. Only reads, so it may be called often."""
@@ -188,6 +200,30 @@ class ActorStore(GroupBucket, AnchorRows):
         )
         still = {id_ for (id_,) in rows}
         return [i for i in ticket_ids if i in still]
+
+    def hand_over(self, actor: str, progress: TicketProgress) -> None:
+        """Releases a leased ticket with what was sampled of it, which its next claim receives.
+
+        The progress is kept until the ticket is served, withdrawn, or offered anew by the learner: reissued, rolled
+        back, or after a fence of one of its actors.
+
+        Raises:
+          ValueError: the progress is too large for a message.
+        """
+        params = {"id": progress.ticket_id, "actor": actor}
+        mine = "run = :run AND id = :id AND state = 'claimed' AND actor = :actor"
+        self._write(
+            self._step(
+                f"""INSERT INTO progress (run, ticket_id, actors, payload)
+                SELECT run, id, :actors, :payload FROM tickets WHERE {mine}
+                ON CONFLICT (run, ticket_id) DO UPDATE SET actors = excluded.actors, payload = excluded.payload""",
+                actors="&".join(progress.actors),
+                payload=self._encode(progress),
+                **params,
+            ),
+            self._step(f"{OPEN} WHERE {mine}", **params),
+            changes=("tickets",),
+        )
 
     def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
         """Releases leased tickets unserved, so that the next claim can take them."""
@@ -219,6 +255,7 @@ class ActorStore(GroupBucket, AnchorRows):
             "ticket_id": group.ticket_id,
             "kind": group.kind,
             "actor": group.actor,
+            "actors": sorted(group.actors),
             "max_step": group.max_step,
             "fit": ticket_digest(group),
             "call": new_request_id(),
@@ -241,7 +278,7 @@ class ActorStore(GroupBucket, AnchorRows):
                 AND NOT EXISTS (SELECT 1 FROM groups WHERE run = :run AND call = :call)""",
                 **params,
             ),
-            self._step(FENCE, **params),
+            self._step("SELECT reason FROM fences WHERE run = :run AND actor IN [actors]", **params),
             self._step(
                 """SELECT fit, done_by, only_for, CASE WHEN fit <> :fit THEN payload END FROM tickets
                 WHERE run = :run AND id = :ticket_id""",

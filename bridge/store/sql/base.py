@@ -185,9 +185,6 @@ class SharedStore:
     def _decode(self, type_: type[T], payload: bytes) -> T:
         return codec.decode(type_, payload, max_bytes=self._max_bytes)
 
-    def _tickets(self, rows: Sequence[Row]) -> list[Ticket]:
-        return [self._decode(Ticket, payload) for (payload,) in rows]
-
 
 def _places(beat: Heartbeat) -> int | None:
     """Returns the number of sequences that an actor's engine runs concurrently; None if it does not serve."""

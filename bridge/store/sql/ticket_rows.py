@@ -20,6 +20,14 @@ _HIGHEST = f'(SELECT "order" FROM tickets WHERE {_ARE_FORGOTTEN})'
 _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  # with their payloads, by a trigger
 
 
+def _names(column: str) -> str:
+    """Returns the SQL condition that the actor is one of the names in a column, which "&" joins."""
+    return f"replace('&' || {column} || '&', '&' || :actor || '&', '') <> '&' || {column} || '&'"
+
+
+_SERVED, _CONTINUED = _names("actor"), _names("actors")
+
+
 class Tickets(SharedStore):
     """Tickets from their creation until they are acknowledged or withdrawn, and fences.
 
@@ -186,6 +194,8 @@ class Tickets(SharedStore):
                 next_order=next_order,
             ),
             self._step(f"UPDATE tickets SET attempts = 0 WHERE {_ARE_FORGOTTEN} AND attempts < 0"),
+            # It may be of weights after the checkpoint.
+            self._step("DELETE FROM progress WHERE run = :run"),
             self._step(
                 f"""DELETE FROM groups WHERE run = :run AND max_step > :step
                 AND ticket_id IN (SELECT id FROM tickets WHERE {later})""",
@@ -243,7 +253,10 @@ class Tickets(SharedStore):
         return self._read("SELECT reissued FROM runs WHERE run = :run")[0][0]
 
     def fence(self, actor: str, reason: str) -> None:
-        """Fences an actor: rejects its claims and groups, reissues its tickets, and drops its unacknowledged groups."""
+        """Fences an actor: rejects its claims and groups, reissues its tickets, and drops its unacknowledged groups.
+
+        Tickets that others continue from its tokens begin anew.
+        """
         self._write(
             self._step(
                 """INSERT INTO fences (run, actor, reason) VALUES (:run, :actor, :reason)
@@ -252,14 +265,16 @@ class Tickets(SharedStore):
                 reason=reason,
             ),
             self._step(
-                """DELETE FROM groups WHERE run = :run
-                AND ticket_id IN (SELECT id FROM tickets WHERE run = :run AND state = 'done' AND actor = :actor)""",
+                f"""DELETE FROM groups WHERE run = :run
+                AND ticket_id IN (SELECT id FROM tickets WHERE run = :run AND state = 'done' AND {_SERVED})""",
                 actor=actor,
             ),
             self._step(
-                f"{OPEN} WHERE run = :run AND state IN ('claimed', 'done') AND actor = :actor",
+                f"""{OPEN} WHERE run = :run AND (state IN ('claimed', 'done') AND {_SERVED} OR state = 'claimed'
+                    AND id IN (SELECT ticket_id FROM progress WHERE run = :run AND {_CONTINUED}))""",
                 actor=actor,
             ),
+            self._step(f"DELETE FROM progress WHERE run = :run AND {_CONTINUED}", actor=actor),
             guarded=True,
             changes=("tickets",),
         )

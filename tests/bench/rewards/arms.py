@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.admission import Admission
-from actor.engine_protocol import Sample
+from actor.engine_protocol import PartialSample, Sample
 from actor.loop import Actor, ActorLimits
 from actor.rewards.adaptive_timeout import AdaptiveTimeouts
 from actor.rewards.scorer import RewardResult, RewardScorer
@@ -78,8 +78,15 @@ class Answering(ReplayEngine):
         self.last_end_s = 0.0
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
+        assert begun is None  # the actors of a bench hand nothing over
         index = int(request_id.split(".")[1].partition("+")[0])
         length = max(4, self._workload.lengths(int(prompt_tokens[1])).tokens(prompt_tokens, index))
         replayed = dataclasses.replace(sampling, max_tokens=length)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import Engine, Sample
+from actor.engine_protocol import Engine, PartialSample, Sample
 from actor.environments.chat_render import ChatRenderer
 from actor.environments.environment_pool import EnvironmentPool
 from actor.environments.episode import Episodes
@@ -60,8 +60,15 @@ class TurnEngine(ReplayEngine):
         self._work, self._lock_step = work, lock_step
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
+        assert begun is None  # the actors of a bench hand nothing over
         if self._lock_step is not None:
             await self._lock_step.meet()
         turn = dataclasses.replace(
@@ -91,8 +98,15 @@ class EpisodeEngine(ReplayEngine):
         await self.pool.load(self._work.environment)
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
+        assert begun is None  # the actors of a bench hand nothing over
         index, _, _ = request_id.split(".")[1].partition("+")  # one begun anew has its number after that
         request = EpisodeRequest(
             environment=self._work.environment,

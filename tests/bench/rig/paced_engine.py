@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import EngineSize, EngineStats, Sample, SwapTimings
+from actor.engine_protocol import EngineSize, EngineStats, PartialSample, Sample, SwapTimings
 from bridge.heartbeat_types import DecodeSpeed
 from bridge.rollout_types import Sampling, Version
 from bridge.weight_types import WeightManifest
@@ -99,9 +99,16 @@ class PacedEngine:
         )
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
         """A response of `sampling.max_tokens` tokens, when the simulated engine has made them."""
+        assert begun is None  # the actors of a bench hand nothing over
         now_s = self._advance()
         end = self._ends[request_id] = asyncio.get_running_loop().create_future()
         self._sim.add(

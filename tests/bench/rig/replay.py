@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import Engine, Sample, SwapTimings
+from actor.engine_protocol import Engine, PartialSample, Sample, SwapTimings
 from actor.rewards.scorer import RewardResult
 from actor.rewards.types import Response
 from actor.rewards.verifiers.judge import JudgeCounts
@@ -81,8 +81,15 @@ class ReplayEngine:
         return getattr(self._engine, name)
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
+        assert begun is None  # the actors of a bench hand nothing over
         length = sampling.max_tokens
         replayed = sampling
         if self._lengths is not None:

@@ -19,6 +19,7 @@ ACTORS_CALLS = (
     "leased",
     "renew",
     "release",
+    "hand_over",
     "put_group",
     "fenced",
     "fail_ticket",

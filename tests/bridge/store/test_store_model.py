@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bridge.rollout_types import Ticket
 from bridge.store.store_types import FencedError
-from tests.bridge.factories import make_group, make_ticket
+from tests.bridge.factories import make_group, make_progress, make_ticket
 from tests.bridge.store.engines import Engine
 
 IDS = st.sampled_from([f"t{i}" for i in range(6)])
@@ -26,6 +26,8 @@ class Entry:
     state: str = "open"
     actor: str = ""
     expires_s: float = 0.0
+    progress: tuple[str, ...] = ()
+    """Actors of its progress."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -86,6 +88,7 @@ class StoreMachine(RuleBasedStateMachine):
         want = sorted(offered, key=lambda e: e.ticket.order)[:limit]  # stable: ties as they were put
         got = self.store.claim(actor, limit=limit, lease_s=lease_s)
         assert [(t.id, t.order) for t in got] == [(e.ticket.id, e.ticket.order) for e in want]
+        assert [t.progress.actors if t.progress else () for t in got] == [e.progress for e in want]
         for e in want:
             e.state, e.actor, e.expires_s = "claimed", actor, self.clock.now_s + lease_s
 
@@ -103,6 +106,13 @@ class StoreMachine(RuleBasedStateMachine):
             if self.holds(actor, i):
                 self.entries[i].state = "open"
 
+    @rule(actor=ACTORS, id_=IDS, by=st.sampled_from([(), ("y",), ("z",)]))
+    def hand_over(self, actor, id_, by):
+        actors = tuple(dict.fromkeys((*by, actor)))
+        self.store.hand_over(actor, make_progress(id_, actors=actors))
+        if self.holds(actor, id_):
+            self.entries[id_].state, self.entries[id_].progress = "open", actors
+
     @rule(actor=ACTORS, id_=IDS)
     def put_group(self, actor, id_):
         entry = self.entries.get(id_)
@@ -118,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
             is_first = entry.state in ("open", "claimed")
             assert self.store.put_group(group) is is_first
             if is_first:
-                entry.state, entry.actor = "done", actor
+                entry.state, entry.actor, entry.progress = "done", actor, ()
                 self.arrivals.append((id_, group.finished_s))
                 self.num_arrived += 1
 
@@ -128,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.forget_groups(ids)
         for i in ids:
             if i in self.entries:
-                self.entries[i].state = "acknowledged"
+                self.entries[i].state, self.entries[i].progress = "acknowledged", ()
 
     @rule(ids=ID_LISTS)
     def reissue(self, ids):
@@ -137,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.num_reissued += len(known)
         self.forget_groups(ids)
         for i in known:
-            self.entries[i].state = "open"
+            self.entries[i].state, self.entries[i].progress = "open", ()
 
     @rule(ids=ID_LISTS)
     def withdraw(self, ids):
@@ -151,9 +161,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.fence(actor, "why")
         self.fences.add(actor)
         for e in self.entries.values():
-            if e.state in ("claimed", "done") and e.actor == actor:
+            if (e.state in ("claimed", "done") and e.actor == actor) or (e.state == "claimed" and actor in e.progress):
                 e.state = "open"
                 self.arrivals = [a for a in self.arrivals if a[0] != e.ticket.id]
+
+            if actor in e.progress:
+                e.progress = ()
 
     @rule()
     def acquire_leadership(self):

@@ -9,7 +9,15 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine_protocol import AbortedError, EngineSize, EngineStats, Sample, SwapTimings, WeightLoadError
+from actor.engine_protocol import (
+    AbortedError,
+    EngineSize,
+    EngineStats,
+    PartialSample,
+    Sample,
+    SwapTimings,
+    WeightLoadError,
+)
 from bridge.rollout_types import Finish, Sampling, Version
 from bridge.snapshots.snapshot_format import SnapshotError, TensorTable, check_table
 from bridge.snapshots.verified_copy import map_tensors
@@ -32,6 +40,14 @@ class _Request:
     @property
     def sequence(self) -> Int32[np.ndarray, " T"]:
         return np.concatenate([self.prompt, np.array(self.tokens, np.int32)])
+
+    @property
+    def sampled(self) -> PartialSample:
+        return PartialSample(
+            tokens=np.array(self.tokens, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            token_versions=tuple(self.versions),
+        )
 
 
 class NumpyEngine:
@@ -101,11 +117,21 @@ class NumpyEngine:
         )
 
     async def sample(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        begun: PartialSample | None = None,
     ) -> Sample:
         if self._version is None:
             raise ValueError("no weights yet")
         request = _Request(prompt_tokens, sampling, priority, asyncio.get_running_loop().create_future())
+        if begun is not None:
+            request.tokens += begun.tokens.tolist()
+            request.logprobs += begun.logprobs.tolist()
+            request.versions += begun.token_versions
         self._requests[request_id] = request
         if self._decoding is None:
             self._decoding = asyncio.create_task(self._decode())
@@ -114,17 +140,12 @@ class NumpyEngine:
         finally:
             del self._requests[request_id]
         self._num_finished += 1
-        return Sample(
-            tokens=np.array(request.tokens, np.int32),
-            logprobs=np.array(request.logprobs, np.float32),
-            token_versions=tuple(request.versions),
-            finish=finish,
-        )
+        return request.sampled.finished(finish)
 
     async def abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is not None and not request.done.done():
-            request.done.set_exception(AbortedError(request_id))
+            request.done.set_exception(AbortedError(request_id, request.sampled if request.tokens else None))
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
         start = time.perf_counter()

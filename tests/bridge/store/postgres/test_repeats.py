@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from bridge.store.postgres import postgres_database
-from tests.bridge.factories import make_announcement, make_group, make_rollout, make_run_card, make_ticket
+from tests.bridge.factories import make_announcement, make_group, make_progress, make_rollout, make_run_card, make_ticket
 from tests.bridge.store.engines import EachInItsRole, rows
 
 TICKETS = {i: make_ticket(i, order=n) for n, i in enumerate(("open", "claimed", "done", "acknowledged", "spare"))}
@@ -16,6 +16,7 @@ CALLS = {
     "claim": lambda s: [t.id for t in s.claim("y", limit=1, lease_s=60)],
     "renew": lambda s: s.renew("x", ["claimed", "open"], lease_s=60),
     "release": lambda s: s.release("x", ["claimed"]),
+    "hand_over": lambda s: s.hand_over("x", make_progress("claimed", actors=("x",))),
     "fail_ticket": lambda s: s.fail_ticket("claimed", "why", max_attempts=2),
     "put_group": lambda s: s.put_group(make_group(TICKETS["claimed"], actor="x")),
     "put_group again": lambda s: s.put_group(make_group(TICKETS["done"], actor="x")),
@@ -96,6 +97,7 @@ def contents(store):
         rows(store, tickets),
         rows(store, "SELECT seq, ticket_id, actor, max_step FROM groups WHERE run = :run ORDER BY seq"),
         rows(store, "SELECT count(*) FROM payloads WHERE run = :run"),
+        rows(store, "SELECT ticket_id, actors FROM progress WHERE run = :run ORDER BY ticket_id"),
         rows(store, "SELECT last_seq, reissued, incarnation, holder FROM runs WHERE run = :run"),
         rows(store, "SELECT step FROM announcements WHERE run = :run"),
         rows(store, "SELECT incarnation, step FROM restores WHERE run = :run"),

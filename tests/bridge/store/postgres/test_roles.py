@@ -34,6 +34,10 @@ FORBIDDEN = {
         WHERE run = :run AND id = 'open'""",
     "serve what is another's alone": """UPDATE tickets SET state = 'claimed', actor = 'me', lease_expires_s = 9
         WHERE run = :run AND id = 'alone'""",
+    "hand over what it has not claimed": "INSERT INTO progress VALUES (:run, 'open', 'me', '')",
+    "hand over what nobody knows": "INSERT INTO progress VALUES (:run, 'mine', 'me', '')",
+    "claim as one of several of whom one is fenced": """UPDATE tickets SET state = 'claimed', actor = 'me&f',
+        lease_expires_s = 9 WHERE run = :run AND id = 'open'""",
     "drop a group": "DELETE FROM groups WHERE run = :run",
     "change a group": "UPDATE groups SET seq = 99 WHERE run = :run",
     "put a group under a number of its own": """INSERT INTO groups (run, seq, ticket_id, kind, actor, max_step, call)

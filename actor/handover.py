@@ -1,0 +1,61 @@
+"""Progress that an actor hands over when it stops sampling a ticket."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from actor.engine_protocol import PartialSample, Sample
+from actor.rewards.scorer import RewardResult
+from bridge.progress_types import MAX_ACTORS, MAX_TOKENS, RequestProgress, TicketProgress, progress_of
+from bridge.rollout_types import Finish, Ticket
+
+
+def makers(continued: Ticket | None, name: str) -> list[str]:
+    """Returns the names behind a group: an actor's own, after those whose responses it continues."""
+    progress = None if continued is None else progress_of(continued)
+    return list(dict.fromkeys((*(progress.actors if progress else ()), name)))
+
+
+def progress_so_far(
+    ticket: Ticket,
+    actors: Sequence[str],
+    finished: Mapping[int, Sample],
+    judged: Mapping[int, RewardResult],
+    stopped: Mapping[int, PartialSample],
+) -> TicketProgress | None:
+    """Returns the progress of a ticket whose sampling was stopped; None if it is to begin anew.
+
+    Args:
+      ticket: the ticket.
+      actors: names of all actors that sampled any of it (`makers`).
+      finished: responses that finished, by index.
+      judged: rewards known so far, of some of `finished`.
+      stopped: responses that were stopped, with at least one token.
+    """
+    found = {index: _request(index, sample, sample.finish, judged.get(index)) for index, sample in finished.items()}
+    found |= {index: _request(index, sample, None, None) for index, sample in stopped.items()}
+    if not found:
+        return None
+    num_tokens = sum(request.tokens.size for request in found.values())
+    if len(actors) > MAX_ACTORS or num_tokens > MAX_TOKENS:
+        logging.warning("progress is not handed over ticket=%s actors=%d tokens=%d", ticket.id, len(actors), num_tokens)
+        return None
+    return TicketProgress(
+        ticket_id=ticket.id, actors=tuple(actors), requests=tuple(found[index] for index in sorted(found))
+    )
+
+
+def _request(
+    index: int, sample: Sample | PartialSample, finish: Finish | None, judged: RewardResult | None
+) -> RequestProgress:
+    return RequestProgress(
+        index=index,
+        tokens=sample.tokens,
+        behavior_logprobs=sample.logprobs,
+        incarnations=np.asarray([v.incarnation for v in sample.token_versions], np.int32),
+        steps=np.asarray([v.step for v in sample.token_versions], np.int32),
+        finish=finish,
+        reward=judged.reward if judged is not None else None,
+        scores=judged.scores if judged is not None else (),
+    )

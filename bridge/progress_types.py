@@ -1,0 +1,128 @@
+"""Progress of a ticket that one actor hands over to another: what was sampled of its group, and the rewards so far.
+
+An actor that leaves or restarts returns its tickets with their progress. The next actor computes keys and values of
+prompt and tokens again and continues (RollPacker section 4.4). Tokens, logprobs and versions stay as they were sampled.
+"""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import numpy as np
+from jaxtyping import Float32, Int32
+from msgspec import Meta
+
+from bridge.rollout_types import MAX_REWARD_PARTS, MAX_SAMPLES, Finish, RewardScore, Ticket, Version
+from bridge.validation import check_choice, check_name, check_vector
+
+MAX_ACTORS = 8
+"""Most actors that one ticket's progress may come from. Past that a ticket begins anew, which bounds the names that the
+store keeps."""
+
+MAX_TOKENS = 2**21
+"""Most tokens of one ticket's progress. A token takes 16 bytes, and a message at most 64 MiB (`codec.MAX_BYTES`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestProgress:
+    """One request, as far as it was sampled."""
+
+    index: int
+    """Number of the request in its ticket."""
+    tokens: Int32[np.ndarray, " T"]
+    behavior_logprobs: Float32[np.ndarray, " T"]
+    """Nats, as in `Rollout`."""
+    incarnations: Int32[np.ndarray, " T"]
+    steps: Int32[np.ndarray, " T"]
+    """Version of the weights behind each token: incarnation and step; neither decreases."""
+    finish: Finish | None = None
+    """None: the request continues."""
+    reward: float | None = None
+    """Reward of a finished response; None if it has not been scored."""
+    scores: Annotated[tuple[RewardScore, ...], Meta(max_length=MAX_REWARD_PARTS)] = ()
+
+    def __post_init__(self) -> None:
+        check_vector("tokens", self.tokens, np.int32)
+        check_vector("behavior_logprobs", self.behavior_logprobs, np.float32)
+        check_vector("incarnations", self.incarnations, np.int32)
+        check_vector("steps", self.steps, np.int32)
+        sizes = {self.tokens.size, self.behavior_logprobs.size, self.incarnations.size, self.steps.size}
+        if len(sizes) != 1:
+            raise ValueError(f"a request's arrays must share one length T, got {sorted(sizes)}")
+        if not 0 <= self.index < MAX_SAMPLES:
+            raise ValueError(f"index must be in [0, {MAX_SAMPLES}), got {self.index}")
+        for name, values in (("incarnations", self.incarnations), ("steps", self.steps)):
+            if values[0] < 0 or np.any(values[1:] < values[:-1]):
+                raise ValueError(f"{name} must be >= 0 and must not decrease")
+        if not np.all(np.isfinite(self.behavior_logprobs)) or np.any(self.behavior_logprobs > 1e-3):
+            raise ValueError("behavior_logprobs must be finite and <= 0")
+        if self.finish is not None:
+            check_choice("finish", self.finish, Finish)
+        if self.reward is not None and (self.finish is None or not math.isfinite(self.reward)):
+            raise ValueError(f"only a finished response has a reward, and it is finite; got {self.reward}")
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """Version behind each token."""
+        pairs = zip(self.incarnations.tolist(), self.steps.tolist(), strict=True)
+        return tuple(Version(incarnation=i, step=s) for i, s in pairs)
+
+    @property
+    def newest(self) -> Version:
+        """Version of the last token, which no other exceeds."""
+        return Version(incarnation=int(self.incarnations[-1]), step=int(self.steps[-1]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TicketProgress:
+    """Requests of one ticket with at least one token."""
+
+    ticket_id: str
+    actors: Annotated[tuple[str, ...], Meta(max_length=MAX_ACTORS)]
+    """Names of the actors that sampled any of it."""
+    requests: Annotated[tuple[RequestProgress, ...], Meta(max_length=MAX_SAMPLES)]
+
+    def __post_init__(self) -> None:
+        if not self.actors or not self.requests:
+            raise ValueError(f"progress of ticket {self.ticket_id}: expected actors and requests, got none")
+        for name in self.actors:
+            check_name("actor", name)
+        indexes = [r.index for r in self.requests]
+        if indexes != sorted(set(indexes)):
+            raise ValueError(f"progress of ticket {self.ticket_id}: indexes must rise, got {indexes}")
+
+    @property
+    def newest(self) -> Version:
+        """Newest version behind any token. An actor continues only with weights that are not older."""
+        return max(r.newest for r in self.requests)
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens."""
+        return sum(r.tokens.size for r in self.requests)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedTicket(Ticket):
+    """A ticket as an actor claims it."""
+
+    progress: TicketProgress | None = None
+    """What other actors sampled of it; None: it begins anew."""
+
+    @classmethod
+    def of(cls, ticket: Ticket, progress: TicketProgress | None = None) -> "ClaimedTicket":
+        """Returns the ticket with its progress, whose newest version bounds `min_version` from below."""
+        fields = {field.name: getattr(ticket, field.name) for field in dataclasses.fields(Ticket)}
+        if progress is not None:
+            fields["min_version"] = max(ticket.min_version, progress.newest)
+        return cls(**fields, progress=progress)
+
+
+def progress_of(ticket: Ticket) -> TicketProgress | None:
+    """Returns what other actors sampled of a ticket."""
+    return ticket.progress if isinstance(ticket, ClaimedTicket) else None
+
+
+def without_progress(ticket: Ticket) -> Ticket:
+    """Returns the ticket as it begins anew."""
+    return dataclasses.replace(ticket, progress=None) if isinstance(ticket, ClaimedTicket) else ticket

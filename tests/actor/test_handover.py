@@ -1,0 +1,249 @@
+"""Groups that move from one actor to another in their middle, with a made-up engine and a real store."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from actor.background import shut_down
+from actor.rewards.scorer import RewardResult
+from bridge.progress_types import ClaimedTicket
+from bridge.rollout_types import Task
+from tests.actor.fakes import until
+from tests.actor.loop_setup import Setup, make_setup, make_setup_beside, run
+from tests.bridge.factories import make_progress
+
+
+class Scorer:
+    """Scores a response by the number of its tokens, each once `may` is set."""
+
+    def __init__(self, s: Setup) -> None:
+        self.scored: list[int] = []
+        self.may = asyncio.Event()
+        self.may.set()
+        s.actor.serving.rewards.score = self.score
+
+    async def score(self, response, task) -> RewardResult:
+        del task
+        await self.may.wait()
+        self.scored.append(response.num_tokens)
+        return RewardResult(reward=float(response.num_tokens), scores=())
+
+
+def handed_over(s: Setup) -> ClaimedTicket:
+    """The open ticket, as the next actor would claim it."""
+    (ticket,) = s.store.claim("reader", limit=1, lease_s=60)
+    s.store.release("reader", [ticket.id])
+    return ticket
+
+
+def lengths(ticket: ClaimedTicket) -> dict[int, tuple[int, str | None, float | None]]:
+    """Tokens, finish and reward of each request, by index."""
+    assert ticket.progress is not None
+    return {r.index: (r.tokens.size, r.finish, r.reward) for r in ticket.progress.requests}
+
+
+def test_group_goes_on_where_the_actor_that_left_had_stopped(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        first = Scorer(s)
+        s.publish(3)
+        s.put(0, num_samples=3)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t0.2")
+            s.engine.step("t0.0", 4)
+            s.engine.step("t0.1", 5)
+            s.engine.finish("t0.1")
+            await until(lambda: first.scored == [5], "its reward is known")
+            await shut_down(s.actor)
+            assert s.running() == [] and s.store.counts()["open"] == 1
+        assert lengths(handed_over(s)) == {0: (4, None, None), 1: (5, "stop", 5.0)}
+
+        other = make_setup_beside(s, "actor-1")
+        second = Scorer(other)
+        other.publish(4)
+        async with other.serving():
+            await other.runs("t0.0", "t0.2")  # what had ended is not sampled again
+            other.engine.step("t0.0", 2)
+            other.engine.finish("t0.0")
+            other.engine.finish("t0.2")
+            await until(lambda: bool(other.groups()), "the group")
+        (group,) = other.groups()
+        assert [r.token_versions.tolist() for r in group.rollouts] == [[3, 3, 3, 3, 4, 4], [3] * 5, [4, 4]]
+        assert [r.reward for r in group.rollouts] == [6.0, 5.0, 2.0]
+        assert sorted(second.scored) == [2, 6]  # nor scored again
+        assert group.actor == "actor-0&actor-1" and group.actors == {"actor-0", "actor-1"}
+        await asyncio.gather(s.rewards.close(), other.rewards.close())
+
+    run(body())
+
+
+def test_response_without_a_reward_is_scored_by_the_next_actor(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        Scorer(s).may.clear()
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.finish("t0.1")
+            await s.runs("t0.0")
+            await shut_down(s.actor)
+        assert lengths(handed_over(s)) == {1: (2, "stop", None)}
+        other = make_setup_beside(s, "actor-1")
+        second = Scorer(other)
+        async with other.serving():
+            await other.runs("t0.0")
+            await until(lambda: second.scored == [2], "it is scored")
+        await s.rewards.close()
+
+    run(body())
+
+
+def test_group_that_is_sampled_whole_is_scored_and_stored_by_the_actor_that_leaves(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        scorer = Scorer(s)
+        scorer.may.clear()
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.finish("t0.0")
+            s.engine.finish("t0.1")
+            await s.runs()
+            leaving = asyncio.create_task(shut_down(s.actor))
+            await until(lambda: s.actor.is_shutting_down, "it leaves")
+            scorer.may.set()
+            await leaving
+        assert [g.ticket_id for g in s.groups()] == ["t0"]
+
+    run(body())
+
+
+def test_those_that_had_won_a_race_keep_their_places(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        Scorer(s)
+        s.publish(0)
+        s.put(0, num_samples=2, num_requests=4)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t0.2", "t0.3")
+            s.engine.finish("t0.2")
+            await s.runs("t0.0", "t0.1", "t0.3")
+            await shut_down(s.actor)
+        other = make_setup_beside(s, "actor-1")
+        Scorer(other)
+        async with other.serving():
+            await other.runs("t0.0", "t0.1", "t0.3")
+            other.engine.finish("t0.3")
+            await until(lambda: bool(other.groups()), "the group")
+        assert sorted(other.engine.aborted) == ["t0.0", "t0.1"]  # the losers
+        await s.rewards.close()
+
+    run(body())
+
+
+def test_evaluations_and_episodes_are_not_stopped(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        Scorer(s)
+        s.publish(0)
+        s.put(0, kind="eval")
+        s.put(1, task=Task(rewards=(), answer="", environment="own"))
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            await until(lambda: not s.actor.admission.waiting, "the episode is dropped: nobody plays it here")
+            leaving = asyncio.create_task(shut_down(s.actor))
+            await until(lambda: s.actor.is_shutting_down, "it leaves")
+            assert s.running() == ["t0.0", "t0.1"]
+            s.engine.finish("t0.0")
+            s.engine.finish("t0.1")
+            await leaving
+        assert [g.ticket_id for g in s.groups("eval")] == ["t0"]
+
+    run(body())
+
+
+def test_actor_waits_for_weights_that_are_as_new_as_the_tokens_that_it_continues(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.put(0)
+        s.store.claim("x", limit=1, lease_s=60)
+        s.store.hand_over("x", make_progress("t0", step=5))
+        version = s.publish(4)
+        async with s.serving():
+            await s.served(version)
+            await until(lambda: bool(s.actor.held), "it has the ticket")
+            assert s.running() == []
+            s.publish(5)
+            await s.runs("t0.0", "t0.1")
+            assert [v.step for v in s.engine.running["t0.0"].versions] == [5]
+
+    run(body())
+
+
+@pytest.mark.parametrize("how", ["lag", "rollback"])
+def test_tokens_that_no_group_may_have_are_not_continued(tmp_path, how):
+    async def body():
+        s = make_setup(tmp_path, max_lag_steps=1)
+        Scorer(s)
+        s.publish(5)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 3)
+            s.engine.finish("t0.1")
+            await s.runs("t0.0")
+            await shut_down(s.actor)
+        other = make_setup_beside(s, "actor-1", max_lag_steps=1)
+        if how == "lag":
+            version = other.publish(7)
+        else:
+            other.restart_learner({1: 4})
+            version = other.publish(4, incarnation=1)
+        async with other.serving():
+            await other.served(version)
+            await other.runs("t0.0", "t0.1")
+            assert all(not r.versions for r in other.engine.running.values())
+        await s.rewards.close()
+
+    run(body())
+
+
+def test_restart_of_what_was_continued_begins_at_the_prompt(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, max_lag_steps=1)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 3)
+            await shut_down(s.actor)
+        other = make_setup_beside(s, "actor-1", max_lag_steps=1)
+        other.publish(1)
+        async with other.serving():
+            await other.runs("t0.0", "t0.1")
+            await other.served(other.publish(2))  # the continued one began at step 0
+            await other.runs("t0.0+1", "t0.1")
+            assert other.engine.running["t0.0+1"].versions == []
+
+    run(body())
+
+
+def test_logprobs_and_tokens_travel_as_they_were_sampled(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 3)
+            await shut_down(s.actor)
+        progress = handed_over(s).progress
+        assert progress is not None and progress.actors == ("actor-0",)
+        (request,) = progress.requests
+        np.testing.assert_array_equal(request.tokens, np.resize(s.engine.reply, 3))
+        np.testing.assert_array_equal(request.behavior_logprobs, np.full(3, -0.5, np.float32))
+
+    run(body())
