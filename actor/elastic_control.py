@@ -1,7 +1,7 @@
 """Elastic engine control: engine size file, load per step, `ResizeRequest`.
 
-The actor writes the file to request another size. An operator may write it while the actor runs: the actor finishes its
-groups and restarts with the new size. `actor.elastic` has the rules (RollPacker's elastic tensor parallel size).
+The actor writes the file to request another size. An operator may write it while the actor runs: the actor hands its
+groups over and restarts with the new size. `actor.elastic` has the rules (RollPacker's elastic tensor parallel size).
 """
 
 import asyncio
@@ -109,7 +109,7 @@ LIMITS_POLL_S = 0.1
 
 
 class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
-    """Raised once the actor has drained: its process exits to be restarted with another engine size."""
+    """Raised once the actor has nothing in progress: its process exits to be restarted with another engine size."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -151,7 +151,7 @@ async def elastic_control_loop(
     """Writes the size that `policy` decides, if given, and stops the actor when the size file changes.
 
     Raises:
-      ResizeRequest: the file requests another size, and the actor has drained.
+      ResizeRequest: the file requests another size, and the actor has nothing in progress.
     """
     size = actor.engine.size
     current = EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)

@@ -102,7 +102,7 @@ _WAIT_FOR_LEARNER = flags.DEFINE_bool("wait_for_learner", False, "Wait for the r
 _LEAVE_S = flags.DEFINE_float(
     "shutdown_grace_s",
     None,
-    "Grace period after SIGTERM to finish current requests, in seconds; default: the config's actor.shutdown_grace_s.",
+    "Grace period after SIGTERM to hand over tickets, in seconds; default: the config's actor.shutdown_grace_s.",
 )
 
 tune_gc()  # here because the engine subprocess also imports this module before it imports vLLM

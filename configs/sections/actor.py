@@ -68,9 +68,9 @@ class ActorConfig(CheckedSection):
     """Consecutive restarts of a dead or hung process before the supervisor gives up. Every new training step resets the
     count. 0: no restarts."""
     shutdown_grace_s: SecondsOrZero = 20.0
-    """Time after SIGTERM in which an actor finishes its leased groups, in seconds. It then releases the remaining
-    tickets. No effect on actors of launch.local, which exit at the end of the run. 0: release all tickets
-    immediately."""
+    """Time after SIGTERM for an actor to hand over training tickets with their tokens, to score and store sampled
+    groups, and to finish episodes and evaluations, in seconds. It then releases the remaining tickets. No effect on
+    actors of launch.local, which exit at the end of the run. 0: release all tickets immediately, without tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

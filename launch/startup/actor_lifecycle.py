@@ -87,7 +87,7 @@ GIVE_BACK_S = 5.0
 async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], *, shutdown_grace_s: float) -> None:
     """Serves until a stop signal, or until the actor ends by itself.
 
-    After SIGTERM or SIGHUP the actor claims no more tickets and finishes what it can within `shutdown_grace_s`. SIGINT,
+    After SIGTERM or SIGHUP the actor claims no more tickets and hands over its own within `shutdown_grace_s`. SIGINT,
     which a terminal also sends to the engine, or a second stop signal ends it immediately.
 
     Raises:

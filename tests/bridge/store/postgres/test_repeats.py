@@ -6,7 +6,14 @@ import psycopg
 import pytest
 
 from bridge.store.postgres import postgres_database
-from tests.bridge.factories import make_announcement, make_group, make_progress, make_rollout, make_run_card, make_ticket
+from tests.bridge.factories import (
+    make_announcement,
+    make_group,
+    make_progress,
+    make_rollout,
+    make_run_card,
+    make_ticket,
+)
 from tests.bridge.store.engines import EachInItsRole, rows
 
 TICKETS = {i: make_ticket(i, order=n) for n, i in enumerate(("open", "claimed", "done", "acknowledged", "spare"))}
