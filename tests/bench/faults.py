@@ -30,7 +30,7 @@ from absl import app, flags, logging
 from tests.bench.harness import result
 from tests.bench.harness.benches import BENCHES
 from tests.bench.harness.code import code_hash
-from tests.integration.faults.schedule import OF_ACTORS, OF_LEARNERS, SERVER, draw, few
+from tests.integration.faults.schedule import HANDOVER, OF_ACTORS, OF_LEARNERS, SERVER, draw, few
 from tests.integration.faults.seed import run_seed
 from tests.integration.faults.site import NUM_LEARNERS, site
 from tests.integration.network.namespaces import unavailable
@@ -39,7 +39,7 @@ _SEED = flags.DEFINE_integer("seed", 7, "Draws the faults and their order.")
 _MINUTES = flags.DEFINE_float("minutes", 15.0, "No fault begins later than so many minutes after the begin.")
 _KEEP = flags.DEFINE_bool("keep_folder", False, "Leave the run's folder, logs and evidence where they are.")
 CAMPAIGN = "tests/integration/faults"
-PHASES = (*OF_ACTORS, *OF_LEARNERS)
+PHASES = (*OF_ACTORS, HANDOVER, *OF_LEARNERS)
 NONE = ("trained_twice", "lost", "orphans", "unknown_version_tokens")
 """What no verdict may have any of."""
 
@@ -140,8 +140,8 @@ def _seed_line(seed: str, ran: Mapping[str, Any]) -> str:
         f"Seed {seed}: {injected} of {ran['planned']} faults injected, {survived} survived, in {ran['ran_s']:.0f} s. "
         f"{verdict['num_lives']} lives of the learner, {verdict['num_updates']} updates "
         f"({verdict['num_abandoned_updates']} more were thrown away by restarts), {verdict['num_groups']} groups of "
-        f"{verdict['num_tokens']} tokens. The auditor: {'; '.join(verdict['problems']) or 'nothing to say'}. Against a "
-        f"quiet run: losses differ by {replayed['loss']:.1e} of the largest, the last checkpoint's parameters by "
+        f"{verdict['num_tokens']} tokens, {verdict['num_handed_over']} of them handed over. The auditor: "
+        f"{'; '.join(verdict['problems']) or 'nothing to say'}. Against a quiet run: losses differ by {replayed['loss']:.1e} of the largest, the last checkpoint's parameters by "
         f"{replayed['params']:.1e}; logprobs of {replayed['num_responses_checked']} responses by "
         f"{replayed['logprobs']:.1e} nats."
     )

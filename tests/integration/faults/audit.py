@@ -29,6 +29,8 @@ class Verdict:
     num_abandoned_updates: int = 0
     """Made and thrown away by a restart from a checkpoint before them."""
     num_groups: int = 0
+    num_handed_over: int = 0
+    """Groups with responses that one actor began and another went on with."""
     num_tokens: int = 0
     num_lives: int = 0
     replayed: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -54,6 +56,7 @@ def audit(evidence: Evidence, *, num_orphans: int) -> Verdict:
         num_updates=len(history),
         num_abandoned_updates=sum(len(life.updates) for life in evidence.lives) - len(history),
         num_groups=len(set(trained)),
+        num_handed_over=sum("&" in body(p)["actor"] for i, p in trained_payloads(evidence).items() if i in trained),
         num_lives=len(evidence.lives),
     )
     twice = [g for g, count in collections.Counter(trained).items() if count > 1]

@@ -18,7 +18,7 @@ from tests.integration.faults.inject import (
     intact_steps,
     needs_a_new_learner,
 )
-from tests.integration.faults.schedule import CHECKPOINT, LANES, Fault, Lane
+from tests.integration.faults.schedule import CHECKPOINT, HANDOVER, LANES, Fault, Lane
 from tests.integration.faults.site import Site
 
 PHASE_S = 240.0
@@ -150,7 +150,8 @@ class Campaign:
     async def _hold(self, fault: Fault, *, after_life: int) -> None:
         """Returns when the process stands in the phase.
 
-        A learner is killed for a phase in which it restores, unless it has yet to do so since its life `after_life`.
+        A learner is killed for a phase in which it restores, unless it has yet to do so since its life `after_life`. An
+        actor is told to leave for one in which it hands over.
 
         Raises:
           TimeoutError: it did not come there.
@@ -163,6 +164,8 @@ class Campaign:
             await self._until(lambda: holds() or site.progress.num_lives > after_life, PHASE_S, "a learner's start")
             if not holds():
                 os.kill(site.learners[0].pid, signal.SIGKILL)
+        if fault.phase == HANDOVER:
+            os.kill(site.process(fault.held).pid, signal.SIGTERM)
         await self._until(holds, PHASE_S, f"{fault.held} {fault.phase}")
 
     async def _survive(self, fault: Fault, *, life: int, passed_s: float) -> None:

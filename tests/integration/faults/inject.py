@@ -2,12 +2,14 @@
 
 import asyncio
 import errno
+import json
 import os
 import pathlib
 import random
 import signal
 from collections.abc import Awaitable, Callable
 
+from bridge.files import replace_file
 from configs.run_folder import RunFolder
 from launch.supervision import process_tree
 from tests.integration.faults.kept import command_line
@@ -21,7 +23,9 @@ _OF_A_START: dict[Lane, tuple[Phase, ...]] = {
     "vllm": ("prefetching", "swapping", "generating"),
 }
 """An engine takes most of a minute to load, and after its first tokens as long again until its groups are trained."""
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}
+_SIZES = (16, 32)
+"""Of an engine, in turns."""
 
 
 class NotThereError(RuntimeError):
@@ -46,6 +50,14 @@ async def _signal(site: Site, fault: Fault) -> None:
         await _signal_store(site, fault, number)
         return
     os.kill(_pid(site, fault), number)
+
+
+async def _resize(site: Site, fault: Fault) -> None:
+    """An operator asks for another engine."""
+    file = site.limits_file(fault.target)
+    size = json.loads(file.read_text())["max_num_seqs"] if file.exists() else _SIZES[-1]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, json.dumps({"max_num_seqs": _SIZES[1 - _SIZES.index(size)]}).encode())
 
 
 async def _signal_store(site: Site, fault: Fault, number: signal.Signals) -> None:
@@ -119,6 +131,8 @@ async def _pass(site: Site, fault: Fault) -> None:
 _WAYS: dict[Kind, Callable[[Site, Fault], Awaitable[None]]] = {
     "kill": _signal,
     "stop": _signal,
+    "leave": _signal,
+    "resize": _resize,
     "partition": _cut,
     "slow link": _slow,
     "full disk": _fill,
@@ -175,7 +189,11 @@ def _below(pid: int, word: str) -> int:
 
 def ends_a_process(fault: Fault) -> bool:
     """Whether a process of the run has to be started again after it."""
-    return fault.kind in ("kill", "stop", "corrupt checkpoint") and fault.target != STORE and not is_server(fault)
+    return (
+        fault.kind in ("kill", "stop", "leave", "resize", "corrupt checkpoint")
+        and fault.target != STORE
+        and not is_server(fault)
+    )
 
 
 def is_server(fault: Fault) -> bool:

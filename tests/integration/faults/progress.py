@@ -76,7 +76,9 @@ class Progress:
             "SELECT ticket_id, time_s FROM recorder.groups WHERE time_s > %s AND op = 'INSERT' AND kind = 'train'"
         )
         given = await (
-            self.ask(question, made_after_s) if by is None else self.ask(f"{question} AND actor = %s", made_after_s, by)
+            self.ask(question, made_after_s)
+            if by is None
+            else self.ask(f"{question} AND %s = ANY (string_to_array(actor, '&'))", made_after_s, by)
         )
         for ticket_id, put_s in given:
             life, trained_s = self._trained.get(ticket_id, (0, 0.0))

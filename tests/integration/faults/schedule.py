@@ -9,6 +9,8 @@ from typing import Literal
 Kind = Literal[
     "kill",
     "stop",
+    "leave",
+    "resize",
     "partition",
     "slow link",
     "full disk",
@@ -21,6 +23,7 @@ Phase = Literal[
     "emitting",
     "prefetching",
     "swapping",
+    "handing over",
     "accumulating",
     "applying",
     "publishing",
@@ -28,6 +31,8 @@ Phase = Literal[
     "restoring",
 ]
 OF_ACTORS: tuple[Phase, ...] = ("generating", "emitting", "prefetching", "swapping")
+HANDOVER: Phase = "handing over"
+"""Of an actor that was told to leave."""
 OF_LEARNERS: tuple[Phase, ...] = ("accumulating", "applying", "publishing", "saving", "restoring")
 Lane = Literal["learner", "small", "vllm", "store", "world"]
 """Lanes run side by side, each its own faults one after the other: what a learner needs to come back, an actor is hit
@@ -39,6 +44,7 @@ SMALL, VLLM = ("a", "b"), "v"
 MOMENTS: dict[Phase, tuple[str, ...]] = {
     "generating": ("middle",),
     "emitting": ("begin", "end"),
+    "handing over": ("begin", "end"),
     "accumulating": ("begin", "end"),
     "applying": ("begin", "end"),
 }
@@ -78,11 +84,13 @@ def draw(seed: int, *, num_learners: int, has_vllm: bool) -> list[Fault]:
 
 
 def few(seed: int) -> list[Fault]:
-    """Some of each lane and of each kind but a corrupt checkpoint, for a look whether it all works; no vLLM."""
+    """Some of each lane, and each kind but a resize and a corrupt checkpoint, to see whether it all works; no vLLM."""
     all_ = draw(seed, num_learners=1, has_vllm=False)
     wanted: tuple[tuple[Lane, Kind, Phase], ...] = (
         ("learner", "kill", "applying"),
         ("small", "kill", "emitting"),
+        ("small", "leave", "generating"),
+        ("small", "kill", "handing over"),
         ("small", "stop", "swapping"),
         ("store", "kill", "saving"),
         ("world", "corrupt chunk", "prefetching"),
@@ -105,7 +113,16 @@ def _all(source: random.Random, num_learners: int, has_vllm: bool) -> Iterator[F
         yield _fault(source, "small", kind, actor, actor, phase)
         if has_vllm:
             yield _fault(source, "vllm", kind, VLLM, VLLM, phase)
+    moves: tuple[Kind, ...] = ("leave", "resize")
+    for kind in moves:
+        for phase in ("generating", "emitting", "swapping"):
+            actor = next(small)
+            yield _fault(source, "small", kind, actor, actor, phase)
+        if has_vllm:
+            yield _fault(source, "vllm", kind, VLLM, VLLM, "generating")
     for kind in ends:
+        actor = next(small)
+        yield _fault(source, "small", kind, actor, actor, HANDOVER)
         if has_vllm:
             for phase in ("generating", "swapping"):
                 yield _fault(source, "vllm", kind, ENGINE, VLLM, phase)

@@ -128,6 +128,13 @@ class Site:
         """By its name."""
         return next(p for p in self.processes if p.role == name)
 
+    def limits_file(self, actor: str) -> pathlib.Path:
+        """The file of an actor's engine limits."""
+        return RunFolder(self._work(actor)).limits(actor)
+
+    def _work(self, actor: str) -> pathlib.Path:
+        return self.root / "work" / actor
+
     async def start(self) -> None:
         """The store, its recorder, then all others."""
         await self.start_store()
@@ -253,7 +260,7 @@ class Site:
             f"--store={self.where.store_url('actor')}",
             f"--run={NAME}",
             f"--name={name}",
-            f"--work_dir={self.root / 'work' / name}",
+            f"--work_dir={self._work(name)}",
             f"--snapshot_dir={self.disks[name]}",
             f"--wait_s={WAIT_S}",
         ]

@@ -23,7 +23,18 @@ from tests.integration.faults.decoder import Shape, log_softmax, next_logits
 from tests.integration.faults.evidence import Life, Update
 from tests.integration.faults.gates import FOLDER, PROCESS, Gates, reach
 from tests.integration.faults.progress import Progress
-from tests.integration.faults.schedule import ENGINE, OF_ACTORS, OF_LEARNERS, SERVER, STORE, VLLM, Fault, Phase, draw
+from tests.integration.faults.schedule import (
+    ENGINE,
+    HANDOVER,
+    OF_ACTORS,
+    OF_LEARNERS,
+    SERVER,
+    STORE,
+    VLLM,
+    Fault,
+    Phase,
+    draw,
+)
 from tests.integration.faults.site import Site
 from tests.integration.faults.store_process import StoreProcess
 from tests.integration.support import models
@@ -45,8 +56,9 @@ def test_draw_three_seeds_have_two_hundred_faults_and_every_kind_and_phase_three
         wanted = {(kind, f"learner-{i}", phase) for i in range(2) for phase in OF_LEARNERS}
         wanted |= {(kind, role, phase) for role in ("small", VLLM) for phase in OF_ACTORS}
         wanted |= {(kind, ENGINE, "generating"), (kind, ENGINE, "swapping"), (kind, SERVER, "prefetching")}
-        wanted |= {(kind, STORE, "emitting"), (kind, STORE, "saving")}
+        wanted |= {(kind, STORE, "emitting"), (kind, STORE, "saving"), (kind, "small", HANDOVER)}
         assert wanted <= drawn.keys()
+    assert {(kind, role, "generating") for kind in ("leave", "resize") for role in ("small", VLLM)} <= drawn.keys()
     others = {"partition", "slow link", "full disk", "corrupt checkpoint", "corrupt chunk", "clock jump"}
     assert others <= {f.kind for f in faults}
 

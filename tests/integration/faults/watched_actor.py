@@ -30,7 +30,8 @@ _POLL_S = 0.01
 
 
 def watch_store() -> None:
-    """`emitting`: a group is about to be handed in, or the store has it and the actor was not told."""
+    """`emitting`: a group is about to be handed in, or the store has it and the actor was not told; `handing over`: the
+    same of a ticket's progress."""
     put = SqlStore.put_group
 
     @functools.wraps(put)
@@ -41,6 +42,15 @@ def watch_store() -> None:
         return is_new
 
     SqlStore.put_group = watched
+    hand_over = SqlStore.hand_over
+
+    @functools.wraps(hand_over)
+    def handing_over(self: SqlStore, actor: str, progress: Any) -> None:
+        reach("handing over", "begin")
+        hand_over(self, actor, progress)
+        reach("handing over", "end")
+
+    SqlStore.hand_over = handing_over
 
 
 def watch_source() -> None:
