@@ -141,9 +141,9 @@ def _seed_line(seed: str, ran: Mapping[str, Any]) -> str:
         f"{verdict['num_lives']} lives of the learner, {verdict['num_updates']} updates "
         f"({verdict['num_abandoned_updates']} more were thrown away by restarts), {verdict['num_groups']} groups of "
         f"{verdict['num_tokens']} tokens, {verdict['num_handed_over']} of them handed over. The auditor: "
-        f"{'; '.join(verdict['problems']) or 'nothing to say'}. Against a quiet run: losses differ by {replayed['loss']:.1e} of the largest, the last checkpoint's parameters by "
-        f"{replayed['params']:.1e}; logprobs of {replayed['num_responses_checked']} responses by "
-        f"{replayed['logprobs']:.1e} nats."
+        f"{'; '.join(verdict['problems']) or 'nothing to say'}. Against a quiet run: losses differ by "
+        f"{replayed['loss']:.1e} of the largest, the last checkpoint's parameters by {replayed['params']:.1e}; "
+        f"logprobs of {replayed['num_responses_checked']} responses by {replayed['logprobs']:.1e} nats."
     )
 
 

@@ -189,11 +189,8 @@ def _below(pid: int, word: str) -> int:
 
 def ends_a_process(fault: Fault) -> bool:
     """Whether a process of the run has to be started again after it."""
-    return (
-        fault.kind in ("kill", "stop", "leave", "resize", "corrupt checkpoint")
-        and fault.target != STORE
-        and not is_server(fault)
-    )
+    ends = ("kill", "stop", "leave", "resize", "corrupt checkpoint")
+    return fault.kind in ends and fault.target != STORE and not is_server(fault)
 
 
 def is_server(fault: Fault) -> bool:

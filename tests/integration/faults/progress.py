@@ -75,11 +75,10 @@ class Progress:
         question = (
             "SELECT ticket_id, time_s FROM recorder.groups WHERE time_s > %s AND op = 'INSERT' AND kind = 'train'"
         )
-        given = await (
-            self.ask(question, made_after_s)
-            if by is None
-            else self.ask(f"{question} AND %s = ANY (string_to_array(actor, '&'))", made_after_s, by)
-        )
+        if by is None:
+            given = await self.ask(question, made_after_s)
+        else:
+            given = await self.ask(f"{question} AND %s = ANY (string_to_array(actor, '&'))", made_after_s, by)
         for ticket_id, put_s in given:
             life, trained_s = self._trained.get(ticket_id, (0, 0.0))
             if life > after_life and trained_s >= put_s:
