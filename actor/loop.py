@@ -7,7 +7,7 @@ state and change it only through its methods.
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from actor.admission import Admission
@@ -269,7 +269,7 @@ class Actor:
             if not new or any(t.kind == "train" for t in new):
                 return  # otherwise more evaluations may be available, which take no slot
 
-    async def _end_predecessors(self, tickets: list[Ticket]) -> None:
+    async def _end_predecessors(self, tickets: Sequence[Ticket]) -> None:
         """Aborts groups in progress that have the ids of reissued tickets."""
         for ticket in tickets:
             self.forget(ticket.id)
