@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import pathlib
 import re
 import statistics
@@ -68,6 +69,7 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
         "truncated_responses": mean(steps, "response/truncated"),
         "training_s": sum(r["time/step_s"] for r in steps),
         "tokens_per_s": tokens_per_s(steps),
+        "learning_speed": learning_speed(steps, evals),
         "lag_mean": mean(steps, "lag/mean"),
         "lag_max": max(known(steps, "lag/max"), default=None),
         "ess": mean(steps, "ess"),
@@ -86,6 +88,28 @@ def tokens_per_s(steps: list[dict[str, Any]]) -> float | None:
     timed = [(r["tokens_per_s"], r["time/step_s"]) for r in steps if r.get("tokens_per_s") is not None]
     seconds = sum(step_s for _, step_s in timed)
     return sum(rate * step_s for rate, step_s in timed) / seconds if seconds else None
+
+
+def learning_speed(steps: list[dict[str, Any]], evals: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Returns a run's learning speed dR/dt and its factors (PipelineRL eq. 7); None with fewer than three evaluations.
+
+    R is the held-out reward, S the trained samples, t the seconds of training. `effectiveness` dR/dS is the slope of R
+    over S by least squares, with its standard error; `throughput` dS/dt is of the whole run; `speed` is their product.
+    """
+    samples = [sum(row["sequences"] for row in steps if row["step"] <= e["step"]) for e in evals]
+    rewards = [e["eval/reward"] for e in evals]
+    spread = sum((s - statistics.fmean(samples)) ** 2 for s in samples) if samples else 0.0
+    if len(evals) < 3 or not spread:
+        return None
+    slope, intercept = statistics.linear_regression(samples, rewards)
+    squares = sum((r - intercept - slope * s) ** 2 for s, r in zip(samples, rewards, strict=True))
+    throughput = sum(row["sequences"] for row in steps) / sum(row["time/step_s"] for row in steps)
+    return {
+        "effectiveness": slope,
+        "effectiveness_stderr": math.sqrt(squares / (len(evals) - 2) / spread),
+        "throughput": throughput,
+        "speed": slope * throughput,
+    }
 
 
 def _estimates(row: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +163,9 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     row("truncated responses", summary["truncated_responses"])
     row("training time", summary["training_s"], ".0f", " s")
     row("tokens trained per second", summary["tokens_per_s"], ",.0f")
+    if (found := summary["learning_speed"]) is not None:
+        row("held-out reward per 1,000 samples", 1e3 * found["effectiveness"], ".2g")
+        row("samples trained per second", found["throughput"], ",.1f")
     row("lag, mean", summary["lag_mean"], ".2f", " steps")
     row("lag, max", summary["lag_max"], ".0f", " steps")
     row("effective sample size", summary["ess"])

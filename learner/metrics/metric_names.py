@@ -151,6 +151,8 @@ METRICS: dict[str, str] = {
     "round/rollout_to_train_end_s": "seconds from a round's first ticket to the end of its last update",
     "round/first_dispatch_s": "seconds from a round's first ticket until its first U groups are complete",
     "round/first_group_s": "seconds from a round's first ticket to its first training",
+    "round/recovered_s": "seconds from the time that a round's first U groups are complete until its last group is: "
+    "rollout during which the learner can train (RolloutPipe eq. 3)",
     "eval/reward": "mean reward over the held-out problems",
     "eval/reward_stderr": "standard error of eval/reward, clustered by problem; NaN for a single problem",
     "eval/unscored_problems": "number of held-out problems that could not be scored, excluded from eval/reward",

@@ -12,6 +12,7 @@ class WaitingRatios:
 
     rollout_start_s: float | None = None
     first_dispatch_s: float | None = None
+    last_arrival_s: float | None = None
     train_start_s: float | None = None
     train_end_s: float | None = None
     compute_s: float = 0.0
@@ -19,6 +20,7 @@ class WaitingRatios:
     """Seconds of other work (publish, save, probe) before the last compute interval; excluded from the waiting
     ratio."""
     _last_aside_s: float = 0.0
+    _num_arrived: int = 0
     _set_back_s: float = 0.0
 
     def rollout_started(self, now_s: float) -> None:
@@ -30,6 +32,11 @@ class WaitingRatios:
         """Records that groups reached the trainer; `fills_update` is True if an update then has all of its U groups."""
         if fills_update and self.first_dispatch_s is None:
             self.first_dispatch_s = self._forward(now_s, self.rollout_start_s)
+
+    def arrived(self, now_s: float, num_groups: int) -> None:
+        """Records how many of the round's groups have arrived by now."""
+        if num_groups > self._num_arrived:
+            self._num_arrived, self.last_arrival_s = num_groups, self._forward(now_s, self.rollout_start_s)
 
     def trained(self, start_s: float, end_s: float) -> None:
         """Records that the trainer computed from `start_s` to `end_s`."""
@@ -63,7 +70,8 @@ class WaitingRatios:
         t_start is the first dispatch of U complete groups (eq. 2), although training may begin with the first group.
         `waiting_ratio` is wait / (wait + compute) over the same span (section 5.1), where `wait_s` is all time except
         `compute_s` and excluded time. `rollout_to_train_end_s` is the paper's main time. `first_dispatch_s` ends at the
-        first dispatch (section 5.2), and `first_group_s` at the first training.
+        first dispatch (section 5.2), and `first_group_s` at the first training. `recovered_s` is from the first
+        dispatch to the arrival of the round's last group (eq. 3), as far as `arrived` was called.
 
         Raises:
           ValueError: the round has no update.
@@ -78,6 +86,7 @@ class WaitingRatios:
             raise ValueError("the round ended without an update")
         total = max(end_s - start_s, 1e-9)
         wait = max(0.0, total - self.aside_s - self.compute_s)
+        last_s = max(first_s, self.last_arrival_s or first_s)
         metrics = {
             "round/waiting_ratio_eq4": (first_s - start_s) / total,
             "round/waiting_ratio": wait / max(wait + self.compute_s, 1e-9),
@@ -86,7 +95,9 @@ class WaitingRatios:
             "round/rollout_to_train_end_s": total,
             "round/first_dispatch_s": first_s - start_s,
             "round/first_group_s": train_s - start_s,
+            "round/recovered_s": last_s - first_s,
         }
         self.rollout_start_s = self.first_dispatch_s = self.train_start_s = self.train_end_s = None
+        self.last_arrival_s, self._num_arrived = None, 0
         self.compute_s = self.aside_s = self._last_aside_s = 0.0
         return metrics

@@ -210,6 +210,7 @@ class RolloutStream:
             self.clock.rollout_started(time.monotonic())  # only the first call of a round counts
             self._offer(self.planner.issue(step=self.step, num_unclaimed=self._tickets.num_unclaimed))
             groups = next(self._queue)
+            self.clock.arrived(time.monotonic(), self.planner.num_arrived_in_round)
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
@@ -219,6 +220,7 @@ class RolloutStream:
     def poll(self) -> None:
         """Reads arrivals without waiting, during computation: they may decide a race or empty the backlog."""
         self._queue.poll()
+        self.clock.arrived(time.monotonic(), self.planner.num_arrived_in_round)
         self._top_up()
         self._meanwhile()
 

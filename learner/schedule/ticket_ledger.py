@@ -137,6 +137,11 @@ class TicketLedger(abc.ABC):
         return self._rounds.groups_per_round - self._num_consumed % self._rounds.groups_per_round
 
     @property
+    def num_arrived_in_round(self) -> int:
+        """Groups of the round in progress that have arrived, trained or not."""
+        return self._rounds.groups_per_round - self.num_left_in_round + len(self._arrived)
+
+    @property
     def round(self) -> int:
         """Round in progress, from 0."""
         return self._num_consumed // self._rounds.groups_per_round

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from bridge.timeline import Timeline
@@ -17,6 +18,7 @@ def step_row(step, **values):
         "step": step,
         "time/step_s": float(5 - step),
         "tokens_per_s": 100.0 * step,
+        "sequences": 16.0,
         "lag/mean": 0.5,
         "lag/max": float(step),
         "ess": 0.75,
@@ -51,6 +53,18 @@ def write(prepared, rows, tail=""):
     (prepared.folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + tail)
 
 
+def test_learning_speed_is_the_slope_over_samples_times_samples_a_second():
+    steps = [step_row(i, sequences=32.0 if i < 3 else 16.0) for i in range(1, 5)]  # 96 samples in 10 s
+    evals = [{"step": step, "eval/reward": reward} for step, reward in ((0, 0.0), (2, 0.75), (4, 0.75))]
+    found = finalize.learning_speed(steps, evals)
+    assert found is not None
+    slope, intercept = np.polyfit([0.0, 64.0, 96.0], [0.0, 0.75, 0.75], 1)
+    left = np.array([0.0, 0.75, 0.75]) - intercept - slope * np.array([0.0, 64.0, 96.0])
+    error = np.sqrt(np.sum(left**2) / (3 - 2) / np.sum((np.array([0.0, 64.0, 96.0]) - 160 / 3) ** 2))
+    wanted = {"effectiveness": slope, "effectiveness_stderr": error, "throughput": 9.6, "speed": 9.6 * slope}
+    assert found == pytest.approx(wanted)
+
+
 def test_summarize_gives_the_run_in_numbers(prepared):
     write(prepared, ROWS)
     assert finalize.summarize(prepared, RunOutcome.DONE) == {
@@ -65,6 +79,7 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "evaluations": {},
         "truncated_responses": 0.125,
         "training_s": 10.0,
+        "learning_speed": None,  # of two evaluations
         "tokens_per_s": 200.0,  # (4 * 100 + 3 * 200 + 2 * 300 + 1 * 400) tokens in 10 s; the rates' mean is 250
         "lag_mean": 0.5,
         "lag_max": 2.0,

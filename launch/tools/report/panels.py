@@ -181,6 +181,7 @@ SECTIONS = (
                     "round",
                     round__rollout_to_train_end_s="first ticket to last update",
                     round__first_dispatch_s="first ticket to first U groups",
+                    round__recovered_s="first U groups to last group (RolloutPipe eq. 3)",
                 ),
             ),
             Panel(
@@ -249,9 +250,11 @@ def of_set(kind: str, names: Mapping[str, Collection[str]]) -> Panel:
     )
 
 
-STEP, TIME, TOKENS = "step", "time", "tokens"
+STEP, TIME, TOKENS, SAMPLES = "step", "time", "tokens", "samples"
+_CUMULATIVE = {TOKENS: ("tokens", "trained tokens"), SAMPLES: ("sequences", "trained samples")}
+"""Metric that an axis sums over the updates, and the axis's title."""
 _TIME_UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
-_TOKEN_UNITS = ((2e9, 1e9, ", billions"), (2e6, 1e6, ", millions"), (2e4, 1e3, ", thousands"), (0.0, 1.0, ""))
+_COUNT_UNITS = ((2e9, 1e9, ", billions"), (2e6, 1e6, ", millions"), (2e4, 1e3, ", thousands"), (0.0, 1.0, ""))
 """Pairs of units: (minimum of the largest value, divisor, name)."""
 
 
@@ -271,20 +274,20 @@ class Axis:
 
 
 class Axes:
-    """Axes of runs: steps, and time and tokens if a run has them."""
+    """Axes of runs: steps, and time, tokens and samples if a run has them."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
         """Determines the available axes, and units that fit all runs."""
-        largest = {name: max((_largest(run, name) for run in runs), default=0.0) for name in (STEP, TIME, TOKENS)}
+        largest = {name: max((_largest(run, name) for run in runs), default=0.0) for name in (STEP, TIME, *_CUMULATIVE)}
         self.all = [Axis(STEP, "steps", "optimizer step", max(largest[STEP], 1.0))]
         if largest[TIME] > 0:
             _, per_unit, unit = next(u for u in _TIME_UNITS if largest[TIME] >= u[0])
             label = f"{unit} since the start of training"
             self.all.append(Axis(TIME, "training time", label, largest[TIME] / per_unit, per_unit))
-        if largest[TOKENS] > 0:
-            _, per_unit, unit = next(u for u in _TOKEN_UNITS if largest[TOKENS] >= u[0])
-            label = f"trained tokens{unit}"
-            self.all.append(Axis(TOKENS, "trained tokens", label, largest[TOKENS] / per_unit, per_unit))
+        for name, (_, title) in _CUMULATIVE.items():
+            if largest[name] > 0:
+                _, per_unit, unit = next(u for u in _COUNT_UNITS if largest[name] >= u[0])
+                self.all.append(Axis(name, title, f"{title}{unit}", largest[name] / per_unit, per_unit))
 
     def columns(self, run: RunData, kind: str) -> dict[str, Float64[np.ndarray, " N"]]:
         """Returns the position of each row on each axis; NaN if the run lacks the axis."""
@@ -292,7 +295,7 @@ class Axes:
 
 
 def positions(run: RunData, kind: str, axis: str) -> Float64[np.ndarray, " N"]:
-    """Returns the position of each row: step, seconds since training began, or tokens trained up to its step.
+    """Returns the position of each row: step, seconds since training began, tokens or samples trained up to its step.
 
     Seconds come from the rows' timestamps (`time_s`), so they include pauses between starts of a run. Without
     timestamps, they are the cumulative update times. A row without a timestamp, such as an evaluation, gets the time of
@@ -305,8 +308,8 @@ def positions(run: RunData, kind: str, axis: str) -> Float64[np.ndarray, " N"]:
     steps = column(updates, "step")
     if not steps.size:
         return np.full(at.size, np.nan)
-    if axis == TOKENS:
-        trained = column(updates, "tokens")
+    if axis in _CUMULATIVE:
+        trained = column(updates, _CUMULATIVE[axis][0])
         return _between(at, steps, np.cumsum(_known(trained))) if np.isfinite(trained).any() else at * np.nan
     clock, took_s = column(updates, "time_s"), _known(column(updates, "time/step_s"))
     if not np.isfinite(clock).all():

@@ -20,6 +20,7 @@ def test_finish_gives_the_papers_ratios():
             "round/rollout_to_train_end_s": 10.0,
             "round/first_dispatch_s": 9.0,
             "round/first_group_s": 4.0,
+            "round/recovered_s": 0.0,
         }
     )
 
@@ -87,6 +88,17 @@ def test_rollout_started_only_the_first_call_of_a_round_counts():
     assert clock.finish()["round/rollout_to_train_end_s"] == pytest.approx(10.0)
 
 
+def test_recovered_time_ends_with_the_rounds_last_group():
+    clock = WaitingRatios()
+    for start_s in (0.0, 50.0):
+        clock.rollout_started(start_s)
+        for after_s, num_groups in ((3.0, 1), (9.0, 2), (14.0, 4), (19.0, 4)):  # the last look finds no other group
+            clock.arrived(start_s + after_s, num_groups)
+            clock.dispatched(start_s + after_s, fills_update=num_groups >= 2)
+        clock.trained(start_s + 19.0, start_s + 20.0)
+        assert clock.finish()["round/recovered_s"] == 5.0
+
+
 def test_finish_starts_over():
     clock = WaitingRatios()
     one_round(clock, (1.0, 2.0))
@@ -104,6 +116,7 @@ def test_finish_starts_over():
             "round/rollout_to_train_end_s": 4.0,
             "round/first_dispatch_s": 1.0,
             "round/first_group_s": 1.0,
+            "round/recovered_s": 0.0,
         }
     )
 
