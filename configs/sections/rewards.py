@@ -52,6 +52,9 @@ class JudgeEngine:
     gpu_memory_utilization: Fraction = 0.2
     kv_cache_gib: Count = 1
     cpu_offload_gib: NotNegative = 0.0
+    offload_group_size: CountOrZero = 0
+    offload_num_in_group: Count = 1
+    offload_prefetch_step: Count = 1
     cpu_cores: str = ""
     max_model_tokens: Count = 8192
     max_num_seqs: Count = 16
@@ -62,6 +65,13 @@ class JudgeEngine:
         if self.gpu_memory_utilization == 1:
             raise ValueError(
                 "judge.engine.gpu_memory_utilization must be below 1, because the actor's engine needs memory, got 1"
+            )
+        if self.offload_group_size and self.cpu_offload_gib:
+            raise ValueError("judge.engine: expected cpu_offload_gib or offload_group_size, got both")
+        if self.offload_group_size and self.offload_num_in_group > self.offload_group_size:
+            raise ValueError(
+                f"judge.engine.offload_num_in_group must be <= offload_group_size, got {self.offload_num_in_group} > "
+                f"{self.offload_group_size}"
             )
         if self.cpu_cores and not is_core_list(self.cpu_cores):
             raise ValueError(
@@ -146,9 +156,10 @@ class JudgeConfig(CheckedSection):
     )
     """vLLM settings of a colocated judge. Missing keys have their defaults. `gpu_memory_utilization` (0.2): fraction of
     the GPU's memory; the sum with actor.gpu_memory_utilization must be at most 1. `kv_cache_gib` (1): KV cache on a
-    CPU. `cpu_offload_gib` (0): weights in host memory that a GPU reads layer by layer. `cpu_cores` (all of the actor):
-    for example "4-7". `max_model_tokens` (8192): context length, prompt and reply together. `max_num_seqs` (16):
-    concurrent sequences."""
+    CPU. `cpu_offload_gib` (0): weights in host memory that a GPU reads in place. `offload_group_size` (0): layers per
+    group, of which the last `offload_num_in_group` (1) are in host memory and are copied to the GPU
+    `offload_prefetch_step` (1) layers ahead of the computation. `cpu_cores` (all of the actor): for example "4-7".
+    `max_model_tokens` (8192): context length, prompt and reply together. `max_num_seqs` (16): concurrent sequences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

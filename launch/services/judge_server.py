@@ -289,7 +289,15 @@ def arguments(config: JudgeConfig, port: int) -> list[str]:
         "--no-enable-log-requests",
         "--disable-uvicorn-access-log",
     ]
-    return found + ([f"--cpu-offload-gb={engine.cpu_offload_gib}"] if engine.cpu_offload_gib else [])
+    if engine.cpu_offload_gib:
+        found.append(f"--cpu-offload-gb={engine.cpu_offload_gib}")
+    if engine.offload_group_size:
+        found += [
+            f"--offload-group-size={engine.offload_group_size}",
+            f"--offload-num-in-group={engine.offload_num_in_group}",
+            f"--offload-prefetch-step={engine.offload_prefetch_step}",
+        ]
+    return found
 
 
 def environment(config: JudgeConfig, around: Mapping[str, str], *, key: str) -> dict[str, str]:

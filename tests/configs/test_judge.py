@@ -56,6 +56,14 @@ def test_judge_at_an_address_is_taken_with_a_key(url):
         ({"engine": {"max_num_seqs": 0}}, "judge.engine.max_num_seqs must be > 0"),
         ({"engine": {"max_num_seqs": 1.5}}, "judge.engine.max_num_seqs: expected int, got 1.5"),
         ({"engine": {"kv_cache_gib": "2"}}, "judge.engine.kv_cache_gib: expected int, got '2'"),
+        (
+            {"engine": {"cpu_offload_gib": 1, "offload_group_size": 2}},
+            "cpu_offload_gib or offload_group_size, got both",
+        ),
+        (
+            {"engine": {"offload_group_size": 2, "offload_num_in_group": 3}},
+            "offload_num_in_group must be <= offload_group_size, got 3 > 2",
+        ),
         ({"engine": {"cpu_cores": "all"}}, "judge.engine.cpu_cores: expected a core list"),
         (
             {"engine": {"max_seqs": 4}},

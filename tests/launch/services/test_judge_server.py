@@ -224,5 +224,12 @@ def test_arguments_hold_the_judges_own_share():
     ):
         assert wanted in got
     assert not any("offload" in a for a in judge_server.arguments(CONFIG, 1))
+    layers = {"offload_group_size": 8, "offload_num_in_group": 2, "offload_prefetch_step": 3}
+    got = judge_server.arguments(dataclasses.replace(CONFIG, engine=layers), 1)
+    assert [a for a in got if "offload" in a] == [
+        "--offload-group-size=8",
+        "--offload-num-in-group=2",
+        "--offload-prefetch-step=3",
+    ]
     environment = judge_server.environment(dataclasses.replace(CONFIG, engine={"kv_cache_gib": 3}), {"A": "b"}, key="k")
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "3" and environment["A"] == "b"

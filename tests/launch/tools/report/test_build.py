@@ -207,17 +207,18 @@ def with_rows(tmp_path, rows):
 
 
 UPDATES = [
-    {"kind": "step", "step": 1, "time/step_s": 5.0, "tokens": 100},
-    {"kind": "step", "step": 2, "time/step_s": 2.0, "tokens": 50},
-    {"kind": "step", "step": 3, "time/step_s": 3.0, "tokens": 70},
+    {"kind": "step", "step": 1, "time/step_s": 5.0, "tokens": 100, "sequences": 8},
+    {"kind": "step", "step": 2, "time/step_s": 2.0, "tokens": 50, "sequences": 4},
+    {"kind": "step", "step": 3, "time/step_s": 3.0, "tokens": 70, "sequences": 8},
 ]
 EVALS = [{"kind": "eval", "step": 0, "eval/reward": 0.1}, {"kind": "eval", "step": 2, "eval/reward": 0.5}]
 
 
-def test_time_and_tokens_of_a_row_are_those_up_to_its_step(tmp_path):
+def test_time_tokens_and_samples_of_a_row_are_those_up_to_its_step(tmp_path):
     run = with_rows(tmp_path, [*UPDATES, *EVALS])
     assert positions(run, "step", "time").tolist() == [5, 7, 10]
     assert positions(run, "step", "tokens").tolist() == [100, 150, 220]
+    assert positions(run, "step", "samples").tolist() == [8, 12, 20]
     assert positions(run, "eval", "time").tolist() == [0, 7]
     assert positions(run, "eval", "tokens").tolist() == [0, 150]
     assert positions(run, "eval", "step").tolist() == [0, 2]
