@@ -164,6 +164,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Frees the memory of its devices; no request may run. The served weights are lost."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Takes its memory again after `sleep`; weights must be swapped in before a request starts."""
+        ...
+
     async def close(self) -> None:
         """Stops the engine and its processes."""
         ...

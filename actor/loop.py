@@ -20,6 +20,7 @@ from actor.rewards.types import Response
 from actor.sampling import Sampler
 from actor.serving import MAX_ATTEMPTS, TicketServer
 from actor.weights.client import WeightClient
+from bridge.device_turns import EngineTurn
 from bridge.progress_types import without_progress
 from bridge.rollout_types import Ticket
 from bridge.store.sql.actor_side import ActorStore
@@ -74,12 +75,14 @@ class Actor:
         drain_before_swap: bool = False,
         max_lag_steps: int | None = None,
         episodes: Episodes | None = None,
+        turn: EngineTurn | None = None,
     ) -> None:
         """Connects the parts; starts nothing.
 
         `read` converts a ticket's sample to the response that verifiers receive. `drain_before_swap` lets running
         requests finish before weights are swapped. `max_lag_steps` bounds the lag of a running sample's start behind
-        the served weights. Without `episodes`, tickets whose task names an environment fail.
+        the served weights. Without `episodes`, tickets whose task names an environment fail. `turn` is that on devices
+        shared with the learner, held from before the engine's start.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drain_before_swap = (
@@ -88,6 +91,7 @@ class Actor:
             limits,
             drain_before_swap,
         )
+        self.turn = turn
         self._changed = Notifier()
         """Notified when a ticket may be able to start."""
         self.store_events: Mapping[Topic, Notifier] = {topic: Notifier() for topic in TOPICS}

@@ -1,11 +1,12 @@
 """Background task that keeps the newest published weights in service: in-flight update, drain, rollback.
 
 A version is fetched and verified while requests run. The engine then swaps, and running requests continue with the new
-weights (`actor.weights.client`). Three cases differ from an in-flight update:
+weights (`actor.weights.client`). Four cases differ from an in-flight update:
 
 * With publish.at_publish=drain running requests finish first.
 * Requests on weights that the learner rolled back past restart.
 * A fenced actor drops all its groups and refetches the weights before it serves the probe that may re-admit it.
+* An engine that shares its devices with the learner sleeps while the learner trains (actor.colocated).
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from actor.background import (
 )
 from actor.engine_protocol import EngineDeadError
 from actor.loop import Actor, BackgroundTask
+from bridge.device_turns import EngineTurn
 from bridge.rollout_types import Ticket
 from bridge.weight_types import WeightManifest
 
@@ -40,6 +42,8 @@ async def weight_update_loop(actor: Actor) -> None:
     told = actor.store_events["weights"]
     while True:
         count = told.count
+        if actor.turn is not None and actor.turn.is_wanted():
+            await _stand_down(actor, actor.turn)
         if actor.fence.must_restart:
             await _start_over(actor)
         manifest = await actor.weights.prefetch()
@@ -80,17 +84,42 @@ async def _start_over(actor: Actor) -> None:
     """Discards all groups sampled before the fence, and refetches the weights."""
     actor.pause()
     await actor.drop_all()
+    await _refetch(actor)
+    actor.timeline.instant("started over", version=str(actor.engine.version))
+    actor.fence.restarted()
+    actor.resume()
+    await send_heartbeat(actor)
+
+
+async def _refetch(actor: Actor) -> None:
+    """Puts the announced version into service, whatever is served."""
     actor.weights.start_over()
     told = actor.store_events["weights"]
     while True:
         count = told.count
         manifest = await actor.weights.prefetch()
         if manifest is not None and await _swap(actor, manifest):
-            break
+            return
         actor.weights.raise_if_refused_too_long()
         await told.wait_past(count, timeout_s=ANNOUNCED_S)
-    actor.timeline.instant("started over", version=str(actor.engine.version))
-    actor.fence.restarted()
+
+
+async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
+    """Lets the learner have the devices that it shares with the engine, until it returns them (actor.colocated).
+
+    Groups in progress are handed over first; a complete round has none.
+    """
+    start_s = time.monotonic()
+    actor.pause()
+    while actor.num_groups:
+        await actor.serving.hand_over()
+        await actor.group_ended.wait_past(actor.group_ended.count, timeout_s=ANNOUNCED_S)
+    await actor.engine.sleep()
+    turn.give_back()
+    await turn.take()
+    await actor.engine.wake_up()
+    await _refetch(actor)
+    actor.timeline.took("stand down", start_s, time.monotonic(), version=str(actor.engine.version))
     actor.resume()
     await send_heartbeat(actor)
 

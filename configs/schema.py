@@ -214,6 +214,11 @@ class Config:
                 f"learner.num_processes ({self.learner.num_processes}) must divide the {self.mesh.num_devices} "
                 "devices of the mesh evenly"
             )
+        if self.actor.colocated and (self.rounds.train_start != "round_complete" or self.learner.num_processes > 1):
+            raise ValueError(
+                "actor.colocated requires rounds.train_start=round_complete and learner.num_processes=1, got "
+                f"{self.rounds.train_start} and {self.learner.num_processes}; engines sleep while the learner trains"
+            )
         if self.packing.row_tokens % self.mesh.sequence:
             raise ValueError(
                 f"packing.row_tokens ({self.packing.row_tokens}) must be a multiple of mesh.sequence "

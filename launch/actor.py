@@ -38,6 +38,7 @@ from actor.vllm.compiler import check_library
 from actor.vllm.engine_setup import tune_gc
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
+from bridge.device_turns import POLL_S, EngineTurn
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.processes import stop_signals
 from bridge.store.open import FinishedRunError
@@ -149,10 +150,11 @@ def main() -> int:
         limits_file = _limits_file(joined)
         try:
             joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
+            turn = _take_devices(joined, lambda: liveness.report(Activity.STARTING))
             began_s = time.monotonic()
             engine = _start_engine(joined, limits_file, liveness, timeline)
             policy = _elastic_policy(joined.config, engine.size, limits_file, restart_s=time.monotonic() - began_s)
-            asyncio.run(_serve(joined, engine, timeline, limits_file, liveness, judge, policy))
+            asyncio.run(_serve(joined, engine, timeline, limits_file, liveness, judge, policy, turn))
         except ResizeRequest as e:
             logging.info("actor exits for a resize reason=%s", e)
             return cli.RESIZE
@@ -250,6 +252,24 @@ def _start_engine(
             raise
 
 
+def _take_devices(joined: JoinedRun, on_wait: Callable[[], None]) -> EngineTurn | None:
+    """Waits for the devices that the engine shares with the learner; None if it has its own.
+
+    Raises:
+      ValueError: the learner is on another machine.
+    """
+    if not joined.config.actor.colocated:
+        return None
+    if joined.own is not None:
+        raise ValueError("actor.colocated: only actors of launch.local share the learner's devices; got --store")
+    turn = EngineTurn(joined.work.path)
+    report_phase("waiting for the devices")
+    while not turn.try_take():
+        on_wait()
+        time.sleep(POLL_S)
+    return turn
+
+
 def release_tickets_of(store: ActorStore, dead: str) -> None:
     """Releases the tickets leased to a dead actor, so that others need not wait for its leases to expire."""
     if held := sorted(store.leased(dead)):
@@ -265,6 +285,7 @@ async def _serve(
     liveness: Liveness,
     judge: Judge | None,
     policy: ElasticPolicy | None,
+    turn: EngineTurn | None,
 ) -> None:
     config = joined.config
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
@@ -297,6 +318,7 @@ async def _serve(
         drain_before_swap=config.publish.at_publish == "drain",
         max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         episodes=episodes,
+        turn=turn,
     )
     resizing = functools.partial(elastic_control_loop, file=limits_file, policy=policy)
     keep_liveness = functools.partial(report_liveness, liveness=liveness)

@@ -27,6 +27,7 @@ from learner.model import hf_save, lora
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params
 from learner.model.lora import LoraBase, merge
+from learner.offload import Offloaded, to_device, to_host
 from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packed_codec import decode_batch, decode_micro, encode_batch, encode_micro
@@ -99,11 +100,29 @@ class PolicyTrainer:
     checkpoints: Checkpoints
     base: LoraBase | None = None
     """Base of the state's adapters; None if all parameters are trained."""
+    _offloaded: Offloaded | None = None
 
     @property
     def frozen(self) -> Params | None:
         """Parameters of the frozen base; None if all parameters are trained."""
         return None if self.base is None else self.base.params
+
+    def offload(self) -> None:
+        """Moves the state, the base and the frozen policies to host memory until `reload`; for one process."""
+        if self._offloaded is None:
+            self._offloaded = to_host((self.state, self.frozen, self.anchors.params))
+            self._place(self._offloaded.tree)
+
+    def reload(self) -> None:
+        """Moves everything back to the devices. Without `offload` before, it has no effect."""
+        if self._offloaded is not None:
+            self._place(to_device(self._offloaded))
+            self._offloaded = None
+
+    def _place(self, tree: tuple[TrainState, Params | None, Any]) -> None:
+        self.state, base, self.anchors.params = tree
+        if self.base is not None and base is not None:
+            self.base = dataclasses.replace(self.base, params=base)
 
     def accumulate(self, micro: MicroBatch) -> None:
         """Adds a micro-batch's gradient in the first epoch of its batch.

@@ -15,6 +15,7 @@ from absl import logging
 
 from bridge.codec import FORMAT
 from bridge.credentials import read_token
+from bridge.device_turns import LearnerTurn
 from bridge.files import RunLock
 from bridge.liveness import Liveness, end_phase, report_phase
 from bridge.rollout_types import Group, Version
@@ -77,6 +78,8 @@ class Run:
     timeline: Timeline
     heartbeat: LearnerHeartbeat
     lock: RunLock
+    turn: LearnerTurn | None
+    """Turn on the devices that engines share; None if the learner has its own."""
     finished_step: int | None
     """Step at which the run had finished before this start reopened it, or None."""
     on_stop: Save | None = None
@@ -86,6 +89,23 @@ class Run:
     def step(self) -> int:
         """Number of updates made, which is the version of the weights."""
         return self.stream.step
+
+    @property
+    def has_devices(self) -> bool:
+        """False while engines have the devices that they share with the learner (actor.colocated)."""
+        return self.turn is None or self.turn.is_held
+
+    def take_devices(self, on_wait: Callable[[], None]) -> None:
+        """Waits until the engines have stood down, and loads the state; `on_wait` is called meanwhile."""
+        if self.turn is not None and not self.turn.is_held:
+            self.turn.take(on_wait)
+            self.trainer.reload()
+
+    def give_devices_back(self) -> None:
+        """Moves the state to host memory and lets the engines have the devices that they share with the learner."""
+        if self.turn is not None and self.turn.is_held:
+            self.trainer.offload()
+            self.turn.give_back()
 
     def do(self, command: Command) -> Any:
         """Performs a command on all learner processes and returns this process's result."""
@@ -106,6 +126,7 @@ class Run:
     def save_on_stop(self) -> None:
         """Saves the checkpoint in `on_stop` if it is newer than the last one, and waits for the commit."""
         if self.on_stop is not None and self.on_stop.step > self.last_saved_step:
+            self.take_devices(lambda: None)
             self._start(self.on_stop)
             self.stream.acknowledge(self.checkpoints.wait())
 
@@ -129,6 +150,8 @@ class Run:
                 self.publisher,
             ):
                 parts.callback(part.close)
+            if self.turn is not None:
+                parts.callback(self.turn.close)
             self.heartbeat.stop()
         self.lock.release()
 
@@ -143,7 +166,12 @@ def readmission_of(run: Run) -> ParityFence:
 
     def score(group: Group) -> float:
         run.heartbeat.report_progress()
-        return max_abs_dlogprob(lambda batch: run.do(ScoreBatch(batch)), group, run.stream.packing)
+        had_devices = run.has_devices
+        run.take_devices(run.heartbeat.check)
+        off = max_abs_dlogprob(lambda batch: run.do(ScoreBatch(batch)), group, run.stream.packing)
+        if not had_devices:
+            run.give_devices_back()
+        return off
 
     return ParityFence(
         run.store,
@@ -187,6 +215,9 @@ def open_run(
 
     context = open_context(config, folder, lead, liveness or Liveness.of_this_process())
     try:
+        if context.turn is not None:
+            report_phase("waiting for the devices")
+            context.turn.take(context.heartbeat.report_progress)
         restored = _restore(context, architecture, steps, model_folder)
         publisher = _open_publisher(context, architecture, tokenizer, destinations)
         run = _build(context, architecture, tokenizer, problems, restored, publisher)
@@ -333,6 +364,7 @@ def _build(
         timeline=context.timeline,
         heartbeat=context.heartbeat,
         lock=context.lock,
+        turn=context.turn,
         finished_step=context.finished_step,
     )
 

@@ -7,11 +7,13 @@ sequence; the ESS here is per token, as in their public code.
 """
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
 from absl import logging
 
+from bridge.device_turns import POLL_S
 from configs.run_folder import RunFolder
 from learner import parity
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
@@ -64,6 +66,7 @@ def train_all(run: Run) -> None:
         logging.info("finished already step=%d", run.step)
         return
     publish(run)
+    give_devices_back(run)
     await_weights(run)  # actors need a first version
     step_metrics = StepMetrics(
         run.architecture,
@@ -76,6 +79,7 @@ def train_all(run: Run) -> None:
     while run.step < run.config.run.num_updates:
         micro = next(batches)  # blocks until complete groups arrive
         run.heartbeat.report_progress()
+        take_devices(run)
         accumulate(run, micro, step_metrics)
         if not micro.ends_update:
             continue
@@ -98,8 +102,29 @@ def train_all(run: Run) -> None:
                 run.save()
         run.stream.acknowledge(run.checkpoints.committed())
         if run.config.publish.when == "round_end" and micro.ends_round:
+            give_devices_back(run)
             await_weights(run)  # the next round is sampled by them alone
     finish(run)
+
+
+def take_devices(run: Run) -> None:
+    """Takes the devices from the engines that share them (actor.colocated), once these owe the learner nothing."""
+    if run.has_devices:
+        return
+    with run.stream.aside("await engines"):
+        run.evaluations.wait()
+        while run.probe.version is not None and not run.probe.poll():
+            run.heartbeat.check()
+            time.sleep(POLL_S)
+        run.take_devices(run.heartbeat.check)
+    run.heartbeat.report_progress()
+
+
+def give_devices_back(run: Run) -> None:
+    """Lets the engines have the devices that they share with the learner."""
+    if run.turn is not None:
+        with run.stream.aside("offload"):
+            run.give_devices_back()
 
 
 def accumulate(run: Run, micro: MicroBatch, step_metrics: StepMetrics) -> None:
@@ -236,9 +261,15 @@ def check_parity(run: Run) -> None:
                 packing=run.stream.packing,
                 bound=run.config.parity_bound,
                 fence=run.stream.fence,
-                before_score=run.heartbeat.report_progress,
+                before_score=functools.partial(ready_to_score, run),
             )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
+
+
+def ready_to_score(run: Run) -> None:
+    """Prepares a forward pass, which may have to compile."""
+    take_devices(run)
+    run.heartbeat.report_progress()
 
 
 def is_save_due(run: Run, *, ends_round: bool) -> bool:
@@ -271,9 +302,11 @@ def finish(run: Run) -> None:
         run.evaluations.wait()
     if run.evaluations.is_due(run.step):  # an earlier evaluation was in progress at the last publish
         assert run.publisher.version is not None
+        give_devices_back(run)
         run.evaluations.start(version=run.publisher.version, round=run.stream.round)
         with run.timeline.measure("await evaluations"):
             run.evaluations.wait()
+    take_devices(run)
     await_weights(run)
     with run.timeline.measure("save"):
         run.stream.acknowledge(run.checkpoints.wait())

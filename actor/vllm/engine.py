@@ -65,6 +65,7 @@ class VllmEngine:
         self._counter = counter
         self._size = size
         self._resumes = config.publish.at_publish == "abort_and_resume"
+        self._can_sleep = llm.vllm_config.model_config.enable_sleep_mode
         self._caches_prefixes = config.actor.prefix_caching
         self._has_own_weights, self._seed = has_own_weights, seed
         self._version: Version | None = None
@@ -298,6 +299,16 @@ class VllmEngine:
                     self._version = self._adapters.version
             self._counter.start_peak()
             return timings
+
+    async def sleep(self) -> None:
+        """Frees weights and cache (vLLM's sleep level 2); no request may run. A CPU's engine keeps its memory."""
+        if self._can_sleep:
+            await self._llm.sleep(level=2)
+
+    async def wake_up(self) -> None:
+        """Takes its memory again; its contents are undefined until weights are swapped in."""
+        if self._can_sleep:
+            await self._llm.wake_up()
 
     async def close(self) -> None:
         """Stops the engine and its processes."""

@@ -18,6 +18,7 @@ PRESETS = {
 
 NAMES: dict[str, Callable[..., Config]] = {
     **PRESETS,
+    "colocated": rolloutpipe.colocated,
     "tiny": tiny.tiny,
     "tiny_calculator": tiny.tiny_calculator,
     "tiny_code": tiny.tiny_code,

@@ -1,5 +1,6 @@
-"""Presets of RolloutPipe: `serial`, `cgp` and `rolloutpipe`."""
+"""Presets of RolloutPipe: `serial`, `cgp` and `rolloutpipe`; `colocated`, the baseline on shared devices."""
 
+import dataclasses
 from typing import Literal
 
 from configs.presets.sizes import PaperSize, sections
@@ -59,3 +60,9 @@ def rolloutpipe(size: str = "paper") -> Config:
 def serial(size: str = "paper") -> Config:
     """Baseline of the papers: training starts after the whole round is complete (Slime; R/U updates per round)."""
     return round_end("serial", size, train_start="round_complete", admission="fifo")
+
+
+def colocated(size: str = "paper") -> Config:
+    """`serial` on shared devices: all generate, then all train (the baselines of RollPacker section 2.1, veRL)."""
+    config = serial(size)
+    return dataclasses.replace(config, preset="colocated", actor=dataclasses.replace(config.actor, colocated=True))

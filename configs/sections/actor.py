@@ -32,6 +32,10 @@ class ActorConfig(CheckedSection):
     devices: str = ""
     """GPU indices per engine in CUDA_VISIBLE_DEVICES syntax, with ";" between engines ("2;3;4,5"). Empty: the engines
     share the devices that mesh.devices does not use (`launch/supervision/placement.py`)."""
+    colocated: bool = False
+    """True if engines and learner share devices in turns: engines sleep while the learner trains, and its state is
+    in host memory while they sample (the colocated systems of RollPacker section 2.1). Requires rounds that train when
+    they are complete, one learner process, and actors of launch.local."""
     tensor_parallel_size: Count = 1
     """Tensor-parallel size of one engine, in devices (in processes on a CPU)."""
     elastic: bool = False

@@ -10,13 +10,19 @@ from configs.schema import Config
 from launch.supervision.placement import Machine, Placement
 
 FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
+ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 """JAX's own variables, which override `learner.gpu_memory_fraction`."""
 MOST = 0.95
 """Maximum share of a GPU's memory reserved by its processes. CUDA contexts need memory in addition to these shares."""
 
 
 def reserve(config: Config, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that limit the learner to its memory share; set them before JAX is imported."""
+    """Returns the variables that limit the learner to its memory share; set them before JAX is imported.
+
+    With actor.colocated it has all memory in its turns: JAX returns what it frees to the device (`platform`).
+    """
+    if config.actor.colocated:
+        return {ALLOCATOR: "platform", PREALLOCATE: "false"}
     if FRACTION in environment or PREALLOCATE in environment:
         return {}
     return {FRACTION: f"{config.learner.gpu_memory_fraction:g}"}
@@ -36,6 +42,8 @@ def check_shared(
     Raises:
       ValueError: the shares exceed the limit; the message names the fields to set.
     """
+    if config.actor.colocated:
+        return
     if environment.get("JAX_PLATFORMS", "").strip() == "cpu" or environment.get(PREALLOCATE, "").lower() == "false":
         return
     learners = float(environment.get(FRACTION) or config.learner.gpu_memory_fraction)

@@ -142,6 +142,15 @@ class FrozenPolicies:
             self._proximal = None  # first, so that two copies never exist at the same time
             self._proximal = self._freeze(params)
 
+    @property
+    def params(self) -> tuple[Params | None, Params | None]:
+        """Parameters of the reference and of the proximal policy; None for a policy without a copy."""
+        return self._reference, self._proximal
+
+    @params.setter
+    def params(self, params: tuple[Params | None, Params | None]) -> None:
+        self._reference, self._proximal = params
+
     def score(self, batch: PackedBatch) -> FrozenLogprobs:
         """Returns the batch's logprobs under each frozen policy, on the devices."""
         reference, proximal = self._reference, self._proximal

@@ -48,7 +48,7 @@ class FakeEngine:
         self.hang_swaps = False
         self.abort_ends: asyncio.Event | None = None
         """When set, an abort takes until this event."""
-        self.is_closed = False
+        self.is_closed = self.is_asleep = False
         self.num_finished = 0
         self.num_preempted = 0
         """Set by the test, as are the next four."""
@@ -141,6 +141,12 @@ class FakeEngine:
         self.version = manifest.version
         self.swapped.append(manifest.version)
         return SwapTimings(check_s=0.001, pause_s=0.02, load_s=0.01)
+
+    async def sleep(self) -> None:
+        self.is_asleep = True
+
+    async def wake_up(self) -> None:
+        self.is_asleep = False
 
     async def close(self) -> None:
         self.is_closed = True

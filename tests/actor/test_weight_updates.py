@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from actor.engine_protocol import EngineDeadError
+from bridge.device_turns import EngineTurn, LearnerTurn
 from bridge.rollout_types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
@@ -327,5 +328,44 @@ def test_stale_sample_of_a_withdrawn_ticket_does_not_start_anew(tmp_path):
             s.engine.abort_ends.set()
             await s.runs()
             await until(lambda: s.actor.num_groups == 0, "its group ended")
+
+    run(body())
+
+
+def test_engine_sleeps_while_the_learner_has_the_devices_and_wakes_with_its_weights(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.turn, learner = EngineTurn(tmp_path), LearnerTurn(tmp_path)
+        assert s.actor.turn.try_take()
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 3)
+            await asyncio.to_thread(learner.take, lambda: None)
+            assert s.engine.is_asleep and s.running() == [] and s.store.counts()["open"] == 1
+            version = s.publish(1)
+            s.put(1)
+            learner.give_back()
+            await s.served(version)
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            assert not s.engine.is_asleep
+            assert [v.step for v in s.engine.running["t0.0"].versions] == [0, 0, 0]  # it goes on
+        learner.close()
+
+    run(body())
+
+
+def test_engine_that_wakes_takes_the_announced_weights_again_although_it_served_them(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.turn, learner = EngineTurn(tmp_path), LearnerTurn(tmp_path)
+        assert s.actor.turn.try_take()
+        version = s.publish(0)
+        async with s.serving():
+            await s.served(version)
+            await asyncio.to_thread(learner.take, lambda: None)
+            learner.give_back()
+            await until(lambda: s.engine.swapped == [version, version], "its weights were swapped in again")
 
     run(body())

@@ -43,6 +43,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[jobs.
         config="serial:tiny",
         cwd=here,
         admission__width="auto",
+        actor__colocated=True,
         loss__name="objective:loss",
         loss__max_weight=2,
         loss__advantage="objective:advantage",
@@ -61,6 +62,13 @@ def test_serial_run_trains_only_once_the_round_is_complete(serial: tuple[jobs.Jo
     for round_ in range(NUM_ROUNDS):
         training, rollout = jobs.first_training_and_last_rollout(job, round_)
         assert training > rollout
+    # The engine stood down for each round's training, and at the run's end.
+    training_s = sorted((e["ts"], e["ts"] + e["dur"]) for e in job.events("train"))
+    down_s = [(e["ts"], e["ts"] + e["dur"]) for e in job.events("stand down")]
+    assert len(down_s) >= NUM_ROUNDS - 1
+    last_round_s = training_s[-len(training_s) // NUM_ROUNDS :]
+    for start_s, end_s in training_s[: -len(last_round_s)]:
+        assert any(begin <= start_s and end_s <= end for begin, end in down_s)
     summary = json.loads((job.folder / "summary.json").read_text())
     print(f"serial waiting ratio eq. 4: {summary['waiting_ratio_eq4']:.3f}, 5.1: {summary['waiting_ratio']:.3f}")
 
