@@ -171,7 +171,8 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     check_library()
     # Set here because actors inherit this process's environment, so the warning appears once for all of them.
     uncompiled = do_without_compiler(os.environ)
-    return notes + placement.warnings() + [f"warning: {what}" for what in (*found, uncompiled) if what]
+    warnings = [] if config.actor.colocated else placement.warnings()
+    return notes + warnings + [f"warning: {what}" for what in (*found, uncompiled) if what]
 
 
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:

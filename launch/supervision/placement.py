@@ -2,7 +2,8 @@
 
 With GPUs, a role without explicit devices (`mesh.devices`, `actor.devices`) gets what the other leaves. The learner
 takes the first GPUs, as many as its mesh has. Each engine takes the next ones, as many as it can use. A single engine
-without free GPUs shares the learner's, and on a machine with one GPU all share it.
+without free GPUs shares the learner's, and on a machine with one GPU all share it. With actor.colocated the engines
+split the learner's GPUs.
 
 Without GPUs, several engines get separate cores, because engines on shared cores slow each other down, mostly during
 startup. The learner is not bound to cores.
@@ -81,6 +82,9 @@ def place(config: Config, machine: Machine) -> Placement:
     if config.actor.devices:
         groups: Sequence[tuple[str, ...]] = config.actor.device_groups
         learner = learner or _left_by_engines(config, machine.gpus)
+    elif machine.gpus and config.actor.colocated:
+        learner = learner or tuple(machine.gpus[: config.mesh.num_devices])
+        groups = _shared(config, learner)
     elif machine.gpus:
         learner, groups = _split(config, machine.gpus, learner)
     else:
@@ -138,6 +142,18 @@ def _split(
         f"actor.tensor_parallel_size) in addition to the learner's {len(found)}, got {len(gpus)} on this machine; "
         "use fewer engines, or share devices with actor.devices and mesh.devices"
     )
+
+
+def _shared(config: Config, learner: tuple[str, ...]) -> Sequence[tuple[str, ...]]:
+    """Splits the learner's devices evenly over the engines, which use them in turns with it (actor.colocated)."""
+    num_engines, least = config.actor.num_engines, config.actor.tensor_parallel_size
+    size = min(len(learner) // num_engines, config.actor.max_devices_per_engine)
+    if size < least:
+        raise ValueError(
+            f"actor.colocated: expected {num_engines * least} devices for actor.num_engines={num_engines} engines of "
+            f"actor.tensor_parallel_size={least}, got the {len(learner)} of the learner's mesh"
+        )
+    return [learner[i * size : (i + 1) * size] for i in range(num_engines)]
 
 
 def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from configs import sections
+from configs.presets import rolloutpipe
 from configs.schema import Config
 
 
@@ -444,3 +445,15 @@ def test_lora_scale_modules_and_the_dtype_of_the_base():
     for (compute, out), wanted in served.items():
         model = sections.ModelConfig(compute_dtype=compute, served_dtype=out)
         assert Config(preset="t", model=model).base_dtype == wanted
+
+
+@pytest.mark.parametrize(("train_start", "num_processes"), [("group_ready", 1), ("round_complete", 2)])
+def test_devices_are_shared_by_one_learner_process_that_trains_whole_rounds(train_start, num_processes):
+    config = rolloutpipe.colocated("tiny")
+    with pytest.raises(ValueError, match="actor.colocated requires rounds.train_start=round_complete"):
+        dataclasses.replace(
+            config,
+            rounds=dataclasses.replace(config.rounds, train_start=train_start),
+            mesh=sections.MeshConfig(fsdp=2),
+            learner=sections.LearnerConfig(num_processes=num_processes),
+        )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from configs import sections
+from configs.presets.rolloutpipe import colocated
 from configs.schema import Config
 from launch.startup import preflight
 from launch.startup.gpu_memory import check_shared, reserve
@@ -87,6 +88,15 @@ def test_learner_reserves_its_share_unless_jaxs_own_variables_say_another():
     assert reserve(config_of(0.4), {}) == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
     assert reserve(config_of(0.4), {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}) == {}
     assert reserve(config_of(0.4), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}) == {}
+
+
+def test_colocated_learner_has_all_memory_in_its_turns_and_returns_it():
+    shared = colocated("tiny")
+    checked(shared, ONE)
+    assert reserve(shared, {}) == {
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.01, float("nan"), float("inf")])

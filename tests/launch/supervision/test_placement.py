@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from configs.presets.rolloutpipe import colocated as colocated_preset
 from configs.schema import Config
-from configs.sections import ActorConfig, LearnerConfig, MeshConfig
+from configs.sections import ActorConfig, LearnerConfig, MeshConfig, PackingConfig
 from launch.supervision import backend, placement
 from launch.supervision.placement import Machine, of_one_engine, place
 
@@ -60,6 +61,23 @@ def placed(num_gpus: int, *, mesh: MeshConfig = MESH, num_cores: int = 4, **acto
 )
 def test_place_gives_learner_and_engines_devices_of_their_own(num_gpus, given, learner, engines):
     assert placed(num_gpus, **given) == (learner, engines, [""] * len(engines))
+
+
+def colocated(num_gpus: int, **actor):
+    config = colocated_preset("tiny")
+    actor = dataclasses.replace(config.actor, **actor)
+    found = place(dataclasses.replace(config, actor=actor, mesh=MeshConfig(fsdp=4), packing=ROWS), machine(num_gpus))
+    return ",".join(found.learner), [",".join(e.devices) for e in found.engines]
+
+
+ROWS = PackingConfig(rows=4, row_tokens=32)
+
+
+def test_colocated_engines_split_the_learners_devices():
+    assert colocated(8, num_engines=4) == ("0,1,2,3", ["0", "1", "2", "3"])
+    assert colocated(8, num_engines=2, tensor_parallel_size=2) == ("0,1,2,3", ["0,1", "2,3"])
+    with pytest.raises(ValueError, match="expected 6 devices .* got the 4 of the learner's mesh"):
+        colocated(8, num_engines=3, tensor_parallel_size=2)
 
 
 def test_place_too_few_devices_are_refused_in_one_line():
