@@ -46,6 +46,13 @@ HEADLINES = (
         "engine is hardly faster with more sequences; were it as long as serial's, as in the paper, 2.6 in samples",
     ),
     Headline(
+        name="The same with an engine of the paper's speeds, paced",
+        paper="2.21 (RollPacker, Table 2)",
+        bench="paced",
+        key="tokens_speedup_tail_32x",
+        opponent="serial",
+    ),
+    Headline(
         name="Tail batching at 32x with all other parts",
         paper="2.56 (RollPacker, Table 2)",
         bench="tail",
@@ -84,6 +91,13 @@ HEADLINES = (
         key="speedup_both_cores_alpha_2",
         opponent="synchronous training, engines on both cores in either",
         reason="with alpha = 8 the gain is 1.57: a full engine is not faster than that here",
+    ),
+    Headline(
+        name="The same with engines of the paper's speeds, paced",
+        paper="2.24 (ROLL Flash, RLVR)",
+        bench="paced",
+        key="tokens_speedup_alpha_2",
+        opponent="synchronous training, both chips generate and then train",
     ),
     Headline(
         name="Agentic: environment-level asynchrony, redundant environments",

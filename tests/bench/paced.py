@@ -24,17 +24,25 @@ with it, tokens/s don't.
 A trained token costs what makes the synchronous run spend a quarter of its time on training, as RollPacker's do
 (Table 1). So with one chip of two the learner alone allows 2.0 at any alpha.
 
-The cases take turns, four of each, every second turn in reverse order. Asynchronous runs count from the update with
-which the window has turned over twice, synchronous ones without their first round.
+`predicted` is the planner's speed-up in tokens for the same sessions. The cases take turns, four of each, every second
+turn in reverse order. Asynchronous runs count from the update with which the window has turned over twice, synchronous
+ones without their first round.
 """
 
 import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import app
+from jaxtyping import Int32
 
 from configs.schema import Config
-from launch.tools.plan.profile import EngineProfile
+from launch.tools.plan.profile import EngineProfile, LearnerProfile, Profile
+from launch.tools.plan.sim.event_queue import SimResult
+from launch.tools.plan.sim.simulate import default_warmup, simulate
+from launch.tools.plan.workload import LengthProfile
 from tests.bench import async_ratio, tail
 from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import ratio
@@ -52,12 +60,15 @@ TAIL_ENGINES = 4
 """Engines of the paper that the rig's one is as fast as."""
 SERIAL, ALPHAS = async_ratio.SERIAL, ("1", "2")
 K, U = async_ratio.K, 16
+NUM_PROMPTS = 600
+"""More than any session issues."""
 ASYNC_LENGTHS = lengths_of(8)
 """P75 of 7168 / 8 = 896 tokens of the paper's: RollPacker's P75 are 755 to 1.1k (section 2.2)."""
 COLUMNS = {
     "": "{name}",
     "tokens/s": "{tokens_per_s:.0f}",
     "speed-up in tokens": "{tokens_speedup:.2f}",
+    "predicted": "{predicted:.2f}",
     "speed-up in samples": "{samples_speedup:.2f}",
     "mean trained length": "{response_tokens:.1f}",
     "engine fill": "{engine_fill:.3f}",
@@ -90,11 +101,12 @@ def tail_session(variant: str, num_rounds: int) -> Session:
 
 def async_config(name: str, num_updates: int) -> Config:
     """Of `async_ratio`'s serial or an alpha, with this bench's sizes."""
-    config = async_ratio.config_of(name, num_updates, max_response_tokens=MAX_RESPONSE)
+    config = async_ratio.config_of(name, num_updates)
     of_tail = tail.config_of("serial", 1)
     return dataclasses.replace(
         config,
         model=of_tail.model,
+        sampling=of_tail.sampling,
         packing=of_tail.packing,
         rounds=dataclasses.replace(config.rounds, groups_per_round=U, groups_per_update=U),
         actor=dataclasses.replace(config.actor, max_num_seqs=inputs.MAX_NUM_SEQS),
@@ -112,6 +124,41 @@ def async_session(name: str, num_updates: int) -> Session:
     )
 
 
+def predict(prompts: Sequence[Int32[np.ndarray, " P"]], of_sessions: Mapping[str, Session]) -> dict[str, float]:
+    """Returns the planner's tokens/s of each session over serial's, where training takes a quarter of serial's time.
+
+    `prompts` are a run's first ones, in the order of their tickets.
+    """
+
+    def tokens_per_s(name: str, passes_s: float) -> SimResult:
+        session = of_sessions[name]
+        assert session.lengths is not None and session.engine is not None
+        num_requests = session.config.rounds.requests_per_group
+        groups = tuple(tuple(session.lengths.tokens(p, i) for i in range(num_requests)) for p in prompts)
+        profile = Profile(
+            engine=session.engine,
+            response_tokens=LengthProfile(kind="groups", groups=groups),
+            prompt_tokens=LengthProfile(kind="groups", groups=tuple((p.size,) for p in prompts)),
+            learner=LearnerProfile(seconds_per_token=passes_s),
+            num_engines=session.num_engines,
+            num_learner_chips=1,
+        )
+        config = session.config
+        warmup = min(default_warmup(config), config.run.num_updates // 2) if name in ALPHAS else 0
+        return simulate(config, profile, num_updates=config.run.num_updates, warmup_updates=warmup)
+
+    rollout = tokens_per_s(SERIAL, 1e-12)
+    tokens_of_prompts = statistics.fmean(p.size for p in prompts) * rollout.num_samples / rollout.num_steps
+    tokens = rollout.tokens_per_s * rollout.step_s + tokens_of_prompts
+    passes_s = rollout.step_s / 3 / tokens
+    serial = tokens_per_s(SERIAL, passes_s).tokens_per_s
+    return {
+        name: tokens_per_s(name, passes_s * (2 if name in ALPHAS else 1)).tokens_per_s / serial
+        for name in of_sessions
+        if name != SERIAL
+    }
+
+
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
@@ -120,6 +167,9 @@ def main(argv: list[str]) -> None:
     with sessions.open_rig(async_config(SERIAL, 1), num_engines=2) as rig:
         tail_rows, tail_notes = run_tail(rig, num_rounds, turns)
         async_rows, async_notes = run_async(rig, num_updates, turns)
+        prompts = [np.asarray(p, np.int32) for p in rig.prompts(async_config(SERIAL, 1), NUM_PROMPTS)]
+    predicted = predict(prompts, {v: tail_session(v, num_rounds) for v in TAIL_VARIANTS})
+    predicted |= predict(prompts, {name: async_session(name, num_updates) for name in (SERIAL, *ALPHAS)})
     values: dict[str, Any] = {}
     for rows, keys in ((tail_rows, TAIL_KEYS), (async_rows, {a: f"alpha_{a}" for a in ALPHAS})):
         serial = rows[SERIAL]
@@ -129,6 +179,8 @@ def main(argv: list[str]) -> None:
             row |= {"tokens_speedup": tokens.value, "samples_speedup": samples.value}
             if name != SERIAL:
                 values |= {f"tokens_speedup_{keys[name]}": tokens, f"samples_speedup_{keys[name]}": samples}
+                values[f"predicted_tokens_speedup_{keys[name]}"] = predicted[name]
+            row["predicted"] = 1.0 if name == SERIAL else predicted[name]
     result.finish(
         "paced",
         __doc__,

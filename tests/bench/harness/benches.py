@@ -72,6 +72,14 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             (*SCHEDULE, *RIG),
         ),
         Bench(
+            "paced",
+            "Tail batching and the async ratio on engines with the speeds of the papers' GPUs?",
+            "{tokens_speedup_tail_32x:.2f} times the tokens/s at a length ratio of 32; {tokens_speedup_alpha_2:.2f} at "
+            "alpha 2",
+            (*SCHEDULE, *RIG, "tests/bench/papers/inputs.py", "tests/bench/tail.py", "tests/bench/async_ratio.py"),
+            "CPU, paced engines",
+        ),
+        Bench(
             "engines",
             "Queue scheduling, prompt replication, redundant samples over 16 engines?",
             "{queue_scheduling_speedup:.2f}, {replication_speedup:.2f} and {redundant_speedup:.2f} times as fast",
