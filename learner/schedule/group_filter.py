@@ -206,6 +206,11 @@ class GroupFilter(Generic[G]):
                 break
         return groups
 
+    @property
+    def waiting(self) -> Sequence[G]:
+        """Groups that wait to be trained."""
+        return tuple(self._ready)
+
     def fence(self, actor: str) -> None:
         """Rejects an actor's groups and drops its waiting ones immediately, before others generate them again."""
         self.fenced_actors.add(actor)

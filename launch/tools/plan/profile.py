@@ -179,6 +179,23 @@ class PublishProfile:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HelperProfile:
+    """Cost of engines that give their chips up for training and take them back (RollPacker section 4.4)."""
+
+    start_s: float = 0.0
+    """Seconds from the end of an engine's sampling until its chips compute: requests handed over, memory freed,
+    parameters read."""
+    hand_over_s: float = 0.0
+    """Seconds per update in which the learner takes the sums of gradients that the chips computed; 0 if the learner
+    itself computes on them."""
+    wake_s: float = 0.0
+    """Seconds from the publish until an engine that gave its chips up serves again."""
+
+    def __post_init__(self) -> None:
+        _not_negative("helpers", self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
     """Input of the planner in addition to a config."""
 
@@ -193,6 +210,10 @@ class Profile:
     """Chips of the learner. 0 means that it trains on the engines' chips: on all of them after a round's rollout, or
     with rounds.train_start=group_ready on half of them from some point of the round (`launch/tools/plan/sim/chips.py`).
     """
+    helpers: HelperProfile | None = None
+    """Cost of giving engines' chips up for training. With a learner that has chips of its own, engines help it: half
+    of them from some point of the round, and all of them after its rollout, where the round ends sooner by that. None
+    means no helpers, and no cost for a learner without chips."""
     verifier_s: float = 0.0
     """Seconds from a group's last response to its storage."""
     claim_s: float = 0.0

@@ -2,6 +2,7 @@
 
 import collections
 import heapq
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -64,6 +65,7 @@ class SimActors:
         *,
         on_claim: Callable[[], None] = lambda: None,
         on_free_chips: Callable[[], None] = lambda: None,
+        pays: Callable[[int], bool] = lambda num_chips: True,
         seed: int = 0,
     ) -> None:
         """Starts idle, with weights of step 0.
@@ -75,13 +77,17 @@ class SimActors:
           calendar: event queue.
           on_group: called when a group is stored.
           on_claim: called after tickets were claimed.
-          on_free_chips: called when `num_free_chips` increases, for a learner without its own chips.
+          on_free_chips: called when `num_free_chips` increases, for a learner without its own chips, or with helpers.
+          pays: called with a number of chips; returns True if the round ends sooner if engines release them now.
           seed: seed of environment latencies.
         """
         self._config, self._profile, self._lengths = config, profile, lengths
         self._calendar, self._on_group = calendar, on_group
-        self._on_claim, self._on_free_chips = on_claim, on_free_chips
-        self._shares_chips = profile.num_learner_chips == 0
+        self._on_claim, self._on_free_chips, self._pays = on_claim, on_free_chips, pays
+        self._shares_chips = profile.num_learner_chips == 0 or profile.helpers is not None
+        self._start_s = 0.0 if profile.helpers is None else profile.helpers.start_s
+        self._released_s = self._over_s = math.inf
+        """Times from which released engines, and all engines after the round's rollout, can train."""
         self._gives_up = self._shares_chips and config.rounds.train_start == "group_ready"
         self._scale_down = ScaleDown()
         self._recent_lengths: collections.deque[tuple[int, int]] = collections.deque(maxlen=NUM_RECENT)
@@ -174,9 +180,16 @@ class SimActors:
     @property
     def num_free_chips(self) -> int:
         """Chips of engines that do not generate: released engines, or all if there is nothing to serve."""
-        actors = self._fleet.actors
-        engines = [a for a in actors if a.is_given_up] if self._groups else actors
-        return len(engines) * self._profile.chips_per_engine
+        actors, now_s = self._fleet.actors, self._calendar.now_s
+        num_engines = sum(a.is_given_up for a in actors) if now_s >= self._released_s else 0
+        if self.is_over and now_s >= self._over_s:
+            num_engines = len(actors)
+        return num_engines * self._profile.chips_per_engine
+
+    @property
+    def is_over(self) -> bool:
+        """True if there is nothing to serve."""
+        return not self._groups
 
     def totals(self) -> Totals:
         """Returns the cumulative totals at the current time."""
@@ -325,7 +338,8 @@ class SimActors:
                 claimer.admission.remove(part_id)
                 self._fleet.note(claimer)
         if self._shares_chips and not self._groups:
-            self._calendar.at(self._calendar.now_s, self._on_free_chips)
+            self._over_s = self._calendar.now_s + self._start_s
+            self._calendar.at(self._over_s, self._on_free_chips)
 
     def _give_up(self) -> None:
         """Releases half of the engines for training if the others can hold the running requests."""
@@ -334,6 +348,8 @@ class SimActors:
         split = num_engines - num_engines // SHARE
         lengths = np.array(self._recent_lengths, np.int32).reshape(-1, 2)
         kv_tokens = split * self._profile.engine.kv_capacity_tokens
+        if not self._pays((num_engines - split) * self._profile.chips_per_engine):
+            return
         if split == num_engines or not would_fit(lengths, len(self._by_request), kv_tokens):
             return
         self._scale_down.is_done = True
@@ -344,10 +360,12 @@ class SimActors:
                 self._episodes.move(request, actor)
             running = self._by_request[request].running
             running[request] = (actor, running[request][1])
-        self._calendar.at(self._calendar.now_s, self._on_free_chips)
+        self._released_s = self._calendar.now_s + self._start_s
+        self._calendar.at(self._released_s, self._on_free_chips)
 
     def _take_back(self) -> None:
         self._scale_down = ScaleDown()
+        self._released_s = self._over_s = math.inf
         if self._pool.num_engines < self._profile.num_engines:
             self._pool.num_engines = self._profile.num_engines
             self._fleet.take_back()

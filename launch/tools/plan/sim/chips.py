@@ -46,8 +46,10 @@ class _Pass:
     start_s: float
     since_s: float
     end_s: float
+    computed_s: float = 0.0
+    """End of the computation; `end_s` includes the handover of helpers."""
     left: float = 1.0
-    """Share of the pass that remained at `since_s`."""
+    """Share of the computation that remained at `since_s`."""
 
 
 class Compute:
@@ -58,6 +60,8 @@ class Compute:
         self._cost, self._calendar, self._epochs = cost, calendar, epochs
         self._batch: list[int] = []
         self._pass: _Pass | None = None
+        self.hand_over_s = 0.0
+        """Seconds before the optimizer step in which helpers hand their sums over."""
 
     def start(self, tokens: int, *, ends_update: bool, num_chips: int, then: Callable[[float], None]) -> None:
         """Starts a pass over `tokens`, followed by the optimizer step if it ends an update.
@@ -77,10 +81,15 @@ class Compute:
 
     def spread(self, num_chips: int) -> None:
         """Spreads the rest of the current pass, if any, over `num_chips` chips."""
-        if (p := self._pass) is None or p.end_s <= p.since_s:
+        if (p := self._pass) is None or p.computed_s <= self._calendar.now_s:
             return
-        p.left *= (p.end_s - self._calendar.now_s) / (p.end_s - p.since_s)
+        p.left *= (p.computed_s - self._calendar.now_s) / (p.computed_s - p.since_s)
         self._go_on(p, num_chips)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the current pass still takes."""
+        return 0.0 if self._pass is None else max(0.0, self._pass.end_s - self._calendar.now_s)
 
     def _go_on(self, p: _Pass, num_chips: int) -> None:
         took_s = self._cost.of(p.tokens, num_chips)
@@ -89,7 +98,8 @@ class Compute:
             again_s = (self._epochs - 1) * sum(self._cost.of(tokens, num_chips) for tokens in p.batch)
             took_s += again_s + self._epochs * self._cost.learner.optimizer_step_s
         p.since_s = self._calendar.now_s
-        p.end_s = p.since_s + p.left * took_s
+        p.computed_s = p.since_s + p.left * took_s
+        p.end_s = p.computed_s + (self.hand_over_s if p.batch else 0.0)
         self._calendar.at(p.end_s, self._end, p, p.end_s)
 
     def _end(self, p: _Pass, end_s: float) -> None:

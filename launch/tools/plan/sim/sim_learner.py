@@ -14,6 +14,7 @@ from launch.tools.plan.sim.actors import SimActors
 from launch.tools.plan.sim.chips import Compute, Cost
 from launch.tools.plan.sim.event_queue import EventQueue, SimRecorder
 from launch.tools.plan.sim.fleet import ServedGroup
+from launch.tools.plan.sim.helpers import SimHelpers
 from learner.data.problem import Problem
 from learner.metrics.step_timer import WaitingRatios
 from learner.schedule.group_filter import GroupFilter, TrainingOrder
@@ -142,6 +143,7 @@ class SimLearner:
         self._order: TrainingOrder[ServedGroup]
         self._round_is_counted = False
         self._is_waiting = False
+        self._helpers = SimHelpers(profile, calendar)
         self.updates = SimUpdates(config, profile, calendar, lambda step: self._rollout.update(step))
         """Versions in flight to the engines."""
         self.is_done = False
@@ -178,8 +180,20 @@ class SimLearner:
         if self._is_waiting:
             self._go_on()
 
+    def pays(self, num_chips: int) -> bool:
+        """Returns True if the round is expected to end sooner with the help of this many chips from now on."""
+        return self._helpers.pays(num_chips, self._clock, is_long=self._planner.round_is_long)
+
     def on_free_chips(self) -> None:
         """Uses chips that the engines have released."""
+        if self._rollout.is_over:
+            self._helpers.rollout_ended(self._clock)
+        if self._profile.helpers is not None and self._profile.num_learner_chips:
+            waiting = sum(g.tokens for g in self._group_filter.waiting)
+            left_s = self._compute.left_s + self._helpers.alone_s(waiting)
+            if not self._helpers.join(self._rollout.num_free_chips, left_s=left_s, is_over=self._rollout.is_over):
+                return
+            self._compute.hand_over_s = self._profile.helpers.hand_over_s
         if self._is_waiting:
             self._go_on()
         elif num_chips := self._num_chips:
@@ -187,7 +201,8 @@ class SimLearner:
 
     @property
     def _num_chips(self) -> int:
-        return self._profile.num_learner_chips or self._rollout.num_free_chips
+        own = self._profile.num_learner_chips
+        return own + self._helpers.num_chips if own else self._rollout.num_free_chips
 
     def _turn(self) -> None:
         if self._clock.rollout_start_s is None:
@@ -217,6 +232,7 @@ class SimLearner:
         for group in groups:
             done = self._planner.consume(group.ticket_id)
             self._recorder.trained(self.step, group.tokens_by_step, group.ticket.num_samples, group.response_tokens)
+            self._helpers.trained(group.tokens)
         self._ticket_store.acknowledge([g.ticket_id for g in groups])
         assert done is not None
         self._compute.start(
@@ -239,8 +255,10 @@ class SimLearner:
             return
         self._group_filter.step += 1
         self._on_step(self.step)
+        wake_s = self._helpers.leave(is_colocated=not self._profile.num_learner_chips)
+        self._compute.hand_over_s = 0.0
         if ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0:
-            at_s = self._calendar.now_s + self._profile.publish.export_s
+            at_s = self._calendar.now_s + self._profile.publish.export_s + wake_s
             self._clock.exclude(self._profile.publish.export_s)
             self._calendar.at(at_s, self._published, ends_round)
         else:
@@ -252,6 +270,7 @@ class SimLearner:
 
     def _end_step(self, ends_round: bool) -> None:
         if ends_round:
+            self._helpers.end_round(is_long=self._planner.round_is_long)
             metrics = self._clock.finish()
             if self._round_is_counted:
                 self._recorder.rounds.append(metrics)

@@ -56,6 +56,7 @@ def simulate(
         learner.on_group if store is None else functools.partial(_hand_in, store, learner),
         on_claim=learner.on_claim,
         on_free_chips=learner.on_free_chips,
+        pays=learner.pays,
         seed=seed,
     )
     if not warmup_updates:

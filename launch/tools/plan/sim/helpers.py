@@ -1,0 +1,92 @@
+"""Engines' chips that help a learner with chips of its own, and when that pays.
+
+Not the paper's: RollPacker's criteria ask whether the remaining engines can hold what runs (`chips.would_fit`). Here a
+round like the last one of its kind must also end sooner with the help, its costs included.
+"""
+
+import dataclasses
+
+from launch.tools.plan.profile import HelperProfile, Profile
+from launch.tools.plan.sim.event_queue import EventQueue
+from learner.metrics.step_timer import WaitingRatios
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """A round that has ended."""
+
+    rollout_s: float
+    """Seconds of its rollout."""
+    chip_s: float
+    """Chip-seconds of its training."""
+
+
+class SimHelpers:
+    """Chips that help in the current round."""
+
+    def __init__(self, profile: Profile, calendar: EventQueue) -> None:
+        """Starts without chips."""
+        self._profile, self._calendar = profile, calendar
+        self._costs = profile.helpers or HelperProfile()
+        self._last: dict[bool, _Round] = {}
+        """Last long and last short round."""
+        self._chip_s = 0.0
+        self._rollout_s: float | None = None
+        self.num_chips = 0
+        """Chips that help now."""
+
+    def trained(self, tokens: int) -> None:
+        """Counts tokens that are trained in the round."""
+        self._chip_s += tokens * self._profile.learner.seconds_per_token
+
+    def alone_s(self, tokens: int) -> float:
+        """Returns the seconds that the learner's own chips need for tokens."""
+        return tokens * self._profile.learner.seconds_per_token / max(1, self._profile.num_learner_chips)
+
+    def rollout_ended(self, clock: WaitingRatios) -> None:
+        """Records that the round has nothing more to generate."""
+        if self._rollout_s is None and clock.rollout_start_s is not None:
+            self._rollout_s = self._calendar.now_s - self._costs.start_s - clock.rollout_start_s
+
+    def pays(self, num_chips: int, clock: WaitingRatios, *, is_long: bool) -> bool:
+        """Returns True if a round like the last one of its kind ends sooner with this many more chips from now on.
+
+        The first round of a kind is tried. A learner without chips of its own has no choice.
+        """
+        own = self._profile.num_learner_chips
+        if not own or (last := self._last.get(is_long)) is None:
+            return True
+        start_s, now_s = clock.rollout_start_s or 0.0, self._calendar.now_s
+        first_s = (now_s if clock.train_start_s is None else clock.train_start_s) - start_s
+        ready_s = now_s - start_s + self._costs.start_s
+        alone_s = max(last.rollout_s, first_s + last.chip_s / own)
+        left = max(0.0, last.chip_s - own * max(0.0, ready_s - first_s))
+        helped_s = max(last.rollout_s, ready_s + left / (own + num_chips))
+        return helped_s + self._costs.hand_over_s + self._costs.wake_s < alone_s
+
+    def join(self, num_chips: int, *, left_s: float, is_over: bool) -> bool:
+        """Lets chips help; returns False if they are no more than before, or too late to pay.
+
+        Args:
+          num_chips: chips that the engines have released.
+          left_s: seconds that the learner's own chips still need for what has arrived.
+          is_over: True if the rollout has ended.
+        """
+        own = self._profile.num_learner_chips
+        gain_s = left_s * num_chips / (own + num_chips)
+        is_late = is_over and not self.num_chips and gain_s < self._costs.hand_over_s + self._costs.wake_s
+        if is_late or num_chips <= self.num_chips:
+            return False
+        self.num_chips = num_chips
+        return True
+
+    def leave(self, *, is_colocated: bool) -> float:
+        """Ends the help of an update; returns the seconds until the engines serve again."""
+        had_chips, self.num_chips = self.num_chips or is_colocated, 0
+        return self._costs.wake_s if had_chips else 0.0
+
+    def end_round(self, *, is_long: bool) -> None:
+        """Remembers the round for `pays`."""
+        if self._rollout_s is not None:
+            self._last[is_long] = _Round(self._rollout_s, self._chip_s)
+        self._rollout_s, self._chip_s = None, 0.0
