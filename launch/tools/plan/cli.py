@@ -28,6 +28,7 @@ from launch.tools.plan.frontier import width_line, with_width
 from launch.tools.plan.plan_tables import as_json as cluster_json
 from launch.tools.plan.plan_tables import (
     closed_formula_lines,
+    helpers_line,
     outcome_table,
     parts_table,
     plot_search,
@@ -113,6 +114,10 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
         console.print(f"warning: {shortage}")
     if line := width_line(config, profile):
         console.print(line, soft_wrap=True, highlight=False)
+    if profile.helpers is not None and profile.num_learner_chips:
+        alone = dataclasses.replace(profile, helpers=None)
+        without = simulate(config, alone, num_updates=_num_updates(config), warmup_updates=warmup, seed=_SEED.value)
+        console.print(helpers_line(outcome, without), soft_wrap=True, highlight=False)
     _write(as_json(outcome) | cluster_json(cluster, limit, groups_per_s=pace))
 
 

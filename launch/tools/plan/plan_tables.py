@@ -149,6 +149,16 @@ def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | No
     return table
 
 
+def helpers_line(outcome: SimResult, without: SimResult) -> str:
+    """Returns whether engines' chips that help the learner pay, by the runs with and without them."""
+    gain = without.step_s / outcome.step_s
+    what = "pay" if gain > 1 else "do not pay"
+    return (
+        f"helpers on the engines' chips {what}: {outcome.step_s:.3g} s per step with them, {without.step_s:.3g} s "
+        f"without ({gain:.2f} times as fast)"
+    )
+
+
 def closed_formula_lines(system: System, *, max_lag: int) -> list[str]:
     """Returns a line on PipelineRL's closed formulas at a largest lag: the best split, and conventional RL."""
     split = best_split(system, max_lag)

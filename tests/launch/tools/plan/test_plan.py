@@ -15,8 +15,8 @@ from bridge.store.open import SqliteStore
 from configs.sections import AdmissionConfig
 from launch.tools.plan import profile as plan_profile
 from launch.tools.plan import search as plan_search
-from launch.tools.plan.plan_tables import plot_search
-from launch.tools.plan.profile import LearnerProfile
+from launch.tools.plan.plan_tables import helpers_line, plot_search
+from launch.tools.plan.profile import HelperProfile, LearnerProfile
 from launch.tools.plan.search import Grid, apply, search
 from launch.tools.plan.sim.event_queue import Lag
 from launch.tools.plan.sim.simulate import simulate
@@ -45,6 +45,17 @@ def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     numbers = json.loads(out.read_text())
     assert numbers["num_steps"] == 8  # four rounds of 32 groups, 16 an update
     assert len(numbers["rounds"]) == 4
+
+
+def test_line_says_whether_helpers_pay():
+    profile = profile_of(num_engines=2, helpers=HelperProfile(hand_over_s=1.0))
+    config = by_rounds(R=4, U=4)
+    helped, alone = (
+        simulate(config, dataclasses.replace(profile, helpers=h), num_updates=4) for h in (profile.helpers, None)
+    )
+    ratio = f"({alone.step_s / helped.step_s:.2f} times as fast)"
+    assert "chips pay: " in helpers_line(helped, alone) and ratio in helpers_line(helped, alone)
+    assert "chips do not pay: " in helpers_line(alone, helped)
 
 
 @pytest.mark.heavy
