@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from jaxtyping import Float32
 
 from bridge.codec import FORMAT
 from bridge.credentials import read_token
@@ -50,6 +51,7 @@ from learner.restore import TimeoutAnchors, WeightLoader, load_base, restore, tr
 from learner.run_context import RunContext, announcer, open_context
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
+from learner.update.packing import PackedBatch
 from learner.update.train_step import TrainStep, build_train_step
 
 
@@ -106,6 +108,15 @@ class Run:
         if self.turn is not None and self.turn.is_held:
             self.trainer.offload()
             self.turn.give_back()
+
+    def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
+        """Returns log pi of each trained token by the current weights, in nats; takes shared devices only for that."""
+        had_devices = self.has_devices
+        self.take_devices(self.heartbeat.check)
+        logprobs = self.do(ScoreBatch(batch))
+        if not had_devices:
+            self.give_devices_back()
+        return logprobs
 
     def do(self, command: Command) -> Any:
         """Performs a command on all learner processes and returns this process's result."""
@@ -166,12 +177,7 @@ def readmission_of(run: Run) -> ParityFence:
 
     def score(group: Group) -> float:
         run.heartbeat.report_progress()
-        had_devices = run.has_devices
-        run.take_devices(run.heartbeat.check)
-        off = max_abs_dlogprob(lambda batch: run.do(ScoreBatch(batch)), group, run.stream.packing)
-        if not had_devices:
-            run.give_devices_back()
-        return off
+        return max_abs_dlogprob(run.score, group, run.stream.packing)
 
     return ParityFence(
         run.store,

@@ -7,7 +7,6 @@ sequence; the ESS here is per token, as in their public code.
 """
 
 import dataclasses
-import functools
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ from configs.run_folder import RunFolder
 from learner import parity
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
 from learner.heartbeat import Stopped
-from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, ScoreBatch
+from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.packing import MicroBatch
@@ -113,7 +112,7 @@ def take_devices(run: Run) -> None:
         return
     with run.stream.aside("await engines"):
         run.evaluations.wait()
-        while run.probe.version is not None and not run.probe.poll():
+        while run.probe.version is not None and not run.probe.have_arrived():
             run.heartbeat.check()
             time.sleep(POLL_S)
         run.take_devices(run.heartbeat.check)
@@ -175,6 +174,7 @@ def update(run: Run, step_metrics: StepMetrics) -> None:
     Raises:
       NotFiniteError: too many consecutive optimizer steps had a non-finite loss or gradient.
     """
+    take_devices(run)
     run.on_stop = None  # the update changes the parameters
     apply(run, step_metrics, epoch=0)
     for epoch in range(1, run.config.rounds.epochs):
@@ -254,22 +254,22 @@ def check_parity(run: Run) -> None:
     """Waits for the pending probe, if any, and compares its logprobs with the learner's."""
     version = run.probe.version
     if version is not None:
+        take_devices(run)
+
+        def fence(actor: str, reason: str, off_nats: float) -> None:
+            run.stream.fence(actor, reason, off_nats)
+            run.give_devices_back()  # engines generate the probe again
+
         with run.stream.aside("probe"):
             worst = parity.settle(
                 run.probe,
-                score=lambda batch: run.do(ScoreBatch(batch)),
+                score=run.score,
                 packing=run.stream.packing,
                 bound=run.config.parity_bound,
-                fence=run.stream.fence,
-                before_score=functools.partial(ready_to_score, run),
+                fence=fence,
+                before_score=run.heartbeat.report_progress,
             )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
-
-
-def ready_to_score(run: Run) -> None:
-    """Prepares a forward pass, which may have to compile."""
-    take_devices(run)
-    run.heartbeat.report_progress()
 
 
 def is_save_due(run: Run, *, ends_round: bool) -> bool:

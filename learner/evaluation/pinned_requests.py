@@ -20,6 +20,8 @@ PROBE_SAMPLES = 2
 PROBE_TOKENS = 64
 LOOK_S = 0.2
 """Maximum seconds between polls without a store notification, so that a stop request is noticed."""
+_MANY = 4096
+"""Groups of a kind that are looked through at once."""
 _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
 """Orders below all training tickets, so that these tickets are served first."""
 
@@ -158,6 +160,12 @@ class PinnedRequests:
             failed = self._store.failed()
             self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
         return len(self._groups) >= len(self._tickets)
+
+    def have_arrived(self) -> bool:
+        """Returns True if the store has a group of each ticket that can be completed; collects none."""
+        stored = self._store.read_groups(after_seq=self._after_seq, limit=_MANY, kind=self._kind)
+        arrived = self._groups.keys() | {s.group.ticket_id for s in stored}
+        return self._tickets.keys() <= arrived or self._tickets.keys() <= arrived | self._store.failed().keys()
 
     def _is_trusted(self, group: Group) -> bool:
         return group.actors.isdisjoint(self._fenced_actors())

@@ -62,6 +62,7 @@ def test_serial_run_trains_only_once_the_round_is_complete(serial: tuple[jobs.Jo
     for round_ in range(NUM_ROUNDS):
         training, rollout = jobs.first_training_and_last_rollout(job, round_)
         assert training > rollout
+    assert all(0 < p["parity/max_abs_dlogprob"] < 1e-4 for p in job.rows("probe"))  # scored in the learner's turns
     # The engine stood down for each round's training, and at the run's end.
     training_s = sorted((e["ts"], e["ts"] + e["dur"]) for e in job.events("train"))
     down_s = [(e["ts"], e["ts"] + e["dur"]) for e in job.events("stand down")]

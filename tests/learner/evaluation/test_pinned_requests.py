@@ -135,6 +135,26 @@ def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
     assert pinned.poll() and len(pinned.wait()) == 2
 
 
+def test_groups_that_have_arrived_are_still_to_be_accepted(store):
+    actor = Actor(store, (1, 3, 3))
+    pinned = PinnedRequests("probe", store, on_wait=actor)
+    ask(pinned)
+    actor()
+    assert not pinned.have_arrived()
+    actor()
+    assert pinned.have_arrived()
+    seen = []
+    assert len(pinned.wait(lambda group, ticket: not seen.append(group.ticket_id))) == len(seen) == 2
+
+
+def test_ticket_that_no_actor_can_complete_is_not_waited_for(store):
+    pinned = PinnedRequests("probe", store, on_wait=lambda: None)
+    ask(pinned, 1)
+    (ticket,) = store.claim("actor", limit=1, lease_s=60)
+    store.fail_ticket(ticket.id, "why", max_attempts=1)
+    assert pinned.have_arrived()
+
+
 def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
     actor = Actor(store, (1, 3, 3))
     pinned = PinnedRequests("probe", store, on_wait=actor)
