@@ -151,6 +151,12 @@ class PacedEngine:
         await asyncio.sleep(self._pause_s)
         return SwapTimings(check_s=0.0, pause_s=self._pause_s, load_s=0.0)
 
+    async def sleep(self) -> None:
+        """It has no memory."""
+
+    async def wake_up(self) -> None:
+        """It has no memory."""
+
     async def close(self) -> None:
         """Nothing is open but the alarm."""
         if self._alarm is not None:

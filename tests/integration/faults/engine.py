@@ -169,6 +169,12 @@ class NumpyEngine:
         end = time.perf_counter()
         return SwapTimings(check_s=checked - start, pause_s=end - checked, load_s=end - checked)
 
+    async def sleep(self) -> None:
+        self._weights.clear()
+
+    async def wake_up(self) -> None:
+        pass
+
     async def close(self) -> None:
         if self._decoding is not None:
             self._decoding.cancel()
