@@ -136,7 +136,7 @@ HEADLINES = (
         bench="planner",
         key="max_rel_error_real",
         opponent="measured runs",
-        reason="the largest is of a KV cache recomputed at each publish; all other runs are 3 to 20% slower than predicted, "
-        "as an engine is under its actor than in its profile; async ratios, whose samples are single tickets, 45 to 53%",
+        reason="the largest is of a KV cache recomputed at each publish; all other runs are 3 to 20% slower than "
+        "predicted, async ratios 45 to 53%; why is not known",
     ),
 )
