@@ -7,14 +7,21 @@ from absl import logging
 
 from actor.engine_protocol import PartialSample, Sample
 from actor.rewards.scorer import RewardResult
-from bridge.progress_types import MAX_ACTORS, MAX_TOKENS, RequestProgress, TicketProgress, progress_of
+from bridge.progress_types import (
+    MAX_ACTORS,
+    MAX_TOKENS,
+    RequestProgress,
+    TicketProgress,
+    progress_of,
+    prompt_digest,
+)
 from bridge.rollout_types import Finish, Ticket
 
 
 def makers(continued: Ticket | None, name: str) -> list[str]:
-    """Returns the names behind a group: an actor's own, after those whose responses it continues."""
+    """Returns the names behind a group: those whose responses an actor continues, and its own last."""
     progress = None if continued is None else progress_of(continued)
-    return list(dict.fromkeys((*(progress.actors if progress else ()), name)))
+    return [*(other for other in (progress.actors if progress else ()) if other != name), name]
 
 
 def progress_so_far(
@@ -42,7 +49,10 @@ def progress_so_far(
         logging.warning("progress is not handed over ticket=%s actors=%d tokens=%d", ticket.id, len(actors), num_tokens)
         return None
     return TicketProgress(
-        ticket_id=ticket.id, actors=tuple(actors), requests=tuple(found[index] for index in sorted(found))
+        ticket_id=ticket.id,
+        prompt=prompt_digest(ticket),
+        actors=tuple(actors),
+        requests=tuple(found[index] for index in sorted(found)),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from actor.notifier import Notifier
-from bridge.progress_types import ClaimedTicket, TicketProgress
+from bridge.progress_types import ClaimedTicket, TicketProgress, progress_of
 from bridge.rollout_types import Group, Ticket
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import PERMANENT, FencedError
@@ -65,6 +65,12 @@ class Fence:
             self._noticed.notify()
 
 
+def _extent(ticket: Ticket) -> tuple[tuple[str, ...], int]:
+    """Returns what tells one progress of a ticket from another: its actors and its number of tokens."""
+    progress = progress_of(ticket)
+    return ((), 0) if progress is None else (progress.actors, progress.num_tokens)
+
+
 PUTS_AT_ONCE = 4
 """Maximum concurrent group submissions. Over a slow link more would delay lease renewal."""
 
@@ -91,12 +97,13 @@ class Leases:
         return [*self._held, *self._submit_queue]
 
     def holds(self, ticket: Ticket) -> bool:
-        """Returns True if this exact ticket is held: same id, prompt and minimum version."""
+        """Returns True if this exact ticket is held: same id, prompt, minimum version and progress."""
         here = self._held.get(ticket.id) or self._submit_queue.get(ticket.id)
         return (
             here is not None
             and here.min_version == ticket.min_version
             and np.array_equal(here.prompt_tokens, ticket.prompt_tokens)
+            and _extent(here) == _extent(ticket)
         )
 
     async def claim(

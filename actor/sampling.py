@@ -3,13 +3,14 @@
 import asyncio
 import dataclasses
 import json
+from collections.abc import Mapping
 
 from actor.engine_protocol import AbortedError, Engine, PartialSample, Sample
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import EpisodeRequest
-from bridge.progress_types import RequestProgress, TicketProgress
-from bridge.rollout_types import Ticket
+from bridge.progress_types import RequestProgress, progress_of
+from bridge.rollout_types import Ticket, newest_of_each
 from bridge.timeline import Timeline
 
 
@@ -36,6 +37,8 @@ class Sampler:
         """Running train requests, by id."""
         self._ended: dict[str, int] = {}
         """Start step of the oldest finished sample, per train ticket in service."""
+        self.base_steps: Mapping[int, int] = {}
+        """Steps at which later learners began, by incarnation, as of the served weights (`Version.is_abandoned`)."""
         self._stopped: set[str] = set()
         """Tickets whose sampling was stopped."""
 
@@ -81,19 +84,23 @@ class Sampler:
             attempt, begun = attempt + 1, None
             request_id = f"{ticket.id}.{index}+{attempt}"
 
-    def usable(self, progress: TicketProgress | None) -> dict[int, RequestProgress]:
+    def usable(self, ticket: Ticket) -> dict[int, RequestProgress]:
         """Returns the requests of a ticket's progress to continue, by index.
 
-        The others are of newer weights than those served, or stale, and begin anew.
+        The others begin anew: those of newer weights than the served ones, or of abandoned ones, and stale ones. So do
+        all requests of a progress that is not of this ticket.
         """
-        served, oldest = self._engine.version, self._oldest_step
-        if progress is None or served is None:
+        progress, served, oldest = progress_of(ticket), self._engine.version, self._oldest_step
+        if progress is None or served is None or not progress.fits(ticket):
             return {}
         return {
             r.index: r
             for r in progress.requests
             # A learner that restarted from a checkpoint has a higher incarnation and may serve lower steps.
-            if r.newest <= served and r.newest.step <= served.step and (oldest is None or r.steps[0] >= oldest)
+            if r.newest <= served
+            and r.newest.step <= served.step
+            and (oldest is None or r.steps[0] >= oldest)
+            and not any(v.is_abandoned(self.base_steps) for v in newest_of_each(r.versions))
         }
 
     def _note_end(self, ticket: Ticket, start_step: int) -> None:

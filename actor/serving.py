@@ -26,7 +26,7 @@ from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
-from bridge.progress_types import TicketProgress, progress_of
+from bridge.progress_types import RequestProgress, TicketProgress
 from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
 from bridge.store.store_types import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
@@ -228,7 +228,7 @@ class ServingStats:
 
     num_emitted: int = 0
     num_submitted_tokens: int = 0
-    """Response tokens of submitted groups. All other sampled tokens were discarded (races, restarts)."""
+    """Own response tokens of submitted groups and of progress. All others were discarded (races, restarts)."""
     num_dropped: int = 0
 
 
@@ -273,7 +273,7 @@ class TicketServer:
         self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
         unix_s = start_s - time.monotonic()
-        begun = self.sampler.usable(progress_of(ticket))
+        begun = self.sampler.usable(ticket)
         actors = makers(ticket if begun else None, self.actor)
         finished: dict[int, Sample] = {}
         members: dict[int, Member] = {}
@@ -327,12 +327,12 @@ class TicketServer:
                     requests.append(samples.create_task(serve_sample(index)))
             if race.is_stopped:
                 judged = {index: result for index, (_, result, _) in members.items()}
-                await self._hand_over(ticket, progress_so_far(ticket, actors, finished, judged, stopped))
+                await self._hand_over(ticket, progress_so_far(ticket, actors, finished, judged, stopped), begun)
                 return
             group = build_group(
                 ticket, members, actor="&".join(actors), started_s=start_s, finished_s=unix_s + time.monotonic()
             )
-            await self._submit(group)
+            await self._submit(group, num_received=sum(begun[i].tokens.size for i in members if i in begun))
             record(self.timeline, group, lane=lane, served_s=served_s)
             is_recorded = True
         except* (VerifierError, EpisodeError) as e:
@@ -353,12 +353,16 @@ class TicketServer:
             if ticket.kind == "train" and not ticket.task.environment:
                 await self.sampler.stop(ticket.id)
 
-    async def _hand_over(self, ticket: Ticket, progress: TicketProgress | None) -> None:
+    async def _hand_over(
+        self, ticket: Ticket, progress: TicketProgress | None, begun: Mapping[int, RequestProgress]
+    ) -> None:
         num_tokens = 0 if progress is None else progress.num_tokens
         if progress is None:
             await self.holdings.release([ticket.id])
         else:
             await self.holdings.hand_over(progress)
+            num_received = sum(begun[r.index].tokens.size for r in progress.requests if r.index in begun)
+            self.tally.num_submitted_tokens += num_tokens - num_received
         logging.info("ticket handed over ticket=%s tokens=%d", ticket.id, num_tokens)
         self.timeline.instant("handed over", ticket=ticket.id, tokens=num_tokens)
 
@@ -368,7 +372,8 @@ class TicketServer:
         self.changed.notify()
         self.sample_ended.notify()
 
-    async def _submit(self, group: Group) -> None:
+    async def _submit(self, group: Group, *, num_received: int) -> None:
+        """Submits a group; `num_received` of its tokens are other actors'."""
         try:
             is_new = await self.holdings.submit(group)
         except (KeyError, UnfitGroupError) as e:  # withdrawn, or reissued with another prompt
@@ -376,9 +381,11 @@ class TicketServer:
             return
         except FencedError:
             await self.fence.check()
+            await self.holdings.release([group.ticket_id])  # an actor that it continues may be the fenced one
             return
         self.tally.num_emitted += is_new
-        self.tally.num_submitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
+        num_tokens = sum(int(r.loss_mask.sum()) for r in group.rollouts) - num_received
+        self.tally.num_submitted_tokens += is_new * num_tokens
         self._outage.record_success()
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:

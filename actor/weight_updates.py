@@ -11,6 +11,7 @@ weights (`actor.weights.client`). Four cases differ from an in-flight update:
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from absl import logging
 
@@ -75,33 +76,37 @@ async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
     """Puts a version into service; returns False if the engine refused it."""
     try:
         async with asyncio.timeout(actor.limits.swap_timeout_s):
-            return await actor.weights.swap(manifest)
+            is_served = await actor.weights.swap(manifest)
     except TimeoutError as e:
         raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_timeout_s} s") from e
+    if is_served:
+        actor.sampler.base_steps = {v.incarnation: v.step for v in manifest.base_steps}
+    return is_served
 
 
 async def _start_over(actor: Actor) -> None:
     """Discards all groups sampled before the fence, and refetches the weights."""
     actor.pause()
     await actor.drop_all()
-    await _refetch(actor)
+    await _refetch(actor, until=lambda: False)
     actor.timeline.instant("started over", version=str(actor.engine.version))
     actor.fence.restarted()
     actor.resume()
     await send_heartbeat(actor)
 
 
-async def _refetch(actor: Actor) -> None:
-    """Puts the announced version into service, whatever is served."""
+async def _refetch(actor: Actor, *, until: Callable[[], bool]) -> bool:
+    """Puts the announced version into service, whatever is served; returns False if `until` came true before."""
     actor.weights.start_over()
     told = actor.store_events["weights"]
-    while True:
+    while not until():
         count = told.count
         manifest = await actor.weights.prefetch()
         if manifest is not None and await _swap(actor, manifest):
-            return
+            return True
         actor.weights.raise_if_refused_too_long()
         await told.wait_past(count, timeout_s=ANNOUNCED_S)
+    return False
 
 
 async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
@@ -114,11 +119,13 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
     while actor.num_groups:
         await actor.serving.hand_over()
         await actor.group_ended.wait_past(actor.group_ended.count, timeout_s=ANNOUNCED_S)
-    await actor.engine.sleep()
-    turn.give_back()
-    await turn.take()
-    await actor.engine.wake_up()
-    await _refetch(actor)
+    has_weights = False
+    while not has_weights:  # a learner that died before it announced weights wants the devices again
+        await actor.engine.sleep()
+        turn.give_back()
+        await turn.take()
+        await actor.engine.wake_up()
+        has_weights = await _refetch(actor, until=turn.is_wanted)
     actor.timeline.took("stand down", start_s, time.monotonic(), version=str(actor.engine.version))
     actor.resume()
     await send_heartbeat(actor)

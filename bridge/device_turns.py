@@ -1,8 +1,9 @@
 """Turns on devices that engines and learner of one machine share: engines sample, or the learner computes.
 
 Two file locks in the run folder. `devices.lock`: whoever has memory on the devices, all engines together or the learner
-alone. `devices.wanted`: the learner, from before it waits for the devices until it has returned them; engines stand
-down while it is held. The kernel releases the locks of a process that dies, so a death ends its turn.
+alone. An engine's workers hold it too, since they may outlive their actor. `devices.wanted`: the learner, from before
+it waits for the devices until it has returned them; engines stand down while it is held. The kernel releases the locks
+of a process that dies, so a death ends its turn.
 """
 
 import asyncio
@@ -67,6 +68,10 @@ class EngineTurn:
     def try_take(self) -> bool:
         """Takes the devices unless the learner wants them; returns True if this engine has them."""
         return not self.is_wanted() and try_flock(self._lock, fcntl.LOCK_SH)
+
+    def join(self) -> None:
+        """Takes the devices beside another process of the same engine that has them."""
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     async def take(self) -> None:
         """Waits until the engines have the devices."""

@@ -9,6 +9,7 @@ import math
 from typing import Annotated
 
 import numpy as np
+from blake3 import blake3
 from jaxtyping import Float32, Int32
 from msgspec import Meta
 
@@ -16,8 +17,8 @@ from bridge.rollout_types import MAX_REWARD_PARTS, MAX_SAMPLES, Finish, RewardSc
 from bridge.validation import check_choice, check_name, check_vector
 
 MAX_ACTORS = 8
-"""Most actors that one ticket's progress may come from. Past that a ticket begins anew, which bounds the names that the
-store keeps."""
+"""Most actors that one ticket's progress may come from, which bounds the names that the store keeps. A further actor
+hands nothing over, so the ticket keeps the progress before."""
 
 MAX_TOKENS = 2**21
 """Most tokens of one ticket's progress. A token takes 16 bytes, and a message at most 64 MiB (`codec.MAX_BYTES`)."""
@@ -73,11 +74,18 @@ class RequestProgress:
         return Version(incarnation=int(self.incarnations[-1]), step=int(self.steps[-1]))
 
 
+def prompt_digest(ticket: Ticket) -> str:
+    """Returns a hex digest of a ticket's prompt."""
+    return blake3(ticket.prompt_tokens.astype("<i4", copy=False).tobytes()).hexdigest(length=16)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TicketProgress:
     """Requests of one ticket with at least one token."""
 
     ticket_id: str
+    prompt: str
+    """Digest of the ticket's prompt (`prompt_digest`)."""
     actors: Annotated[tuple[str, ...], Meta(max_length=MAX_ACTORS)]
     """Names of the actors that sampled any of it."""
     requests: Annotated[tuple[RequestProgress, ...], Meta(max_length=MAX_SAMPLES)]
@@ -90,6 +98,16 @@ class TicketProgress:
         indexes = [r.index for r in self.requests]
         if indexes != sorted(set(indexes)):
             raise ValueError(f"progress of ticket {self.ticket_id}: indexes must rise, got {indexes}")
+
+    def fits(self, ticket: Ticket) -> bool:
+        """Returns True if these can be requests of the ticket; an actor's role may store anything."""
+        num_finished = sum(r.finish is not None for r in self.requests)
+        return (
+            self.prompt == prompt_digest(ticket)
+            and num_finished < ticket.num_samples
+            and all(r.index < ticket.num_requests for r in self.requests)
+            and all(r.tokens.size < ticket.sampling.max_tokens + (r.finish is not None) for r in self.requests)
+        )
 
     @property
     def newest(self) -> Version:

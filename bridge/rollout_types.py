@@ -306,8 +306,8 @@ class Group:
     older_versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_SAMPLES)] = ()
     """Newest weights of each earlier incarnation that generated any of its tokens, oldest first; usually empty."""
     actor: str
-    """Name of the actor; "a&b" if actor b continued responses of actor a. For a group assembled from single samples of
-    several actors: one entry per rollout, joined by "+"."""
+    """Name of the actor; "a&b" if actor b continued responses of actor a and submitted the group. For a group assembled
+    from single samples of several actors: one entry per rollout, joined by "+"."""
     started_s: float
     """Unix time at which its first sample entered the engine."""
     finished_s: float

@@ -219,6 +219,12 @@ class Config:
                 "actor.colocated requires rounds.train_start=round_complete and learner.num_processes=1, got "
                 f"{self.rounds.train_start} and {self.learner.num_processes}; engines sleep while the learner trains"
             )
+        if self.actor.colocated and (self.publishes_adapters or self.judge.colocate):
+            field = "publish.lora=adapter" if self.publishes_adapters else "judge.colocate"
+            raise ValueError(
+                f"actor.colocated excludes {field}: a sleeping engine frees all memory of its devices, and takes only "
+                "published weights when it wakes"
+            )
         if self.packing.row_tokens % self.mesh.sequence:
             raise ValueError(
                 f"packing.row_tokens ({self.packing.row_tokens}) must be a multiple of mesh.sequence "

@@ -325,6 +325,8 @@ async def _serve(
     duties = (*BACKGROUND_TASKS, watch_run_end, resizing, keep_liveness)
     if judge is not None:
         duties = (*duties, functools.partial(watch_judge, judge=judge))
+    if turn is not None:
+        await engine.share_devices(joined.work.path)
     shutdown_grace_s = config.actor.shutdown_grace_s if _LEAVE_S.value is None else _LEAVE_S.value
     try:
         await serve_until_signalled(actor, duties, shutdown_grace_s=shutdown_grace_s)

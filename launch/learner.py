@@ -137,7 +137,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
     from learner.train import train
     from learner.update_metrics import NotFiniteError
 
-    parts = contextlib.ExitStack()
+    parts, run = contextlib.ExitStack(), None
     try:
         with cli.start_errors():
             destinations = _destinations(prepared, parts, lead.hosts)
@@ -155,7 +155,8 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
         with contextlib.closing(run):
             train(run)
     except Stopped:
-        logging.info("stopped step=%d resume_step=%d", run.step, run.checkpoints.latest or 0)
+        if run is not None:
+            logging.info("stopped step=%d resume_step=%d", run.step, run.checkpoints.latest or 0)
         return cli.STOPPED
     except SupersededLearnerError as e:
         print(f"error: {cli.first_line(e)}; this learner's checkpoints remain in its folder", file=sys.stderr)

@@ -137,7 +137,7 @@ class Run:
     def save_on_stop(self) -> None:
         """Saves the checkpoint in `on_stop` if it is newer than the last one, and waits for the commit."""
         if self.on_stop is not None and self.on_stop.step > self.last_saved_step:
-            self.take_devices(lambda: None)
+            self.take_devices(self.heartbeat.report_progress)
             self._start(self.on_stop)
             self.stream.acknowledge(self.checkpoints.wait())
 
@@ -223,7 +223,7 @@ def open_run(
     try:
         if context.turn is not None:
             report_phase("waiting for the devices")
-            context.turn.take(context.heartbeat.report_progress)
+            context.turn.take(context.await_turn)
         restored = _restore(context, architecture, steps, model_folder)
         publisher = _open_publisher(context, architecture, tokenizer, destinations)
         run = _build(context, architecture, tokenizer, problems, restored, publisher)

@@ -112,6 +112,11 @@ class RunContext:
         self.heartbeat.check()
         self.look()
 
+    def await_turn(self) -> None:
+        """Reports progress and checks for a stop, while the learner waits for devices before its first update."""
+        self.heartbeat.report_progress()
+        self.heartbeat.check()
+
     def look(self) -> None:
         """Runs the wait hooks; called between micro-batches."""
         for hook in self.wait_hooks:

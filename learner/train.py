@@ -12,7 +12,6 @@ from typing import Any
 
 from absl import logging
 
-from bridge.device_turns import POLL_S
 from configs.run_folder import RunFolder
 from learner import parity
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
@@ -65,8 +64,8 @@ def train_all(run: Run) -> None:
         logging.info("finished already step=%d", run.step)
         return
     publish(run)
-    give_devices_back(run)
     await_weights(run)  # actors need a first version
+    give_devices_back(run)
     step_metrics = StepMetrics(
         run.architecture,
         stream=run.stream,
@@ -101,8 +100,8 @@ def train_all(run: Run) -> None:
                 run.save()
         run.stream.acknowledge(run.checkpoints.committed())
         if run.config.publish.when == "round_end" and micro.ends_round:
-            give_devices_back(run)
             await_weights(run)  # the next round is sampled by them alone
+            give_devices_back(run)
     finish(run)
 
 
@@ -112,9 +111,7 @@ def take_devices(run: Run) -> None:
         return
     with run.stream.aside("await engines"):
         run.evaluations.wait()
-        while run.probe.version is not None and not run.probe.have_arrived():
-            run.heartbeat.check()
-            time.sleep(POLL_S)
+        run.probe.await_groups()
         run.take_devices(run.heartbeat.check)
     run.heartbeat.report_progress()
 

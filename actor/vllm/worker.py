@@ -34,6 +34,7 @@ from actor.vllm.prefetch import PreparedSnapshot, SnapshotPrefetcher, mapped
 from actor.vllm.verify_weights import has_experts, verify_served
 from actor.vllm.worker_channel import listen
 from bridge import codec
+from bridge.device_turns import EngineTurn
 from bridge.processes import die_with_parent
 from bridge.snapshots.snapshot_format import TensorTable, check_table
 from bridge.weight_types import WeightManifest
@@ -173,6 +174,16 @@ class WorkerPlugin:
 
     weight_transfer_engine: Any
     model_runner: Any
+    turn: EngineTurn
+
+    def hold_devices(self, folder: str) -> None:
+        """Holds the devices that the engine shares with the learner of a run folder, until `release_devices`."""
+        self.turn = EngineTurn(pathlib.Path(folder))
+        self.turn.join()
+
+    def release_devices(self) -> None:
+        """Lets the learner have the devices, whose memory is free."""
+        self.turn.close()
 
     def drop_snapshot(self) -> None:
         """Releases the prepared snapshot; see `SnapshotTransfer.drop`."""

@@ -50,7 +50,7 @@ CREATE = (
     "CREATE INDEX tickets_by_claim ON tickets (run, claim) WHERE state = 'claimed'",
     # What was sampled of tickets that were handed over, while they are open or claimed.
     """CREATE TABLE progress (
-        run TEXT NOT NULL, ticket_id TEXT NOT NULL, actors TEXT NOT NULL, payload BLOB NOT NULL,
+        run TEXT NOT NULL, ticket_id TEXT NOT NULL, actors TEXT NOT NULL, payload BLOB NOT NULL, call TEXT NOT NULL,
         PRIMARY KEY (run, ticket_id))""",
     """CREATE TRIGGER progress_ends AFTER UPDATE OF state, offered_by, given_up_by ON tickets
         WHEN NEW.state NOT IN ('open', 'claimed') OR NEW.offered_by IS NOT OLD.offered_by

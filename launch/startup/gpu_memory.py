@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from configs.schema import Config
 from launch.supervision.placement import Machine, Placement
 
-FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
 """JAX's own variables, which override `learner.gpu_memory_fraction`."""
 MOST = 0.95
 """Maximum share of a GPU's memory reserved by its processes. CUDA contexts need memory in addition to these shares."""

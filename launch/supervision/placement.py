@@ -59,10 +59,10 @@ class Placement:
     """Devices of the learner; empty leaves them unchanged."""
     engines: tuple[EnginePlace, ...]
 
-    def warnings(self) -> list[str]:
-        """Returns warnings about devices with several owners."""
+    def warnings(self, *, is_colocated: bool = False) -> list[str]:
+        """Returns warnings about devices with several owners; with actor.colocated the learner is none."""
         found = []
-        for index, place in enumerate(self.engines):
+        for index, place in enumerate(() if is_colocated else self.engines):
             if shared := sorted(set(self.learner) & set(place.devices)):
                 found.append(
                     f"warning: learner and actor-{index} share device {', '.join(shared)}; assign separate "
@@ -148,10 +148,10 @@ def _shared(config: Config, learner: tuple[str, ...]) -> Sequence[tuple[str, ...
     """Splits the learner's devices evenly over the engines, which use them in turns with it (actor.colocated)."""
     num_engines, least = config.actor.num_engines, config.actor.tensor_parallel_size
     size = min(len(learner) // num_engines, config.actor.max_devices_per_engine)
-    if size < least:
+    if size < least or size * num_engines != len(learner):
         raise ValueError(
-            f"actor.colocated: expected {num_engines * least} devices for actor.num_engines={num_engines} engines of "
-            f"actor.tensor_parallel_size={least}, got the {len(learner)} of the learner's mesh"
+            f"actor.colocated: actor.num_engines={num_engines} engines of actor.tensor_parallel_size={least} must use "
+            f"all {len(learner)} devices of the learner's mesh"
         )
     return [learner[i * size : (i + 1) * size] for i in range(num_engines)]
 

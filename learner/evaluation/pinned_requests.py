@@ -141,11 +141,7 @@ class PinnedRequests:
         """Collects available groups without blocking; returns True if all are complete. `wait` describes `accept`."""
         # Drop groups of newly fenced actors: the fence makes the store reissue their tickets.
         self._groups = {i: g for i, g in self._groups.items() if self._is_trusted(g)}
-        if self._num_breaks != (num_breaks := self._store.num_breaks):
-            self._num_breaks = num_breaks
-            unsent = {t.id for t in self._unsent}
-            # The store may have lost the latest tickets. Sending a ticket that it still has does nothing.
-            self._store.put_tickets([t for i, t in self._tickets.items() if i not in self._groups and i not in unsent])
+        self._put_after_break()
         while stored := self._store.read_groups(after_seq=self._after_seq, limit=256, kind=self._kind):
             for s in stored:
                 self._after_seq = s.seq
@@ -161,11 +157,29 @@ class PinnedRequests:
             self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
         return len(self._groups) >= len(self._tickets)
 
-    def have_arrived(self) -> bool:
-        """Returns True if the store has a group of each ticket that can be completed; collects none."""
+    def await_groups(self) -> None:
+        """Waits until the store has a valid group of each ticket that can be completed; collects none."""
+        while True:
+            mark = self._store.mark()
+            self._put_after_break()
+            if self._have_arrived():
+                return
+            self._while_waiting()
+            self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
+
+    def _have_arrived(self) -> bool:
         stored = self._store.read_groups(after_seq=self._after_seq, limit=_MANY, kind=self._kind)
-        arrived = self._groups.keys() | {s.group.ticket_id for s in stored}
+        arrived = {
+            s.group.ticket_id for s in stored if self._is_of_the_version(s.group) and self._is_trusted(s.group)
+        } | {id_ for id_, group in self._groups.items() if self._is_trusted(group)}
         return self._tickets.keys() <= arrived or self._tickets.keys() <= arrived | self._store.failed().keys()
+
+    def _put_after_break(self) -> None:
+        if self._num_breaks != (num_breaks := self._store.num_breaks):
+            self._num_breaks = num_breaks
+            unsent = {t.id for t in self._unsent}
+            # The store may have lost the latest tickets. Sending a ticket that it still has does nothing.
+            self._store.put_tickets([t for i, t in self._tickets.items() if i not in self._groups and i not in unsent])
 
     def _is_trusted(self, group: Group) -> bool:
         return group.actors.isdisjoint(self._fenced_actors())

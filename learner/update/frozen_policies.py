@@ -143,13 +143,13 @@ class FrozenPolicies:
             self._proximal = self._freeze(params)
 
     @property
-    def params(self) -> tuple[Params | None, Params | None]:
-        """Parameters of the reference and of the proximal policy; None for a policy without a copy."""
-        return self._reference, self._proximal
+    def params(self) -> tuple[Params | None, Params | None, Params | None]:
+        """Parameters of the reference, the proximal policy and the base of adapters; None where there is no copy."""
+        return self._reference, self._proximal, self._base
 
     @params.setter
-    def params(self, params: tuple[Params | None, Params | None]) -> None:
-        self._reference, self._proximal = params
+    def params(self, params: tuple[Params | None, Params | None, Params | None]) -> None:
+        self._reference, self._proximal, self._base = params
 
     def score(self, batch: PackedBatch) -> FrozenLogprobs:
         """Returns the batch's logprobs under each frozen policy, on the devices."""

@@ -247,3 +247,101 @@ def test_logprobs_and_tokens_travel_as_they_were_sampled(tmp_path):
         np.testing.assert_array_equal(request.behavior_logprobs, np.full(3, -0.5, np.float32))
 
     run(body())
+
+
+async def begun(s: Setup, request_id: str, step: int) -> bool:
+    """Whether the request begins with tokens of the step."""
+    await until(lambda: request_id in s.engine.running, "it runs")
+    return [v.step for v in s.engine.running[request_id].versions] == [step]
+
+
+def put_progress(s: Setup, **fields) -> None:
+    """Ticket t0 with progress of actor x."""
+    s.put(0)
+    s.store.claim("x", limit=1, lease_s=60)
+    s.store.hand_over("x", make_progress("t0", **({"actors": ("x",)} | fields)))
+
+
+def test_tokens_of_weights_that_a_later_learner_went_back_behind_are_not_continued(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(4)
+        s.restart_learner({1: 3})  # step 4 of incarnation 0 is abandoned; step 3 is not
+        version = s.publish(6, incarnation=1)
+        put_progress(s, step=4)
+        async with s.serving():
+            await s.served(version)
+            assert not await begun(s, "t0.0", 4)
+        s.store.reissue(["t0"])
+        (ticket,) = s.store.claim("x", limit=1, lease_s=60)
+        s.store.hand_over("x", make_progress("t0", step=3, actors=("x",)))
+        assert ticket.progress is None
+
+    run(body())
+
+
+FOREIGN = {
+    "another prompt": {"prompt": "other"},
+    "a request that the ticket has not": {"indexes": (0, 2)},
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_progress_that_is_not_of_the_ticket_is_ignored(tmp_path, what):
+    async def body():
+        s = make_setup(tmp_path)
+        version = s.publish(0)
+        fields = dict(FOREIGN[what])
+        s.put(0)
+        s.store.claim("x", limit=1, lease_s=60)
+        s.store.hand_over("x", make_progress("t0", *fields.pop("indexes", (0,)), actors=("x",), **fields))
+        async with s.serving():
+            await s.served(version)
+            assert not await begun(s, "t0.0", 0)
+
+    run(body())
+
+
+def test_group_begins_anew_when_the_actor_that_began_it_is_fenced(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        Scorer(s)
+        s.publish(0)
+        put_progress(s, step=0)
+        async with s.serving():
+            assert await begun(s, "t0.0", 0)
+            s.store.fence("x", "why")
+            await until(lambda: not s.engine.running.get("t0.0") or not s.engine.running["t0.0"].versions, "anew")
+            await s.runs("t0.0", "t0.1")
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: bool(s.groups()), "the group")
+        assert s.groups()[0].actor == "actor-0"
+
+    run(body())
+
+
+def test_tokens_count_once_over_all_actors(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        Scorer(s)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 3)
+            s.engine.finish("t0.1")
+            await s.runs("t0.0")
+            await shut_down(s.actor)
+        assert s.actor.serving.tally.num_submitted_tokens == 5
+        other = make_setup_beside(s, "actor-1")
+        Scorer(other)
+        async with other.serving():
+            await other.runs("t0.0")
+            other.engine.step("t0.0", 4)
+            other.engine.finish("t0.0")
+            await until(lambda: other.actor.serving.tally.num_emitted == 1, "the group")
+        assert other.actor.serving.tally.num_submitted_tokens == 4
+        await s.rewards.close()
+
+    run(body())

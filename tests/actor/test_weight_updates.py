@@ -369,3 +369,22 @@ def test_engine_that_wakes_takes_the_announced_weights_again_although_it_served_
             await until(lambda: s.engine.swapped == [version, version], "its weights were swapped in again")
 
     run(body())
+
+
+def test_engine_without_weights_stands_down_again_for_a_learner_that_died_before_it_announced_any(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.turn, first, second = EngineTurn(tmp_path), LearnerTurn(tmp_path), LearnerTurn(tmp_path)
+        assert s.actor.turn.try_take()
+        async with s.serving():
+            await asyncio.to_thread(first.take, lambda: None)
+            first.close()
+            await until(lambda: not s.engine.is_asleep, "the engine has the devices")
+            await asyncio.to_thread(second.take, lambda: None)
+            assert s.engine.is_asleep
+            version = s.publish(0)
+            second.give_back()
+            await s.served(version)
+        second.close()
+
+    run(body())

@@ -8,7 +8,7 @@ import blake3
 import numpy as np
 
 from bridge.heartbeat_types import ActorReport
-from bridge.progress_types import RequestProgress, TicketProgress
+from bridge.progress_types import RequestProgress, TicketProgress, prompt_digest
 from bridge.rollout_types import Group, Rollout, Sampling, Task, Ticket, Version
 from bridge.snapshots.shard_map import full_blocks
 from bridge.weight_types import (
@@ -63,7 +63,9 @@ def make_progress(id_: str = "t", *indexes: int, step: int = 0, **fields: Any) -
         )
         for index in indexes or (0,)
     )
-    return TicketProgress(**({"ticket_id": id_, "actors": ("a",), "requests": requests} | fields))
+    values: dict[str, Any] = {"ticket_id": id_, "actors": ("a",), "requests": requests}
+    values["prompt"] = prompt_digest(make_ticket(id_))
+    return TicketProgress(**(values | fields))
 
 
 def make_group(ticket: Ticket, *, actor: str = "a", **fields: Any) -> Group:

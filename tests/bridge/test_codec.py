@@ -120,6 +120,7 @@ def requests(draw, index: int) -> RequestProgress:
 PROGRESS = st.builds(
     TicketProgress,
     ticket_id=st.text(),
+    prompt=st.text(),
     actors=st.lists(NAMES, min_size=1, max_size=MAX_ACTORS).map(tuple),
     requests=st.tuples(requests(0)) | st.tuples(requests(1), requests(7)),
 )

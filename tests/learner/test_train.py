@@ -14,6 +14,7 @@ from configs.run_folder import RunFolder
 from learner import parity, train
 from learner.heartbeat import LearnerHeartbeat, Stopped
 from learner.policy_trainer import Publish
+from learner.run import Run
 from learner.train import is_save_due
 
 
@@ -32,6 +33,9 @@ def run_of(*, when="every", save_every=3, num_updates=10, step=0, saved=0) -> An
         last_saved_step=saved,
         finished_step=None,
         checkpoint=mock.Mock(),
+        has_devices=True,
+        turn=None,
+        score=mock.Mock(),
     )
 
 
@@ -199,6 +203,32 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
     run.probe = SimpleNamespace(version=run.publisher.version)
     train.check_parity(run)
     assert seen == [("publish", True), ("probe", True)]
+
+
+class SharedDevices(SimpleNamespace):
+    """A run whose engines have its devices in turns."""
+
+    has_devices, take_devices, give_devices_back = Run.has_devices, Run.take_devices, Run.give_devices_back
+
+
+def test_devices_are_taken_once_the_engines_owe_nothing_and_given_back_without_the_state(aside):
+    calls: list[str] = []
+    turn = SimpleNamespace(is_held=False)
+    turn.take = lambda on_wait: (calls.append("take"), setattr(turn, "is_held", True))
+    turn.give_back = lambda: (calls.append("give back"), setattr(turn, "is_held", False))
+    run: Any = SharedDevices(
+        turn=turn,
+        trainer=SimpleNamespace(offload=lambda: calls.append("offload"), reload=lambda: calls.append("reload")),
+        evaluations=SimpleNamespace(wait=lambda: calls.append("evaluations")),
+        probe=SimpleNamespace(version=1, await_groups=lambda: calls.append("probe")),
+        stream=SimpleNamespace(aside=aside),
+        heartbeat=mock.Mock(),
+    )
+    for _ in range(2):  # the second time each has no effect
+        train.take_devices(run)
+    for _ in range(2):
+        train.give_devices_back(run)
+    assert calls == ["evaluations", "probe", "take", "reload", "offload", "give back"]
 
 
 def test_what_the_learner_computes_is_told_with_whether_it_was_compiled_first():

@@ -11,7 +11,7 @@ GRANT SELECT (run, name, owner, actor_role, created_s, last_seq, reissued, incar
     frontier_width), UPDATE (last_seq, reissued) ON sluice.runs TO sluice_actor;
 GRANT SELECT, UPDATE (state, actor, lease_expires_s, served, attempts, failure, claim, given_up_by, done_by)
     ON sluice.tickets TO sluice_actor;
-GRANT SELECT, INSERT, UPDATE (actors, payload), DELETE ON sluice.progress TO sluice_actor;
+GRANT SELECT, INSERT, UPDATE (actors, payload, call), DELETE ON sluice.progress TO sluice_actor;
 GRANT SELECT, INSERT ON sluice.groups TO sluice_actor;
 GRANT SELECT (run, call), INSERT, DELETE ON sluice.payloads TO sluice_actor;
 GRANT SELECT, INSERT, UPDATE ON sluice.heartbeats TO sluice_actor;

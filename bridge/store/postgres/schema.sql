@@ -47,9 +47,9 @@ CREATE INDEX tickets_by_order ON sluice.tickets (state, run, "order", number);
 CREATE INDEX tickets_by_claim ON sluice.tickets (claim, run) WHERE state = 'claimed';
 -- What was sampled of tickets that were handed over, while they are open or claimed.
 CREATE TABLE sluice.progress (
-    run text NOT NULL, ticket_id text NOT NULL, actors text NOT NULL, payload bytea NOT NULL,
+    run text NOT NULL, ticket_id text NOT NULL, actors text NOT NULL, payload bytea NOT NULL, call text NOT NULL,
     PRIMARY KEY (run, ticket_id),
-    CHECK (octet_length(actors) <= 4096 AND octet_length(payload) <= 67108864)
+    CHECK (octet_length(actors) <= 4096 AND octet_length(payload) <= 67108864 AND octet_length(call) <= 64)
 );
 ALTER TABLE sluice.progress ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers do not compress
 CREATE FUNCTION sluice.drop_progress() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -146,7 +146,7 @@ class ActorStore(GroupBucket, AnchorRows):
                 **who,
             ),
             self._step(
-                """SELECT tickets.payload, progress.payload FROM tickets LEFT JOIN progress
+                """SELECT id, tickets.payload, progress.ticket_id IS NOT NULL FROM tickets LEFT JOIN progress
                     ON progress.run = tickets.run AND progress.ticket_id = tickets.id
                 WHERE tickets.run = :run AND state = 'claimed' AND claim = :call
                 ORDER BY "order", number""",
@@ -169,13 +169,18 @@ class ActorStore(GroupBucket, AnchorRows):
         )
         if fences and not rows:
             raise FencedError(f"actor {actor} is fenced: {fences[0][0]}")
-        return [ClaimedTicket.of(self._decode(Ticket, ticket), self._progress(payload)) for ticket, payload in rows]
+        return [
+            ClaimedTicket.of(self._decode(Ticket, payload), self._progress(id_) if has_progress else None)
+            for id_, payload, has_progress in rows
+        ]
 
-    def _progress(self, payload: bytes | None) -> TicketProgress | None:
+    def _progress(self, ticket_id: str) -> TicketProgress | None:
+        """Reads a ticket's progress, outside the claim's transaction: it may be large."""
+        rows = self._read("SELECT payload FROM progress WHERE run = :run AND ticket_id = :id", id=ticket_id)
         try:
-            return None if payload is None else self._decode(TicketProgress, payload)
+            return self._decode(TicketProgress, rows[0][0]) if rows else None
         except ValueError as e:  # another actor wrote it
-            logging.error("progress of a ticket ignored, it begins anew: %s", e)
+            logging.error("progress ignored ticket=%s, it begins anew: %s", ticket_id, e)
             return None
 
     def leased(self, actor: str) -> set[str]:
@@ -210,18 +215,28 @@ class ActorStore(GroupBucket, AnchorRows):
         Raises:
           ValueError: the progress is too large for a message.
         """
-        params = {"id": progress.ticket_id, "actor": actor}
+        params = {"id": progress.ticket_id, "actor": actor, "call": new_request_id()}
         mine = "run = :run AND id = :id AND state = 'claimed' AND actor = :actor"
         self._write(
+            self._step(f"{OPEN}, claim = :call WHERE {mine}", **params),
+            # The learner may have withdrawn the ticket or offered it anew since the insertion.
             self._step(
-                f"""INSERT INTO progress (run, ticket_id, actors, payload)
-                SELECT run, id, :actors, :payload FROM tickets WHERE {mine}
-                ON CONFLICT (run, ticket_id) DO UPDATE SET actors = excluded.actors, payload = excluded.payload""",
-                actors="&".join(progress.actors),
-                payload=self._encode(progress),
+                """DELETE FROM progress WHERE run = :run AND ticket_id = :id AND call = :call
+                AND NOT EXISTS (SELECT 1 FROM tickets WHERE run = :run AND id = :id
+                    AND (state = 'claimed' OR (state = 'open' AND claim = :call)))""",
                 **params,
             ),
-            self._step(f"{OPEN} WHERE {mine}", **params),
+            before_lock=[
+                self._step(
+                    f"""INSERT INTO progress (run, ticket_id, actors, payload, call)
+                    SELECT run, id, :actors, :payload, :call FROM tickets WHERE {mine}
+                    ON CONFLICT (run, ticket_id) DO UPDATE
+                        SET actors = excluded.actors, payload = excluded.payload, call = excluded.call""",
+                    actors="&".join(progress.actors),
+                    payload=self._encode(progress),
+                    **params,
+                )
+            ],
             changes=("tickets",),
         )
 

@@ -235,10 +235,10 @@ class GroupRows(GroupBucket, Tickets):
             try:
                 if isinstance(message, BadBlobError):
                     if seq > self._led_after_seq:
-                        self._lost_in_a_row[actor] += 1
+                        self._lost_in_a_row[_submitter(actor)] += 1
                     raise message
                 if object_ is not None:
-                    self._lost_in_a_row.pop(actor, None)
+                    self._lost_in_a_row.pop(_submitter(actor), None)
                 groups.append(StoredGroup(seq, self._group(message, ticket_id, actor, fit)))
             except ValueError as e:
                 logging.error("group rejected ticket=%r actor=%r: %s", ticket_id, actor, e)
@@ -299,6 +299,11 @@ class GroupRows(GroupBucket, Tickets):
         if ticket_digest(group) != fit:
             raise ValueError("its content does not match its ticket (prompt, number of rollouts, kind, round, order)")
         return group
+
+
+def _submitter(actor: str) -> str:
+    """Returns the actor that submitted a group, of all that sampled tokens of it (`Group.actor`)."""
+    return actor.rpartition("&")[2]
 
 
 def _num_within(objects: Sequence[str | None], num_bytes: int) -> int:

@@ -141,6 +141,8 @@ def _store(evidence: Evidence, history: Sequence[Update]) -> Iterator[str]:
         yield f"not acknowledged at the end: {open_[:5]}"
     if there:
         yield f"groups left in the store: {sorted(there)[:5]}"
+    if evidence.progress:
+        yield f"progress left in the store: {sorted(evidence.progress)[:5]}"
 
 
 def _checkpoints(evidence: Evidence, history: Sequence[Update]) -> Iterator[str]:

@@ -23,6 +23,7 @@ _QUESTIONS = {
     "announcements": "SELECT incarnation, step FROM recorder.announcements ORDER BY number",
     "restores": "SELECT incarnation, step FROM sluice.restores ORDER BY incarnation",
     "tickets": "SELECT id, kind, state FROM sluice.tickets ORDER BY id",
+    "progress": "SELECT ticket_id, actors FROM sluice.progress ORDER BY ticket_id",
     "finished": "SELECT finished_step FROM sluice.runs",
 }
 
@@ -88,6 +89,8 @@ class Evidence:
     restores: dict[int, int]
     tickets: dict[str, tuple[str, str]]
     """Kind and state at the end."""
+    progress: dict[str, str]
+    """What was handed over and is left at the end: the actors, by ticket."""
     finished_step: int | None
     checkpoints: dict[int, dict[str, Any]]
     """The host books of each step that is there."""
@@ -124,6 +127,7 @@ def read(root: pathlib.Path) -> Evidence:
         announcements=tuple((i, s) for i, s in store["announcements"]),
         restores={i: s for i, s in store["restores"]},
         tickets={id_: (kind, state) for id_, kind, state in store["tickets"]},
+        progress=dict(store["progress"]),
         finished_step=store["finished"][0][0],
         checkpoints=checkpoints,
         damaged_files=tuple(damaged),

@@ -52,7 +52,7 @@ def test_short_campaign_survives_each_fault_and_the_auditor_has_nothing_to_say(r
     verdict = ran.result["verdict"]
     counts = {k: verdict[k] for k in ("problems", "trained_twice", "lost", "orphans", "unknown_version_tokens")}
     assert not any(counts.values()), counts
-    assert verdict["num_lives"] >= 2 and verdict["num_updates"] > 4
+    assert verdict["num_lives"] >= 2 and verdict["num_updates"] > 4 and verdict["num_handed_over"] > 0
     assert verdict["replayed"]["num_responses_checked"] > 50
 
 

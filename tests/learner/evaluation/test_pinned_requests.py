@@ -135,24 +135,38 @@ def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
     assert pinned.poll() and len(pinned.wait()) == 2
 
 
-def test_groups_that_have_arrived_are_still_to_be_accepted(store):
+def test_groups_that_are_awaited_are_still_to_be_accepted(store):
     actor = Actor(store, (1, 3, 3))
     pinned = PinnedRequests("probe", store, on_wait=actor)
     ask(pinned)
-    actor()
-    assert not pinned.have_arrived()
-    actor()
-    assert pinned.have_arrived()
+    pinned.await_groups()
+    assert len(actor.served) == 2
     seen = []
     assert len(pinned.wait(lambda group, ticket: not seen.append(group.ticket_id))) == len(seen) == 2
 
 
-def test_ticket_that_no_actor_can_complete_is_not_waited_for(store):
-    pinned = PinnedRequests("probe", store, on_wait=lambda: None)
+class WaitsError(Exception):
+    """The learner waits."""
+
+
+def test_group_of_other_weights_does_not_count_as_arrived(store):
+    def waits():
+        raise WaitsError
+
+    actor = Actor(store, (0, 3, 3))
+    pinned = PinnedRequests("probe", store, on_wait=waits)
+    ask(pinned, 1)
+    actor()
+    with pytest.raises(WaitsError):
+        pinned.await_groups()
+
+
+def test_ticket_that_no_actor_can_complete_is_not_awaited(store):
+    pinned = PinnedRequests("probe", store, on_wait=lambda: pytest.fail("it waits"))
     ask(pinned, 1)
     (ticket,) = store.claim("actor", limit=1, lease_s=60)
     store.fail_ticket(ticket.id, "why", max_attempts=1)
-    assert pinned.have_arrived()
+    pinned.await_groups()
 
 
 def test_settle_group_that_is_not_accepted_is_asked_for_again(store):

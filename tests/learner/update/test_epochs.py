@@ -104,6 +104,8 @@ def run_of(config, *, steps=None, spans=None) -> Any:
         config=config,
         step=0,
         trainer=trainer,
+        has_devices=True,
+        turn=None,
         do=lambda command: command.perform(trainer),
         stream=SimpleNamespace(
             step=0,
