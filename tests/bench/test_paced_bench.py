@@ -1,10 +1,13 @@
 """Paced engines with the speeds of the papers' GPUs: the roofline of their inputs, in the rig's tokens."""
 
+import types
+
 import pytest
 
 from tests.bench import paced
 from tests.bench.paced import LONGEST, MAX_RESPONSE, SERIAL, engine_of
 from tests.bench.papers import inputs
+from tests.bench.rig.calibrate import Calibration
 
 
 def test_engine_reads_weights_and_caches_once_a_step():
@@ -31,3 +34,9 @@ def test_cache_holds_as_many_of_the_longest_responses_as_the_papers():
 def test_synchronous_run_has_two_engines_and_the_others_one():
     assert paced.async_session(SERIAL, 2).num_engines == 2
     assert {paced.async_session(alpha, 2).num_engines for alpha in paced.ALPHAS} == {1}
+
+
+def test_cost_paid_counts_micro_batches_own_passes():
+    ran = types.SimpleNamespace(num_passes=12, real_tokens=4000)
+    free = Calibration(passes_per_token=0.0, bounds=(0.7, 0.8), results={SERIAL: ran})  # pyright: ignore[reportArgumentType]
+    assert paced.cost_paid(free) == 12 / 4000
