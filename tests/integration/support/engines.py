@@ -49,11 +49,13 @@ class EngineKind:
     tensor_parallel_size: int = 1
     max_adapters: int = 0
     """Value of `lora_serving.MAX_ADAPTERS`. 0: whole weights are published."""
+    colocated: bool = False
+    """On a GPU: its memory is free while the engine sleeps."""
 
     def __str__(self) -> str:
         told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
         told += [f"tp{self.tensor_parallel_size}"] * (self.tensor_parallel_size > 1)
-        told += [f"{self.max_adapters}_adapters"] * bool(self.max_adapters)
+        told += [f"{self.max_adapters}_adapters"] * bool(self.max_adapters) + ["colocated"] * self.colocated
         return "-".join([self.family, "tied" if self.tied else "untied", self.kv_cache, self.at_publish, *told])
 
 
@@ -168,6 +170,7 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
             enforce_eager=True,
             max_num_seqs=MAX_NUM_SEQS,
             prefix_caching=kind.prefix_caching,
+            colocated=kind.colocated,
             tensor_parallel_size=kind.tensor_parallel_size,
             cpu_cores=spread_cores(_cores(), kind.tensor_parallel_size) if kind.tensor_parallel_size > 1 else "",
         ),
