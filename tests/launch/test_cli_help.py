@@ -199,7 +199,10 @@ WORKERS = {
     "tools.compile_tpu.compile_worker": ("launch.tools.compile_tpu", "ANSWER"),
     "tools.evaluate.export": ("launch.tools.evaluate", "RUN_DIR STEP TARGET"),
     "tools.smollm2": ("launch.tools.get_model", "FILE FOLDER"),
-    "tools.profile_machine.profile_worker": ("launch.tools.profile_machine", "learner|engine RUN_FOLDER"),
+    "tools.profile_machine.profile_worker": (
+        "launch.tools.profile_machine",
+        "learner|engine RUN_FOLDER TENSOR_PARALLEL_SIZE",
+    ),
     "tools.profile_machine.store_client": ("launch.tools.profile_machine", "URL RUN NAME"),
 }
 

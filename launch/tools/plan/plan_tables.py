@@ -126,7 +126,17 @@ def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | No
     within = sum(t.within_bound for t in tried)
     title = f"{within} of {len(tried)} choices{bound}"
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", padding=0, collapse_padding=True)
-    for column in ("engines", "learner\nchips", "seqs", "window", "tokens\n/s", "step\ns", "max\nlag", "token\nlag"):
+    for column in (
+        "engines",
+        "chips\neach",
+        "learner\nchips",
+        "seqs",
+        "window",
+        "tokens\n/s",
+        "step\ns",
+        "max\nlag",
+        "token\nlag",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("engines\nbusy", "learner\nbusy", "dispatch\ns"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -135,6 +145,7 @@ def search_table(tried: Sequence[SearchResult], *, limit: int, max_lag: int | No
         first = o.round_mean("first_dispatch_s")
         table.add_row(
             str(t.choice.num_engines),
+            str(t.choice.chips_per_engine),
             str(t.choice.num_learner_chips),
             str(t.choice.max_num_seqs),
             window_name(t.choice),
@@ -179,7 +190,7 @@ def window_name(choice: Choice) -> str:
 
 
 def plot_search(tried: Sequence[SearchResult], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
-    """Plots response tokens/s against maximum lag and against the split; one line per window at its best engine size.
+    """Plots response tokens/s against maximum lag and against the split; one line per window with its best engine.
 
     Raises:
       ValueError: matplotlib is not installed.
@@ -198,12 +209,13 @@ def plot_search(tried: Sequence[SearchResult], path: str | os.PathLike[str], *, 
         )
         best: dict[int, float] = {}
         for t in mine:
-            best[t.choice.num_engines] = max(best.get(t.choice.num_engines, 0.0), t.outcome.tokens_per_s)
+            chips = t.choice.num_engines * t.choice.chips_per_engine
+            best[chips] = max(best.get(chips, 0.0), t.outcome.tokens_per_s)
         by_split.plot(sorted(best), [best[n] for n in sorted(best)], "o-", ms=4, label=name)
     if max_lag is not None:
         by_lag.axvline(max_lag, color="black", lw=1, ls=":", label="bound")
     by_lag.set(xlabel="largest lag of a group, steps", ylabel="response tokens/s", ylim=(0, None))
-    by_split.set(xlabel="engines", ylabel="response tokens/s at the best max_num_seqs", ylim=(0, None))
+    by_split.set(xlabel="chips of engines", ylabel="response tokens/s at the best engine", ylim=(0, None))
     by_lag.legend(fontsize="small")
     by_split.locator_params(axis="x", integer=True)
     for axes in (by_lag, by_split):

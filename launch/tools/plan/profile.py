@@ -206,6 +206,10 @@ class Profile:
     publish: PublishProfile = PublishProfile()
     num_engines: int = 1
     chips_per_engine: int = 1
+    """Chips of `engine`: its tensor parallel size."""
+    engine_by_size: dict[int, EngineProfile] = dataclasses.field(default_factory=dict)
+    """Engines of other tensor parallel sizes, by chips per engine (RollPacker section 4.1); `launch.tools.plan
+    --search` tries them all."""
     num_learner_chips: int = 1
     """Chips of the learner. 0 means that it trains on the engines' chips: on all of them after a round's rollout, or
     with rounds.train_start=group_ready on half of them from some point of the round (`launch/tools/plan/sim/chips.py`).
@@ -231,10 +235,23 @@ class Profile:
         for name, least in (("num_engines", 1), ("chips_per_engine", 1), ("num_learner_chips", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.chips_per_engine in self.engine_by_size or min(self.engine_by_size, default=1) < 1:
+            raise ValueError(
+                f"engine_by_size: expected sizes >= 1 other than chips_per_engine={self.chips_per_engine}, got "
+                f"{sorted(self.engine_by_size)}"
+            )
         if self.verifier_s < 0 or self.claim_s < 0:
             raise ValueError(f"verifier_s and claim_s must be >= 0, got {self.verifier_s} and {self.claim_s}")
         if not 0 <= self.zero_variance_groups < 1:
             raise ValueError(f"zero_variance_groups must be in [0, 1), got {self.zero_variance_groups}")
+
+    def sizes(self) -> dict[int, "Profile"]:
+        """Returns this profile with each engine that was measured, by chips per engine."""
+        engines = {self.chips_per_engine: self.engine} | self.engine_by_size
+        return {
+            size: dataclasses.replace(self, engine=engine, chips_per_engine=size, engine_by_size={})
+            for size, engine in sorted(engines.items())
+        }
 
     @property
     def num_chips(self) -> int:
@@ -246,7 +263,7 @@ def from_dict(raw: Any) -> Profile:
     """Builds a profile from plain data; raises ValueError if a field is missing, unknown or of the wrong type."""
     _refuse_unknown(raw, Profile, "profile")
     try:
-        return msgspec.convert(raw, Profile)
+        return msgspec.convert(raw, Profile, str_keys=True)
     except msgspec.ValidationError as e:
         raise ValueError(f"profile: {e}".replace("`$.", "`")) from e
 
@@ -279,4 +296,6 @@ def _refuse_unknown(raw: Any, kind: Any, path: str) -> None:
             raise ValueError(f"{path} has no field {name!r}; it has {', '.join(fields)}")
         for part in (fields[name], *typing.get_args(fields[name])):  # also handles `Part | None`
             if dataclasses.is_dataclass(part) and value is not None:
-                _refuse_unknown(value, part, name)
+                is_mapping = typing.get_origin(fields[name]) is dict and isinstance(value, dict)
+                for one in value.values() if is_mapping else (value,):
+                    _refuse_unknown(one, part, name)

@@ -1,9 +1,9 @@
-"""Search over splits of a chip budget, async ratios, widths and engine sizes, within a lag bound."""
+"""Search over splits of a chip budget, engines of different sizes, and windows, within a lag bound."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from configs.schema import Config
 from launch.tools.plan.frontier import chosen_width
@@ -21,6 +21,7 @@ class Choice:
     """Point of the search."""
 
     num_engines: int
+    chips_per_engine: int
     num_learner_chips: int
     max_num_seqs: int
     async_ratio: float | None
@@ -67,35 +68,50 @@ class Grid:
             raise ValueError("--search_width has no effect with admission.policy=fifo; remove it")
         if self.widths and self.async_ratios:
             raise ValueError("--search_width and --search_alpha both set a window's width; set one of them")
-        for num_engines, num_seqs in itertools.product(self._splits(profile), self._sizes(profile)):
-            engine = dataclasses.replace(profile.engine, max_num_seqs=num_seqs)
-            hardware = dataclasses.replace(profile, engine=engine, num_engines=num_engines)
-            for async_ratio, width in self._windows(config, hardware):
-                yield Choice(
-                    num_engines=num_engines,
-                    num_learner_chips=self.num_chips - num_engines * profile.chips_per_engine,
-                    max_num_seqs=num_seqs,
-                    async_ratio=async_ratio,
-                    width=width,
-                )
+        sizes = profile.sizes()
+        self._check(sizes)
+        for chips_per_engine, of_size in sizes.items():
+            for num_engines, num_seqs in itertools.product(self._splits(chips_per_engine), self._num_seqs(of_size)):
+                engine = dataclasses.replace(of_size.engine, max_num_seqs=num_seqs)
+                hardware = dataclasses.replace(of_size, engine=engine, num_engines=num_engines)
+                for async_ratio, width in self._windows(config, hardware):
+                    yield Choice(
+                        num_engines=num_engines,
+                        chips_per_engine=chips_per_engine,
+                        num_learner_chips=self.num_chips - num_engines * chips_per_engine,
+                        max_num_seqs=num_seqs,
+                        async_ratio=async_ratio,
+                        width=width,
+                    )
 
-    def _splits(self, profile: Profile) -> Sequence[int]:
-        most = (self.num_chips - 1) // profile.chips_per_engine
+    def _check(self, sizes: Mapping[int, Profile]) -> None:
+        """Raises ValueError for a value that no size of engine can have."""
+        smallest = min(sizes)
+        most = self._max_engines(smallest)
         if most < 1:
-            raise ValueError(
-                f"--chips={self.num_chips} is too few: one engine needs {profile.chips_per_engine}, the learner 1"
-            )
+            raise ValueError(f"--chips={self.num_chips} is too few: one engine needs {smallest}, the learner 1")
         for n in self.engines:
             if not 1 <= n <= most:
                 raise ValueError(f"--search_engines: expected 1 to {most} (of {self.num_chips} chips), got {n}")
-        return self.engines or sorted({max(1, round(most * i / _SPLITS)) for i in range(1, _SPLITS + 1)})
-
-    def _sizes(self, profile: Profile) -> Sequence[int]:
-        most = profile.engine.max_num_seqs
+        most = max(of_size.engine.max_num_seqs for of_size in sizes.values())
         for n in self.max_num_seqs:
             if not 1 <= n <= most:
                 raise ValueError(f"--search_max_num_seqs: expected 1 to {most}, the profile's max_num_seqs, got {n}")
-        return self.max_num_seqs or sorted({max(1, most // 4), max(1, most // 2), most})
+
+    def _max_engines(self, chips_per_engine: int) -> int:
+        return (self.num_chips - 1) // chips_per_engine
+
+    def _splits(self, chips_per_engine: int) -> Sequence[int]:
+        most = self._max_engines(chips_per_engine)
+        if self.engines or not most:
+            return [n for n in self.engines if n <= most]
+        return sorted({max(1, round(most * i / _SPLITS)) for i in range(1, _SPLITS + 1)})
+
+    def _num_seqs(self, of_size: Profile) -> Sequence[int]:
+        most = of_size.engine.max_num_seqs
+        if self.max_num_seqs:
+            return [n for n in self.max_num_seqs if n <= most]
+        return sorted({max(1, most // 4), max(1, most // 2), most})
 
     def _windows(self, config: Config, hardware: Profile) -> Sequence[tuple[float | None, int]]:
         """Returns pairs (async ratio, width), with the width that a run chooses on this hardware."""
@@ -129,9 +145,10 @@ def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Pro
         async_ratio=choice.async_ratio,
         sequences=config.admission.sequences if is_default else 0,  # H follows from the other fields
     )
-    engine = dataclasses.replace(profile.engine, max_num_seqs=choice.max_num_seqs)
+    of_size = profile.sizes()[choice.chips_per_engine]
+    engine = dataclasses.replace(of_size.engine, max_num_seqs=choice.max_num_seqs)
     changed = dataclasses.replace(
-        profile, engine=engine, num_engines=choice.num_engines, num_learner_chips=choice.num_learner_chips
+        of_size, engine=engine, num_engines=choice.num_engines, num_learner_chips=choice.num_learner_chips
     )
     return dataclasses.replace(config, admission=admission), changed
 

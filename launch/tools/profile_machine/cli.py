@@ -14,6 +14,7 @@ import pathlib
 import shutil
 import statistics
 import tempfile
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -40,6 +41,12 @@ _CONTEXT = flags.DEFINE_integer(
     lower_bound=0,
 )
 
+_SIZES = flags.DEFINE_list(
+    "tensor_parallel_sizes",
+    [],
+    "Tensor parallel sizes whose engines are measured, one after the other, besides actor.tensor_parallel_size.",
+)
+
 _STORE_ONLY = flags.DEFINE_bool(
     "store_only",
     False,
@@ -62,6 +69,7 @@ def main() -> int:
         max_tokens = prepare_run.config().model.max_tokens
         if _CONTEXT.value > max_tokens:
             raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")
+        sizes = _sizes(prepare_run.config().actor.tensor_parallel_size)
         if _STORE_ONLY.value:
             return _measure_store(out)
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
@@ -70,7 +78,11 @@ def main() -> int:
             prepared = prepare_run.prepare_run(("learner", "actor"))
         try:
             profile = measure(
-                prepared, pathlib.Path(root), num_prompts=_NUM_PROMPTS.value, context_tokens=_CONTEXT.value
+                prepared,
+                pathlib.Path(root),
+                num_prompts=_NUM_PROMPTS.value,
+                context_tokens=_CONTEXT.value,
+                sizes=sizes,
             )
         except ChildError as e:
             print(f"error: {e}")
@@ -80,10 +92,23 @@ def main() -> int:
     with cli.usage_errors():
         write_out_file(out, json.dumps(profile, indent=2) + "\n")
     print(f"profile      {out}")
-    for running, rate in zip(profile["engine"]["running"], profile["engine"]["tokens_per_s"], strict=True):
-        print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")
+    for size, engine in {profile["chips_per_engine"]: profile["engine"], **profile["engine_by_size"]}.items():
+        print(f"  engine of {size} devices, KV cache of {engine['kv_capacity_tokens']} tokens")
+        for running, rate in zip(engine["running"], engine["tokens_per_s"], strict=True):
+            print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")
     print(f"  training     {1 / profile['learner']['seconds_per_token']:9.0f} tokens/s")
     return 0
+
+
+def _sizes(own: int) -> list[int]:
+    """Returns the further tensor parallel sizes to measure; raises ValueError if one is not a number >= 1."""
+    try:
+        sizes = sorted({int(size) for size in _SIZES.value} - {own})
+    except ValueError:
+        sizes = [0]
+    if min(sizes, default=1) < 1:
+        raise ValueError(f"--tensor_parallel_sizes: expected a list such as 1,2,4, got {','.join(_SIZES.value)!r}")
+    return sizes
 
 
 def _measure_store(out: pathlib.Path) -> int:
@@ -98,52 +123,72 @@ def _measure_store(out: pathlib.Path) -> int:
 
 
 def measure(
-    prepared: prepare_run.PreparedRun, logs: pathlib.Path, *, num_prompts: int, context_tokens: int
+    prepared: prepare_run.PreparedRun,
+    logs: pathlib.Path,
+    *,
+    num_prompts: int,
+    context_tokens: int,
+    sizes: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Measures a profile of this machine for `launch/tools/plan/profile.py`, with one engine and one learner.
+    """Measures a profile of this machine for `launch/tools/plan/profile.py`, with one learner and one engine at a time.
 
     Args:
       prepared: run whose model and sizes are measured.
       logs: folder for the processes' logs.
       num_prompts: prompts whose responses are sampled for their lengths.
       context_tokens: sequence length while measuring the engine's speed; 0 means half of model.max_tokens.
+      sizes: further tensor parallel sizes, of which one engine each is started and measured.
 
     Raises:
       ChildError: a process failed or hung.
     """
     config = prepared.config
-    with contextlib.ExitStack() as children:  # closes each child after any error
-
-        def start(role: str) -> RpcProcess:
-            child = RpcProcess(
-                "launch.tools.profile_machine.profile_worker", [role, str(prepared.folder)], logs / f"{role}.log"
+    own = config.actor.tensor_parallel_size
+    num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
+    decoding = {"num_tokens": num_tokens, "context_tokens": context_tokens or config.model.max_tokens // 2}
+    with _worker(prepared, logs, "learner", own) as learner:
+        with _worker(prepared, logs, "engine", own) as engine:
+            for side, other in ((learner, engine), (engine, learner)):
+                wait_for(side, other, deadline_s=_START_S)
+            publishes = [
+                _ask(learner, engine, "publish") | _ask(engine, learner, "update") for _ in range(_NUM_PUBLISHES)
+            ][1:]
+            publish = {name: statistics.median(p[name] for p in publishes) for name in publishes[0]}
+            publish["prefetch_s"] += LOOK_S / 2  # mean delay until an actor notices it
+            problems = _ask(learner, engine, "problems", count=num_prompts)
+            lengths = _ask(
+                engine, learner, "lengths", prompts=problems["prompts"], stop_token_ids=problems["stop_token_ids"]
             )
-            children.callback(child.close)
-            return child
+            profile = {
+                "engine": _ask(engine, learner, "decoding", **decoding),
+                "chips_per_engine": own,
+                "response_tokens": {"kind": "groups", "groups": lengths["groups"]},
+                "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
+                "learner": _ask(learner, engine, "training"),
+                "publish": publish,
+                "claim_s": LOOK_S / 2,  # mean delay, as above
+                **_ask(engine, learner, "judging", task=problems["task"]),
+                # A file store serves only the few actors of one machine, and measuring it takes time.
+                **({"store": store_profile(config.store, logs)} if is_server(config.store) else {}),
+            }
+        by_size = {}
+        for size in sizes:
+            with _worker(prepared, logs, "engine", size) as engine:
+                wait_for(engine, learner, deadline_s=_START_S)
+                _ask(engine, learner, "update")
+                by_size[size] = _ask(engine, learner, "decoding", **decoding)
+    return profile | {"engine_by_size": by_size}
 
-        sides = learner, engine = start("learner"), start("engine")
-        for side in sides:
-            wait_for(side, *(s for s in sides if s is not side), deadline_s=_START_S)
 
-        def ask(side: RpcProcess, do: str, **arguments: Any) -> dict[str, Any]:
-            side.send({"do": do, **arguments})
-            return wait_for(side, *(s for s in sides if s is not side), deadline_s=_ANSWER_S)
+@contextlib.contextmanager
+def _worker(prepared: prepare_run.PreparedRun, logs: pathlib.Path, role: str, size: int) -> Iterator[RpcProcess]:
+    """Yields a worker process, which is closed after any error."""
+    arguments = [role, str(prepared.folder), str(size)]
+    child = RpcProcess("launch.tools.profile_machine.profile_worker", arguments, logs / f"{role}-{size}.log")
+    with contextlib.closing(child):
+        yield child
 
-        publishes = [ask(learner, "publish") | ask(engine, "update") for _ in range(_NUM_PUBLISHES)][1:]
-        publish = {name: statistics.median(p[name] for p in publishes) for name in publishes[0]}
-        publish["prefetch_s"] += LOOK_S / 2  # mean delay until an actor notices it
-        problems = ask(learner, "problems", count=num_prompts)
-        num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
-        context_tokens = context_tokens or config.model.max_tokens // 2
-        lengths = ask(engine, "lengths", prompts=problems["prompts"], stop_token_ids=problems["stop_token_ids"])
-        return {
-            "engine": ask(engine, "decoding", num_tokens=num_tokens, context_tokens=context_tokens),
-            "response_tokens": {"kind": "groups", "groups": lengths["groups"]},
-            "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
-            "learner": ask(learner, "training"),
-            "publish": publish,
-            "claim_s": LOOK_S / 2,  # mean delay, as above
-            **ask(engine, "judging", task=problems["task"]),
-            # A file store serves only the few actors of one machine, and measuring it takes time.
-            **({"store": store_profile(config.store, logs)} if is_server(config.store) else {}),
-        }
+
+def _ask(side: RpcProcess, other: RpcProcess, do: str, **arguments: Any) -> dict[str, Any]:
+    side.send({"do": do, **arguments})
+    return wait_for(side, other, deadline_s=_ANSWER_S)

@@ -1,6 +1,8 @@
 """Worker of `launch.tools.profile_machine`: runs the learner or the engine to be measured.
 
-python -m launch.tools.profile_machine.profile_worker learner|engine RUN_FOLDER      (started by profile_machine)
+python -m launch.tools.profile_machine.profile_worker learner|engine RUN_FOLDER TENSOR_PARALLEL_SIZE
+
+`profile_machine` starts it.
 
 It answers on a separate file descriptor, because libraries print to stdout.
 """
@@ -27,9 +29,11 @@ from bridge.rollout_types import Sampling, Task
 from bridge.timeline import Timeline
 from configs import custom_functions
 from configs.run_folder import RunFolder, run_id, snapshot_folder
+from configs.schema import Config
 from launch import cli
 from launch.startup import prepare_run
 from launch.supervision import process_tree
+from launch.supervision.placement import of_one_engine
 
 _ANSWERS = "SLUICE_ANSWERS_FD"
 _LOG_TAIL = 3000
@@ -171,10 +175,10 @@ _NAME = "profile"
 class LearnerSide:
     """Learner of the measurement: publishes, trains, and provides prompts."""
 
-    def __init__(self, prepared: prepare_run.PreparedRun) -> None:
+    def __init__(self, config: Config, prepared: prepare_run.PreparedRun) -> None:
         from learner.run import open_run
 
-        self._run = open_run(prepared.config, prepared.folder, prepared.model_folder)
+        self._run = open_run(config, prepared.folder, prepared.model_folder)
         self._num_publishes = 0
 
     def publish(self) -> dict[str, Any]:
@@ -212,13 +216,13 @@ class LearnerSide:
 class EngineSide:
     """Engine of the measurement: generates, loads weights, and scores."""
 
-    def __init__(self, prepared: prepare_run.PreparedRun) -> None:
+    def __init__(self, config: Config, prepared: prepare_run.PreparedRun) -> None:
         from actor.vllm.engine import VllmEngine
         from actor.weights.client import WeightClient
         from actor.weights.model_folder import for_adapters, read_model_folder
         from actor.weights.source import LocalCopy, LocalSource
 
-        self._config = config = prepared.config
+        self._config = config
         model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
         self._copy = LocalCopy(snapshot_folder(config), _NAME)
         self._engine = VllmEngine.start(model.path, config, expected=model.tensors, base=model.base)
@@ -314,15 +318,25 @@ class EngineSide:
         self._timeline.close()
 
 
+def with_size(config: Config, tensor_parallel_size: int) -> Config:
+    """Returns the config with one engine of this size; the workers of a larger one have separate cores on a CPU."""
+    actor = dataclasses.replace(config.actor, tensor_parallel_size=tensor_parallel_size)
+    cores = config.actor.cpu_cores.replace("|", ",") or ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    return of_one_engine(dataclasses.replace(config, actor=actor), cores if tensor_parallel_size > 1 else None)
+
+
 def main() -> None:
     """Answers requests until there are no more."""
-    given = process_tree.arguments(sys.argv, "learner|engine RUN_FOLDER", command="launch.tools.profile_machine")
+    wanted = "learner|engine RUN_FOLDER TENSOR_PARALLEL_SIZE"
+    given = process_tree.arguments(sys.argv, wanted, command="launch.tools.profile_machine")
     parent = RpcServer()
     cli.log_to_stderr()
-    role, folder = given
+    role, folder, size = given
     side = None
     try:
-        side = {"learner": LearnerSide, "engine": EngineSide}[role](prepare_run.open_prepared(folder))
+        prepared = prepare_run.open_prepared(folder)
+        config = with_size(prepared.config, int(size))
+        side = {"learner": LearnerSide, "engine": EngineSide}[role](config, prepared)
         parent.answer({"ready": True})
         while (request := parent.receive()) is not None:
             parent.answer(getattr(side, request.pop("do"))(**request))

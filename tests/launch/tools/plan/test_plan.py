@@ -91,6 +91,8 @@ REFUSED = [
     (["--config=cgp"], {"network": {"weights_bytes": 0}}, "network.weights_bytes must be >= 1"),
     (["--config=cgp"], {"num_engine": 2}, "has no field 'num_engine'"),
     (["--config=cgp"], {"num_engines": 0}, "num_engines must be >= 1"),
+    (["--config=cgp"], {"engine_by_size": {"1": PROFILE["engine"]}}, "engine_by_size: expected sizes >= 1 other than"),
+    (["--config=cgp"], {"engine_by_size": {"2": {"speed": 1}}}, "engine_by_size has no field 'speed'"),
     (["--config=cgp"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
     (["--config=cgp"], {"learner": {}}, "seconds_per_token"),
     (["--config=cgp", "--config.rounds.groups=3"], {}, "rounds has groups_per_round"),
@@ -330,6 +332,22 @@ def test_search_finds_the_split_that_balances_generation_and_training(tmp_path):
     assert found[0].outcome.tokens_per_s == pytest.approx(3 * 64, rel=0.05)
     plot_search(found, tmp_path / "plot.png", max_lag=4)
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_search_tries_engines_of_all_sizes_in_the_chips_that_there_are():
+    """Two chips hold more sequences than twice one's, at three times the speed."""
+    small = dataclasses.replace(profile_of().engine, running=(1.0,), tokens_per_s=(100.0,), max_num_seqs=8)
+    large = dataclasses.replace(small, tokens_per_s=(300.0,), max_num_seqs=64)
+    profile = profile_of(
+        engine=small, engine_by_size={2: large, 9: large}, learner=LearnerProfile(seconds_per_token=1e-6)
+    )
+    found = search(by_rounds(), profile, Grid(num_chips=5), max_lag=None, num_updates=4)
+    tried = {(t.choice.chips_per_engine, t.choice.num_engines, t.choice.num_learner_chips) for t in found}
+    assert tried == {(1, 1, 4), (1, 2, 3), (1, 3, 2), (1, 4, 1), (2, 1, 3), (2, 2, 1)}
+    assert (found[0].choice.chips_per_engine, found[0].choice.num_engines) == (2, 2)
+    _, hardware = apply(by_rounds(), profile, found[0].choice)
+    assert hardware.engine.tokens_per_s == (300.0,) and hardware.chips_per_engine == 2
+    assert hardware.num_chips == 5
 
 
 def test_search_puts_what_keeps_the_bound_first():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launch.tools.plan import profile as plan_profile
 from launch.tools.profile_machine import measure_engine as profile_engine
 from launch.tools.profile_machine.measure_learner import full_micro_batch, profile_learner
 from learner.update.frozen_policies import FrozenPolicies
@@ -99,6 +100,8 @@ REFUSED = [
     ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
     (["--run_dir=x"], "error: --run_dir is not supported"),
     ([], "error: --config: not set"),
+    ([f"--config={TINY}", "--tensor_parallel_sizes=1,x"], "--tensor_parallel_sizes: expected a list such as 1,2,4"),
+    ([f"--config={TINY}", "--tensor_parallel_sizes=0"], "--tensor_parallel_sizes: expected a list such as 1,2,4"),
     ([f"--config={TINY}", "--config.run.num_updats=3"], "did you mean 'run.num_updates'?"),
 ]
 
@@ -122,6 +125,7 @@ def test_profile_machine_measures_a_whole_profile(tmp_path):
         f"--config={TINY}",
         f"--out={out}",
         "--num_prompts=4",
+        "--tensor_parallel_sizes=1,2",
     ]
     done = subprocess.run([*command, "--config.actor.max_num_seqs=3"], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -131,3 +135,6 @@ def test_profile_machine_measures_a_whole_profile(tmp_path):
     assert all(1 <= length <= 6 for group in profile["response_tokens"]["groups"] for length in group)
     assert min(profile["publish"].values()) > 0 and profile["learner"]["seconds_per_token"] > 0
     assert profile["verifier_s"] > 0
+    larger = plan_profile.load(out).sizes()[2]
+    assert larger.engine.running == (1.0, 2.0, 3.0) and min(larger.engine.tokens_per_s) > 0
+    assert larger.engine.kv_capacity_tokens > profile["engine"]["kv_capacity_tokens"]
