@@ -51,8 +51,8 @@ HEADLINES = (
         bench="paced",
         key="tokens_speedup_tail_32x",
         opponent="serial",
-        reason="1.87 in samples: long responses wait for the long rounds, of which there are few; these take up to 11 s "
-        "where serial's mean round takes 6, since all of their caches are long and each step reads them",
+        reason="1.87 in samples: long responses wait for the long rounds, of which there are few; these take up "
+        "to 11 s where serial's mean round takes 6, since all of their caches are long and each step reads them",
     ),
     Headline(
         name="Tail batching at 32x with all other parts",
