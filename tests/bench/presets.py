@@ -12,7 +12,9 @@ third (steps 160, 200 and 240 of 240). A difference to `serial` is the mean over
 interval; `beyond_error` is how far a preset lies below `serial` beyond one standard error of that mean. Step sizes were
 chosen on seed 0: it counts for nothing, the seeds here are 1 to 5.
 
-The cases at the end compare losses on one schedule, one run each: a difference below 0.05 says nothing there.
+The cases at the end compare losses on one schedule, one run each: a difference below 0.05 says nothing there. ROLL
+Flash's five (section 2.2, at alpha = 2) are those of `alpha2` and the preset's own, decoupled_ppo; its TIS is
+truncated_is with c = 1.
 """
 
 import dataclasses
@@ -63,14 +65,21 @@ LOSSES: Mapping[str, Mapping[str, str]] = {
     "epochs_decoupled_ppo": EPOCHS | DECOUPLED,
 }
 """Losses on one schedule; pipelinerl's own is truncated_is with c = 5, which decoupled_ppo keeps."""
+ROLL_FLASH_LOSSES: Mapping[str, Mapping[str, str]] = {
+    "alpha2_grpo_clip": {"loss.name": "grpo_clip"},
+    "alpha2_truncated_is": {"loss.name": "truncated_is", "loss.max_weight": "1.0"},
+    "alpha2_cispo": {"loss.name": "cispo"},
+    "alpha2_topr": {"loss.name": "topr"},
+}
 CASES: Mapping[str, Case] = {
     **{f"{preset}_{seed}": Case(preset=preset, seed=seed) for seed in SEEDS for preset in PRESETS},
     **{name: Case(preset="pipelinerl", seed=1, overrides=overrides) for name, overrides in LOSSES.items()},
+    **{name: Case(preset="roll_flash", seed=1, overrides=overrides) for name, overrides in ROLL_FLASH_LOSSES.items()},
 }
 BASES: Mapping[str, str] = {
     case: f"{case.partition('_')[0]}_truncated_is" for case in LOSSES if not case.endswith("truncated_is")
-}
-"""The loss that each other loss is compared with."""
+} | dict.fromkeys(ROLL_FLASH_LOSSES, "roll_flash_1")
+"""The case that each other loss is compared with."""
 
 
 def late_reward(row: Mapping[str, Any]) -> float:
@@ -98,7 +107,7 @@ def values_of(rows: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], li
     for case, base in BASES.items():
         if {case, base} <= rows.keys():
             difference = rows[case]["late"] - rows[base]["late"]
-            values[f"{case}_minus_truncated_is"] = difference
+            values[f"{case}_minus_{base}"] = difference
             compared.append(_compared(f"{case} - {base}", rows[case]["late"], [difference], None))
     gains = [values[f"gain_{preset}"].value for preset in PRESETS if f"gain_{preset}" in values]
     values["min_gain"] = min(gains, default=None)

@@ -2,7 +2,7 @@
 
     python -m tests.bench.agentic [--small]
 
-A real actor, learner and store, and real environments' processes (`actor.environments`), each of which sleeps what was
+A real actor, learner and store, and real environments' processes (`actor/environments`), each of which sleeps what was
 drawn for it at every step. Only the engine is a simulated one (`tests.bench.rig.paced_engine`) of a stated rate: what
 is asked about is what is done with the time that environments take. `setups` says sizes and where they are from. What
 is compared is the time from one update to the next, over episodes with the same draws and updates of as many:
@@ -16,7 +16,7 @@ is compared is the time from one update to the next, over episodes with the same
 All have as many environments at once as an update has episodes, but for the redundant ones, which have what eta asks
 for. At each step an environment takes a time drawn from a normal distribution of mean 10 and the deviation of the line,
 what is below 0 left out; time is scaled 1:100. Group size and batch are from the published system's examples, since the
-text of the paper that we have gives none; turns and the engine's rate are ours (`setups.py`). Values are of the largest
+text of the paper that we have gives none; turns and the engine's rate are ours (`setups`). Values are of the largest
 deviation. The planner predicts each schedule from the distribution of the latencies and three calibration sessions: two
 at another deviation, one of environments that answer at once. The schedules of a deviation take turns, four of each,
 every second turn in reverse order, and each turn has draws of its own; a speed-up is the mean of the turns' ratios.

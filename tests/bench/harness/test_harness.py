@@ -182,7 +182,8 @@ def test_each_case_of_the_presets_is_a_configuration(name):
 
 def test_losses_that_are_compared_differ_in_their_loss_alone():
     for case, other in presets.BASES.items():
-        ours, theirs = presets.LOSSES[case], presets.LOSSES[other]
+        ours, theirs = presets.CASES[case].overrides, presets.CASES[other].overrides
+        assert presets.CASES[case].preset == presets.CASES[other].preset
         assert {k.partition(".")[0] for k in ours if theirs.get(k) != ours[k]} == {"loss"} and set(theirs) <= set(ours)
 
 
