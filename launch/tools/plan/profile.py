@@ -212,7 +212,7 @@ class Profile:
     --search` tries them all."""
     num_learner_chips: int = 1
     """Chips of the learner. 0 means that it trains on the engines' chips: on all of them after a round's rollout, or
-    with rounds.train_start=group_ready on half of them from some point of the round (`launch/tools/plan/sim/chips.py`).
+    with rounds.train_start=group_ready on half of them from some point of the round (`learner/schedule/scale_down.py`).
     """
     helpers: HelperProfile | None = None
     """Cost of giving engines' chips up for training. With a learner that has chips of its own, engines help it: half

@@ -10,13 +10,13 @@ import numpy as np
 from bridge.rollout_types import Ticket, Version
 from configs.schema import Config
 from launch.tools.plan.profile import Profile
-from launch.tools.plan.sim.chips import SHARE, ScaleDown, would_fit
 from launch.tools.plan.sim.episodes import SimEpisodes
 from launch.tools.plan.sim.event_queue import EventQueue
 from launch.tools.plan.sim.fleet import Fleet, ServedGroup, SimActor, SimGroup, Totals, served
 from launch.tools.plan.sim.sim_engine import FinishedRequest
 from launch.tools.plan.sim.tickets import TicketPool, group_id
 from launch.tools.plan.workload import Lengths
+from learner.schedule.scale_down import SHARE, ScaleDown, would_fit
 
 
 class LeastLoadedQueue:

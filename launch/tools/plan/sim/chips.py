@@ -1,27 +1,16 @@
 """Training chips in virtual time: their number, and the one pass that runs on them.
 
 A learner has its own chips, or trains on the engines' chips (a colocated system). The engines' chips become available
-when a round's rollout has ended. RollPacker's stream trainer releases half of them earlier (section 4.4, Algorithm 1).
-It tries at every 5% of complete responses between 20% and 50%, and succeeds if the KV cache of the remaining engines
-can hold the running requests.
+when a round's rollout has ended. RollPacker's stream trainer releases half of them earlier
+(`learner/schedule/scale_down.py`).
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
-from jaxtyping import Int32
-
 from launch.tools.plan.profile import LearnerProfile
 from launch.tools.plan.sim.event_queue import EventQueue
-
-FIRST, LAST, EVERY = 0.2, 0.5, 0.05
-"""Range of complete responses in which scaling down is tried, and the step between tries, as shares of a round."""
-SHARE = 2
-"""Number of engines per released engine."""
-HEADROOM = 0.9
-"""Fraction of the KV cache that a projected peak may fill."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,57 +95,3 @@ class Compute:
         if p is self._pass and end_s == p.end_s:  # otherwise the pass was rescheduled
             self._pass = None
             p.then(p.start_s)
-
-
-@dataclasses.dataclass(slots=True)
-class ScaleDown:
-    """Progress of a round, and whether half of its engines were released."""
-
-    num_requests: int = 0
-    num_completed: int = 0
-    num_since_try: int = 0
-    is_done: bool = False
-
-    def is_due(self) -> bool:
-        """Counts a complete response; returns True if scaling down should be tried."""
-        self.num_completed += 1
-        self.num_since_try += 1
-        is_within = FIRST * self.num_requests <= self.num_completed <= LAST * self.num_requests
-        if self.is_done or not is_within or self.num_since_try < EVERY * self.num_requests:
-            return False
-        self.num_since_try = 0
-        return True
-
-
-def would_fit(lengths: Int32[np.ndarray, "N 2"], num_running: int, kv_capacity_tokens: int) -> bool:
-    """Returns True if the projected peak of running requests fits the cache; capacity 0 means no bound."""
-    return not kv_capacity_tokens or num_fitting(lengths, HEADROOM * kv_capacity_tokens) >= num_running
-
-
-def num_fitting(lengths: Int32[np.ndarray, "N 2"], kv_tokens: float) -> int:
-    """Returns how many sequences fit by projected peak; 2**31 - 1 while no lengths are known."""
-    if not len(lengths):
-        return 2**31 - 1
-    return int(max(0.0, kv_tokens) / max(peak_kv_tokens(lengths), 1.0))
-
-
-def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
-    """Returns the peak KV cache per sequence, averaged over many concurrent sequences, in tokens.
-
-    With prompts p and responses r, it is the larger of two cases:
-
-    * All start together and none is replaced, max_t mean((p + t) [r >= t]): the peak is just before one finishes.
-    * Each finished sequence is replaced, sum(r (p + r / 2)) / sum(r): at any moment a slot holds a sequence with
-      probability proportional to its length, on average half done.
-
-    Raises:
-      ValueError: `lengths` is empty.
-    """
-    if not len(lengths):
-        raise ValueError("expected at least one length, got none")
-    prompts, responses = lengths[np.argsort(lengths[:, 1])].T.astype(np.float64)
-    num_left = np.arange(len(lengths), 0, -1)
-    together = (prompts[::-1].cumsum()[::-1] + num_left * responses).max() / len(lengths)
-    if not responses.sum():
-        return float(together)
-    return float(max(together, (responses * (prompts + responses / 2)).sum() / responses.sum()))

@@ -1,6 +1,6 @@
 """Engines' chips that help a learner with chips of its own, and when that pays.
 
-Not the paper's: RollPacker's criteria ask whether the remaining engines can hold what runs (`chips.would_fit`). Here a
+Not the paper's: its criteria ask whether the remaining engines can hold what runs (`scale_down.would_fit`). Here a
 round like the last one of its kind must also end sooner with the help, its costs included.
 """
 

@@ -1,15 +1,11 @@
-"""A learner on the engines' chips: whole rounds by hand, and RollPacker's scaling down (section 4.4)."""
+"""A learner on the engines' chips: whole rounds by hand."""
 
 import dataclasses
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
 from launch.tools.plan.search import Grid, search
-from launch.tools.plan.sim.chips import ScaleDown, num_fitting, peak_kv_tokens, would_fit
 from launch.tools.plan.sim.sim_engine import SimEngine
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
@@ -98,24 +94,6 @@ def test_races_end_alike_whoever_has_the_chips():
     assert [(o.num_steps, o.num_samples) for o in outcomes] == [(12, 12 * 8)] * 2
 
 
-def test_scaling_down_is_tried_from_a_fifth_to_a_half_at_every_twentieth():
-    progress = ScaleDown(num_requests=100)
-    assert [n for n in range(1, 101) if progress.is_due()] == [20, 25, 30, 35, 40, 45, 50]
-    progress = ScaleDown(num_requests=100)
-    tried = []
-    for n in range(1, 101):
-        if progress.is_due():
-            tried.append(n)
-            progress.is_done = n == 30
-    assert tried == [20, 25, 30]
-
-
-def test_projected_peak_is_held_against_nine_tenths_of_the_cache():
-    alike = np.array([[10, 90]] * 5, np.int32)  # 100 tokens at their end
-    assert would_fit(alike, 9, 1000) and not would_fit(alike, 10, 1000)
-    assert would_fit(alike, 10**6, 0)
-
-
 def test_requests_handed_over_keep_their_tokens_and_go_where_there_are_fewest():
     first, second, third = (SimEngine(ENGINE) for _ in range(3))
     for id_ in "abc":
@@ -136,32 +114,3 @@ def test_shared_chips_need_rounds_and_nothing_to_split():
         search(by_rounds(), shared(), Grid(num_chips=4), max_lag=None, num_updates=4)
     with pytest.raises(ValueError, match="num_learner_chips must be >= 0"):
         profile_of(num_learner_chips=-1)
-
-
-LENGTHS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), min_size=1, max_size=8).map(
-    lambda x: np.array(x, np.int32)
-)
-
-
-@given(lengths=LENGTHS)
-def test_peak_is_that_of_sequences_played_out_token_by_token(lengths):
-    together = max(sum(p + t for p, r in lengths.tolist() if r >= t) for t in range(41)) / len(lengths)
-    held, places = 0.0, 0  # one place that serves them all, one after the other, looked at in the middle of each token
-    for prompt, response in lengths.tolist():
-        for t in range(response):
-            held += prompt + t + 0.5
-            places += 1
-    assert peak_kv_tokens(lengths) == pytest.approx(max(together, held / places))
-
-
-def test_peak_of_equal_lengths_is_their_end_and_a_long_tail_is_longer_than_its_mean():
-    assert peak_kv_tokens(np.array([[5, 100]] * 7, np.int32)) == 105
-    tail = np.array([[0, 10]] * 9 + [[0, 1000]], np.int32)
-    assert peak_kv_tokens(tail) == pytest.approx((9 * 10 * 5 + 1000 * 500) / 1090)
-    with pytest.raises(ValueError, match="at least one length"):
-        peak_kv_tokens(np.zeros((0, 2), np.int32))
-
-
-def test_fitting_counts_whole_sequences():
-    short = np.array([[4, 10]] * 8, np.int32)  # 14 tokens at their end
-    assert num_fitting(short, 14 * 7) == 7 and num_fitting(short, 14 * 7 - 1) == 6 and num_fitting(short, -5.0) == 0
