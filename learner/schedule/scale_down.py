@@ -1,7 +1,8 @@
 """When engines give their devices to training while a round runs: RollPacker section 4.4, Algorithm 1 (lines 13-21).
 
 Scaling down is tried at every 5% of complete responses between 20% and 50% of a round. It succeeds if the KV cache of
-the remaining engines can hold the running requests.
+the remaining engines can hold the running requests. Where training has devices of its own, a round like the last one of
+its kind must also end sooner by it (`pays`), which is not the paper's.
 """
 
 import dataclasses
@@ -15,6 +16,60 @@ SHARE = 2
 """Number of engines per released engine."""
 HEADROOM = 0.9
 """Fraction of the KV cache that a projected peak may fill."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HelperCosts:
+    """Cost of engines that give their devices up for training and take them back, in seconds."""
+
+    start_s: float = 0.0
+    """From the end of the engines' sampling until their devices compute: requests handed over, memory freed, parameters
+    read."""
+    hand_over_s: float = 0.0
+    """Per update, until the learner has the sums of gradients that the devices computed; 0 if the learner itself
+    computes on them."""
+    wake_s: float = 0.0
+    """From the publish until an engine that gave its devices up serves again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundCost:
+    """Cost of a round that has ended."""
+
+    rollout_s: float
+    """Seconds of its rollout, without helpers' start."""
+    device_s: float
+    """Device-seconds of its training."""
+
+
+def pays(
+    last: RoundCost | None,
+    costs: HelperCosts,
+    *,
+    num_own: int,
+    num_helping: int,
+    now_s: float,
+    first_s: float | None,
+) -> bool:
+    """Returns True if a round is expected to end sooner with the help of engines' devices from now on.
+
+    The first round of a kind is tried, and a learner without devices of its own has no choice.
+
+    Args:
+      last: the last round of its kind; None if there was none.
+      costs: what the help costs.
+      num_own: devices of the learner.
+      num_helping: devices that would help.
+      now_s: seconds since the rollout began.
+      first_s: seconds from then until the first training; None if nothing is trained yet.
+    """
+    if last is None or not num_own:
+        return True
+    begin_s, ready_s = now_s if first_s is None else first_s, now_s + costs.start_s
+    alone_s = max(last.rollout_s, begin_s + last.device_s / num_own)
+    left = max(0.0, last.device_s - num_own * max(0.0, ready_s - begin_s))
+    helped_s = max(last.rollout_s, ready_s + left / (num_own + num_helping))
+    return helped_s + costs.hand_over_s + costs.wake_s < alone_s
 
 
 @dataclasses.dataclass(slots=True)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from launch.tools.plan.workload import EpisodeProfile, LengthProfile
+from learner.schedule.scale_down import HelperCosts
 
 
 def _check(section: str, node: "StoreProfile | NetworkProfile", *, least: int, counts: tuple[str, ...]) -> None:
@@ -179,17 +180,8 @@ class PublishProfile:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HelperProfile:
+class HelperProfile(HelperCosts):
     """Cost of engines that give their chips up for training and take them back (RollPacker section 4.4)."""
-
-    start_s: float = 0.0
-    """Seconds from the end of an engine's sampling until its chips compute: requests handed over, memory freed,
-    parameters read."""
-    hand_over_s: float = 0.0
-    """Seconds per update in which the learner takes the sums of gradients that the chips computed; 0 if the learner
-    itself computes on them."""
-    wake_s: float = 0.0
-    """Seconds from the publish until an engine that gave its chips up serves again."""
 
     def __post_init__(self) -> None:
         _not_negative("helpers", self)

@@ -1,24 +1,9 @@
-"""Engines' chips that help a learner with chips of its own, and when that pays.
-
-Not the paper's: its criteria ask whether the remaining engines can hold what runs (`scale_down.would_fit`). Here a
-round like the last one of its kind must also end sooner with the help, its costs included.
-"""
-
-import dataclasses
+"""Engines' chips that help a learner with chips of its own, as long as that pays (`learner/schedule/scale_down.py`)."""
 
 from launch.tools.plan.profile import HelperProfile, Profile
 from launch.tools.plan.sim.event_queue import EventQueue
 from learner.metrics.step_timer import WaitingRatios
-
-
-@dataclasses.dataclass(frozen=True)
-class _Round:
-    """A round that has ended."""
-
-    rollout_s: float
-    """Seconds of its rollout."""
-    chip_s: float
-    """Chip-seconds of its training."""
+from learner.schedule.scale_down import RoundCost, pays
 
 
 class SimHelpers:
@@ -28,7 +13,7 @@ class SimHelpers:
         """Starts without chips."""
         self._profile, self._calendar = profile, calendar
         self._costs = profile.helpers or HelperProfile()
-        self._last: dict[bool, _Round] = {}
+        self._last: dict[bool, RoundCost] = {}
         """Last long and last short round."""
         self._chip_s = 0.0
         self._rollout_s: float | None = None
@@ -49,20 +34,16 @@ class SimHelpers:
             self._rollout_s = self._calendar.now_s - self._costs.start_s - clock.rollout_start_s
 
     def pays(self, num_chips: int, clock: WaitingRatios, *, is_long: bool) -> bool:
-        """Returns True if a round like the last one of its kind ends sooner with this many more chips from now on.
-
-        The first round of a kind is tried. A learner without chips of its own has no choice.
-        """
-        own = self._profile.num_learner_chips
-        if not own or (last := self._last.get(is_long)) is None:
-            return True
-        start_s, now_s = clock.rollout_start_s or 0.0, self._calendar.now_s
-        first_s = (now_s if clock.train_start_s is None else clock.train_start_s) - start_s
-        ready_s = now_s - start_s + self._costs.start_s
-        alone_s = max(last.rollout_s, first_s + last.chip_s / own)
-        left = max(0.0, last.chip_s - own * max(0.0, ready_s - first_s))
-        helped_s = max(last.rollout_s, ready_s + left / (own + num_chips))
-        return helped_s + self._costs.hand_over_s + self._costs.wake_s < alone_s
+        """Returns True if a round like the last one of its kind ends sooner with this many more chips from now on."""
+        start_s = clock.rollout_start_s or 0.0
+        return pays(
+            self._last.get(is_long),
+            self._costs,
+            num_own=self._profile.num_learner_chips,
+            num_helping=num_chips,
+            now_s=self._calendar.now_s - start_s,
+            first_s=None if clock.train_start_s is None else clock.train_start_s - start_s,
+        )
 
     def join(self, num_chips: int, *, left_s: float, is_over: bool) -> bool:
         """Lets chips help; returns False if they are no more than before, or too late to pay.
@@ -88,5 +69,5 @@ class SimHelpers:
     def end_round(self, *, is_long: bool) -> None:
         """Remembers the round for `pays`."""
         if self._rollout_s is not None:
-            self._last[is_long] = _Round(self._rollout_s, self._chip_s)
+            self._last[is_long] = RoundCost(rollout_s=self._rollout_s, device_s=self._chip_s)
         self._rollout_s, self._chip_s = None, 0.0
