@@ -192,10 +192,12 @@ async def _say_alive(actor: Actor) -> None:
         num_engine_waiting=stats.num_waiting,
         kv_usage=stats.kv_usage,
         kv_usage_peak=stats.kv_usage_peak,
+        kv_tokens=actor.engine.size.kv_tokens,
+        wake_s=actor.wake_s,
         num_preempted=stats.num_preempted,
         decode_speeds=stats.decode_speeds,
     )
-    version = actor.engine.version
+    version = None if actor.is_asleep else actor.engine.version
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, version, report))
     serves = version is not None and not report.is_shutting_down
     engines = collections.Counter(

@@ -126,6 +126,10 @@ class Actor:
         """True if the store's engine counts include this engine."""
         self.is_paused = False
         """True while claims and starts are paused for a weight update."""
+        self.is_asleep = False
+        """True while others train on the engine's devices; it then serves no weights."""
+        self.wake_s: float | None = None
+        """Seconds from the last return of the engine's devices until it served again."""
         self.is_shutting_down = False
         """True once this actor only finishes what it has."""
 

@@ -110,22 +110,27 @@ async def _refetch(actor: Actor, *, until: Callable[[], bool]) -> bool:
 
 
 async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
-    """Lets the learner have the devices that it shares with the engine, until it returns them (actor.colocated).
+    """Lets training have the devices that it shares with the engine, until it returns them.
 
-    Groups in progress are handed over first; a complete round has none.
+    Responses in progress are handed over first (helpers.num_engines); a complete round has none (actor.colocated).
     """
     start_s = time.monotonic()
     actor.pause()
-    while actor.num_groups:
+    while actor.admission.num_sequences:  # rewards and submissions go on, and need no device
         await actor.serving.hand_over()
-        await actor.group_ended.wait_past(actor.group_ended.count, timeout_s=ANNOUNCED_S)
+        await actor.sample_ended.wait_past(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
     has_weights = False
     while not has_weights:  # a learner that died before it announced weights wants the devices again
+        actor.is_asleep = True
         await actor.engine.sleep()
         turn.give_back()
+        await send_heartbeat(actor)
+        await actor.release_waiting()
         await turn.take()
+        taken_s = time.monotonic()
         await actor.engine.wake_up()
         has_weights = await _refetch(actor, until=turn.is_wanted)
+    actor.is_asleep, actor.wake_s = False, time.monotonic() - taken_s
     actor.timeline.took("stand down", start_s, time.monotonic(), version=str(actor.engine.version))
     actor.resume()
     await send_heartbeat(actor)

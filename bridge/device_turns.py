@@ -1,9 +1,10 @@
-"""Turns on devices that engines and learner of one machine share: engines sample, or the learner computes.
+"""Turns on devices that engines and training share on one machine: engines sample, or a trainer computes.
 
-Two file locks in the run folder. `devices.lock`: whoever has memory on the devices, all engines together or the learner
-alone. An engine's workers hold it too, since they may outlive their actor. `devices.wanted`: the learner, from before
-it waits for the devices until it has returned them; engines stand down while it is held. The kernel releases the locks
-of a process that dies, so a death ends its turn.
+The trainer is the learner (actor.colocated) or its gradient helper (helpers.num_engines); each shares other engines'
+devices. Two file locks of each in the run folder. `NAME.lock`: whoever has memory on the devices, all engines together
+or the trainer alone. An engine's workers hold it too, since they may outlive their actor. `NAME.wanted`: the trainer,
+from before it waits for the devices until it has returned them; engines stand down while it is held. The kernel
+releases the locks of a process that dies, so a death ends its turn.
 """
 
 import asyncio
@@ -17,14 +18,16 @@ from bridge.files import try_flock
 
 POLL_S = 0.02
 """Interval at which a lock is tried, in seconds."""
+LEARNER, HELPER = "devices", "helper-devices"
+"""Names of the locks on devices that engines share with the learner, and with its gradient helper."""
 
 
 class LearnerTurn:
-    """The learner's side."""
+    """The trainer's side."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        """Opens the locks in a run folder; holds nothing."""
-        self._lock, self._wanted = _open(folder)
+    def __init__(self, folder: pathlib.Path, name: str = LEARNER) -> None:
+        """Opens the locks of a name in a run folder; holds nothing."""
+        self._lock, self._wanted = _open(folder, name)
         self.is_held = False
 
     def take(self, on_wait: Callable[[], None]) -> None:
@@ -54,19 +57,20 @@ class LearnerTurn:
 class EngineTurn:
     """An engine's side."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        """Opens the locks in a run folder; holds nothing."""
-        self._lock, self._wanted = _open(folder)
+    def __init__(self, folder: pathlib.Path, name: str = LEARNER) -> None:
+        """Opens the locks of a name in a run folder; holds nothing."""
+        self.name = name
+        self._lock, self._wanted = _open(folder, name)
 
     def is_wanted(self) -> bool:
-        """Returns True if the learner has the devices or waits for them."""
+        """Returns True if the trainer has the devices or waits for them."""
         if not try_flock(self._wanted, fcntl.LOCK_SH):
             return True
         fcntl.flock(self._wanted, fcntl.LOCK_UN)
         return False
 
     def try_take(self) -> bool:
-        """Takes the devices unless the learner wants them; returns True if this engine has them."""
+        """Takes the devices unless the trainer wants them; returns True if this engine has them."""
         return not self.is_wanted() and try_flock(self._lock, fcntl.LOCK_SH)
 
     def join(self) -> None:
@@ -79,7 +83,7 @@ class EngineTurn:
             await asyncio.sleep(POLL_S)
 
     def give_back(self) -> None:
-        """Lets the learner have the devices, whose memory must be free."""
+        """Lets the trainer have the devices, whose memory must be free."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
@@ -88,7 +92,7 @@ class EngineTurn:
             os.close(fd)
 
 
-def _open(folder: pathlib.Path) -> tuple[int, int]:
-    names = ("devices.lock", "devices.wanted")
-    lock, wanted = (os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) for name in names)
+def _open(folder: pathlib.Path, name: str) -> tuple[int, int]:
+    files = (folder / f"{name}.lock", folder / f"{name}.wanted")
+    lock, wanted = (os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) for file in files)
     return lock, wanted

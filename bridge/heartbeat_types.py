@@ -93,6 +93,10 @@ class ActorReport:
     """Fraction of the KV cache in use now, in [0, 1]."""
     kv_usage_peak: float
     """Peak `kv_usage` since the served weights were loaded."""
+    kv_tokens: int = 0
+    """KV cache capacity, in tokens."""
+    wake_s: float | None = None
+    """Seconds from the last return of the engine's devices until it served again; None if it never gave them up."""
     num_preempted: int
     """Requests that the engine preempted because the KV cache was full."""
     decode_speeds: Annotated[tuple[DecodeSpeed, ...], Meta(max_length=MAX_SPEEDS)] = ()

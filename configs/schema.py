@@ -15,6 +15,7 @@ from configs.sections import (
     CheckpointConfig,
     EnvironmentsConfig,
     EvaluationConfig,
+    HelpersConfig,
     JudgeConfig,
     LearnerConfig,
     LoraConfig,
@@ -60,6 +61,7 @@ class Config:
     packing: PackingConfig = PackingConfig()
     mesh: MeshConfig = MeshConfig()
     learner: LearnerConfig = LearnerConfig()
+    helpers: HelpersConfig = HelpersConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     samples: SamplesConfig = SamplesConfig()
@@ -96,6 +98,12 @@ class Config:
             raise ValueError("verifier=judge requires judge.url with judge.model, or judge.colocate")
         self._check_devices()
         self._check_lora()
+        self._check_helpers()
+
+    @property
+    def shares_devices(self) -> bool:
+        """True if engines give their devices up while others train."""
+        return self.actor.colocated or self.helpers.num_engines > 0
 
     def _check_warm_up(self) -> None:
         num_steps = self.run.num_updates * self.rounds.epochs
@@ -214,10 +222,12 @@ class Config:
                 f"learner.num_processes ({self.learner.num_processes}) must divide the {self.mesh.num_devices} "
                 "devices of the mesh evenly"
             )
-        if self.actor.colocated and (self.rounds.train_start != "round_complete" or self.learner.num_processes > 1):
+        waits = self.rounds.train_start == "round_complete" or self.helpers.num_engines > 0
+        if self.actor.colocated and (not waits or self.learner.num_processes > 1):
             raise ValueError(
-                "actor.colocated requires rounds.train_start=round_complete and learner.num_processes=1, got "
-                f"{self.rounds.train_start} and {self.learner.num_processes}; engines sleep while the learner trains"
+                "actor.colocated requires learner.num_processes=1, and rounds.train_start=round_complete without "
+                f"helpers.num_engines, got {self.learner.num_processes} and {self.rounds.train_start}; engines sleep "
+                "while the learner trains"
             )
         if self.actor.colocated and (self.publishes_adapters or self.judge.colocate):
             field = "publish.lora=adapter" if self.publishes_adapters else "judge.colocate"
@@ -229,6 +239,32 @@ class Config:
             raise ValueError(
                 f"packing.row_tokens ({self.packing.row_tokens}) must be a multiple of mesh.sequence "
                 f"({self.mesh.sequence})"
+            )
+
+    def _check_helpers(self) -> None:
+        helpers, rounds = self.helpers, self.rounds
+        if not helpers.num_engines:
+            return
+        if helpers.num_engines >= self.actor.num_engines:
+            raise ValueError(
+                f"helpers.num_engines ({helpers.num_engines}) must be below actor.num_engines "
+                f"({self.actor.num_engines}): the other engines finish the round"
+            )
+        if (
+            self.publish.when != "round_end"
+            or rounds.train_start != "group_ready"
+            or rounds.groups_per_update != rounds.groups_per_round
+            or rounds.epochs > 1
+        ):
+            raise ValueError(
+                "helpers.num_engines requires one update per round, trained as groups arrive: publish.when=round_end, "
+                "rounds.train_start=group_ready, rounds.groups_per_update=rounds.groups_per_round and rounds.epochs=1. "
+                "A helper has only the parameters of the round's start"
+            )
+        if not self.lora.is_on and self.model.served_dtype != self.model.compute_dtype:
+            raise ValueError(
+                f"helpers.num_engines requires model.served_dtype=model.compute_dtype, got {self.model.served_dtype} "
+                f"and {self.model.compute_dtype}: a helper computes with the published weights"
             )
 
     def _check_lora(self) -> None:

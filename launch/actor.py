@@ -38,7 +38,7 @@ from actor.vllm.compiler import check_library
 from actor.vllm.engine_setup import tune_gc
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
-from bridge.device_turns import POLL_S, EngineTurn
+from bridge.device_turns import HELPER, LEARNER, POLL_S, EngineTurn
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.processes import stop_signals
 from bridge.store.open import FinishedRunError
@@ -95,6 +95,13 @@ _CPU_CORES = flags.DEFINE_string(
     None,
     'Cores of this actor and its CPU engine, as in "0-3", with "|" between the processes of tensor parallelism; '
     "default: the config's actor.cpu_cores if it has one engine.",
+)
+_SHARES_WITH = flags.DEFINE_enum(
+    "shares_devices_with",
+    None,
+    ["learner", "helper"],
+    "Trainer that uses this engine's devices in turns with it, set by launch.local; default: the learner with "
+    "actor.colocated.",
 )
 _WAIT_S = flags.DEFINE_float(
     "wait_s", 120.0, "Timeout for the run to be set up, or to be resumed if it is finished, in seconds."
@@ -253,16 +260,17 @@ def _start_engine(
 
 
 def _take_devices(joined: JoinedRun, on_wait: Callable[[], None]) -> EngineTurn | None:
-    """Waits for the devices that the engine shares with the learner; None if it has its own.
+    """Waits for the devices that the engine shares with a trainer; None if it has its own.
 
     Raises:
       ValueError: the learner is on another machine.
     """
-    if not joined.config.actor.colocated:
+    trainer = _SHARES_WITH.value or ("learner" if joined.config.actor.colocated else None)
+    if trainer is None:
         return None
     if joined.own is not None:
         raise ValueError("actor.colocated: only actors of launch.local share the learner's devices; got --store")
-    turn = EngineTurn(joined.work.path)
+    turn = EngineTurn(joined.work.path, HELPER if trainer == "helper" else LEARNER)
     report_phase("waiting for the devices")
     while not turn.try_take():
         on_wait()
@@ -326,7 +334,7 @@ async def _serve(
     if judge is not None:
         duties = (*duties, functools.partial(watch_judge, judge=judge))
     if turn is not None:
-        await engine.share_devices(joined.work.path)
+        await engine.share_devices(joined.work.path, turn.name)
     shutdown_grace_s = config.actor.shutdown_grace_s if _LEAVE_S.value is None else _LEAVE_S.value
     try:
         await serve_until_signalled(actor, duties, shutdown_grace_s=shutdown_grace_s)

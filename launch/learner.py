@@ -16,10 +16,12 @@ from bridge.liveness import Liveness, report_phase
 from launch import cli
 from launch.startup import prepare_run
 from launch.startup.gpu_memory import reserve
+from launch.supervision.placement import Machine
 from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
     from learner.distributed.channel import Processes
+    from learner.helpers.gradient_helper import HelperStarter
     from learner.publish.destinations import Destination
     from learner.replicate import Replicator
 
@@ -30,6 +32,12 @@ _NUM_PROCESSES = flags.DEFINE_integer(
     "num_processes", None, "Number of learner processes. 1 ignores a surrounding Slurm, MPI or TPU job."
 )
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Index of this learner process, from 0.")
+_HELPER_DEVICES = flags.DEFINE_string(
+    "helper_devices", "", "CUDA_VISIBLE_DEVICES of the gradient helper (helpers.num_engines), set by launch.local."
+)
+_HELPER_CORES = flags.DEFINE_string(
+    "helper_cores", "", "CPU cores of the gradient helper on a machine without GPUs, set by launch.local."
+)
 _START = "start"
 """Channel on which the leader broadcasts the exit code of the run's setup; 0 means success."""
 
@@ -148,6 +156,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
                 liveness=liveness,
                 destinations=destinations,
                 lead=lead,
+                helper=_helper(prepared, lead.hosts),
             )
             if any(name in KINDS for name in prepared.config.run.tracker_names):
                 # The trackers must start after the metrics file is truncated to the resume point.
@@ -226,6 +235,30 @@ def _destinations(
     service = SnapshotService(prepared.config, prepared.folder, host=hosts.index, num_hosts=hosts.count)
     parts.callback(service.close)
     return [service.destination]
+
+
+def _helper(prepared: prepare_run.PreparedRun, hosts: "Processes") -> "HelperStarter | None":
+    """Returns the starter of the gradient helper; None without helpers.num_engines.
+
+    Raises:
+      ValueError: its devices are unknown, cannot split a batch, or the learner is on several machines.
+    """
+    config = prepared.config
+    if not config.helpers.num_engines:
+        return None
+    from launch.services.helper_service import HelperService
+
+    if Machine.here().gpus and not _HELPER_DEVICES.value:
+        raise ValueError("helpers.num_engines: expected the engines' devices in --helper_devices; use launch.local")
+    if hosts.count != config.learner.num_processes:
+        raise ValueError("helpers.num_engines: expected all learner processes on one machine; use launch.local")
+    service = HelperService(prepared.folder, devices=_HELPER_DEVICES.value, cpu_cores=_HELPER_CORES.value)
+    if config.packing.rows % service.num_devices:
+        raise ValueError(
+            f"helpers.num_engines: packing.rows ({config.packing.rows}) must be a multiple of the helper's "
+            f"{service.num_devices} devices"
+        )
+    return service
 
 
 _RESUME = "start again to resume from the last checkpoint"

@@ -10,6 +10,7 @@ leader broadcasts a command before performing it. No other operation of the lead
 
 import dataclasses
 import pathlib
+import typing
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -17,7 +18,9 @@ import jax
 import msgspec
 import numpy as np
 from jaxtyping import Float32
+from safetensors.numpy import save_file
 
+from bridge.param_names import flatten
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from configs.sections import PackingConfig
@@ -32,6 +35,7 @@ from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packed_codec import decode_batch, decode_micro, encode_batch, encode_micro
 from learner.update.packing import MicroBatch, PackedBatch
+from learner.update.partial_gradient import read_partial_gradient
 from learner.update.train_step import TrainStep
 
 
@@ -151,6 +155,21 @@ class PolicyTrainer:
             self.kept.clear()
         return jax.device_get(metrics)
 
+    def merge(self, file: pathlib.Path) -> None:
+        """Adds a helper's partial gradient to the accumulator; every process reads its own shards of the file."""
+        self.state = self.steps.merge(self.state, read_partial_gradient(file, self.state.accumulator))
+
+    def write_exact_params(self, file: pathlib.Path) -> None:
+        """Writes the parameters that a snapshot in the served dtype does not hold exactly, in safetensors format.
+
+        They are the norms' scales, or the adapters; the first process writes the file.
+        """
+        leaves = flatten(self.state.params)
+        exact = {path: leaf for path, leaf in leaves.items() if self.base is not None or path.endswith("/scale")}
+        arrays = {p: whole_on_host(x) if isinstance(x, jax.Array) else np.asarray(x) for p, x in exact.items()}
+        if jax.process_index() == 0:
+            save_file(arrays, file)
+
     def discard(self) -> None:
         """Discards the batch being accumulated."""
         self.state = self.steps.discard(self.state)
@@ -260,6 +279,28 @@ class Apply:
 
 
 @dataclasses.dataclass(frozen=True)
+class Merge:
+    """Command: add a helper's partial gradient, in a file on this machine, to the batch being accumulated."""
+
+    file: str
+
+    def perform(self, trainer: PolicyTrainer) -> None:
+        """Merges the file."""
+        trainer.merge(pathlib.Path(self.file))
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteExactParams:
+    """Command: write the parameters that a helper needs besides the snapshot."""
+
+    file: str
+
+    def perform(self, trainer: PolicyTrainer) -> None:
+        """Writes the file."""
+        trainer.write_exact_params(pathlib.Path(self.file))
+
+
+@dataclasses.dataclass(frozen=True)
 class Discard:
     """Command: discard the batch being accumulated."""
 
@@ -335,11 +376,21 @@ class End:
         del trainer
 
 
-Command = Accumulate | AccumulateAgain | Apply | Discard | ScoreBatch | Publish | Save | SaveModel | Alive | End
-_KINDS: dict[str, type[Command]] = {
-    kind.__name__: kind
-    for kind in (Accumulate, AccumulateAgain, Apply, Discard, ScoreBatch, Publish, Save, SaveModel, Alive, End)
-}
+Command = (
+    Accumulate
+    | AccumulateAgain
+    | Merge
+    | WriteExactParams
+    | Apply
+    | Discard
+    | ScoreBatch
+    | Publish
+    | Save
+    | SaveModel
+    | Alive
+    | End
+)
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in typing.get_args(Command)}
 
 
 class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -154,6 +154,24 @@ def trainer_of(
     base: LoraBase | None,
 ) -> PolicyTrainer:
     """Builds the trainer of the restored state; a collective call, because every process may load the reference."""
+    return PolicyTrainer(
+        config=config,
+        architecture=architecture,
+        steps=steps,
+        anchors=frozen_policies(steps, weights, model_folder, params=state.params, base=base),
+        kept=EpochCache(steps, epochs=config.rounds.epochs),
+        state=state,
+        publisher=publisher,
+        checkpoints=checkpoints,
+        base=base,
+    )
+
+
+def frozen_policies(
+    steps: TrainStep, weights: WeightLoader, model_folder: pathlib.Path, *, params: Params, base: LoraBase | None
+) -> FrozenPolicies:
+    """Loads the reference, if the loss needs one, and freezes `params` as the proximal policy, if it needs one."""
+    config = weights.config
     reference = pathlib.Path(config.loss.reference_path or model_folder)
 
     def load_reference() -> Params:
@@ -163,22 +181,12 @@ def trainer_of(
         assert base is not None  # the reference is the base without its adapters
         return base.params
 
-    return PolicyTrainer(
-        config=config,
-        architecture=architecture,
-        steps=steps,
-        anchors=FrozenPolicies(
-            steps,
-            config,
-            load_reference=load_reference,
-            params=state.params,
-            base=None if base is None else base.params,
-        ),
-        kept=EpochCache(steps, epochs=config.rounds.epochs),
-        state=state,
-        publisher=publisher,
-        checkpoints=checkpoints,
-        base=base,
+    return FrozenPolicies(
+        steps,
+        config,
+        load_reference=load_reference,
+        params=params,
+        base=None if base is None else base.params,
     )
 
 

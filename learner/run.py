@@ -34,14 +34,16 @@ from learner.distributed.sharding import make_mesh
 from learner.evaluation.eval_sets import ProblemSet, all_sets, bad_rows, open_own_sets, questions_of
 from learner.evaluation.evaluator import Evaluator, open_evaluations
 from learner.evaluation.pinned_requests import PROBE_TOKENS, PinnedRequests, probe_problems
-from learner.heartbeat import LearnerHeartbeat
+from learner.heartbeat import LearnerHeartbeat, live_actors
+from learner.helpers.gradient_helper import GradientHelper, HelperStarter, State, open_helper
+from learner.helpers.scale_down_policy import ScaleDownPolicy
 from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
 from learner.objective import losses
 from learner.parity import LostGroupsFence, ParityFence, max_abs_dlogprob
-from learner.policy_trainer import Command, PolicyTrainer, Save, ScoreBatch
+from learner.policy_trainer import Command, PolicyTrainer, Save, ScoreBatch, WriteExactParams
 from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
@@ -82,6 +84,9 @@ class Run:
     lock: RunLock
     turn: LearnerTurn | None
     """Turn on the devices that engines share; None if the learner has its own."""
+    helper: GradientHelper | None
+    """Helper on engines' devices; None without helpers.num_engines."""
+    scale_down: ScaleDownPolicy
     finished_step: int | None
     """Step at which the run had finished before this start reopened it, or None."""
     on_stop: Save | None = None
@@ -108,6 +113,24 @@ class Run:
         if self.turn is not None and self.turn.is_held:
             self.trainer.offload()
             self.turn.give_back()
+
+    def look_at_helper(self) -> None:
+        """Lets engines give their devices to the helper if it is time, and gives it micro-batches; never waits."""
+        if (helper := self.helper) is None:
+            return
+        helper.poll()
+        version = self.publisher.announced_version
+        if helper.state is State.IDLE and helper.is_usable and version is not None and version.step == self.step:
+            planner = self.stream.planner
+            if self.scale_down.is_due(
+                planner.num_arrived_in_round,
+                self.stream.clock,
+                is_long=planner.round_is_long,
+                has_waiting=helper.has_waiting,
+            ):
+                self.do(WriteExactParams(str(helper.exact_file)))
+                helper.take_devices(version)
+                self.timeline.instant("scaled down", groups=planner.num_arrived_in_round)
 
     def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
         """Returns log pi of each trained token by the current weights, in nats; takes shared devices only for that."""
@@ -163,6 +186,8 @@ class Run:
                 parts.callback(part.close)
             if self.turn is not None:
                 parts.callback(self.turn.close)
+            if self.helper is not None:
+                parts.callback(self.helper.close)
             self.heartbeat.stop()
         self.lock.release()
 
@@ -198,11 +223,13 @@ def open_run(
     liveness: Liveness | None = None,
     destinations: Sequence[Destination] = (),
     lead: Replicator | None = None,
+    helper: HelperStarter | None = None,
 ) -> Run:
     """Builds the leading learner process and resumes from a checkpoint if one exists; followers use `join_run`.
 
     The parent process reads `liveness`. `destinations` receive versions in addition to shared memory and the bucket.
-    `lead` broadcasts commands to the followers (default: no followers).
+    `lead` broadcasts commands to the followers (default: no followers). `helper` starts the gradient helper
+    (helpers.num_engines).
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh is unusable; the message is one line.
@@ -226,13 +253,13 @@ def open_run(
             context.turn.take(context.await_turn)
         restored = _restore(context, architecture, steps, model_folder)
         publisher = _open_publisher(context, architecture, tokenizer, destinations)
-        run = _build(context, architecture, tokenizer, problems, restored, publisher)
+        run = _build(context, architecture, tokenizer, problems, restored, publisher, helper)
     except BaseException:
         context.heartbeat.stop()
         raise
     parity = readmission_of(run)
     lost = LostGroupsFence(context.store, bucket=config.store.bucket, keep_out=parity.ban)
-    context.wait_hooks += [parity.poll, lost.look, run.evaluations.look]
+    context.wait_hooks += [parity.poll, lost.look, run.evaluations.look, run.look_at_helper]
     run.heartbeat.report_progress()
     end_phase()
     _say_ready(run, context.incarnation)
@@ -316,8 +343,15 @@ def _build(
     problems: _Problems,
     restored: _Restored,
     publisher: Publisher,
+    helper: HelperStarter | None,
 ) -> Run:
     config, folder, step = context.config, context.folder, restored.step
+    scale_down = ScaleDownPolicy(
+        config,
+        num_own_devices=0 if config.actor.colocated else jax.device_count(),
+        num_helper_devices=1 if helper is None else helper.num_devices,
+        heartbeats=lambda: live_actors(context.store),
+    )
     metrics = MetricsWriter(
         folder,
         restored_step=step,
@@ -336,6 +370,7 @@ def _build(
         step=step,
         on_wait=context.check,
         between_batches=context.look,
+        on_group=lambda group: scale_down.observe(group, is_long=stream.planner.round_is_long),
     )
     stream.resume(restored.host_state)
     evaluations = open_evaluations(
@@ -371,6 +406,8 @@ def _build(
         heartbeat=context.heartbeat,
         lock=context.lock,
         turn=context.turn,
+        helper=None if helper is None else open_helper(config, helper, timeline=context.timeline),
+        scale_down=scale_down,
         finished_step=context.finished_step,
     )
 

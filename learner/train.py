@@ -7,20 +7,26 @@ sequence; the ESS here is per token, as in their public code.
 """
 
 import dataclasses
+import pathlib
 import time
 from typing import Any
 
+import jax
 from absl import logging
 
 from configs.run_folder import RunFolder
 from learner import parity
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
 from learner.heartbeat import Stopped
-from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel
+from learner.helpers.gradient_helper import GradientHelper
+from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Merge, Publish, SaveModel
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.packing import MicroBatch
 from learner.update_metrics import StepMetrics
+
+HELPER_POLL_S = 0.005
+"""Interval between two looks at a helper while the learner waits for it, in seconds."""
 
 
 def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> bool:
@@ -77,8 +83,11 @@ def train_all(run: Run) -> None:
     while run.step < run.config.run.num_updates:
         micro = next(batches)  # blocks until complete groups arrive
         run.heartbeat.report_progress()
-        take_devices(run)
-        accumulate(run, micro, step_metrics)
+        if run.helper is None:
+            take_devices(run)
+            accumulate(run, micro, step_metrics)
+        else:
+            share(run, run.helper, micro, step_metrics)
         if not micro.ends_update:
             continue
         check_parity(run)
@@ -94,7 +103,7 @@ def train_all(run: Run) -> None:
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
-            run.metrics.write("round", run.step, run.stream.end_round())
+            end_round(run)
         if is_save_due(run, ends_round=micro.ends_round):
             with run.stream.aside("save"):
                 run.save()
@@ -134,6 +143,64 @@ def accumulate(run: Run, micro: MicroBatch, step_metrics: StepMetrics) -> None:
     run.stream.poll()  # races may be decided, or the oldest group evicted, during the computation
 
 
+def share(run: Run, helper: GradientHelper, micro: MicroBatch, step_metrics: StepMetrics) -> None:
+    """Trains a micro-batch where there is room: the helper's devices first, then the learner's own.
+
+    After the update's last micro-batch it returns once all are in the learner's accumulator. Engines that share the
+    learner's devices (actor.colocated) keep them until then.
+    """
+    helper.add(micro)
+    run.look_at_helper()
+    while run.has_devices and not micro.ends_update and (own := helper.next_own()) is not None:
+        accumulate(run, own, step_metrics)
+    if not micro.ends_update:
+        return
+    take_devices(run)
+    while not helper.is_complete:
+        if (file := helper.hand_over()) is not None:
+            merge(run, helper, file, step_metrics)
+        elif (own := helper.next_own()) is not None:
+            accumulate(run, own, step_metrics)
+        else:
+            run.heartbeat.check()
+            run.heartbeat.report_progress()
+            time.sleep(HELPER_POLL_S)
+    found = run.trainer.steps.denominator(run.trainer.state)
+    if abs(found - helper.denominator) > 1e-4 * max(1.0, helper.denominator):
+        raise RuntimeError(f"the accumulated divisor is {found}, expected {helper.denominator}: gradients are missing")
+
+
+def merge(run: Run, helper: GradientHelper, file: pathlib.Path, step_metrics: StepMetrics) -> None:
+    """Adds the helper's partial gradient to the learner's, and lets the engines have its devices."""
+    compute_s = helper.stats.compute_s * run.scale_down.num_helping / jax.device_count()
+    _, start, end = compute(run, Merge(str(file)), "merge", step=run.step)
+    step_metrics.computed(start, end)
+    step_metrics.add_helped(helper.merged(), compute_s)
+
+
+def end_round(run: Run) -> None:
+    """Writes the round's metrics, and those of its helper."""
+    of_helper: dict[str, float] = {}
+    if run.helper is not None:
+        stats, clock = run.helper.end_update(), run.stream.clock
+        of_helper = {
+            "helper/released_at": run.scale_down.released_at,
+            "helper/batches": stats.num_batches,
+            "helper/compute_s": stats.compute_s,
+            "helper/start_s": stats.start_s,
+            "helper/hand_over_s": stats.hand_over_s,
+            "helper/lost": stats.num_lost,
+        }
+        run.scale_down.end_round(
+            clock,
+            is_long=run.stream.planner.round_is_long,
+            start_s=stats.start_s,
+            hand_over_s=stats.hand_over_s,
+            helper_s=stats.compute_s,
+        )
+    run.metrics.write("round", run.step, run.stream.end_round() | of_helper)
+
+
 def accumulate_cached(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
     """Adds the gradients of the whole batch in a later epoch, from the epoch buffer."""
     for index, ticket_ids in enumerate(run.trainer.kept.ticket_ids):
@@ -159,6 +226,8 @@ def below_ess_floor(run: Run) -> bool:
 def drop(run: Run, step_metrics: StepMetrics) -> None:
     """Discards the full batch, and publishes the current weights if needed, since the next batch is sampled by them."""
     run.do(Discard())
+    if run.helper is not None:
+        run.helper.end_update()
     run.stream.drop_update()
     step_metrics.drop()
     if not run.publisher.is_published(run.step):

@@ -1,7 +1,7 @@
 """Metrics of the update being filled: its groups, its times, and its row."""
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,7 +49,7 @@ class StepMetrics:
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
         """Metrics of the optimizer steps, one per epoch."""
-        self._train_s = 0.0
+        self._train_s = self._helper_s = 0.0
         self._sum_squared_lengths = 0.0
         self._num_skipped = num_skipped
         self._num_skipped_in_a_row = 0
@@ -59,9 +59,15 @@ class StepMetrics:
 
     def add_batch(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
         """Adds a micro-batch of the first epoch, trained from `start_s` to `end_s` (monotonic seconds)."""
-        self._ticket_ids += micro.ticket_ids
-        self._sum_squared_lengths += micro.sum_squared_lengths
+        self.add_helped([micro], 0.0)
         self.computed(start_s, end_s)
+
+    def add_helped(self, micros: Sequence[MicroBatch], helper_s: float) -> None:
+        """Adds micro-batches that a helper trained; `helper_s` is its time in seconds of all devices of the learner."""
+        for micro in micros:
+            self._ticket_ids += micro.ticket_ids
+            self._sum_squared_lengths += micro.sum_squared_lengths
+        self._helper_s += helper_s
 
     def computed(self, start_s: float, end_s: float) -> None:
         """Adds the time of any other computation for the update, as in later epochs."""
@@ -107,7 +113,7 @@ class StepMetrics:
             **self._actor_metrics(),
         }
         ids, self._ticket_ids, self._of_passes = self._ticket_ids, [], []
-        self._train_s, self._sum_squared_lengths = 0.0, 0.0
+        self._train_s = self._helper_s = self._sum_squared_lengths = 0.0
         self._wait_s_before, self._last_end_s = self._stream.wait_s, end_s
         return row, ids
 
@@ -123,7 +129,7 @@ class StepMetrics:
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Returns model TFLOP/s over the learner's computing time, and its share of the chips' peak (MFU)."""
+        """Returns model TFLOP/s over the computing time of learner and helper, and the share of the peak (MFU)."""
         flops = len(self._of_passes) * model_flops(
             self._architecture,
             num_tokens=float(metrics["real_tokens"]),
@@ -131,7 +137,7 @@ class StepMetrics:
             sum_squared_lengths=self._sum_squared_lengths,
             num_adapter_params=adapter_params(self._architecture, self._lora),
         )
-        per_s = flops / max(self._train_s, 1e-9)
+        per_s = flops / max(self._train_s + self._helper_s, 1e-9)
         peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
 

@@ -65,7 +65,7 @@ class VllmEngine:
         self._counter = counter
         self._size = size
         self._resumes = config.publish.at_publish == "abort_and_resume"
-        self._shared_in: pathlib.Path | None = None
+        self._shared_as: tuple[str, str] | None = None
         self._can_sleep = llm.vllm_config.model_config.enable_sleep_mode
         self._caches_prefixes = config.actor.prefix_caching
         self._has_own_weights, self._seed = has_own_weights, seed
@@ -301,22 +301,27 @@ class VllmEngine:
             self._counter.start_peak()
             return timings
 
-    async def share_devices(self, folder: pathlib.Path) -> None:
-        """Lets the workers hold the devices that they share with the learner of a run folder, except in sleep."""
-        self._shared_in = folder
-        await self._llm.collective_rpc("hold_devices", args=(str(folder),))
+    async def share_devices(self, folder: pathlib.Path, name: str) -> None:
+        """Lets the workers hold the devices that they share with a trainer, except in sleep.
+
+        Args:
+          folder: run folder.
+          name: name of the locks (`bridge.device_turns`).
+        """
+        self._shared_as = (str(folder), name)
+        await self._llm.collective_rpc("hold_devices", args=self._shared_as)
 
     async def sleep(self) -> None:
         """Frees weights and cache (vLLM's sleep level 2); no request may run. A CPU's engine keeps its memory."""
         if self._can_sleep:
             await self._llm.sleep(level=2)
-        if self._shared_in is not None:
+        if self._shared_as is not None:
             await self._llm.collective_rpc("release_devices")
 
     async def wake_up(self) -> None:
         """Takes its memory again; its contents are undefined until weights are swapped in."""
-        if self._shared_in is not None:
-            await self.share_devices(self._shared_in)
+        if self._shared_as is not None:
+            await self._llm.collective_rpc("hold_devices", args=self._shared_as)
         if self._can_sleep:
             await self._llm.wake_up()
 

@@ -63,7 +63,7 @@ def engine_arguments(
         tensor_parallel_size=config.actor.tensor_parallel_size,
         gpu_memory_utilization=config.actor.gpu_memory_utilization,
         enforce_eager=config.actor.enforce_eager,
-        enable_sleep_mode=config.actor.colocated and current_platform.is_sleep_mode_available(),
+        enable_sleep_mode=config.shares_devices and current_platform.is_sleep_mode_available(),
         enable_prefix_caching=config.actor.prefix_caching,
         # Chunked prefill resets a request's random state, which a CPU's cannot do (vLLM 0.32: the engine dies).
         enable_chunked_prefill=False if is_seeded and current_platform.is_cpu() else None,

@@ -176,13 +176,13 @@ class WorkerPlugin:
     model_runner: Any
     turn: EngineTurn
 
-    def hold_devices(self, folder: str) -> None:
-        """Holds the devices that the engine shares with the learner of a run folder, until `release_devices`."""
-        self.turn = EngineTurn(pathlib.Path(folder))
+    def hold_devices(self, folder: str, name: str) -> None:
+        """Holds the devices that the engine shares with a trainer, until `release_devices`."""
+        self.turn = EngineTurn(pathlib.Path(folder), name)
         self.turn.join()
 
     def release_devices(self) -> None:
-        """Lets the learner have the devices, whose memory is free."""
+        """Lets the trainer have the devices, whose memory is free."""
         self.turn.close()
 
     def drop_snapshot(self) -> None:

@@ -2,6 +2,7 @@
 
 from configs.sections.actor import ActorConfig, EnvironmentsConfig, SamplingConfig
 from configs.sections.evaluation import EvaluationConfig, EvaluationSet
+from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
 from configs.sections.model import LearnerConfig, LoraConfig, MeshConfig, ModelConfig, OptimizerConfig, PackingConfig
 from configs.sections.prompts import PromptsConfig
@@ -16,6 +17,7 @@ __all__ = [
     "EnvironmentsConfig",
     "EvaluationConfig",
     "EvaluationSet",
+    "HelpersConfig",
     "JudgeConfig",
     "LearnerConfig",
     "LoraConfig",

@@ -12,6 +12,8 @@ from launch.supervision.placement import Machine, Placement
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
 """JAX's own variables, which override `learner.gpu_memory_fraction`."""
+IN_TURNS = {ALLOCATOR: "platform", PREALLOCATE: "false"}
+"""Variables of a process that has all memory of its devices in turns: JAX returns what it frees to the device."""
 MOST = 0.95
 """Maximum share of a GPU's memory reserved by its processes. CUDA contexts need memory in addition to these shares."""
 
@@ -19,10 +21,10 @@ MOST = 0.95
 def reserve(config: Config, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the variables that limit the learner to its memory share; set them before JAX is imported.
 
-    With actor.colocated it has all memory in its turns: JAX returns what it frees to the device (`platform`).
+    With actor.colocated it has all memory in its turns.
     """
     if config.actor.colocated:
-        return {ALLOCATOR: "platform", PREALLOCATE: "false"}
+        return IN_TURNS
     if FRACTION in environment or PREALLOCATE in environment:
         return {}
     return {FRACTION: f"{config.learner.gpu_memory_fraction:g}"}

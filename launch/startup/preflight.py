@@ -219,6 +219,7 @@ def check_snapshot_room(
         served_bytes=num_bytes,
         num_hosts=num_hosts or (1 if is_local else config.learner.num_processes),
         num_engines=config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0,
+        helper_bytes=(num_bytes + 4 * num_params) if config.helpers.num_engines else 0.0,
     )
     if free < room.least_bytes:
         whose = "two slots" if room.num_hosts == 1 else f"two slots of one of {room.num_hosts} hosts"

@@ -27,6 +27,8 @@ class SnapshotRoom:
     """Machines of the learner."""
     num_engines: int = 0
     """Engines on this machine whose actors read the learner's memory; each mirrors a whole version."""
+    helper_bytes: float = 0.0
+    """A gradient helper's copy of a version, and the sums that it hands over."""
 
     @property
     def rows_bytes(self) -> float:
@@ -36,14 +38,16 @@ class SnapshotRoom:
     @property
     def least_bytes(self) -> int:
         """Minimum bytes for publishing: two slots, and one mirror per engine of this machine."""
-        return math.ceil(_SLOTS * self.rows_bytes + self.num_engines * self.served_bytes)
+        own_bytes = self.num_engines * self.served_bytes + self.helper_bytes
+        return math.ceil(_SLOTS * self.rows_bytes + own_bytes)
 
     def full_bytes(self, config: Config) -> int:
         """Returns the maximum bytes that a run may use, with a spare slot for slow readers and a delta per slot."""
         slots = _SLOTS + config.publish.has_spare_slot
         has_deltas = config.publish.leaves_the_machine and config.publish.full_every > 1
         per_slot = 1 + _DELTA_SHARE * has_deltas
-        return math.ceil(slots * per_slot * self.rows_bytes + self.num_engines * self.served_bytes)
+        own_bytes = self.num_engines * self.served_bytes + self.helper_bytes
+        return math.ceil(slots * per_slot * self.rows_bytes + own_bytes)
 
 
 def actor_bytes(served_bytes: float) -> int:

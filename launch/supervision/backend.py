@@ -15,7 +15,8 @@ from launch.supervision.process_group import Process, ProcessGroup
 from launch.supervision.process_tree import kill_leftovers
 from launch.supervision.snapshot_cleanup import CleanupProcess, remove_snapshots
 
-_CPU_DEVICES = "--xla_force_host_platform_device_count"
+CPU_DEVICES = "--xla_force_host_platform_device_count"
+"""XLA flag that sets the number of CPU devices."""
 
 
 class ProcessBackend(Protocol):
@@ -61,14 +62,19 @@ class LocalBackend:
         self._config, self._run = config, RunFolder(folder)
         self._mark = run_tag(folder)
         self._cleanup: CleanupProcess | None = None
-        self.learner = self._learner(folder, placement.learner)
+        self.learner = self._learner(folder, placement.learner, placement.helper)
         self.actors = [self._actor(f"actor-{i}", folder, one) for i, one in enumerate(placement.engines)]
 
-    def _learner(self, folder: pathlib.Path, devices: Sequence[str]) -> Process:
+    def _learner(self, folder: pathlib.Path, devices: Sequence[str], helper: EnginePlace) -> Process:
         count = self._config.learner.num_processes
+        arguments = [f"--run_dir={folder}"]
+        if helper.devices:
+            arguments.append(f"--helper_devices={','.join(helper.devices)}")
+        if helper.cpu_cores:
+            arguments.append(f"--helper_cores={helper.cpu_cores}")
         if count == 1:
             # Explicit, because the learner would otherwise detect a surrounding Slurm or MPI job.
-            return self._learner_process("learner", [f"--run_dir={folder}", "--num_processes=1"], devices, {})
+            return self._learner_process("learner", [*arguments, "--num_processes=1"], devices, {})
         each = self._config.mesh.num_devices // count
         if devices and len(devices) != each * count:
             raise ValueError(
@@ -78,7 +84,7 @@ class LocalBackend:
         members = [
             self._learner_process(
                 f"learner-{i}" if i else "learner",
-                [f"--run_dir={folder}"],
+                arguments,
                 devices[i * each : (i + 1) * each],
                 with_cpu_devices(each, os.environ),
             )
@@ -104,6 +110,8 @@ class LocalBackend:
         # period, because a finished run discards unfinished work. The learner starts at the same time.
         limits = f"--limits={self._run.limits(role)}"
         arguments = [f"--run_dir={folder}", limits, "--shutdown_grace_s=0", "--wait_for_learner"]
+        if where.shares_with:
+            arguments.append(f"--shares_devices_with={where.shares_with}")
         return Child(
             role,
             arguments + [f"--cpu_cores={where.cpu_cores}"] * bool(where.cpu_cores),
@@ -141,7 +149,7 @@ def run_tag(folder: pathlib.Path) -> str:
 def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variable that makes XLA show `count` CPU devices, unless XLA_FLAGS already sets a count."""
     flags = environment.get("XLA_FLAGS", "")
-    return {} if _CPU_DEVICES in flags else {"XLA_FLAGS": f"{flags} {_CPU_DEVICES}={count}".strip()}
+    return {} if CPU_DEVICES in flags else {"XLA_FLAGS": f"{flags} {CPU_DEVICES}={count}".strip()}
 
 
 def free_local_address() -> str:

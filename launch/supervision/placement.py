@@ -15,6 +15,7 @@ import glob
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from configs.schema import Config
 
@@ -49,6 +50,8 @@ class EnginePlace:
     """Value of CUDA_VISIBLE_DEVICES; empty leaves it unchanged."""
     cpu_cores: str = ""
     """Cores of a CPU engine, in the format of `actor.cpu_cores`; empty leaves the choice to the engine."""
+    shares_with: Literal["", "learner", "helper"] = ""
+    """Trainer that uses the devices in turns with the engine."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,13 @@ class Placement:
     learner: tuple[str, ...]
     """Devices of the learner; empty leaves them unchanged."""
     engines: tuple[EnginePlace, ...]
+
+    @property
+    def helper(self) -> EnginePlace:
+        """Devices and cores of the gradient helper: those of its engines."""
+        engines = [engine for engine in self.engines if engine.shares_with == "helper"]
+        cores = ",".join(engine.cpu_cores.replace("|", ",") for engine in engines if engine.cpu_cores)
+        return EnginePlace(devices=tuple(d for engine in engines for d in engine.devices), cpu_cores=cores)
 
     def warnings(self, *, is_colocated: bool = False) -> list[str]:
         """Returns warnings about devices with several owners; with actor.colocated the learner is none."""
@@ -84,15 +94,20 @@ def place(config: Config, machine: Machine) -> Placement:
         learner = learner or _left_by_engines(config, machine.gpus)
     elif machine.gpus and config.actor.colocated:
         learner = learner or tuple(machine.gpus[: config.mesh.num_devices])
-        groups = _shared(config, learner)
+        groups = _shared(config, learner, machine.gpus)
     elif machine.gpus:
         learner, groups = _split(config, machine.gpus, learner)
     else:
         groups = [()] * config.actor.num_engines
     cores = _cores(config, machine)
+    num_serving = config.actor.num_engines - config.helpers.num_engines
+    own: Literal["", "learner"] = "learner" if config.actor.colocated else ""
     return Placement(
         learner=learner,
-        engines=tuple(EnginePlace(devices=d, cpu_cores=c) for d, c in zip(groups, cores, strict=True)),
+        engines=tuple(
+            EnginePlace(devices=d, cpu_cores=c, shares_with=own if i < num_serving else "helper")
+            for i, (d, c) in enumerate(zip(groups, cores, strict=True))
+        ),
     )
 
 
@@ -144,16 +159,27 @@ def _split(
     )
 
 
-def _shared(config: Config, learner: tuple[str, ...]) -> Sequence[tuple[str, ...]]:
-    """Splits the learner's devices evenly over the engines, which use them in turns with it (actor.colocated)."""
-    num_engines, least = config.actor.num_engines, config.actor.tensor_parallel_size
+def _shared(config: Config, learner: tuple[str, ...], gpus: Sequence[str]) -> Sequence[tuple[str, ...]]:
+    """Splits the learner's devices evenly over the engines, which use them in turns with it (actor.colocated).
+
+    The engines of a helper have as many of the next devices each.
+    """
+    num_helping, least = config.helpers.num_engines, config.actor.tensor_parallel_size
+    num_engines = config.actor.num_engines - num_helping
     size = min(len(learner) // num_engines, config.actor.max_devices_per_engine)
     if size < least or size * num_engines != len(learner):
         raise ValueError(
-            f"actor.colocated: actor.num_engines={num_engines} engines of actor.tensor_parallel_size={least} must use "
-            f"all {len(learner)} devices of the learner's mesh"
+            f"actor.colocated: {num_engines} engines (actor.num_engines, less helpers.num_engines) of "
+            f"actor.tensor_parallel_size={least} must use all {len(learner)} devices of the learner's mesh"
         )
-    return [learner[i * size : (i + 1) * size] for i in range(num_engines)]
+    left = [d for d in gpus if d not in learner]
+    if len(left) < num_helping * size:
+        raise ValueError(
+            f"helpers.num_engines={num_helping}: expected {num_helping * size} devices in addition to the learner's "
+            f"{len(learner)}, got {len(gpus)} on this machine"
+        )
+    devices = (*learner, *left)
+    return [devices[i * size : (i + 1) * size] for i in range(config.actor.num_engines)]
 
 
 def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.hf_save import INDEX, WEIGHTS, save
 
-__all__ = ["ShardingFn", "load", "open_folder", "save"]
+__all__ = ["ShardingFn", "load", "open_folder", "params_of", "save"]
 
 ShardingFn = Callable[[str, tuple[int, ...]], Sharding | None]
 """Returns the sharding of a leaf from (Flax path, global shape); None means the default device."""
@@ -75,23 +75,38 @@ def load(
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder at {folder}")
     config = Architecture.from_hf(folder)
-    names = config.param_names
     with open_folder(folder) as tensors:
         _check_tied_head(config, tensors, folder)
-        check_same_names(f"{folder}: tensor", got=tensors, wanted=names.all_hf_names())
-        leaves = {}
-        for path, spec in flatten(abstract_params(config)).items():
-            stack_shape = names.stack(path)
-            parts = [tensors[name] for name in names.hf_names(path)]
-            for part in parts:
-                _check_shape(part, spec.shape[len(stack_shape) :])
-            found = {part.dtype for part in parts}
-            if dtype is None and len(found) > 1:
-                raise ValueError(f"{path}: layers of different dtypes {found}; give load a dtype")
-            target = np.dtype(found.pop() if dtype is None else dtype)
-            sharding = sharding_fn(path, spec.shape) if sharding_fn is not None else None
-            leaves[path] = _make_leaf(parts, stack_shape, spec.shape, target, sharding)
-    return config, unflatten(leaves)
+        check_same_names(f"{folder}: tensor", got=tensors, wanted=config.param_names.all_hf_names())
+        return config, params_of(tensors, config, dtype=dtype, sharding_fn=sharding_fn)
+
+
+def params_of(
+    tensors: Mapping[str, StoredTensor],
+    config: Architecture,
+    *,
+    dtype: DTypeLike | None = None,
+    sharding_fn: ShardingFn | None = None,
+) -> Params:
+    """Returns the parameters of a model's tensors, which have Hugging Face names; see `load`.
+
+    Raises:
+      ValueError: a shape or dtype does not match the model.
+    """
+    names = config.param_names
+    leaves = {}
+    for path, spec in flatten(abstract_params(config)).items():
+        stack_shape = names.stack(path)
+        parts = [tensors[name] for name in names.hf_names(path)]
+        for part in parts:
+            _check_shape(part, spec.shape[len(stack_shape) :])
+        found = {part.dtype for part in parts}
+        if dtype is None and len(found) > 1:
+            raise ValueError(f"{path}: layers of different dtypes {found}; give load a dtype")
+        target = np.dtype(found.pop() if dtype is None else dtype)
+        sharding = sharding_fn(path, spec.shape) if sharding_fn is not None else None
+        leaves[path] = _make_leaf(parts, stack_shape, spec.shape, target, sharding)
+    return unflatten(leaves)
 
 
 @contextlib.contextmanager

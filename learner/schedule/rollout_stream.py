@@ -113,6 +113,7 @@ class RolloutStream:
         step: int = 0,
         on_wait: Callable[[], None] = lambda: None,
         between_batches: Callable[[], None] = lambda: None,
+        on_group: Callable[[Group], None] = lambda group: None,
     ) -> None:
         """Creates a stream that has issued and read nothing.
 
@@ -127,11 +128,12 @@ class RolloutStream:
           step: step of the learner.
           on_wait: called on every poll that finds no group; may raise.
           between_batches: called between two micro-batches; may raise.
+          on_group: called with every group that is trained.
         """
         self._config, self._store, self._timeline = config, store, timeline
         self._tickets = tickets_of(store, config)
         self.prompts = prompts
-        self._check_while_waiting, self._meanwhile = on_wait, between_batches
+        self._check_while_waiting, self._meanwhile, self._on_group = on_wait, between_batches, on_group
         self._incarnation = incarnation
         self._limits = group_validation.GroupLimits(vocab_size=vocab_size, max_tokens=config.model.max_tokens)
         self._refusals = group_validation.RejectionCounter()
@@ -215,6 +217,7 @@ class RolloutStream:
             for group in groups:
                 self._observe(group)
                 self._frontier_width.observe(group)
+                self._on_group(group)
             yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick)
 
     def poll(self) -> None:

@@ -210,6 +210,15 @@ class Accumulator:
     """Weighted sum of token losses."""
     stats: Stats
 
+    def __add__(self, other: "Accumulator") -> "Accumulator":
+        """Returns the sums of both."""
+        return Accumulator(
+            grads=jax.tree.map(lambda total, g: total + g, self.grads, other.grads),
+            denominator=self.denominator + other.denominator,
+            loss=self.loss + other.loss,
+            stats=diagnostics.merge(self.stats, other.stats),
+        )
+
     @classmethod
     def zeros(cls, params: Params) -> "Accumulator":
         """Returns an empty accumulator."""

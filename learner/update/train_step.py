@@ -144,6 +144,13 @@ class TrainStep:
             donate_argnums=0,
             compiler_options=options,
         )
+        self._jit_merge = jax.jit(
+            lambda total, part: total + part,
+            in_shardings=(state.accumulator, state.accumulator),
+            out_shardings=state.accumulator,
+            donate_argnums=0,
+            compiler_options=options,
+        )
         self._jit_apply = jax.jit(
             self._apply,
             in_shardings=(state, whole),
@@ -242,6 +249,14 @@ class TrainStep:
         self._free_compiler_memory()
         return dataclasses.replace(state, accumulator=accumulator)
 
+    def merge(self, state: TrainState, part: Accumulator) -> TrainState:
+        """Adds the sums of other micro-batches of the update, with the same parameters; donates the accumulator."""
+        return dataclasses.replace(state, accumulator=self._jit_merge(state.accumulator, part))
+
+    def denominator(self, state: TrainState) -> float:
+        """Returns the divisor of the accumulated sums; waits for the device."""
+        return float(state.accumulator.denominator)
+
     def apply(self, state: TrainState, epoch: int = 0) -> tuple[TrainState, Metrics]:
         """Steps the optimizer and empties the accumulator; donates the state.
 
@@ -330,13 +345,8 @@ class TrainStep:
         (loss, (stats, logprobs)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
         # Split like the parameters, so that XLA uses reduce-scatter instead of all-reduce.
         grads = jax.lax.with_sharding_constraint(grads, shardings(self._state.params))
-        total = Accumulator(
-            grads=jax.tree.map(lambda total, g: total + g, accumulator.grads, grads),
-            denominator=accumulator.denominator + batch.denominator,
-            loss=accumulator.loss + loss,
-            stats=diagnostics.merge(accumulator.stats, stats),
-        )
-        return total, loss, logprobs if self.keeps_logprobs else None
+        own = Accumulator(grads=grads, denominator=jnp.asarray(batch.denominator), loss=loss, stats=stats)
+        return accumulator + own, loss, logprobs if self.keeps_logprobs else None
 
     def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         self._num_traces["apply"] += 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridge.device_turns import LearnerTurn
+from bridge.device_turns import LEARNER, LearnerTurn
 from tests.integration.support.engines import Bench, EngineKind, for_engines
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -35,7 +35,7 @@ def test_workers_have_the_devices_but_while_the_engine_sleeps(bench: Bench, tmp_
     learner = LearnerTurn(tmp_path)
 
     async def body():
-        await bench.engine.share_devices(tmp_path)
+        await bench.engine.share_devices(tmp_path, LEARNER)
         assert not await asyncio.to_thread(taken_at_once, learner)
         await bench.engine.sleep()
         assert await asyncio.to_thread(taken_at_once, learner)

@@ -1,0 +1,357 @@
+"""The learner's side of a gradient helper: a process that trains on devices that engines gave up.
+
+The learner packs the micro-batches, assigns them and keeps the ledger. A helper that dies, hangs or hands over a broken
+file is killed. Its micro-batches are computed again, by its successor or by the learner. Nothing of it is in the store,
+so no group is sampled again.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import pathlib
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from absl import logging
+
+from bridge.rollout_types import Version
+from bridge.timeline import Timeline
+from configs.run_folder import snapshot_folder
+from configs.schema import Config
+from learner.helpers.gradient_ledger import OWN, GradientLedger, LedgerError
+from learner.helpers.messages import (
+    AddBatch,
+    BatchAdded,
+    DevicesReleased,
+    DevicesTaken,
+    HandedOver,
+    HandOver,
+    ReleaseDevices,
+    Reply,
+    Request,
+    TakeDevices,
+)
+from learner.update.packing import MicroBatch
+from learner.update.partial_gradient import hash_of
+
+AHEAD = 2
+"""Micro-batches that a helper has at once: the one it computes, and the next."""
+RELEASE_S = 30.0
+"""Timeout for a helper to free its devices, in seconds."""
+
+
+class HelperProcess(Protocol):
+    """A running helper process."""
+
+    @property
+    def connection(self) -> Connection:
+        """Pipe to the process; at its end once the process has exited."""
+        ...
+
+    def kill(self) -> None:
+        """Kills the process and waits until it has exited, so that its devices are free."""
+        ...
+
+
+class HelperStarter(Protocol):
+    """Starter of a helper's processes."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the helper."""
+        ...
+
+    def start(self) -> HelperProcess:
+        """Starts a process without waiting for it."""
+        ...
+
+
+class State(enum.Enum):
+    """What a helper is doing."""
+
+    IDLE = "idle"
+    """It has no devices; its process may not exist."""
+    STARTING = "starting"
+    """It waits for the engines, or reads the parameters."""
+    ADDING = "adding"
+    HANDING_OVER = "handing over"
+    HANDED_OVER = "handed over"
+    RELEASING = "releasing"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Timeouts for a helper's answers, in seconds."""
+
+    start_s: float
+    """Until it has devices and parameters."""
+    first_batch_s: float
+    """For the first micro-batch of a process, which may compile."""
+    batch_s: float
+    hand_over_s: float
+
+
+@dataclasses.dataclass
+class HelperStats:
+    """What the helper did in an update."""
+
+    num_batches: int = 0
+    compute_s: float = 0.0
+    """Seconds in which it computed."""
+    start_s: float = 0.0
+    """Seconds from the request for the devices until it had the parameters on them."""
+    hand_over_s: float = 0.0
+    """Seconds from the last request until its partial gradient was merged."""
+    num_lost: int = 0
+    """Partial gradients that were lost."""
+
+
+class GradientHelper:
+    """A helper and the ledger of the update in progress; for one thread, which never waits for the helper here."""
+
+    def __init__(
+        self,
+        start: Callable[[], HelperProcess],
+        folder: pathlib.Path,
+        *,
+        deadlines: Deadlines,
+        max_lost_in_a_row: int,
+        timeline: Timeline,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepares a helper without starting its process.
+
+        Args:
+          start: starts a process.
+          folder: folder for files between the two, in shared memory; it is emptied.
+          deadlines: timeouts.
+          max_lost_in_a_row: partial gradients lost in a row after which no helper is used.
+          timeline: event log.
+          clock: monotonic seconds.
+        """
+        self._start, self._folder, self._deadlines = start, folder, deadlines
+        self._max_lost, self._timeline, self._clock = max_lost_in_a_row, timeline, clock
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._process: HelperProcess | None = None
+        self._ledger = GradientLedger()
+        self._micros: list[MicroBatch] = []
+        self._outstanding: list[int] = []
+        self._has_computed = False
+        self._part = ""
+        self._num_parts = self._num_lost_in_a_row = 0
+        self._deadline_s = float("inf")
+        self._since_s = 0.0
+        self.state = State.IDLE
+        self.stats = HelperStats()
+
+    @property
+    def is_usable(self) -> bool:
+        """False after too many lost partial gradients in a row."""
+        return self._num_lost_in_a_row < self._max_lost
+
+    @property
+    def file(self) -> pathlib.Path:
+        """File of the partial gradient in progress."""
+        return self._folder / f"{self._part}.safetensors"
+
+    @property
+    def exact_file(self) -> pathlib.Path:
+        """File for the parameters that a snapshot does not hold exactly; written before `take_devices`."""
+        return self._folder / "exact.safetensors"
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if a micro-batch waits for a trainer."""
+        return self._ledger.has_waiting
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all micro-batches of the update are in the learner's accumulator."""
+        return self._ledger.is_complete
+
+    @property
+    def denominator(self) -> float:
+        """Divisor of the update's sum, counted on the host."""
+        return self._ledger.denominator
+
+    def add(self, micro: MicroBatch) -> None:
+        """Adds a micro-batch of the update in progress, for the helper or the learner."""
+        self._ledger.add(float(micro.batch.denominator))
+        self._micros.append(micro)
+        self._feed()
+
+    def next_own(self) -> MicroBatch | None:
+        """Returns a micro-batch for the learner itself, which must accumulate it; None if none waits."""
+        number = self._ledger.assign(OWN)
+        return None if number is None else self._micros[number]
+
+    def take_devices(self, version: Version) -> None:
+        """Requests that the helper takes its devices from the engines, and trains with the parameters of a version."""
+        assert self.state is State.IDLE
+        if self._process is None:
+            self._process, self._has_computed = self._start(), False
+        self._num_parts += 1
+        self._part = f"partial-gradient-{self._num_parts}"
+        self._since_s = self._clock()
+        self._go(State.STARTING, self._deadlines.start_s, TakeDevices(version=version, exact=str(self.exact_file)))
+
+    def poll(self) -> None:
+        """Reads the helper's answers and assigns micro-batches to it; never waits."""
+        if self._process is None:
+            return
+        try:
+            while self._process is not None and self._process.connection.poll():
+                self._receive(self._process.connection.recv())
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._lose("its process ended")
+        except LedgerError as e:
+            self._lose(str(e))
+        if self._clock() > self._deadline_s:
+            self._lose(f"no answer in time while {self.state.value}")
+        self._feed()
+
+    def hand_over(self) -> pathlib.Path | None:
+        """Ends the partial gradient once nothing waits; returns its file when it must be merged now."""
+        self.poll()
+        if self._ledger.has_waiting or self._outstanding:
+            return None
+        if self.state is State.STARTING or (self.state is State.ADDING and not self._ledger.of(self._part)):
+            self._release()
+        elif self.state is State.ADDING:
+            self._since_s = self._clock()
+            self._go(State.HANDING_OVER, self._deadlines.hand_over_s, HandOver(str(self.file)))
+        return self.file if self.state is State.HANDED_OVER else None
+
+    def merged(self) -> list[MicroBatch]:
+        """Records that the partial gradient is in the learner's accumulator; returns its micro-batches."""
+        assert self.state is State.HANDED_OVER
+        numbers = self._ledger.merge(self._part)
+        self.stats.hand_over_s += self._clock() - self._since_s
+        self.stats.num_batches += len(numbers)
+        self._num_lost_in_a_row = 0
+        self.file.unlink(missing_ok=True)
+        self._release()
+        return [self._micros[number] for number in numbers]
+
+    def end_update(self) -> HelperStats:
+        """Forgets the update's micro-batches, after its step or when it is discarded; returns what the helper did."""
+        if self.state not in (State.IDLE, State.RELEASING):
+            self._give_up("the update was discarded")
+        self._ledger.clear()
+        self._micros = []
+        stats, self.stats = self.stats, HelperStats()
+        return stats
+
+    def close(self) -> None:
+        """Kills the helper's process and deletes its files."""
+        self._end_process()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _receive(self, reply: Reply) -> None:
+        match reply:
+            case DevicesTaken():
+                if self.state is State.RELEASING:
+                    return  # the round ended meanwhile
+                self._expect(State.STARTING)
+                self.stats.start_s += self._clock() - self._since_s
+                self._timeline.instant("helper started", wait_s=reply.wait_s, read_s=reply.read_s)
+                self._go(State.ADDING)
+            case BatchAdded():
+                self._expect(State.ADDING)
+                self._outstanding.remove(reply.number)
+                self.stats.compute_s += reply.compute_s
+                self._has_computed = True
+                self._await_batch()
+            case HandedOver():
+                self._expect(State.HANDING_OVER)
+                if hash_of(self.file) != reply.digest:
+                    raise LedgerError("its partial gradient has the wrong hash")
+                self._ledger.check(self._part, reply.numbers, reply.denominator)
+                self._go(State.HANDED_OVER)
+            case DevicesReleased():
+                self._expect(State.RELEASING)
+                self._go(State.IDLE)
+
+    def _expect(self, state: State) -> None:
+        if self.state is not state:
+            raise LedgerError(f"unexpected answer while {self.state.value}")
+
+    def _feed(self) -> None:
+        while self.state is State.ADDING and len(self._outstanding) < AHEAD:
+            number = self._ledger.assign(self._part)
+            if number is None:
+                return
+            path = self._folder / f"{self._part}-{number}.batch"
+            path.write_bytes(pickle.dumps(self._micros[number].batch, protocol=5))
+            self._outstanding.append(number)
+            self._send(AddBatch(number=number, file=str(path)))
+            if len(self._outstanding) == 1:
+                self._await_batch()
+
+    def _await_batch(self) -> None:
+        limit_s = self._deadlines.batch_s if self._has_computed else self._deadlines.first_batch_s
+        self._deadline_s = self._clock() + limit_s if self._outstanding else float("inf")
+
+    def _release(self) -> None:
+        self._go(State.RELEASING, RELEASE_S, ReleaseDevices())
+
+    def _go(self, state: State, timeout_s: float = float("inf"), request: Request | None = None) -> None:
+        self.state, self._deadline_s = state, self._clock() + timeout_s
+        if request is not None:
+            self._send(request)
+
+    def _send(self, request: Request) -> None:
+        assert self._process is not None
+        with contextlib.suppress(OSError):  # its end is noticed by the next `poll`
+            self._process.connection.send(request)
+
+    def _lose(self, reason: str) -> None:
+        was_idle = self.state is State.IDLE
+        self._give_up(reason)
+        if was_idle:
+            return
+        self._num_lost_in_a_row += 1
+        self.stats.num_lost += 1
+        if not self.is_usable:
+            logging.error(
+                "gradient helper is not used any more in this run: %d partial gradients lost in a row",
+                self._num_lost_in_a_row,
+            )
+
+    def _give_up(self, reason: str) -> None:
+        """Ends the process and, with it, its turn on the devices; its micro-batches wait again."""
+        lost = self._ledger.lose(self._part)
+        logging.warning("gradient helper ended while %s: %s batches=%d", self.state.value, reason, len(lost))
+        self._timeline.instant("helper lost", reason=reason, batches=len(lost))
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        self._outstanding = []
+        self._go(State.IDLE)
+        for path in self._folder.glob("*"):
+            path.unlink(missing_ok=True)
+
+
+def open_helper(config: Config, starter: HelperStarter, *, timeline: Timeline) -> GradientHelper:
+    """Returns the run's helper, whose process starts when it is first needed."""
+    helpers = config.helpers
+    return GradientHelper(
+        starter.start,
+        snapshot_folder(config) / "gradient-helper",
+        deadlines=Deadlines(
+            start_s=helpers.start_timeout_s,
+            first_batch_s=config.supervision.start_timeout_s,
+            batch_s=helpers.batch_timeout_s,
+            hand_over_s=helpers.hand_over_timeout_s,
+        ),
+        max_lost_in_a_row=helpers.max_lost_in_a_row,
+        timeline=timeline,
+    )
