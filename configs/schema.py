@@ -225,9 +225,9 @@ class Config:
         waits = self.rounds.train_start == "round_complete" or self.helpers.num_engines > 0
         if self.actor.colocated and (not waits or self.learner.num_processes > 1):
             raise ValueError(
-                "actor.colocated requires learner.num_processes=1, and rounds.train_start=round_complete without "
-                f"helpers.num_engines, got {self.learner.num_processes} and {self.rounds.train_start}; engines sleep "
-                "while the learner trains"
+                "actor.colocated requires rounds.train_start=round_complete (or helpers.num_engines) and "
+                f"learner.num_processes=1, got {self.rounds.train_start} and {self.learner.num_processes}; engines "
+                "sleep while the learner trains"
             )
         if self.actor.colocated and (self.publishes_adapters or self.judge.colocate):
             field = "publish.lora=adapter" if self.publishes_adapters else "judge.colocate"
@@ -245,11 +245,6 @@ class Config:
         helpers, rounds = self.helpers, self.rounds
         if not helpers.num_engines:
             return
-        if helpers.num_engines >= self.actor.num_engines:
-            raise ValueError(
-                f"helpers.num_engines ({helpers.num_engines}) must be below actor.num_engines "
-                f"({self.actor.num_engines}): the other engines finish the round"
-            )
         if (
             self.publish.when != "round_end"
             or rounds.train_start != "group_ready"

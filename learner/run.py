@@ -120,7 +120,7 @@ class Run:
             return
         helper.poll()
         version = self.publisher.announced_version
-        if helper.state is State.IDLE and helper.is_usable and version is not None and version.step == self.step:
+        if helper.state is State.IDLE and version is not None and version.step == self.step:
             planner = self.stream.planner
             if self.scale_down.is_due(
                 planner.num_arrived_in_round,

@@ -101,6 +101,11 @@ def place(config: Config, machine: Machine) -> Placement:
         groups = [()] * config.actor.num_engines
     cores = _cores(config, machine)
     num_serving = config.actor.num_engines - config.helpers.num_engines
+    if num_serving < 1:
+        raise ValueError(
+            f"helpers.num_engines ({config.helpers.num_engines}) must be below actor.num_engines "
+            f"({config.actor.num_engines}): the other engines finish the round"
+        )
     own: Literal["", "learner"] = "learner" if config.actor.colocated else ""
     return Placement(
         learner=learner,

@@ -30,6 +30,7 @@ from learner.helpers.messages import (
     DevicesTaken,
     HandedOver,
     HandOver,
+    HelperReady,
     ReleaseDevices,
     Reply,
     Request,
@@ -40,8 +41,8 @@ from learner.update.partial_gradient import hash_of
 
 AHEAD = 2
 """Micro-batches that a helper has at once: the one it computes, and the next."""
-RELEASE_S = 30.0
-"""Timeout for a helper to free its devices, in seconds."""
+MAX_LOST_IN_A_ROW = 3
+"""Processes lost in a row after which a run uses no helper any more."""
 
 
 class HelperProcess(Protocol):
@@ -73,26 +74,18 @@ class HelperStarter(Protocol):
 class State(enum.Enum):
     """What a helper is doing."""
 
+    ENDED = "ended"
+    """It has no process."""
+    PREPARING = "preparing"
+    """Its process starts and compiles."""
     IDLE = "idle"
-    """It has no devices; its process may not exist."""
+    """It has no devices."""
     STARTING = "starting"
     """It waits for the engines, or reads the parameters."""
     ADDING = "adding"
     HANDING_OVER = "handing over"
     HANDED_OVER = "handed over"
     RELEASING = "releasing"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Deadlines:
-    """Timeouts for a helper's answers, in seconds."""
-
-    start_s: float
-    """Until it has devices and parameters."""
-    first_batch_s: float
-    """For the first micro-batch of a process, which may compile."""
-    batch_s: float
-    hand_over_s: float
 
 
 @dataclasses.dataclass
@@ -107,7 +100,7 @@ class HelperStats:
     hand_over_s: float = 0.0
     """Seconds from the last request until its partial gradient was merged."""
     num_lost: int = 0
-    """Partial gradients that were lost."""
+    """Processes that were lost, with what they had summed."""
 
 
 class GradientHelper:
@@ -118,8 +111,8 @@ class GradientHelper:
         start: Callable[[], HelperProcess],
         folder: pathlib.Path,
         *,
-        deadlines: Deadlines,
-        max_lost_in_a_row: int,
+        prepare_s: float,
+        answer_s: float,
         timeline: Timeline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,31 +121,30 @@ class GradientHelper:
         Args:
           start: starts a process.
           folder: folder for files between the two, in shared memory; it is emptied.
-          deadlines: timeouts.
-          max_lost_in_a_row: partial gradients lost in a row after which no helper is used.
+          prepare_s: timeout for a new process, in seconds.
+          answer_s: timeout for an answer: devices and parameters, a micro-batch, the sum.
           timeline: event log.
           clock: monotonic seconds.
         """
-        self._start, self._folder, self._deadlines = start, folder, deadlines
-        self._max_lost, self._timeline, self._clock = max_lost_in_a_row, timeline, clock
+        self._start, self._folder, self._timeline, self._clock = start, folder, timeline, clock
+        self._prepare_s, self._answer_s = prepare_s, answer_s
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._process: HelperProcess | None = None
         self._ledger = GradientLedger()
         self._micros: list[MicroBatch] = []
         self._outstanding: list[int] = []
-        self._has_computed = False
         self._part = ""
         self._num_parts = self._num_lost_in_a_row = 0
         self._deadline_s = float("inf")
         self._since_s = 0.0
-        self.state = State.IDLE
+        self.state = State.ENDED
         self.stats = HelperStats()
 
     @property
     def is_usable(self) -> bool:
-        """False after too many lost partial gradients in a row."""
-        return self._num_lost_in_a_row < self._max_lost
+        """False after too many lost processes in a row."""
+        return self._num_lost_in_a_row < MAX_LOST_IN_A_ROW
 
     @property
     def file(self) -> pathlib.Path:
@@ -193,17 +185,16 @@ class GradientHelper:
     def take_devices(self, version: Version) -> None:
         """Requests that the helper takes its devices from the engines, and trains with the parameters of a version."""
         assert self.state is State.IDLE
-        if self._process is None:
-            self._process, self._has_computed = self._start(), False
         self._num_parts += 1
         self._part = f"partial-gradient-{self._num_parts}"
         self._since_s = self._clock()
-        self._go(State.STARTING, self._deadlines.start_s, TakeDevices(version=version, exact=str(self.exact_file)))
+        self._go(State.STARTING, self._answer_s, TakeDevices(version=version, exact=str(self.exact_file)))
 
     def poll(self) -> None:
         """Reads the helper's answers and assigns micro-batches to it; never waits."""
-        if self._process is None:
-            return
+        if self.state is State.ENDED and self.is_usable:
+            self._process = self._start()
+            self._go(State.PREPARING, self._prepare_s)
         try:
             while self._process is not None and self._process.connection.poll():
                 self._receive(self._process.connection.recv())
@@ -220,11 +211,9 @@ class GradientHelper:
         self.poll()
         if self._ledger.has_waiting or self._outstanding:
             return None
-        if self.state is State.STARTING or (self.state is State.ADDING and not self._ledger.of(self._part)):
-            self._release()
-        elif self.state is State.ADDING:
+        if self.state is State.ADDING and self._ledger.of(self._part):
             self._since_s = self._clock()
-            self._go(State.HANDING_OVER, self._deadlines.hand_over_s, HandOver(str(self.file)))
+            self._go(State.HANDING_OVER, self._answer_s, HandOver(str(self.file)))
         return self.file if self.state is State.HANDED_OVER else None
 
     def merged(self) -> list[MicroBatch]:
@@ -240,7 +229,9 @@ class GradientHelper:
 
     def end_update(self) -> HelperStats:
         """Forgets the update's micro-batches, after its step or when it is discarded; returns what the helper did."""
-        if self.state not in (State.IDLE, State.RELEASING):
+        if self.state is State.STARTING or (self.state is State.ADDING and not self._ledger.of(self._part)):
+            self._release()
+        elif self.state in (State.ADDING, State.HANDING_OVER, State.HANDED_OVER):
             self._give_up("the update was discarded")
         self._ledger.clear()
         self._micros = []
@@ -254,6 +245,9 @@ class GradientHelper:
 
     def _receive(self, reply: Reply) -> None:
         match reply:
+            case HelperReady():
+                self._expect(State.PREPARING)
+                self._go(State.IDLE)
             case DevicesTaken():
                 if self.state is State.RELEASING:
                     return  # the round ended meanwhile
@@ -265,7 +259,6 @@ class GradientHelper:
                 self._expect(State.ADDING)
                 self._outstanding.remove(reply.number)
                 self.stats.compute_s += reply.compute_s
-                self._has_computed = True
                 self._await_batch()
             case HandedOver():
                 self._expect(State.HANDING_OVER)
@@ -294,11 +287,10 @@ class GradientHelper:
                 self._await_batch()
 
     def _await_batch(self) -> None:
-        limit_s = self._deadlines.batch_s if self._has_computed else self._deadlines.first_batch_s
-        self._deadline_s = self._clock() + limit_s if self._outstanding else float("inf")
+        self._deadline_s = self._clock() + self._answer_s if self._outstanding else float("inf")
 
     def _release(self) -> None:
-        self._go(State.RELEASING, RELEASE_S, ReleaseDevices())
+        self._go(State.RELEASING, self._answer_s, ReleaseDevices())
 
     def _go(self, state: State, timeout_s: float = float("inf"), request: Request | None = None) -> None:
         self.state, self._deadline_s = state, self._clock() + timeout_s
@@ -311,15 +303,12 @@ class GradientHelper:
             self._process.connection.send(request)
 
     def _lose(self, reason: str) -> None:
-        was_idle = self.state is State.IDLE
-        self._give_up(reason)
-        if was_idle:
-            return
         self._num_lost_in_a_row += 1
         self.stats.num_lost += 1
+        self._give_up(reason)
         if not self.is_usable:
             logging.error(
-                "gradient helper is not used any more in this run: %d partial gradients lost in a row",
+                "gradient helper is not used any more in this run: its process was lost %d times in a row",
                 self._num_lost_in_a_row,
             )
 
@@ -335,23 +324,17 @@ class GradientHelper:
             self._process.kill()
             self._process = None
         self._outstanding = []
-        self._go(State.IDLE)
+        self._go(State.ENDED)
         for path in self._folder.glob("*"):
             path.unlink(missing_ok=True)
 
 
 def open_helper(config: Config, starter: HelperStarter, *, timeline: Timeline) -> GradientHelper:
     """Returns the run's helper, whose process starts when it is first needed."""
-    helpers = config.helpers
     return GradientHelper(
         starter.start,
         snapshot_folder(config) / "gradient-helper",
-        deadlines=Deadlines(
-            start_s=helpers.start_timeout_s,
-            first_batch_s=config.supervision.start_timeout_s,
-            batch_s=helpers.batch_timeout_s,
-            hand_over_s=helpers.hand_over_timeout_s,
-        ),
-        max_lost_in_a_row=helpers.max_lost_in_a_row,
+        prepare_s=config.supervision.start_timeout_s,
+        answer_s=config.supervision.engine_timeout_s,
         timeline=timeline,
     )

@@ -39,6 +39,11 @@ class ReleaseDevices:
 Request = TakeDevices | AddBatch | HandOver | ReleaseDevices
 
 
+@dataclasses.dataclass(frozen=True)
+class HelperReady:
+    """A new process can take devices: its functions are compiled. Sent once, without a request."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DevicesTaken:
     """The helper has the devices, and the parameters on them."""
@@ -73,4 +78,4 @@ class DevicesReleased:
     """The engines may have the devices."""
 
 
-Reply = DevicesTaken | BatchAdded | HandedOver | DevicesReleased
+Reply = HelperReady | DevicesTaken | BatchAdded | HandedOver | DevicesReleased

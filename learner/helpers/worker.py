@@ -35,6 +35,7 @@ from learner.helpers.messages import (
     DevicesTaken,
     HandedOver,
     HandOver,
+    HelperReady,
     ReleaseDevices,
     Reply,
     Request,
@@ -62,7 +63,7 @@ class HelperWorker:
     def __init__(
         self, config: Config, folder: pathlib.Path, model_folder: pathlib.Path, turn: LearnerTurn, pipe: Connection
     ) -> None:
-        """Prepares the device functions, which hold no arrays yet.
+        """Compiles the device functions, which hold no arrays yet.
 
         Args:
           config: config of the run.
@@ -83,6 +84,9 @@ class HelperWorker:
         self._steps = build_train_step(architecture, self._config, self._mesh)
         self._snapshots = snapshot_folder(config)
         self._timeline = Timeline(RunFolder(folder).events, "gradient-helper")
+        for name, lowered in self._steps.lower().items():
+            if name != "apply":
+                lowered.compile()  # now, since the devices wait later; the compiler needs none of their memory
         self._state: TrainState | None = None
         self._numbers: list[int] = []
         self._base: LoraBase | None = None
@@ -91,6 +95,7 @@ class HelperWorker:
 
     def run(self) -> None:
         """Answers requests until the learner closes the pipe."""
+        self._pipe.send(HelperReady())
         while True:
             try:
                 request: Request = self._pipe.recv()
@@ -211,11 +216,10 @@ class HelperWorker:
                 name: StoredTensor(what=name, shape=array.shape, dtype=array.dtype, read=array.__getitem__)
                 for name, array in map_tensors(copy, manifest).items()
             }
-            is_float32 = self._config.helpers.params_dtype == "float32"
             params = params_of(
                 tensors,
                 self._weights.architecture,
-                dtype=np.float32 if is_float32 else None,
+                dtype=np.float32,
                 sharding_fn=lambda path, shape: NamedSharding(self._mesh, param_spec(path, shape, self._mesh)),
             )
             return jax.block_until_ready(params)

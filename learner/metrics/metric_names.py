@@ -153,6 +153,13 @@ METRICS: dict[str, str] = {
     "round/first_group_s": "seconds from a round's first ticket to its first training",
     "round/recovered_s": "seconds from the time that a round's first U groups are complete until its last group is: "
     "rollout during which the learner can train (RolloutPipe eq. 3)",
+    "helper/released_at": "fraction of a round's groups that were complete when engines gave their devices to the "
+    "gradient helper (helpers.num_engines); 0 if they did not",
+    "helper/batches": "micro-batches of a round that the helper trained",
+    "helper/compute_s": "seconds in which the helper computed gradients in a round",
+    "helper/start_s": "seconds until the helper had the engines' devices and the parameters; 0 if it did not help",
+    "helper/hand_over_s": "seconds at a round's end until the helper's sum of gradients was in the learner's",
+    "helper/lost": "processes of the helper that were lost in a round; the learner computes their micro-batches",
     "eval/reward": "mean reward over the held-out problems",
     "eval/reward_stderr": "standard error of eval/reward, clustered by problem; NaN for a single problem",
     "eval/unscored_problems": "number of held-out problems that could not be scored, excluded from eval/reward",

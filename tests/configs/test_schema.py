@@ -457,3 +457,37 @@ def test_devices_are_shared_by_one_learner_process_that_trains_whole_rounds(trai
             mesh=sections.MeshConfig(fsdp=2),
             learner=sections.LearnerConfig(num_processes=num_processes),
         )
+
+
+def helped(**fields):
+    config = rolloutpipe.cgp("tiny")
+    one_update = dataclasses.replace(config.rounds, groups_per_update=config.rounds.groups_per_round)
+    config = dataclasses.replace(config, rounds=one_update)
+    return dataclasses.replace(config, helpers=sections.HelpersConfig(num_engines=1), **fields)
+
+
+def test_helper_may_go_with_shared_devices():
+    config = helped()
+    assert config.shares_devices and not rolloutpipe.cgp("tiny").shares_devices
+    assert helped(actor=dataclasses.replace(config.actor, colocated=True)).shares_devices
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [
+        ("rounds", {"groups_per_update": 16}),
+        ("rounds", {"train_start": "round_complete"}),
+        ("rounds", {"epochs": 2}),
+    ],
+)
+def test_helper_needs_one_update_a_round_trained_as_groups_arrive(section, fields):
+    changed = dataclasses.replace(getattr(helped(), section), **fields)
+    with pytest.raises(ValueError, match="helpers.num_engines requires one update per round"):
+        helped(**{section: changed})
+
+
+def test_helper_computes_with_what_is_published():
+    model = dataclasses.replace(helped().model, served_dtype="bfloat16", compute_dtype="float32")
+    with pytest.raises(ValueError, match="requires model.served_dtype=model.compute_dtype, got bfloat16 and float32"):
+        helped(model=model)
+    assert helped(model=model, lora=sections.LoraConfig(rank=2)).helpers.num_engines == 1

@@ -10,17 +10,17 @@ import pytest
 
 from actor.engine_protocol import EngineDeadError
 from actor.weight_updates import BACKGROUND_TASKS
-from bridge.rollout_types import Version
+from bridge.rollout_types import TicketKind, Version
 from launch.startup.actor_lifecycle import serve_until_signalled
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 
 
 @contextlib.asynccontextmanager
-async def told(s, *, shutdown_grace_s: float):
+async def told(s, *, shutdown_grace_s: float, kind: TicketKind = "train"):
     """The actor, with two groups of two requests in progress, and a signal to it."""
     s.publish(0)
-    s.put(0, 1, 2)
+    s.put(0, 1, 2, kind=kind)
     task = asyncio.create_task(serve_until_signalled(s.actor, BACKGROUND_TASKS, shutdown_grace_s=shutdown_grace_s))
     try:
         await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
@@ -42,17 +42,27 @@ def heeded() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_or_closed_terminal_finishes_what_runs_and_gives_back_the_rest(tmp_path, number):
+def test_sigterm_or_closed_terminal_hands_over_what_runs_and_gives_back_the_rest(tmp_path, number):
     async def body():
         s = make_setup(tmp_path)
         async with told(s, shutdown_grace_s=1000.0) as task:
             os.kill(os.getpid(), number)
+            await task
+        assert s.running() == [] and s.groups() == [] and s.store.counts()["open"] == 3
+
+    run(body())
+
+
+def test_sigterm_lets_evaluations_finish(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        async with told(s, shutdown_grace_s=1000.0, kind="eval") as task:
+            os.kill(os.getpid(), signal.SIGTERM)
             await until(lambda: s.actor.is_shutting_down, "it leaves")
             for id_ in s.running():
                 s.engine.finish(id_)
             await task
-        assert sorted(g.ticket_id for g in s.groups()) == ["t0", "t1"]
-        assert s.engine.aborted == [] and s.store.counts()["open"] == 1
+        assert len(s.groups("eval")) == 2 and s.engine.aborted == []
 
     run(body())
 
@@ -60,11 +70,11 @@ def test_sigterm_or_closed_terminal_finishes_what_runs_and_gives_back_the_rest(t
 def test_sigterm_gives_back_what_is_not_finished_in_time(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, shutdown_grace_s=0.2) as task:
+        async with told(s, shutdown_grace_s=0.2, kind="eval") as task:
             os.kill(os.getpid(), signal.SIGTERM)
             await until(lambda: s.actor.is_shutting_down, "it leaves")
             await task
-        assert s.groups() == [] and len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
+        assert s.groups("eval") == [] and len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3
 
     run(body())
 
@@ -73,7 +83,7 @@ def test_sigterm_gives_back_what_is_not_finished_in_time(tmp_path):
 def test_second_signal_ends_at_once(tmp_path, second):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, shutdown_grace_s=1000.0) as task:
+        async with told(s, shutdown_grace_s=1000.0, kind="eval") as task:
             os.kill(os.getpid(), signal.SIGTERM)
             await until(lambda: s.actor.is_shutting_down, "it leaves")
             os.kill(os.getpid(), second)
@@ -86,7 +96,7 @@ def test_second_signal_ends_at_once(tmp_path, second):
 def test_sigint_ends_at_once_since_the_engine_gets_it_too(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        async with told(s, shutdown_grace_s=1000.0) as task:
+        async with told(s, shutdown_grace_s=1000.0, kind="eval") as task:
             os.kill(os.getpid(), signal.SIGINT)
             await task
         assert len(s.engine.aborted) == 4 and s.store.counts()["open"] == 3

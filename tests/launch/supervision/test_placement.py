@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from configs.presets.rolloutpipe import cgp
 from configs.presets.rolloutpipe import colocated as colocated_preset
 from configs.schema import Config
-from configs.sections import ActorConfig, LearnerConfig, MeshConfig, PackingConfig
+from configs.sections import ActorConfig, HelpersConfig, LearnerConfig, MeshConfig, PackingConfig, RoundsConfig
 from launch.supervision import backend, placement
 from launch.supervision.placement import Machine, of_one_engine, place
 
@@ -71,13 +72,45 @@ def colocated(num_gpus: int, **actor):
 
 
 ROWS = PackingConfig(rows=4, row_tokens=32)
+ONE_UPDATE: dict[str, Any] = {"rounds": RoundsConfig(groups_per_round=16, groups_per_update=16)}
 
 
 def test_colocated_engines_split_the_learners_devices():
     assert colocated(8, num_engines=4) == ("0,1,2,3", ["0", "1", "2", "3"])
     assert colocated(8, num_engines=2, tensor_parallel_size=2) == ("0,1,2,3", ["0,1", "2,3"])
-    with pytest.raises(ValueError, match="expected 6 devices .* got the 4 of the learner's mesh"):
+    with pytest.raises(ValueError, match="3 engines .*tensor_parallel_size=2 must use all 4 devices"):
         colocated(8, num_engines=3, tensor_parallel_size=2)
+
+
+def test_engines_of_a_helper_have_devices_of_their_own():
+    """Beside engines that share the learner's devices, and beside engines that do not."""
+    of_helper = HelpersConfig(num_engines=2)
+    config = dataclasses.replace(
+        colocated_preset("tiny"), helpers=of_helper, mesh=MeshConfig(fsdp=4), packing=ROWS, **ONE_UPDATE
+    )
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, num_engines=4, tensor_parallel_size=2))
+    found = place(config, machine(8))
+    assert [(e.devices, e.shares_with) for e in found.engines] == [
+        (("0", "1"), "learner"),
+        (("2", "3"), "learner"),
+        (("4", "5"), "helper"),
+        (("6", "7"), "helper"),
+    ]
+    assert found.helper.devices == ("4", "5", "6", "7") and found.learner == ("0", "1", "2", "3")
+    with pytest.raises(ValueError, match="helpers.num_engines=2: expected 4 devices .*learner's 4, got 7"):
+        place(config, machine(7))
+    apart = dataclasses.replace(config, actor=dataclasses.replace(config.actor, colocated=False))
+    found = place(apart, machine(12))
+    assert [e.shares_with for e in found.engines] == ["", "", "helper", "helper"]
+    assert found.helper.devices == ("8", "9", "10", "11")
+    on_cpu = place(apart, machine(0, num_cores=8))
+    assert (on_cpu.helper.devices, on_cpu.helper.cpu_cores) == ((), "4,5,6,7")
+
+
+def test_helper_leaves_an_engine():
+    config = dataclasses.replace(cgp("tiny"), helpers=HelpersConfig(num_engines=1), **ONE_UPDATE)
+    with pytest.raises(ValueError, match="must be below actor.num_engines"):
+        place(config, machine(4))
 
 
 def test_place_too_few_devices_are_refused_in_one_line():
