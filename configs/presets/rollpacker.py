@@ -1,9 +1,9 @@
 """Tail batching with streamed gradients: short rounds race, losers make long rounds (RollPacker section 3).
 
 P0 = 128 prompts of R0 = 8 responses (section 6), eta = 1.25 for both (section 6.3), one update per round (U = R).
-Gradients accumulate while the round runs and are applied at its end, on the learner's own devices. The paper's stream
-trainer, which uses half of the engines (section 4.4), is not implemented. Elastic engines adapt to the KV cache load
-(section 4.2).
+Gradients accumulate while the round runs and are applied at its end, on the learner's own devices. With
+`helpers.num_engines`, best half of `actor.num_engines`, engines' devices train too before the round is over (the stream
+trainer, section 4.4). Elastic engines adapt to the KV cache load (section 4.2).
 
 The paper size is Qwen2.5-14B at 16k on 32 GPUs, the middle of the paper's three, with TP = 2 (section 6). All requests
 of a race must run concurrently: 160 prompts of 10 responses need seven engines of 256 sequences (`actor.num_engines`;

@@ -38,6 +38,8 @@ class HelperService:
     """CUDA_VISIBLE_DEVICES of the helper: the devices of its engines. Empty on a CPU."""
     cpu_cores: str = ""
     """Cores of the helper, on a CPU. Empty: all."""
+    module: str = "launch.gradient_helper"
+    """Module of the process."""
 
     @property
     def num_devices(self) -> int:
@@ -52,7 +54,7 @@ class HelperService:
         with its, open(log, "ab") as output:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "launch.gradient_helper", f"--run_dir={self.folder.resolve()}"),
+                    *(sys.executable, "-P", "-m", self.module, f"--run_dir={self.folder.resolve()}"),
                     *(f"--pipe={its.fileno()}", f"--cpu_cores={self.cpu_cores}"),
                 ],
                 stdin=subprocess.DEVNULL,

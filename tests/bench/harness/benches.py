@@ -59,6 +59,13 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             (*SCHEDULE, *RIG),
         ),
         Bench(
+            "stream_trainer",
+            "What does RollPacker's stream trainer gain where engines give their devices up to training?",
+            "{speedup_adaptive:.2f} times as fast as without scaling (planner: {predicted_speedup:.2f}); largest "
+            "difference of a gradient from one process's {gradient_difference:.0e}",
+            (*SCHEDULE, *RIG, "learner/helpers", "tests/bench/tail.py"),
+        ),
+        Bench(
             "inflight",
             "In-flight updates against conventional RL at equal largest lag?",
             "{tokens_per_s_ratio_both_cores:.2f} times the tokens/s of a baseline with both cores in either phase; "

@@ -15,7 +15,7 @@ from configs.schema import Config
 from launch.tools.plan.sim.simulate import default_warmup
 from tests.bench.harness import machine
 from tests.bench.rig.load import Steady, mean_running
-from tests.bench.rig.rig import ACTOR, Result, Rig
+from tests.bench.rig.rig import ACTOR, LEARNER_CORE, Result, Rig
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import tiny_model
 
@@ -33,12 +33,24 @@ LAG_SHARES = ("0", "1", "2-3", "4-7", "8_up")
 
 @contextlib.contextmanager
 def open_rig(
-    config: Config, *, actor_module: str = ACTOR, folder: str | None = None, num_engines: int = 1
+    config: Config,
+    *,
+    actor_module: str = ACTOR,
+    folder: str | None = None,
+    num_engines: int = 1,
+    learner_core: int = LEARNER_CORE,
 ) -> Generator[Rig]:
     """Starts the rig's processes with an engine of this config; its sessions are below `folder`, or on disk."""
     with (
         tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=folder) as root,
-        Rig(pathlib.Path(root), config, tiny_model(), actor_module=actor_module, num_engines=num_engines) as rig,
+        Rig(
+            pathlib.Path(root),
+            config,
+            tiny_model(),
+            actor_module=actor_module,
+            num_engines=num_engines,
+            learner_core=learner_core,
+        ) as rig,
     ):
         yield rig
 

@@ -18,6 +18,7 @@ from absl import logging  # noqa: E402
 
 from configs.schema import Config  # noqa: E402
 from launch import cli  # noqa: E402
+from launch.services.helper_service import HelperService  # noqa: E402
 from launch.tools.profile_machine.profile_worker import RpcServer  # noqa: E402
 from learner.data.prompt_stream import load_prompts  # noqa: E402
 from learner.data.tokenizer import load_tokenizer  # noqa: E402
@@ -25,6 +26,7 @@ from learner.distributed.sharding import make_mesh  # noqa: E402
 from learner.model.architecture import Architecture  # noqa: E402
 from learner.run import open_run  # noqa: E402
 from learner.train import train  # noqa: E402
+from tests.bench.rig import helper_process  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402
 
@@ -42,7 +44,11 @@ class Server:
         steps = self._steps_for(parsed, model)
         steps.set_pace(parsed.passes_per_token)
         with mock.patch("learner.run.build_train_step", lambda *_: steps):
-            run = open_run(parsed.config, parsed.folder, model)
+            helper = None
+            if parsed.config.helpers.num_engines:
+                os.environ |= {helper_process.CORE: str(1 - CORE), helper_process.PASSES: str(parsed.passes_per_token)}
+                helper = HelperService(parsed.folder, devices="", module="tests.bench.rig.helper_process")
+            run = open_run(parsed.config, parsed.folder, model, helper=helper)
         try:
             train(run)
             return {

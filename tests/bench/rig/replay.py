@@ -89,7 +89,6 @@ class ReplayEngine:
         priority: int,
         begun: PartialSample | None = None,
     ) -> Sample:
-        assert begun is None  # the actors of a bench hand nothing over
         length = sampling.max_tokens
         replayed = sampling
         if self._lengths is not None:
@@ -99,7 +98,9 @@ class ReplayEngine:
                 sampling, max_tokens=min(length, sampling.max_tokens), min_tokens=0, ignore_eos=True, stop_token_ids=()
             )
         async with self._places.take(priority) if self._places is not None else contextlib.nullcontext():
-            sample = await self._engine.sample(prompt_tokens, replayed, request_id=request_id, priority=priority)
+            sample = await self._engine.sample(
+                prompt_tokens, replayed, request_id=request_id, priority=priority, begun=begun
+            )
         if self._lengths is None:
             return sample
         return dataclasses.replace(sample, finish="stop" if length < sampling.max_tokens else "length")

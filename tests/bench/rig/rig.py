@@ -1,6 +1,7 @@
 """The rig: an engine process on core 0, a learner process on core 1, and sessions one after the other.
 
-A second engine on core 1 serves the sessions that ask for two (`Session.num_engines`).
+A second engine on core 1 serves the sessions that ask for two (`Session.num_engines`). Its core may be the gradient
+helper's: then the learner is on core 0 (`learner_core`).
 """
 
 import contextlib
@@ -126,6 +127,7 @@ class Rig:
         *,
         actor_module: str = ACTOR,
         num_engines: int = 1,
+        learner_core: int = LEARNER_CORE,
     ) -> None:
         """Starts the processes and their engines; takes a minute or two.
 
@@ -136,6 +138,7 @@ class Rig:
           model_folder: the policy's.
           actor_module: what is run as the engines' processes (`serving.Server`).
           num_engines: engine processes, the first on core 0, the next on core 1.
+          learner_core: core of the learner; a helper has the other one.
 
         Raises:
           ValueError: the machine has one core only.
@@ -152,7 +155,7 @@ class Rig:
                 self._actors.append(RpcProcess(actor_module, [str(core)], root / f"actor-{core}.log"))
                 children.callback(self._actors[-1].close)
             self._learner = RpcProcess(
-                "tests.bench.rig.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
+                "tests.bench.rig.learner_process", [str(learner_core)], root / "learner.log", env=ONE_THREAD
             )
             children.callback(self._learner.close)
             for core, actor in enumerate(self._actors, ENGINE_CORE):

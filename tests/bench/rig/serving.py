@@ -17,6 +17,7 @@ from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.source import LocalCopy, LocalSource
+from bridge.device_turns import HELPER, LEARNER, EngineTurn
 from bridge.store.open import SqliteStore
 from bridge.text.chat_template import read_chat_template
 from bridge.timeline import Timeline
@@ -125,6 +126,7 @@ async def serve(name: str, session: Session, engine: Any, model: ModelFolder, lo
         )
         weights = parts.enter_context(contextlib.closing(WeightClient(source, engine, timeline=timeline)))
         rewards = _rewards(session)
+        turn = await _turn(config, session.folder, name)
         actor = Actor(
             name,
             store=store,
@@ -138,6 +140,7 @@ async def serve(name: str, session: Session, engine: Any, model: ModelFolder, lo
             drain_before_swap=config.publish.at_publish == "drain",
             max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         )
+        actor.turn = turn
         watching = asyncio.create_task(load.watch()) if load is not None else None
         try:
             await actor.run(BACKGROUND_TASKS)
@@ -146,6 +149,18 @@ async def serve(name: str, session: Session, engine: Any, model: ModelFolder, lo
                 watching.cancel()
             await engine.settle()
             await rewards.close()
+
+
+async def _turn(config: Config, folder: pathlib.Path, name: str) -> EngineTurn | None:
+    """Waits for the devices that an engine shares; as in `launch.supervision.placement`, the helper's are the last."""
+    if not config.shares_devices:
+        return None
+    is_helper = int(name.removeprefix("actor-")) >= config.actor.num_engines - config.helpers.num_engines
+    if not is_helper and not config.actor.colocated:
+        return None
+    turn = EngineTurn(folder, HELPER if is_helper else LEARNER)
+    await turn.take()
+    return turn
 
 
 def _rewards(session: Session) -> RewardScorer | HashRewards:
