@@ -30,7 +30,7 @@ def main() -> int:
         prepared = prepare_run.open_prepared(cli.run_dirs(most=1)[0])
     if _CPU_CORES.value:
         bind_to_cores(core_ids(_CPU_CORES.value))
-    from learner.helpers.worker import HelperWorker
+    from learner.helpers.helper_worker import HelperWorker
 
     folder = pathlib.Path(prepared.folder)
     worker = HelperWorker(

@@ -21,7 +21,7 @@ from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
     from learner.distributed.channel import Processes
-    from learner.helpers.gradient_helper import HelperStarter
+    from learner.helpers.helper_client import HelperStarter
     from learner.publish.destinations import Destination
     from learner.replicate import Replicator
 
@@ -54,8 +54,8 @@ def main() -> int:
     os.environ.update(reserve(prepared.config))  # must be set before JAX is imported
     if not hosts.is_leader:
         return _follow(prepared, hosts, liveness)
+    from learner.commands import End
     from learner.distributed.initialize import disconnect
-    from learner.policy_trainer import End
     from learner.replicate import Replicator
 
     lead = Replicator(hosts)
@@ -141,7 +141,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
     from learner.checkpoint_hosts import CheckpointError
     from learner.heartbeat import Stopped
     from learner.metrics.trackers import KINDS
-    from learner.run import open_run
+    from learner.open_run import open_run
     from learner.train import train
     from learner.update_metrics import NotFiniteError
 

@@ -11,11 +11,12 @@ from bridge.processes import stop_signals
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from learner.checkpoint import MAX_FAILED_IN_A_ROW, Checkpoints
+from learner.commands import Apply, Command
 from learner.data.tokenizer import load_tokenizer
 from learner.distributed.channel import Processes
 from learner.distributed.sharding import make_mesh
 from learner.model.architecture import Architecture
-from learner.policy_trainer import Apply, Command, PolicyTrainer
+from learner.policy_trainer import PolicyTrainer
 from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from configs.schema import Config
+from learner.commands import Alive, Apply, Command, End, decode, encode
 from learner.distributed.channel import Processes
-from learner.policy_trainer import Alive, Apply, Command, End, PolicyTrainer, decode, encode
+from learner.policy_trainer import PolicyTrainer
 
 ALIVE_S = 2.0
 """Interval of keep-alive messages while the leader waits, in seconds."""

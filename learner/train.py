@@ -16,10 +16,10 @@ from absl import logging
 
 from configs.run_folder import RunFolder
 from learner import parity
+from learner.commands import Accumulate, AccumulateAgain, Apply, Command, Discard, Merge, Publish, SaveModel
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
 from learner.heartbeat import Stopped
-from learner.helpers.gradient_helper import GradientHelper
-from learner.policy_trainer import Accumulate, AccumulateAgain, Apply, Command, Discard, Merge, Publish, SaveModel
+from learner.helpers.helper_client import GradientHelper
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.packing import MicroBatch

@@ -18,7 +18,7 @@ from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.sections import LoraConfig, PublishConfig
 from launch.tools.evaluate import export
-from learner.run import open_run
+from learner.open_run import open_run
 from tests.integration.support.models import merged, read_weights
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,8 @@ from bridge.store.open import SqliteStore
 from configs import overrides, schema
 from configs.run_folder import set_up_run
 from learner.model.architecture import Architecture
-from learner.run import Run, open_run
+from learner.open_run import open_run
+from learner.run import Run
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 pytestmark = pytest.mark.integration
@@ -92,7 +93,7 @@ def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails
         raise RuntimeError("nothing to restore from")
 
     monkeypatch.setattr(SqliteStore, "renew_leadership", renew_leadership)
-    monkeypatch.setattr("learner.run.restore", restore)
+    monkeypatch.setattr("learner.open_run.restore", restore)
     with pytest.raises(RuntimeError, match="nothing to restore from"):
         opened("serial")
     assert "heartbeat" not in {t.name for t in threading.enumerate()}

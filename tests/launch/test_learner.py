@@ -15,7 +15,7 @@ from configs.schema import Config
 from launch import cli, learner
 from launch.startup import prepare_run
 from learner import follower as joining
-from learner import run as learner_run
+from learner import open_run as opening
 from learner import train as learner_train
 from learner.checkpoint_hosts import CheckpointError
 from learner.distributed import initialize as connecting
@@ -40,7 +40,7 @@ def end(monkeypatch):
             return do
 
         run = SimpleNamespace(step=7, checkpoints=SimpleNamespace(latest=5), close=raising(close))
-        monkeypatch.setattr(learner_run, "open_run", lambda *_, **__: raising(open_run)() or run)
+        monkeypatch.setattr(opening, "open_run", lambda *_, **__: raising(open_run)() or run)
         monkeypatch.setattr(learner_train, "train", raising(train))
         return learner.main()
 

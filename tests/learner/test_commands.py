@@ -4,8 +4,7 @@ import jax
 import pytest
 
 from configs.sections import PackingConfig
-from learner.distributed.sharding import abstract
-from learner.policy_trainer import (
+from learner.commands import (
     Accumulate,
     AccumulateAgain,
     Alive,
@@ -19,6 +18,7 @@ from learner.policy_trainer import (
     decode,
     encode,
 )
+from learner.distributed.sharding import abstract
 from learner.update.packing import empty_batch
 from tests.learner.streams import config_of, random_groups, stream
 

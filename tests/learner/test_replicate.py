@@ -3,8 +3,8 @@ from unittest import mock
 
 import pytest
 
+from learner.commands import Alive, Apply, Discard, End, decode, encode
 from learner.distributed.channel import ProcessLostError, SingleProcess
-from learner.policy_trainer import Alive, Apply, Discard, End, decode, encode
 from learner.replicate import ALIVE_S, Replicator, follow
 from tests.learner.streams import config_of
 

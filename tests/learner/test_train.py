@@ -12,8 +12,8 @@ from bridge.rollout_types import Version
 from configs import schema, sections
 from configs.run_folder import RunFolder
 from learner import parity, train
+from learner.commands import Publish
 from learner.heartbeat import LearnerHeartbeat, Stopped
-from learner.policy_trainer import Publish
 from learner.run import Run
 from learner.train import is_save_due
 
@@ -35,6 +35,7 @@ def run_of(*, when="every", save_every=3, num_updates=10, step=0, saved=0) -> An
         checkpoint=mock.Mock(),
         has_devices=True,
         turn=None,
+        helper=None,
         score=mock.Mock(),
     )
 

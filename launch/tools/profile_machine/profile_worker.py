@@ -176,7 +176,7 @@ class LearnerSide:
     """Learner of the measurement: publishes, trains, and provides prompts."""
 
     def __init__(self, config: Config, prepared: prepare_run.PreparedRun) -> None:
-        from learner.run import open_run
+        from learner.open_run import open_run
 
         self._run = open_run(config, prepared.folder, prepared.model_folder)
         self._num_publishes = 0

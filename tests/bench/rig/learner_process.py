@@ -24,7 +24,7 @@ from learner.data.prompt_stream import load_prompts  # noqa: E402
 from learner.data.tokenizer import load_tokenizer  # noqa: E402
 from learner.distributed.sharding import make_mesh  # noqa: E402
 from learner.model.architecture import Architecture  # noqa: E402
-from learner.run import open_run  # noqa: E402
+from learner.open_run import open_run  # noqa: E402
 from learner.train import train  # noqa: E402
 from tests.bench.rig import helper_process  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
@@ -43,7 +43,7 @@ class Server:
         parsed, model = Session.from_json(session), pathlib.Path(model_folder)
         steps = self._steps_for(parsed, model)
         steps.set_pace(parsed.passes_per_token)
-        with mock.patch("learner.run.build_train_step", lambda *_: steps):
+        with mock.patch("learner.open_run.build_train_step", lambda *_: steps):
             helper = None
             if parsed.config.helpers.num_engines:
                 os.environ |= {helper_process.CORE: str(1 - CORE), helper_process.PASSES: str(parsed.passes_per_token)}

@@ -83,10 +83,10 @@ def watch() -> None:
 def set_limits() -> None:
     """A disk of the campaign may stay full for many saves, and a version is replaced soon."""
     import learner.follower
-    import learner.run
+    import learner.open_run
     from launch.services import snapshot_service
 
-    learner.run.MAX_FAILED_IN_A_ROW = learner.follower.MAX_FAILED_IN_A_ROW = 1000
+    learner.open_run.MAX_FAILED_IN_A_ROW = learner.follower.MAX_FAILED_IN_A_ROW = 1000
     snapshot_service.READER_GRACE_S = 3.0
 
 

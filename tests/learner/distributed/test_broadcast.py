@@ -84,7 +84,7 @@ import dataclasses
 import jax
 import numpy as np
 from configs.sections import PackingConfig
-from learner.policy_trainer import Accumulate, decode, encode
+from learner.commands import Accumulate, decode, encode
 from learner.distributed.sharding import batch_sharding, make_mesh, replicated
 from learner.update.packing import MicroBatch, empty_batch
 from learner.distributed.sharding import abstract, placed

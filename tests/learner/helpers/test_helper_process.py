@@ -12,7 +12,7 @@ import pytest
 from bridge.device_turns import HELPER, EngineTurn
 from bridge.timeline import Timeline
 from configs.run_folder import set_up_run
-from learner.helpers.gradient_helper import MAX_LOST_IN_A_ROW, GradientHelper, State, open_helper
+from learner.helpers.helper_client import MAX_LOST_IN_A_ROW, GradientHelper, State, open_helper
 from tests.learner.helpers.two_processes import (
     DEADLINE_S,
     NUM_GROUPS,
