@@ -38,7 +38,7 @@ from actor.vllm.compiler import check_library
 from actor.vllm.engine_setup import tune_gc
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
-from bridge.device_turns import HELPER, LEARNER, POLL_S, EngineTurn
+from bridge.device_turns import EngineTurn
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.processes import stop_signals
 from bridge.store.open import FinishedRunError
@@ -48,7 +48,7 @@ from bridge.text.chat_template import read_chat_template
 from bridge.timeline import Timeline
 from configs.schema import Config
 from launch import cli
-from launch.startup.actor_lifecycle import deadline, heartbeats, say_refused, serve_until_signalled
+from launch.startup.actor_lifecycle import deadline, heartbeats, say_refused, serve_until_signalled, take_devices
 from launch.startup.build_actor import build_episodes, build_scorer, open_judge, verifier_cores
 from launch.startup.check_sandbox import check_sandbox
 from launch.startup.join_run import JoinedRun, join_folder, join_store
@@ -157,7 +157,7 @@ def main() -> int:
         limits_file = _limits_file(joined)
         try:
             joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
-            turn = _take_devices(joined, lambda: liveness.report(Activity.STARTING))
+            turn = take_devices(joined, _SHARES_WITH.value, lambda: liveness.report(Activity.STARTING))
             began_s = time.monotonic()
             engine = _start_engine(joined, limits_file, liveness, timeline)
             policy = _elastic_policy(joined.config, engine.size, limits_file, restart_s=time.monotonic() - began_s)
@@ -257,25 +257,6 @@ def _start_engine(
                 say_refused(limits_file, str(e))
                 raise ResizeRequest("using the config's limits") from e
             raise
-
-
-def _take_devices(joined: JoinedRun, on_wait: Callable[[], None]) -> EngineTurn | None:
-    """Waits for the devices that the engine shares with a trainer; None if it has its own.
-
-    Raises:
-      ValueError: the learner is on another machine.
-    """
-    trainer = _SHARES_WITH.value or ("learner" if joined.config.actor.colocated else None)
-    if trainer is None:
-        return None
-    if joined.own is not None:
-        raise ValueError("actor.colocated: only actors of launch.local share the learner's devices; got --store")
-    turn = EngineTurn(joined.work.path, HELPER if trainer == "helper" else LEARNER)
-    report_phase("waiting for the devices")
-    while not turn.try_take():
-        on_wait()
-        time.sleep(POLL_S)
-    return turn
 
 
 def release_tickets_of(store: ActorStore, dead: str) -> None:

@@ -18,7 +18,8 @@ from bridge.store.postgres.postgres_database import PostgresDatabase
 from bridge.store.postgres.tables_and_roles import FoundRun
 from bridge.store.sql.actor_side import ActorStore
 from bridge.store.sql.learner_side import LearnerStore
-from bridge.store.sqlite_database import RUN, SqliteDatabase
+from bridge.store.sqlite_database import SqliteDatabase
+from bridge.store.sqlite_schema import RUN
 from bridge.store.store_types import StoreLostError
 
 _FAREWELL_S = 2.0

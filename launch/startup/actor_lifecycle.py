@@ -1,4 +1,4 @@
-"""Engine start deadline and heartbeats, and SIGTERM/SIGINT handling."""
+"""Engine start deadline and heartbeats, devices that are shared, and SIGTERM/SIGINT handling."""
 
 import asyncio
 import contextlib
@@ -6,17 +6,20 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from absl import logging
 
 from actor.background import heartbeat, shut_down
 from actor.elastic_control import EngineSizeFile
 from actor.loop import Actor, ActorLimits, BackgroundTask
-from bridge.liveness import Activity, Liveness
+from bridge.device_turns import HELPER, LEARNER, POLL_S, EngineTurn
+from bridge.liveness import Activity, Liveness, report_phase
 from bridge.processes import stop_signals
 from bridge.store.sql.base import SharedStore
 from launch import cli
+from launch.startup.join_run import JoinedRun
 
 
 @contextlib.contextmanager
@@ -82,6 +85,30 @@ LATE_SIGNAL_S = 0.5
 """Seconds to wait for a signal after the actor ends. A signal to the process group may reach the engine first."""
 GIVE_BACK_S = 5.0
 """Timeout for releasing tickets, in seconds. With an unreachable store, they become free when their leases expire."""
+
+
+def take_devices(joined: JoinedRun, trainer: str | None, on_wait: Callable[[], None]) -> EngineTurn | None:
+    """Waits for the devices that the engine shares with a trainer; None if it has its own.
+
+    Args:
+      joined: the run.
+      trainer: "learner" or "helper"; None is the learner with actor.colocated.
+      on_wait: called repeatedly.
+
+    Raises:
+      ValueError: the learner is on another machine.
+    """
+    trainer = trainer or ("learner" if joined.config.actor.colocated else None)
+    if trainer is None:
+        return None
+    if joined.own is not None:
+        raise ValueError("actor.colocated: only actors of launch.local share the learner's devices; got --store")
+    turn = EngineTurn(joined.work.path, HELPER if trainer == "helper" else LEARNER)
+    report_phase("waiting for the devices")
+    while not turn.try_take():
+        on_wait()
+        time.sleep(POLL_S)
+    return turn
 
 
 async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], *, shutdown_grace_s: float) -> None:

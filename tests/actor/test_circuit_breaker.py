@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from actor.serving import MANY_S, MIN_ROWS, MIN_S, CircuitBreaker
+from actor.circuit_breaker import MANY_S, MIN_ROWS, MIN_S, CircuitBreaker
 from bridge.rollout_types import Task, Ticket
 from tests.bridge.factories import make_ticket
 

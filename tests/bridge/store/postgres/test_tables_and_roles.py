@@ -11,7 +11,7 @@ import pytest
 
 from bridge.store.open import create_run, open_store
 from bridge.store.postgres.tables_and_roles import schema_sql
-from bridge.store.sqlite_database import CREATE
+from bridge.store.sqlite_schema import CREATE
 from tests.bridge.factories import make_ticket
 
 
