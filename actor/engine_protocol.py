@@ -183,7 +183,7 @@ class AbortedError(RuntimeError):
     def __init__(self, message: str, partial: "PartialSample | None" = None) -> None:
         super().__init__(message)
         self.partial = partial
-        """Its tokens so far; None if there are none."""
+        """Tokens sampled before the abort; None if there are none."""
 
 
 class EngineDeadError(RuntimeError):

@@ -26,7 +26,7 @@ MAX_TOKENS = 2**21
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
-    """One request, as far as it was sampled."""
+    """Progress of one request."""
 
     index: int
     """Number of the request in its ticket."""
@@ -37,7 +37,7 @@ class RequestProgress:
     steps: Int32[np.ndarray, " T"]
     """Version of the weights behind each token: incarnation and step; neither decreases."""
     finish: Finish | None = None
-    """None: the request continues."""
+    """Reason of the end of the response; None if it continues."""
     reward: float | None = None
     """Reward of a finished response; None if it has not been scored."""
     scores: Annotated[tuple[RewardScore, ...], Meta(max_length=MAX_REWARD_PARTS)] = ()
@@ -125,7 +125,7 @@ class ClaimedTicket(Ticket):
     """A ticket as an actor claims it."""
 
     progress: TicketProgress | None = None
-    """What other actors sampled of it; None: it begins anew."""
+    """Progress that other actors handed over; None if there is none."""
 
     @classmethod
     def of(cls, ticket: Ticket, progress: TicketProgress | None = None) -> "ClaimedTicket":

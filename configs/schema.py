@@ -232,8 +232,8 @@ class Config:
         if self.actor.colocated and (self.publishes_adapters or self.judge.colocate):
             field = "publish.lora=adapter" if self.publishes_adapters else "judge.colocate"
             raise ValueError(
-                f"actor.colocated excludes {field}: a sleeping engine frees all memory of its devices, and takes only "
-                "published weights when it wakes"
+                f"actor.colocated requires other settings than {field}: a sleeping engine frees all memory of its "
+                "devices, and takes only published weights when it wakes"
             )
         if self.packing.row_tokens % self.mesh.sequence:
             raise ValueError(

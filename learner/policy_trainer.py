@@ -28,8 +28,8 @@ from learner.offload import Offloaded, to_device, to_host
 from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, PackedBatch
-from learner.update.partial_gradient import read_partial_gradient
 from learner.update.train_step import TrainStep
+from learner.update.tree_file import read_sharded
 
 
 class EpochCache:
@@ -150,7 +150,7 @@ class PolicyTrainer:
 
     def merge(self, file: pathlib.Path) -> None:
         """Adds a helper's partial gradient to the accumulator; every process reads its own shards of the file."""
-        self.state = self.steps.merge(self.state, read_partial_gradient(file, self.state.accumulator))
+        self.state = self.steps.merge(self.state, read_sharded(file, self.state.accumulator))
 
     def write_exact_params(self, file: pathlib.Path) -> None:
         """Writes the parameters that a snapshot in the served dtype does not hold exactly, in safetensors format.

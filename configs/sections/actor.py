@@ -33,9 +33,9 @@ class ActorConfig(CheckedSection):
     """GPU indices per engine in CUDA_VISIBLE_DEVICES syntax, with ";" between engines ("2;3;4,5"). Empty: the engines
     share the devices that mesh.devices does not use (`launch/supervision/placement.py`)."""
     colocated: bool = False
-    """True if engines and learner share devices in turns: engines sleep while the learner trains, and its state is
-    in host memory while they sample (the colocated systems of RollPacker section 2.1). Requires rounds that train when
-    they are complete, one learner process, and actors of launch.local."""
+    """True if engines and learner share devices in turns (the colocated systems of RollPacker section 2.1). Engines
+    sleep while the learner trains, and its state is in host memory while they sample. Requires one learner process,
+    actors of launch.local, and rounds that train when they are complete (or helpers.num_engines)."""
     tensor_parallel_size: Count = 1
     """Tensor-parallel size of one engine, in devices (in processes on a CPU)."""
     elastic: bool = False

@@ -16,6 +16,6 @@ class HelpersConfig(CheckedSection):
     num_engines: CountOrZero = 0
     """Engines of launch.local whose devices the helper takes, the last ones; RollPacker takes half. 0: no helper."""
     release_at: FractionOrZero = 0.0
-    """Fraction of a round's complete groups at which the engines give their devices up. 0: decide by Algorithm 1, tried
-    at every 5% from 20% to 50%: the other engines' KV cache must hold the running requests, and a round like the last
-    one of its kind (long or short) must end sooner with the help."""
+    """Fraction of a round's complete groups at which the engines give their devices up. 0: decide at every 5% from 20%
+    to 50%. The other engines' KV cache must then hold the running requests (RollPacker Algorithm 1), and the round must
+    be expected to end sooner by the help."""

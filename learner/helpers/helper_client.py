@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import enum
 import pathlib
-import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -35,9 +34,11 @@ from learner.helpers.messages import (
     Reply,
     Request,
     TakeDevices,
+    decode_reply,
+    encode,
 )
 from learner.update.packing import MicroBatch
-from learner.update.partial_gradient import hash_of
+from learner.update.tree_file import hash_of, write_tree
 
 AHEAD = 2
 """Micro-batches that a helper has at once: the one it computes, and the next."""
@@ -72,16 +73,16 @@ class HelperStarter(Protocol):
 
 
 class State(enum.Enum):
-    """What a helper is doing."""
+    """State of a helper."""
 
     ENDED = "ended"
-    """It has no process."""
+    """No process."""
     PREPARING = "preparing"
-    """Its process starts and compiles."""
+    """The process starts and compiles."""
     IDLE = "idle"
-    """It has no devices."""
+    """Without devices."""
     STARTING = "starting"
-    """It waits for the engines, or reads the parameters."""
+    """Waiting for the engines, or reading the parameters."""
     ADDING = "adding"
     HANDING_OVER = "handing over"
     HANDED_OVER = "handed over"
@@ -90,7 +91,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass
 class HelperStats:
-    """What the helper did in an update."""
+    """Work of the helper in an update."""
 
     num_batches: int = 0
     compute_s: float = 0.0
@@ -197,8 +198,8 @@ class GradientHelper:
             self._go(State.PREPARING, self._prepare_s)
         try:
             while self._process is not None and self._process.connection.poll():
-                self._receive(self._process.connection.recv())
-        except (EOFError, OSError, pickle.UnpicklingError):
+                self._receive(decode_reply(self._process.connection.recv_bytes()))
+        except (EOFError, OSError):
             self._lose("its process ended")
         except LedgerError as e:
             self._lose(str(e))
@@ -280,7 +281,7 @@ class GradientHelper:
             if number is None:
                 return
             path = self._folder / f"{self._part}-{number}.batch"
-            path.write_bytes(pickle.dumps(self._micros[number].batch, protocol=5))
+            write_tree(path, self._micros[number].batch)
             self._outstanding.append(number)
             self._send(AddBatch(number=number, file=str(path)))
             if len(self._outstanding) == 1:
@@ -300,7 +301,7 @@ class GradientHelper:
     def _send(self, request: Request) -> None:
         assert self._process is not None
         with contextlib.suppress(OSError):  # its end is noticed by the next `poll`
-            self._process.connection.send(request)
+            self._process.connection.send_bytes(encode(request))
 
     def _lose(self, reason: str) -> None:
         self._num_lost_in_a_row += 1

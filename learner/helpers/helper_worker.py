@@ -7,7 +7,6 @@ the learner's up to their order.
 
 import dataclasses
 import pathlib
-import pickle
 import time
 from multiprocessing.connection import Connection
 from typing import assert_never
@@ -40,6 +39,8 @@ from learner.helpers.messages import (
     Reply,
     Request,
     TakeDevices,
+    decode_request,
+    encode,
 )
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params
@@ -49,8 +50,9 @@ from learner.offload import Offloaded, to_device, to_host
 from learner.restore import WeightLoader, frozen_policies, load_base
 from learner.update.frozen_policies import FrozenPolicies
 from learner.update.optimizer import TrainState
-from learner.update.partial_gradient import write_partial_gradient
+from learner.update.packing import empty_batch
 from learner.update.train_step import build_train_step
+from learner.update.tree_file import read_tree, write_tree
 
 
 class _RequestWaits(Exception):  # noqa: N818  # not an error
@@ -95,15 +97,15 @@ class HelperWorker:
 
     def run(self) -> None:
         """Answers requests until the learner closes the pipe."""
-        self._pipe.send(HelperReady())
+        self._pipe.send_bytes(encode(HelperReady()))
         while True:
             try:
-                request: Request = self._pipe.recv()
+                request = decode_request(self._pipe.recv_bytes())
             except EOFError:
                 return
             reply = self._answer(request)
             if reply is not None:
-                self._pipe.send(reply)
+                self._pipe.send_bytes(encode(reply))
 
     def _answer(self, request: Request) -> Reply | None:
         match request:
@@ -148,7 +150,7 @@ class HelperWorker:
     def _add(self, request: AddBatch) -> BatchAdded:
         assert self._state is not None and self._policies is not None
         file = pathlib.Path(request.file)
-        batch = self._steps.put(pickle.loads(file.read_bytes()))  # from the learner, its parent
+        batch = self._steps.put(read_tree(file, empty_batch(self._config.packing)))
         file.unlink()
         start_s = time.monotonic()
         base = None if self._base is None else self._base.params
@@ -163,7 +165,7 @@ class HelperWorker:
         assert self._state is not None
         accumulator = self._state.accumulator
         with self._timeline.measure("hand over", batches=len(self._numbers)):
-            digest = write_partial_gradient(file, accumulator)
+            digest = write_tree(file, accumulator)
         return HandedOver(numbers=tuple(self._numbers), denominator=float(accumulator.denominator), digest=digest)
 
     def _release(self) -> DevicesReleased:

@@ -1,12 +1,11 @@
 """Messages between the learner and a gradient helper, over a pipe. Arrays are in files of the run's shared memory."""
 
-import dataclasses
+import msgspec
 
 from bridge.rollout_types import Version
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TakeDevices:
+class TakeDevices(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Request: wait for the devices, read the parameters and begin a partial gradient; answered by `DevicesTaken`."""
 
     version: Version
@@ -15,8 +14,7 @@ class TakeDevices:
     """File with the parameters that the snapshot does not hold exactly; the helper deletes it."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AddBatch:
+class AddBatch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Request: add the gradient of a micro-batch; answered by `BatchAdded`."""
 
     number: int
@@ -24,28 +22,24 @@ class AddBatch:
     """File with the packed batch; the helper deletes it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class HandOver:
+class HandOver(msgspec.Struct, frozen=True, tag=True):
     """Request: write the partial gradient to a file; answered by `HandedOver`."""
 
     file: str
 
 
-@dataclasses.dataclass(frozen=True)
-class ReleaseDevices:
+class ReleaseDevices(msgspec.Struct, frozen=True, tag=True):
     """Request: free the devices' memory and return them to the engines; answered by `DevicesReleased`."""
 
 
 Request = TakeDevices | AddBatch | HandOver | ReleaseDevices
 
 
-@dataclasses.dataclass(frozen=True)
-class HelperReady:
+class HelperReady(msgspec.Struct, frozen=True, tag=True):
     """A new process can take devices: its functions are compiled. Sent once, without a request."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DevicesTaken:
+class DevicesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The helper has the devices, and the parameters on them."""
 
     wait_s: float
@@ -54,16 +48,14 @@ class DevicesTaken:
     """Seconds to read the parameters."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchAdded:
+class BatchAdded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A micro-batch's gradient is in the sum."""
 
     number: int
     compute_s: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HandedOver:
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The partial gradient is in the file."""
 
     numbers: tuple[int, ...]
@@ -73,9 +65,23 @@ class HandedOver:
     """Hash of the file."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DevicesReleased:
+class DevicesReleased(msgspec.Struct, frozen=True, tag=True):
     """The engines may have the devices."""
 
 
 Reply = HelperReady | DevicesTaken | BatchAdded | HandedOver | DevicesReleased
+
+
+def encode(message: Request | Reply) -> bytes:
+    """Encodes a message for the pipe."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_request(data: bytes) -> Request:
+    """Decodes a request; raises msgspec.MsgspecError if it is malformed."""
+    return msgspec.msgpack.decode(data, type=Request)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Decodes an answer; raises msgspec.MsgspecError if it is malformed."""
+    return msgspec.msgpack.decode(data, type=Reply)

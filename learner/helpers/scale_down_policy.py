@@ -1,4 +1,4 @@
-"""When the helper's engines give their devices up in this round, from what actors and learner report."""
+"""Decides when the helper's engines give their devices up, from reports of actors and learner."""
 
 import collections
 import time

@@ -1,4 +1,4 @@
-"""When engines give their devices to training while a round runs: RollPacker section 4.4, Algorithm 1 (lines 13-21).
+"""Scaling down: when engines give their devices to training in a round (RollPacker section 4.4, Algorithm 1).
 
 Scaling down is tried at every 5% of complete responses between 20% and 50% of a round. It succeeds if the KV cache of
 the remaining engines can hold the running requests. Where training has devices of its own, a round like the last one of
@@ -20,16 +20,16 @@ HEADROOM = 0.9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HelperCosts:
-    """Cost of engines that give their devices up for training and take them back, in seconds."""
+    """Cost of engines that give their devices up for training and take them back."""
 
     start_s: float = 0.0
-    """From the end of the engines' sampling until their devices compute: requests handed over, memory freed, parameters
-    read."""
+    """Seconds from the end of the engines' sampling until their devices compute: requests handed over, memory freed,
+    parameters read."""
     hand_over_s: float = 0.0
-    """Per update, until the learner has the sums of gradients that the devices computed; 0 if the learner itself
+    """Seconds per update until the learner has the sums of gradients that the devices computed; 0 if the learner itself
     computes on them."""
     wake_s: float = 0.0
-    """From the publish until an engine that gave its devices up serves again."""
+    """Seconds from the publish until an engine that gave its devices up serves again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

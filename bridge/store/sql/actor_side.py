@@ -180,7 +180,7 @@ class ActorStore(GroupBucket, AnchorRows):
         try:
             return self._decode(TicketProgress, rows[0][0]) if rows else None
         except ValueError as e:  # another actor wrote it
-            logging.error("progress ignored ticket=%s, it begins anew: %s", ticket_id, e)
+            logging.error("progress ignored, ticket starts from its prompt ticket=%s reason=%s", ticket_id, e)
             return None
 
     def leased(self, actor: str) -> set[str]:
