@@ -25,6 +25,8 @@ and a trained token costs one GPU time in proportion to the parameters."""
 ASYNC_REWARD_S = 2.0
 """What is left after the last response when each is judged as it ends: T_min of a sandbox and the limit of a
 mathematical evaluation (sections 4.3, 5)."""
+MIGRATION_S = 3.0
+"""Until GPUs that are given up train: "the migration overhead does not exceed 3 seconds" (section 6.6)."""
 GPU_MEMORY_UTILIZATION = 0.9
 """Not given; vLLM's default."""
 MAX_NUM_SEQS = 256

@@ -9,10 +9,11 @@ import statistics
 from collections.abc import Mapping
 from unittest import mock
 
-from launch.tools.plan.sim import chips
+from launch.tools.plan.profile import HelperProfile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
+from learner.schedule import scale_down
 from tests.bench.papers import inputs, rollpacker
 from tests.bench.papers.experiment import Experiment
 from tests.bench.papers.inputs import ETA, Setting
@@ -68,6 +69,8 @@ def run(
 ) -> SimResult:
     """Rounds with training and rewards."""
     profile = rollpacker.profile_of(setting, costs(), prompt_share=SHARE, reward_s=reward_s)
+    if streamed:
+        profile = dataclasses.replace(profile, helpers=HelperProfile(start_s=inputs.MIGRATION_S))
     config = rollpacker.config_of(eta, eta, streamed=streamed, num_prompts=num_prompts)
     return simulate(config, profile, num_updates=num_rounds, seed=SEED)
 
@@ -179,7 +182,7 @@ def figure_12bc() -> Mapping[str, float]:
     }
 
 
-TRIGGERS = {"20%": (0.2, 0.25), "30%": (0.3, 0.35), "40%": (0.4, 0.45), "adaptive": (chips.FIRST, chips.LAST)}
+TRIGGERS = {"20%": (0.2, 0.25), "30%": (0.3, 0.35), "40%": (0.4, 0.45), "adaptive": (scale_down.FIRST, scale_down.LAST)}
 """Shares of complete responses at which GPUs are given up; a fixed trigger has two tries 5% apart."""
 
 
@@ -187,7 +190,7 @@ def table_3() -> Mapping[str, float]:
     """Long rounds of 7B/8k by when GPUs are given up, over none given up."""
 
     def long_s(first: float, last: float) -> float:
-        with mock.patch.multiple(chips, FIRST=first, LAST=last):
+        with mock.patch.multiple(scale_down, FIRST=first, LAST=last):
             return statistics.fmean(long_rounds(rounds_s(full(SETTINGS["7B/8k"]))))
 
     none_s = long_s(2.0, 2.0)
