@@ -16,7 +16,6 @@ from bridge.liveness import Liveness, report_phase
 from launch import cli
 from launch.startup import prepare_run
 from launch.startup.gpu_memory import reserve
-from launch.supervision.placement import Machine
 from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
@@ -248,8 +247,8 @@ def _helper(prepared: prepare_run.PreparedRun, hosts: "Processes") -> "HelperSta
         return None
     from launch.services.helper_service import HelperService
 
-    if Machine.here().gpus and not _HELPER_DEVICES.value:
-        raise ValueError("helpers.num_engines: expected the engines' devices in --helper_devices; use launch.local")
+    if not _HELPER_DEVICES.value and not _HELPER_CORES.value:
+        raise ValueError("helpers.num_engines: only launch.local knows the engines' devices; start the run with it")
     if hosts.count != config.learner.num_processes:
         raise ValueError("helpers.num_engines: expected all learner processes on one machine; use launch.local")
     service = HelperService(prepared.folder, devices=_HELPER_DEVICES.value, cpu_cores=_HELPER_CORES.value)

@@ -70,6 +70,6 @@ class HelperService:
                     "PYTHONUNBUFFERED": "1",
                     process_tree.VARIABLE: str(os.getpid()),
                 }
-                | ({VISIBLE: self.devices} if self.devices else {}),
+                | ({VISIBLE: self.devices} if self.devices else {"JAX_PLATFORMS": "cpu"}),
             )
         return HelperChild(process, ours)

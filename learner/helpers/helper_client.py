@@ -135,6 +135,8 @@ class GradientHelper:
         self._ledger = GradientLedger()
         self._micros: list[MicroBatch] = []
         self._outstanding: list[int] = []
+        self._shapes: set[tuple[int, ...]] = set()
+        """Shapes of batches that the process has computed."""
         self._part = ""
         self._num_parts = self._num_lost_in_a_row = 0
         self._deadline_s = float("inf")
@@ -194,7 +196,7 @@ class GradientHelper:
     def poll(self) -> None:
         """Reads the helper's answers and assigns micro-batches to it; never waits."""
         if self.state is State.ENDED and self.is_usable:
-            self._process = self._start()
+            self._process, self._shapes = self._start(), set()
             self._go(State.PREPARING, self._prepare_s)
         try:
             while self._process is not None and self._process.connection.poll():
@@ -259,6 +261,7 @@ class GradientHelper:
             case BatchAdded():
                 self._expect(State.ADDING)
                 self._outstanding.remove(reply.number)
+                self._shapes.add(self._shape_of(reply.number))
                 self.stats.compute_s += reply.compute_s
                 self._await_batch()
             case HandedOver():
@@ -288,7 +291,14 @@ class GradientHelper:
                 self._await_batch()
 
     def _await_batch(self) -> None:
-        self._deadline_s = self._clock() + self._answer_s if self._outstanding else float("inf")
+        if not self._outstanding:
+            self._deadline_s = float("inf")
+            return
+        is_compiled = self._shape_of(self._outstanding[0]) in self._shapes  # with packing.auto there are several
+        self._deadline_s = self._clock() + (self._answer_s if is_compiled else self._prepare_s)
+
+    def _shape_of(self, number: int) -> tuple[int, ...]:
+        return self._micros[number].batch.tokens.shape
 
     def _release(self) -> None:
         self._go(State.RELEASING, self._answer_s, ReleaseDevices())

@@ -71,15 +71,18 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path):
             if phase is State.HANDED_OVER:
                 while one.helper.hand_over() is None:
                     time.sleep(0.001)
-            if phase is not State.RELEASING:
-                os.kill(helper_pid, signal.SIGSTOP if phase is State.ADDING else signal.SIGKILL)
-                wait_for(one.helper, State.PREPARING)
+            if phase is State.ADDING:
+                while not one.helper.stats.compute_s:
+                    one.helper.poll()
+                os.kill(helper_pid, signal.SIGSTOP)
+            elif phase is not State.RELEASING:
+                os.kill(helper_pid, signal.SIGKILL)
             gradient = one.finish_update(num_own=1)
             if phase is State.RELEASING:
                 os.kill(helper_pid, signal.SIGKILL)
                 wait_for(one.helper, State.PREPARING)
             check_equal(gradient, next(oracle))
-            assert one.helper.is_usable
+            assert one.helper.is_usable and one.helper.stats.num_lost == 1
             one.update()
 
 
