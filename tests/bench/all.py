@@ -39,7 +39,8 @@ def markdown() -> str:
     parts = [_HEAD + "\n" + page.table(columns, [_headline_row(h) for h in HEADLINES])]
     columns = {c: f"{{{c}}}" for c in ("Result", "Question", "Main number", "Hardware", "Date, commit")}
     for section, benches in SECTIONS.items():
-        parts.append(f"## {section}\n\n{page.table(columns, [_bench_row(bench) for bench in benches])}")
+        rows = [_bench_row(bench) for bench in benches if bench.made or bench.stored() is not None]
+        parts.append(f"## {section}\n\n{page.table(columns, rows)}")
     return "\n\n".join(parts) + "\n<!-- end -->\n"
 
 
