@@ -22,7 +22,7 @@ LEARNER, HELPER = "devices", "helper-devices"
 """Names of the locks on devices that engines share with the learner, and with its gradient helper."""
 
 
-class LearnerTurn:
+class TrainerTurn:
     """The trainer's side."""
 
     def __init__(self, folder: pathlib.Path, name: str = LEARNER) -> None:

@@ -1,6 +1,6 @@
 """Gradient helper of a learner, which starts it: `python -m launch.gradient_helper --run_dir=FOLDER --pipe=FD`.
 
-It trains on engines' devices while a round's last responses run (`learner/helpers`).
+It trains on engines' devices while a round's last responses run (`learner/gradient_helper`).
 """
 
 import pathlib
@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from absl import flags, logging
 
-from bridge.device_turns import HELPER, LearnerTurn
+from bridge.device_turns import HELPER, TrainerTurn
 from launch import cli
 from launch.startup import prepare_run
 from launch.supervision.placement import bind_to_cores, core_ids
@@ -30,11 +30,11 @@ def main() -> int:
         prepared = prepare_run.open_prepared(cli.run_dirs(most=1)[0])
     if _CPU_CORES.value:
         bind_to_cores(core_ids(_CPU_CORES.value))
-    from learner.helpers.helper_worker import HelperWorker
+    from learner.gradient_helper.helper_worker import HelperWorker
 
     folder = pathlib.Path(prepared.folder)
     worker = HelperWorker(
-        prepared.config, folder, prepared.model_folder, LearnerTurn(folder, HELPER), Connection(_PIPE.value)
+        prepared.config, folder, prepared.model_folder, TrainerTurn(folder, HELPER), Connection(_PIPE.value)
     )
     logging.info("gradient helper ready")
     worker.run()

@@ -20,7 +20,7 @@ from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
     from learner.distributed.channel import Processes
-    from learner.helpers.helper_client import HelperStarter
+    from learner.gradient_helper.helper_client import HelperStarter
     from learner.publish.destinations import Destination
     from learner.replicate import Replicator
 

@@ -27,9 +27,9 @@ from learner.distributed.sharding import make_mesh
 from learner.evaluation.eval_sets import ProblemSet, all_sets, bad_rows, open_own_sets, questions_of
 from learner.evaluation.evaluator import open_evaluations
 from learner.evaluation.pinned_requests import PROBE_TOKENS, PinnedRequests, probe_problems
+from learner.gradient_helper.helper_client import HelperStarter, open_helper
+from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
 from learner.heartbeat import live_actors
-from learner.helpers.helper_client import HelperStarter, open_helper
-from learner.helpers.scale_down_policy import ScaleDownPolicy
 from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table

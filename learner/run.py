@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from bridge.codec import FORMAT
-from bridge.device_turns import LearnerTurn
+from bridge.device_turns import TrainerTurn
 from bridge.files import RunLock
 from bridge.store.sql.learner_side import LearnerStore
 from bridge.timeline import Timeline
@@ -22,9 +22,9 @@ from learner.data.problem import Problem
 from learner.data.tokenizer import Tokenizer
 from learner.evaluation.evaluator import Evaluator
 from learner.evaluation.pinned_requests import PinnedRequests
+from learner.gradient_helper.helper_client import GradientHelper, State
+from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
 from learner.heartbeat import LearnerHeartbeat
-from learner.helpers.helper_client import GradientHelper, State
-from learner.helpers.scale_down_policy import ScaleDownPolicy
 from learner.metrics.metrics_writer import MetricsWriter
 from learner.metrics.sample_log import SampleLog
 from learner.model.architecture import Architecture
@@ -61,7 +61,7 @@ class Run:
     timeline: Timeline
     heartbeat: LearnerHeartbeat
     lock: RunLock
-    turn: LearnerTurn | None
+    turn: TrainerTurn | None
     """Turn on the devices that engines share; None if the learner has its own."""
     helper: GradientHelper | None
     """Helper on engines' devices; None without helpers.num_engines."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from absl import logging
 
 from bridge.credentials import Token
-from bridge.device_turns import LearnerTurn
+from bridge.device_turns import TrainerTurn
 from bridge.files import RunLock, lock_owner
 from bridge.liveness import Liveness
 from bridge.processes import stop_signals
@@ -98,7 +98,7 @@ class RunContext:
     """Step at which the run had finished before this start reopened it, or None."""
     heartbeat: LearnerHeartbeat
     timeline: Timeline
-    turn: LearnerTurn | None = None
+    turn: TrainerTurn | None = None
     """Turn on the devices that engines share (actor.colocated); None if the learner has its own."""
     wait_hooks: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     """Functions called while the learner waits; they must not block."""
@@ -156,5 +156,5 @@ def open_context(config: Config, folder: pathlib.Path, lead: Replicator, livenes
         finished_step=None if finished is None else finished.version.step,
         heartbeat=heartbeat,
         timeline=Timeline(RunFolder(folder).events, "learner"),
-        turn=LearnerTurn(folder) if config.actor.colocated else None,
+        turn=TrainerTurn(folder) if config.actor.colocated else None,
     )

@@ -18,8 +18,8 @@ from configs.run_folder import RunFolder
 from learner import parity
 from learner.commands import Accumulate, AccumulateAgain, Apply, Command, Discard, Merge, Publish, SaveModel
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
+from learner.gradient_helper.helper_client import GradientHelper
 from learner.heartbeat import Stopped
-from learner.helpers.helper_client import GradientHelper
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.packing import MicroBatch

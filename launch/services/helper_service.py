@@ -17,7 +17,7 @@ from launch.supervision.placement import VISIBLE
 
 @dataclasses.dataclass(frozen=True)
 class HelperChild:
-    """A running process; see `learner.helpers.helper_client.HelperProcess`."""
+    """A running process; see `learner.gradient_helper.helper_client.HelperProcess`."""
 
     process: subprocess.Popen[bytes]
     connection: Connection

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from actor.engine_protocol import EngineDeadError
-from bridge.device_turns import EngineTurn, LearnerTurn
+from bridge.device_turns import EngineTurn, TrainerTurn
 from bridge.rollout_types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
@@ -335,7 +335,7 @@ def test_stale_sample_of_a_withdrawn_ticket_does_not_start_anew(tmp_path):
 def test_engine_sleeps_while_the_learner_has_the_devices_and_wakes_with_its_weights(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        s.actor.turn, learner = EngineTurn(tmp_path), LearnerTurn(tmp_path)
+        s.actor.turn, learner = EngineTurn(tmp_path), TrainerTurn(tmp_path)
         assert s.actor.turn.try_take()
         s.publish(0)
         s.put(0)
@@ -359,7 +359,7 @@ def test_engine_sleeps_while_the_learner_has_the_devices_and_wakes_with_its_weig
 def test_engine_that_wakes_takes_the_announced_weights_again_although_it_served_them(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        s.actor.turn, learner = EngineTurn(tmp_path), LearnerTurn(tmp_path)
+        s.actor.turn, learner = EngineTurn(tmp_path), TrainerTurn(tmp_path)
         assert s.actor.turn.try_take()
         version = s.publish(0)
         async with s.serving():
@@ -374,7 +374,7 @@ def test_engine_that_wakes_takes_the_announced_weights_again_although_it_served_
 def test_engine_without_weights_stands_down_again_for_a_learner_that_died_before_it_announced_any(tmp_path):
     async def body():
         s = make_setup(tmp_path)
-        s.actor.turn, first, second = EngineTurn(tmp_path), LearnerTurn(tmp_path), LearnerTurn(tmp_path)
+        s.actor.turn, first, second = EngineTurn(tmp_path), TrainerTurn(tmp_path), TrainerTurn(tmp_path)
         assert s.actor.turn.try_take()
         async with s.serving():
             await asyncio.to_thread(first.take, lambda: None)

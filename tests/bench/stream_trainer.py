@@ -11,7 +11,7 @@ without its reward).
 
 Aims are the paper's (Table 3), written down before any run: adaptive scaling 1.08 times as fast as none, and as fast as
 each fixed fraction within the error. `gradient_difference` is the largest difference of a gradient summed by two
-processes from that of one, relative to the largest entry of its tensor (`tests/learner/helpers/two_processes.py`).
+processes from that of one, relative to the largest entry of its tensor (`tests/learner/gradient_helper/two_processes.py`).
 `predicted` is the planner's ratio for these lengths, told the measured seconds until the helper computes, until its
 sums are merged and until the engine serves again.
 
@@ -40,7 +40,7 @@ from tests.bench.rig.rig import Result
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config
 from tests.bench.tail import MAX_RESPONSE, lengths_of
-from tests.learner.helpers.two_processes import gradient_difference
+from tests.learner.gradient_helper.two_processes import gradient_difference
 
 R, K = 16, 4
 LENGTHS = lengths_of(32)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.device_turns import EngineTurn, LearnerTurn
+from bridge.device_turns import EngineTurn, TrainerTurn
 from tests.integration.support.processes import wait_until
 
 
@@ -23,7 +23,7 @@ def engines(tmp_path: Path):
 
 @pytest.fixture
 def learner(tmp_path: Path):
-    turn = LearnerTurn(tmp_path)
+    turn = TrainerTurn(tmp_path)
     yield turn
     turn.close()
 
@@ -65,9 +65,9 @@ def test_learner_that_is_stopped_while_it_waits_wants_nothing_any_more(engines, 
     assert not engines[0].is_wanted() and not learner.is_held
 
 
-@pytest.mark.parametrize("side", ["LearnerTurn", "EngineTurn"])
+@pytest.mark.parametrize("side", ["TrainerTurn", "EngineTurn"])
 def test_turn_of_a_process_that_is_killed_is_over(tmp_path, engines, learner, side):
-    call = "take(lambda: None)" if side == "LearnerTurn" else "try_take()"
+    call = "take(lambda: None)" if side == "TrainerTurn" else "try_take()"
     code = f"""
 import pathlib, time
 from bridge.device_turns import {side}

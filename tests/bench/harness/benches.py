@@ -63,7 +63,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "What does RollPacker's stream trainer gain where engines give their devices up to training?",
             "{speedup_adaptive:.2f} times as fast as without scaling (planner: {predicted_speedup:.2f}); largest "
             "difference of a gradient from one process's {gradient_difference:.0e}",
-            (*SCHEDULE, *RIG, "learner/helpers", "tests/bench/tail.py"),
+            (*SCHEDULE, *RIG, "learner/gradient_helper", "tests/bench/tail.py"),
         ),
         Bench(
             "inflight",

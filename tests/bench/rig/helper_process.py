@@ -23,5 +23,5 @@ def paced(model_config: Any, config: Any, mesh: Any) -> PacedSteps:
 
 
 if __name__ == "__main__":
-    with mock.patch("learner.helpers.helper_worker.build_train_step", paced):
+    with mock.patch("learner.gradient_helper.helper_worker.build_train_step", paced):
         cli.run(gradient_helper.main)

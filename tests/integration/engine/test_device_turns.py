@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridge.device_turns import LEARNER, LearnerTurn
+from bridge.device_turns import LEARNER, TrainerTurn
 from tests.integration.support.engines import Bench, EngineKind, for_engines
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -17,7 +17,7 @@ class Waits(Exception):  # noqa: N818
     """The learner has to wait."""
 
 
-def taken_at_once(turn: LearnerTurn) -> bool:
+def taken_at_once(turn: TrainerTurn) -> bool:
     def waits() -> None:
         raise Waits
 
@@ -32,7 +32,7 @@ def taken_at_once(turn: LearnerTurn) -> bool:
 @for_engines([EngineKind(prefix_caching=True)])
 def test_workers_have_the_devices_but_while_the_engine_sleeps(bench: Bench, tmp_path: Path):
     """Although no actor holds them: one that was killed does not, while its workers still end."""
-    learner = LearnerTurn(tmp_path)
+    learner = TrainerTurn(tmp_path)
 
     async def body():
         await bench.engine.share_devices(tmp_path, LEARNER)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from safetensors.numpy import load_file
 
-from bridge.device_turns import LearnerTurn
+from bridge.device_turns import TrainerTurn
 from bridge.param_names import flatten, unflatten
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_format import SnapshotError, latest
@@ -27,7 +27,7 @@ from configs.run_folder import RunFolder, snapshot_folder
 from configs.schema import Config
 from configs.sections import MeshConfig
 from learner.distributed.sharding import make_mesh, param_spec
-from learner.helpers.messages import (
+from learner.gradient_helper.messages import (
     AddBatch,
     BatchAdded,
     DevicesReleased,
@@ -63,7 +63,7 @@ class HelperWorker:
     """Answers the learner's requests until the pipe ends."""
 
     def __init__(
-        self, config: Config, folder: pathlib.Path, model_folder: pathlib.Path, turn: LearnerTurn, pipe: Connection
+        self, config: Config, folder: pathlib.Path, model_folder: pathlib.Path, turn: TrainerTurn, pipe: Connection
     ) -> None:
         """Compiles the device functions, which hold no arrays yet.
 

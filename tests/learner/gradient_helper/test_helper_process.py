@@ -12,8 +12,8 @@ import pytest
 from bridge.device_turns import HELPER, EngineTurn
 from bridge.timeline import Timeline
 from configs.run_folder import set_up_run
-from learner.helpers.helper_client import MAX_LOST_IN_A_ROW, GradientHelper, State, open_helper
-from tests.learner.helpers.two_processes import (
+from learner.gradient_helper.helper_client import MAX_LOST_IN_A_ROW, GradientHelper, State, open_helper
+from tests.learner.gradient_helper.two_processes import (
     DEADLINE_S,
     NUM_GROUPS,
     alone,

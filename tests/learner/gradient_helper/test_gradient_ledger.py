@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.helpers.gradient_ledger import OWN, GradientLedger, LedgerError
+from learner.gradient_helper.gradient_ledger import OWN, GradientLedger, LedgerError
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["add", "assign", "own", "merge", "lose", "late"]), st.integers(0, 3)), max_size=60

@@ -15,7 +15,7 @@ from configs import sections
 from configs.run_folder import RunFolder, set_up_run
 from launch.services.helper_service import HelperService
 from learner.distributed.channel import SingleProcess
-from learner.helpers.helper_client import GradientHelper, State, open_helper
+from learner.gradient_helper.helper_client import GradientHelper, State, open_helper
 from learner.model import hf_save
 from learner.model.lora import LoraBase
 from learner.policy_trainer import EpochCache, PolicyTrainer

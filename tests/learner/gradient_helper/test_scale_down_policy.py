@@ -7,7 +7,7 @@ import numpy as np
 from bridge.heartbeat_types import Heartbeat
 from configs.presets import rolloutpipe
 from configs.sections import HelpersConfig
-from learner.helpers.scale_down_policy import ScaleDownPolicy
+from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
 from learner.metrics.step_timer import WaitingRatios
 from tests.bridge.factories import make_report
 from tests.learner.streams import random_group

@@ -21,8 +21,8 @@ from bridge.rollout_types import Version
 from bridge.timeline import Timeline
 from configs.run_folder import snapshot_folder
 from configs.schema import Config
-from learner.helpers.gradient_ledger import OWN, GradientLedger, LedgerError
-from learner.helpers.messages import (
+from learner.gradient_helper.gradient_ledger import OWN, GradientLedger, LedgerError
+from learner.gradient_helper.messages import (
     AddBatch,
     BatchAdded,
     DevicesReleased,
