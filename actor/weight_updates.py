@@ -6,7 +6,8 @@ weights (`actor.weights.client`). Four cases differ from an in-flight update:
 * With publish.at_publish=drain running requests finish first.
 * Requests on weights that the learner rolled back past restart.
 * A fenced actor drops all its groups and refetches the weights before it serves the probe that may re-admit it.
-* An engine that shares its devices with the learner sleeps while the learner trains (actor.colocated).
+* An engine that shares its devices with the learner (actor.colocated) or its gradient helper (helpers.num_engines)
+  sleeps while the other trains.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from actor.background import (
 )
 from actor.engine_protocol import EngineDeadError
 from actor.loop import Actor, BackgroundTask
-from bridge.device_turns import EngineTurn
+from bridge.device_turns import POLL_S, EngineTurn
 from bridge.rollout_types import Ticket
 from bridge.weight_types import WeightManifest
 
@@ -117,6 +118,9 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
     start_s = time.monotonic()
     actor.pause()
     while actor.admission.num_sequences:  # rewards and submissions go on, and need no device
+        if not turn.is_wanted():
+            actor.resume()
+            return
         await actor.serving.hand_over()
         await actor.sample_ended.wait_past(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
     has_weights = False
@@ -125,8 +129,10 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
         await actor.engine.sleep()
         turn.give_back()
         await send_heartbeat(actor)
-        await actor.release_waiting()
-        await turn.take()
+        while not turn.try_take():
+            if actor.admission.waiting:  # a claim that was on its way
+                await actor.release_waiting()
+            await asyncio.sleep(POLL_S)
         taken_s = time.monotonic()
         await actor.engine.wake_up()
         has_weights = await _refetch(actor, until=turn.is_wanted)

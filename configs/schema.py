@@ -229,10 +229,11 @@ class Config:
                 f"learner.num_processes=1, got {self.rounds.train_start} and {self.learner.num_processes}; engines "
                 "sleep while the learner trains"
             )
-        if self.actor.colocated and (self.publishes_adapters or self.judge.colocate):
+        if self.shares_devices and (self.publishes_adapters or self.judge.colocate):
+            sharing = "actor.colocated" if self.actor.colocated else "helpers.num_engines"
             field = "publish.lora=adapter" if self.publishes_adapters else "judge.colocate"
             raise ValueError(
-                f"actor.colocated requires other settings than {field}: a sleeping engine frees all memory of its "
+                f"{sharing} requires other settings than {field}: a sleeping engine frees all memory of its "
                 "devices, and takes only published weights when it wakes"
             )
         if self.packing.row_tokens % self.mesh.sequence:
@@ -256,6 +257,8 @@ class Config:
                 "rounds.train_start=group_ready, rounds.groups_per_update=rounds.groups_per_round and rounds.epochs=1. "
                 "A helper has only the parameters of the round's start"
             )
+        if self.packing.auto:
+            raise ValueError("helpers.num_engines requires packing.auto=False: a helper compiles one shape ahead")
         if not self.lora.is_on and self.model.served_dtype != self.model.compute_dtype:
             raise ValueError(
                 f"helpers.num_engines requires model.served_dtype=model.compute_dtype, got {self.model.served_dtype} "

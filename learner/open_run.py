@@ -264,7 +264,9 @@ def _build(
         heartbeat=context.heartbeat,
         lock=context.lock,
         turn=context.turn,
-        helper=None if helper is None else open_helper(config, helper, timeline=context.timeline),
+        helper=None
+        if helper is None
+        else open_helper(config, helper, num_own_devices=jax.device_count(), timeline=context.timeline),
         scale_down=scale_down,
         finished_step=context.finished_step,
     )

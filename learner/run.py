@@ -93,23 +93,26 @@ class Run:
             self.trainer.offload()
             self.turn.give_back()
 
-    def look_at_helper(self) -> None:
-        """Lets engines give their devices to the helper if it is time, and gives it micro-batches; never waits."""
+    def look_at_helper(self, *, is_over: bool = False) -> None:
+        """Lets engines give their devices to the helper if it is time, and gives it micro-batches; never waits.
+
+        `is_over` is True once, when the rollout is over and its last micro-batches wait.
+        """
         if (helper := self.helper) is None:
             return
         helper.poll()
-        version = self.publisher.announced_version
-        if helper.state is State.IDLE and version is not None and version.step == self.step:
-            planner = self.stream.planner
-            if self.scale_down.is_due(
-                planner.num_arrived_in_round,
-                self.stream.clock,
-                is_long=planner.round_is_long,
-                has_waiting=helper.has_waiting,
-            ):
-                self.do(WriteExactParams(str(helper.exact_file)))
-                helper.take_devices(version)
-                self.timeline.instant("scaled down", groups=planner.num_arrived_in_round)
+        version, planner = self.publisher.announced_version, self.stream.planner
+        if helper.state is not State.IDLE or version is None or version.step != self.step:
+            return
+        clock, is_long = self.stream.clock, planner.round_is_long
+        if is_over:
+            is_due = helper.has_waiting and self.scale_down.is_due_at_end(clock, is_long=is_long)
+        else:
+            is_due = self.scale_down.is_due(planner.num_arrived_in_round, clock, is_long=is_long)
+        if is_due:
+            self.do(WriteExactParams(str(helper.exact_file)))
+            helper.take_devices(version)
+            self.timeline.instant("scaled down", at=self.scale_down.released_at)
 
     def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
         """Returns log pi of each trained token by the current weights, in nats; takes shared devices only for that."""

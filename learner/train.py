@@ -18,6 +18,7 @@ from configs.run_folder import RunFolder
 from learner import parity
 from learner.commands import Accumulate, AccumulateAgain, Apply, Command, Discard, Merge, Publish, SaveModel
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
+from learner.gradient_helper.gradient_ledger import TOLERANCE
 from learner.gradient_helper.helper_client import GradientHelper
 from learner.heartbeat import Stopped
 from learner.run import Run
@@ -150,7 +151,7 @@ def share(run: Run, helper: GradientHelper, micro: MicroBatch, step_metrics: Ste
     learner's devices (actor.colocated) keep them until then.
     """
     helper.add(micro)
-    run.look_at_helper()
+    run.look_at_helper(is_over=micro.ends_update)
     while run.has_devices and not micro.ends_update and (own := helper.next_own()) is not None:
         accumulate(run, own, step_metrics)
     if not micro.ends_update:
@@ -165,17 +166,18 @@ def share(run: Run, helper: GradientHelper, micro: MicroBatch, step_metrics: Ste
             run.heartbeat.check()
             run.heartbeat.report_progress()
             time.sleep(HELPER_POLL_S)
+    helper.finish()
     found = run.trainer.steps.denominator(run.trainer.state)
-    if abs(found - helper.denominator) > 1e-4 * max(1.0, helper.denominator):
+    if abs(found - helper.denominator) > TOLERANCE * helper.denominator:
         raise RuntimeError(f"the accumulated divisor is {found}, expected {helper.denominator}: gradients are missing")
 
 
 def merge(run: Run, helper: GradientHelper, file: pathlib.Path, step_metrics: StepMetrics) -> None:
     """Adds the helper's partial gradient to the learner's, and lets the engines have its devices."""
-    compute_s = helper.stats.compute_s * run.scale_down.num_helping / jax.device_count()
     _, start, end = compute(run, Merge(str(file)), "merge", step=run.step)
     step_metrics.computed(start, end)
-    step_metrics.add_helped(helper.merged(), compute_s)
+    micros, seconds = helper.merged()
+    step_metrics.add_helped(micros, seconds * run.scale_down.num_helping / jax.device_count())
 
 
 def end_round(run: Run) -> None:

@@ -102,7 +102,7 @@ def take_devices(joined: JoinedRun, trainer: str | None, on_wait: Callable[[], N
     if trainer is None:
         return None
     if joined.own is not None:
-        raise ValueError("actor.colocated: only actors of launch.local share the learner's devices; got --store")
+        raise ValueError("actor.colocated, --shares_devices_with: only actors of launch.local share devices")
     turn = EngineTurn(joined.work.path, HELPER if trainer == "helper" else LEARNER)
     report_phase("waiting for the devices")
     while not turn.try_take():

@@ -106,6 +106,13 @@ def place(config: Config, machine: Machine) -> Placement:
             f"helpers.num_engines ({config.helpers.num_engines}) must be below actor.num_engines "
             f"({config.actor.num_engines}): the other engines finish the round"
         )
+    of_helper = [d for group in groups[num_serving:] for d in group]
+    others = {*learner, *(d for group in groups[:num_serving] for d in group)}
+    if shared := sorted({d for d in of_helper if d in others or of_helper.count(d) > 1}):
+        raise ValueError(
+            f"helpers.num_engines: device {', '.join(shared)} of the last {config.helpers.num_engines} engines must be "
+            "theirs alone, since the helper uses all of its memory in turns; set actor.devices and mesh.devices"
+        )
     own: Literal["", "learner"] = "learner" if config.actor.colocated else ""
     return Placement(
         learner=learner,

@@ -8,6 +8,8 @@ helper dies.
 import dataclasses
 from collections.abc import Sequence
 
+TOLERANCE = 1e-6
+"""Relative difference of two divisors that are equal: sums of whole numbers, exact in float32 up to 2^24."""
 OWN = "learner"
 """Name of the learner's own sum, into which it adds immediately."""
 
@@ -76,7 +78,7 @@ class GradientLedger:
         self._check_open(part)
         assigned = self._assigned.get(part, [])
         expected = sum(self._denominators[number] for number in assigned)
-        if list(numbers) != assigned or abs(denominator - expected) > 1e-5 * max(1.0, abs(expected)):
+        if list(numbers) != assigned or abs(denominator - expected) > TOLERANCE * expected:
             raise LedgerError(
                 f"partial gradient {part}: expected micro-batches {assigned} with denominator {expected}, got "
                 f"{list(numbers)} with {denominator}"

@@ -8,6 +8,7 @@ so no group is sampled again.
 import contextlib
 import dataclasses
 import enum
+import math
 import pathlib
 import shutil
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+import msgspec
 from absl import logging
 
 from bridge.rollout_types import Version
@@ -30,6 +32,7 @@ from learner.gradient_helper.messages import (
     HandedOver,
     HandOver,
     HelperReady,
+    ParamsRead,
     ReleaseDevices,
     Reply,
     Request,
@@ -40,8 +43,6 @@ from learner.gradient_helper.messages import (
 from learner.update.packing import MicroBatch
 from learner.update.tree_file import hash_of, write_tree
 
-AHEAD = 2
-"""Micro-batches that a helper has at once: the one it computes, and the next."""
 MAX_LOST_IN_A_ROW = 3
 """Processes lost in a row after which a run uses no helper any more."""
 
@@ -81,8 +82,8 @@ class State(enum.Enum):
     """The process starts and compiles."""
     IDLE = "idle"
     """Without devices."""
-    STARTING = "starting"
-    """Waiting for the engines, or reading the parameters."""
+    WAITING = "waiting for engines"
+    READING = "reading the parameters"
     ADDING = "adding"
     HANDING_OVER = "handing over"
     HANDED_OVER = "handed over"
@@ -114,6 +115,7 @@ class GradientHelper:
         *,
         prepare_s: float,
         answer_s: float,
+        num_ahead: int,
         timeline: Timeline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,19 +126,20 @@ class GradientHelper:
           folder: folder for files between the two, in shared memory; it is emptied.
           prepare_s: timeout for a new process, in seconds.
           answer_s: timeout for an answer: devices and parameters, a micro-batch, the sum.
+          num_ahead: micro-batches that it has at once: those of the time between two calls of `poll`, and the next.
           timeline: event log.
           clock: monotonic seconds.
         """
         self._start, self._folder, self._timeline, self._clock = start, folder, timeline, clock
-        self._prepare_s, self._answer_s = prepare_s, answer_s
+        self._prepare_s, self._answer_s, self._num_ahead = prepare_s, answer_s, num_ahead
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._process: HelperProcess | None = None
         self._ledger = GradientLedger()
         self._micros: list[MicroBatch] = []
         self._outstanding: list[int] = []
-        self._shapes: set[tuple[int, ...]] = set()
-        """Shapes of batches that the process has computed."""
+        self._part_s = 0.0
+        """Seconds in which the partial gradient was computed."""
         self._part = ""
         self._num_parts = self._num_lost_in_a_row = 0
         self._deadline_s = float("inf")
@@ -191,22 +194,26 @@ class GradientHelper:
         self._num_parts += 1
         self._part = f"partial-gradient-{self._num_parts}"
         self._since_s = self._clock()
-        self._go(State.STARTING, self._answer_s, TakeDevices(version=version, exact=str(self.exact_file)))
+        self._part_s = 0.0
+        self._go(State.WAITING, self._answer_s, TakeDevices(version=version, exact=str(self.exact_file)))
 
     def poll(self) -> None:
         """Reads the helper's answers and assigns micro-batches to it; never waits."""
-        if self.state is State.ENDED and self.is_usable:
-            self._process, self._shapes = self._start(), set()
-            self._go(State.PREPARING, self._prepare_s)
         try:
+            if self.state is State.ENDED and self.is_usable:
+                self._process = self._start()
+                self._go(State.PREPARING, self._prepare_s)
             while self._process is not None and self._process.connection.poll():
                 self._receive(decode_reply(self._process.connection.recv_bytes()))
-        except (EOFError, OSError):
-            self._lose("its process ended")
-        except LedgerError as e:
+        except (EOFError, OSError) as e:
+            self._lose(f"its process ended {e}".strip())
+        except (LedgerError, msgspec.MsgspecError) as e:
             self._lose(str(e))
         if self._clock() > self._deadline_s:
-            self._lose(f"no answer in time while {self.state.value}")
+            if self.state is State.WAITING:  # engines that start, or finish evaluations: not this round
+                self._release()
+            else:
+                self._lose(f"no answer in time while {self.state.value}")
         self._feed()
 
     def hand_over(self) -> pathlib.Path | None:
@@ -219,8 +226,11 @@ class GradientHelper:
             self._go(State.HANDING_OVER, self._answer_s, HandOver(str(self.file)))
         return self.file if self.state is State.HANDED_OVER else None
 
-    def merged(self) -> list[MicroBatch]:
-        """Records that the partial gradient is in the learner's accumulator; returns its micro-batches."""
+    def merged(self) -> tuple[list[MicroBatch], float]:
+        """Records that the partial gradient is in the learner's accumulator.
+
+        Returns its micro-batches and the seconds in which they were computed.
+        """
         assert self.state is State.HANDED_OVER
         numbers = self._ledger.merge(self._part)
         self.stats.hand_over_s += self._clock() - self._since_s
@@ -228,14 +238,17 @@ class GradientHelper:
         self._num_lost_in_a_row = 0
         self.file.unlink(missing_ok=True)
         self._release()
-        return [self._micros[number] for number in numbers]
+        return [self._micros[number] for number in numbers], self._part_s
+
+    def finish(self) -> None:
+        """Lets the engines have the devices if the helper still has them or waits for them, once all is merged."""
+        assert self.is_complete
+        if self.state in (State.WAITING, State.READING, State.ADDING):
+            self._release()
 
     def end_update(self) -> HelperStats:
         """Forgets the update's micro-batches, after its step or when it is discarded; returns what the helper did."""
-        if self.state is State.STARTING or (self.state is State.ADDING and not self._ledger.of(self._part)):
-            self._release()
-        elif self.state in (State.ADDING, State.HANDING_OVER, State.HANDED_OVER):
-            self._give_up("the update was discarded")
+        assert self.is_complete
         self._ledger.clear()
         self._micros = []
         stats, self.stats = self.stats, HelperStats()
@@ -251,18 +264,20 @@ class GradientHelper:
             case HelperReady():
                 self._expect(State.PREPARING)
                 self._go(State.IDLE)
+            case DevicesTaken() | ParamsRead() if self.state is State.RELEASING:
+                return  # the round ended meanwhile
             case DevicesTaken():
-                if self.state is State.RELEASING:
-                    return  # the round ended meanwhile
-                self._expect(State.STARTING)
+                self._expect(State.WAITING)
+                self._go(State.READING, self._answer_s)
+            case ParamsRead():
+                self._expect(State.READING)
                 self.stats.start_s += self._clock() - self._since_s
-                self._timeline.instant("helper started", wait_s=reply.wait_s, read_s=reply.read_s)
                 self._go(State.ADDING)
             case BatchAdded():
                 self._expect(State.ADDING)
                 self._outstanding.remove(reply.number)
-                self._shapes.add(self._shape_of(reply.number))
                 self.stats.compute_s += reply.compute_s
+                self._part_s += reply.compute_s
                 self._await_batch()
             case HandedOver():
                 self._expect(State.HANDING_OVER)
@@ -279,7 +294,7 @@ class GradientHelper:
             raise LedgerError(f"unexpected answer while {self.state.value}")
 
     def _feed(self) -> None:
-        while self.state is State.ADDING and len(self._outstanding) < AHEAD:
+        while self.state is State.ADDING and len(self._outstanding) < self._num_ahead:
             number = self._ledger.assign(self._part)
             if number is None:
                 return
@@ -291,14 +306,7 @@ class GradientHelper:
                 self._await_batch()
 
     def _await_batch(self) -> None:
-        if not self._outstanding:
-            self._deadline_s = float("inf")
-            return
-        is_compiled = self._shape_of(self._outstanding[0]) in self._shapes  # with packing.auto there are several
-        self._deadline_s = self._clock() + (self._answer_s if is_compiled else self._prepare_s)
-
-    def _shape_of(self, number: int) -> tuple[int, ...]:
-        return self._micros[number].batch.tokens.shape
+        self._deadline_s = self._clock() + self._answer_s if self._outstanding else float("inf")
 
     def _release(self) -> None:
         self._go(State.RELEASING, self._answer_s, ReleaseDevices())
@@ -340,12 +348,14 @@ class GradientHelper:
             path.unlink(missing_ok=True)
 
 
-def open_helper(config: Config, starter: HelperStarter, *, timeline: Timeline) -> GradientHelper:
-    """Returns the run's helper, whose process starts when it is first needed."""
+def open_helper(config: Config, starter: HelperStarter, *, num_own_devices: int, timeline: Timeline) -> GradientHelper:
+    """Returns the run's helper beside a learner of so many devices; its process starts with the first `poll`."""
     return GradientHelper(
         starter.start,
         snapshot_folder(config) / "gradient-helper",
         prepare_s=config.supervision.start_timeout_s,
         answer_s=config.supervision.engine_timeout_s,
+        # The learner polls between its own micro-batches; twice as many allow for sizes that differ.
+        num_ahead=1 + math.ceil(2 * starter.num_devices / num_own_devices),
         timeline=timeline,
     )

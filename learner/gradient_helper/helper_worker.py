@@ -35,6 +35,7 @@ from learner.gradient_helper.messages import (
     HandedOver,
     HandOver,
     HelperReady,
+    ParamsRead,
     ReleaseDevices,
     Reply,
     Request,
@@ -97,7 +98,7 @@ class HelperWorker:
 
     def run(self) -> None:
         """Answers requests until the learner closes the pipe."""
-        self._pipe.send_bytes(encode(HelperReady()))
+        self._send(HelperReady())
         while True:
             try:
                 request = decode_request(self._pipe.recv_bytes())
@@ -105,7 +106,10 @@ class HelperWorker:
                 return
             reply = self._answer(request)
             if reply is not None:
-                self._pipe.send_bytes(encode(reply))
+                self._send(reply)
+
+    def _send(self, reply: Reply) -> None:
+        self._pipe.send_bytes(encode(reply))
 
     def _answer(self, request: Request) -> Reply | None:
         match request:
@@ -120,13 +124,14 @@ class HelperWorker:
             case _:
                 assert_never(request)
 
-    def _take(self, request: TakeDevices) -> DevicesTaken | None:
+    def _take(self, request: TakeDevices) -> ParamsRead | None:
         start_s = time.monotonic()
         try:
             self._turn.take(self._look_at_pipe)
         except _RequestWaits:
             return None
         taken_s = time.monotonic()
+        self._send(DevicesTaken(wait_s=taken_s - start_s))
         params = self._read_params(request.version, pathlib.Path(request.exact))
         self._load_frozen(params)
         self._state = TrainState(
@@ -141,7 +146,7 @@ class HelperWorker:
         end_s = time.monotonic()
         self._timeline.took("await engines", start_s, taken_s)
         self._timeline.took("read weights", taken_s, end_s, version=str(request.version))
-        return DevicesTaken(wait_s=taken_s - start_s, read_s=end_s - taken_s)
+        return ParamsRead(read_s=end_s - taken_s)
 
     def _look_at_pipe(self) -> None:
         if self._pipe.poll():
@@ -221,7 +226,7 @@ class HelperWorker:
             params = params_of(
                 tensors,
                 self._weights.architecture,
-                dtype=np.float32,
+                dtype=self._config.model.param_dtype,
                 sharding_fn=lambda path, shape: NamedSharding(self._mesh, param_spec(path, shape, self._mesh)),
             )
             return jax.block_until_ready(params)

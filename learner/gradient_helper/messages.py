@@ -6,7 +6,10 @@ from bridge.rollout_types import Version
 
 
 class TakeDevices(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Request: wait for the devices, read the parameters and begin a partial gradient; answered by `DevicesTaken`."""
+    """Request: wait for the devices, read the parameters and begin a partial gradient.
+
+    Answered by `DevicesTaken`, then `ParamsRead`; by neither if the devices are to be released before.
+    """
 
     version: Version
     """Version of the parameters: the announced snapshot."""
@@ -40,12 +43,17 @@ class HelperReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class DevicesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The helper has the devices, and the parameters on them."""
+    """The helper has the devices."""
 
     wait_s: float
     """Seconds until the engines had stood down."""
+
+
+class ParamsRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The parameters are on the devices."""
+
     read_s: float
-    """Seconds to read the parameters."""
+    """Seconds to read them."""
 
 
 class BatchAdded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -69,7 +77,7 @@ class DevicesReleased(msgspec.Struct, frozen=True, tag=True):
     """The engines may have the devices."""
 
 
-Reply = HelperReady | DevicesTaken | BatchAdded | HandedOver | DevicesReleased
+Reply = HelperReady | DevicesTaken | ParamsRead | BatchAdded | HandedOver | DevicesReleased
 
 
 def encode(message: Request | Reply) -> bytes:

@@ -58,29 +58,32 @@ class ScaleDownPolicy:
         num_prompt = group.prompt_tokens.size
         self._lengths[is_long].extend((num_prompt, r.tokens.size) for r in group.rollouts)
 
-    def is_due(self, num_arrived: int, times: WaitingRatios, *, is_long: bool, has_waiting: bool) -> bool:
-        """Returns True if the engines should give their devices up now; the last try is at the rollout's end.
+    def is_due(self, num_arrived: int, times: WaitingRatios, *, is_long: bool) -> bool:
+        """Returns True if the engines should give their devices up now, while the round runs.
 
         Args:
           num_arrived: complete groups of the round.
           times: times of the round.
           is_long: kind of the round (RollPacker section 3).
-          has_waiting: True if there are micro-batches that nobody has begun.
         """
-        if num_arrived < self._progress.num_completed:
-            self._begin_round()
         progress, num_groups = self._progress, self._config.rounds.groups_per_round
-        is_over = num_arrived > progress.num_completed and num_arrived >= num_groups
-        is_try = any([progress.is_due() for _ in range(progress.num_completed, num_arrived)]) or is_over
-        if progress.is_done or (is_over and not has_waiting):
+        is_try = any([progress.is_due() for _ in range(progress.num_completed, num_arrived)])
+        if progress.is_done:
             return False
         if at := self._config.helpers.release_at:
-            is_due = num_arrived >= at * num_groups
+            is_due = at * num_groups <= num_arrived < num_groups
         else:
             is_due = is_try and self._pays(times, is_long) and self._fits(is_long)
         if is_due:
             progress.is_done, self.released_at = True, num_arrived / num_groups
         return is_due
+
+    def is_due_at_end(self, times: WaitingRatios, *, is_long: bool) -> bool:
+        """Returns True if the engines should give their devices up for what is left to train after the rollout."""
+        if self._progress.is_done or not (self._config.helpers.release_at or self._pays(times, is_long)):
+            return False
+        self._progress.is_done, self.released_at = True, 1.0
+        return True
 
     def end_round(
         self, times: WaitingRatios, *, is_long: bool, start_s: float, hand_over_s: float, helper_s: float
@@ -121,7 +124,7 @@ class ScaleDownPolicy:
 
         What still runs is long, so the peak is that of the longer half of the lengths in rounds of this kind.
         """
-        beats = [(beat.process, beat.report) for beat in self._heartbeats()]
+        beats = [(beat.process, beat.report) for beat in self._heartbeats() if beat.version is not None]
         reports = [report for _, report in beats if report is not None]
         staying = [r for name, r in beats if r is not None and name.split("-r")[0] not in self._helper_roles]
         if not staying:

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from actor.engine_protocol import EngineDeadError
-from bridge.device_turns import EngineTurn, TrainerTurn
+from bridge.device_turns import HELPER, EngineTurn, TrainerTurn
 from bridge.rollout_types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
@@ -386,5 +386,82 @@ def test_engine_without_weights_stands_down_again_for_a_learner_that_died_before
             second.give_back()
             await s.served(version)
         second.close()
+
+    run(body())
+
+
+def test_engine_that_sleeps_serves_no_weights_and_says_how_long_it_took_to_wake(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.turn, trainer = EngineTurn(tmp_path, HELPER), TrainerTurn(tmp_path, HELPER)
+        assert s.actor.turn.try_take()
+        version = s.publish(0)
+        async with s.serving():
+            await s.served(version)
+            await asyncio.to_thread(trainer.take, lambda: None)
+            await until(lambda: [b.version for b in s.store.heartbeats()] == [None], "its heartbeat says so")
+            assert s.store.engine_capacity(anew=True) == {} and s.report().wake_s is None
+            trainer.give_back()
+            await until(lambda: [b.version for b in s.store.heartbeats()] == [version], "it serves again")
+            assert s.report().wake_s is not None and s.report().kv_tokens == s.engine.size.kv_tokens
+        trainer.close()
+
+    run(body())
+
+
+def test_ticket_that_is_claimed_while_the_engine_falls_asleep_goes_back(tmp_path, monkeypatch):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.turn, trainer = EngineTurn(tmp_path), TrainerTurn(tmp_path)
+        assert s.actor.turn.try_take()
+        version = s.publish(0)
+        claim, is_asking, may_claim = s.actor.holdings.claim, asyncio.Event(), asyncio.Event()
+
+        async def late(**fields):
+            is_asking.set()
+            await may_claim.wait()
+            return await claim(**fields)
+
+        async with s.serving():
+            await s.served(version)
+            monkeypatch.setattr(s.actor.holdings, "claim", late)
+            s.put(0)
+            s.actor.on_store_event(["tickets"])
+            await is_asking.wait()
+            await asyncio.to_thread(trainer.take, lambda: None)
+            assert s.engine.is_asleep
+            may_claim.set()
+            await until(lambda: s.store.counts()["open"] == 1 and not s.actor.held, "another actor may have it")
+        trainer.close()
+
+    run(body())
+
+
+def test_engine_serves_on_if_its_devices_are_not_wanted_any_more_before_it_sleeps(tmp_path):
+    """An evaluation runs to its end first; the trainer does not wait that long."""
+
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.turn, trainer = EngineTurn(tmp_path), TrainerTurn(tmp_path)
+        assert s.actor.turn.try_take()
+
+        class GivenUpError(Exception):
+            pass
+
+        def give_up():
+            if s.actor.is_paused:
+                raise GivenUpError
+
+        s.publish(0)
+        s.put(0, kind="eval")
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            with pytest.raises(GivenUpError):
+                await asyncio.to_thread(trainer.take, give_up)
+            await until(lambda: not s.actor.is_paused, "it takes tickets again")
+            s.put(1)
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            assert not s.engine.is_asleep and s.engine.swapped == [s.engine.version]
+        trainer.close()
 
     run(body())

@@ -11,7 +11,7 @@ without its reward).
 
 Aims are the paper's (Table 3), written down before any run: adaptive scaling 1.08 times as fast as none, and as fast as
 each fixed fraction within the error. `gradient_difference` is the largest difference of a gradient summed by two
-processes from that of one, relative to the largest entry of its tensor (`tests/learner/gradient_helper/two_processes.py`).
+processes from that of one, relative to its tensor's largest entry (`tests/learner/gradient_helper/two_processes.py`).
 `predicted` is the planner's ratio for these lengths, told the measured seconds until the helper computes, until its
 sums are merged and until the engine serves again.
 
@@ -150,6 +150,7 @@ def main(argv: list[str]) -> None:
     predicted = predict(profile, rows[ADAPTIVE], num_rounds)
     values["predicted_speedup"] = predicted
     rows[ADAPTIVE]["predicted"] = f"{predicted:.2f}"
+    values["batches_of_helper_without_scaling"] = rows[NONE]["batches"]
     values["lost"] = sum(row["lost"] for row in rows.values())
     values["start_s"] = rows[ADAPTIVE]["start_s"]
     result.finish(

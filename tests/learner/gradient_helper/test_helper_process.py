@@ -57,7 +57,7 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path):
     """While it starts, while it adds, with its sum in the file; it is stopped instead of killed where it adds."""
     config = config_with_helper(tmp_path)
     config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, engine_timeout_s=5.0))
-    phases = (State.STARTING, State.ADDING, State.HANDED_OVER, State.RELEASING)
+    phases = (State.WAITING, State.ADDING, State.HANDING_OVER, State.HANDED_OVER, State.RELEASING)
     updates = [stream(config, random_groups(seed, NUM_GROUPS)) for seed in range(len(phases))]
     oracle = alone(config_with_helper(tmp_path / "alone"), tmp_path, updates)
     with learner(config, tmp_path) as one:
@@ -66,11 +66,10 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path):
             helper_pid = pid_of(one.helper)
             for micro in micros:
                 one.helper.add(micro)
-            if phase is not State.STARTING:
+            if phase is not State.WAITING:
                 wait_for(one.helper, State.ADDING)
-            if phase is State.HANDED_OVER:
-                while one.helper.hand_over() is None:
-                    time.sleep(0.001)
+            while phase in (State.HANDING_OVER, State.HANDED_OVER) and one.helper.state is not phase:
+                one.helper.hand_over()
             if phase is State.ADDING:
                 while not one.helper.stats.compute_s:
                     one.helper.poll()
@@ -99,7 +98,7 @@ def test_engine_and_helper_never_have_the_devices_at_once(tmp_path):
         while not engine.is_wanted():  # the helper asks for the devices, and waits
             assert time.monotonic() < deadline
             one.helper.poll()
-        assert one.helper.state is State.STARTING
+        assert one.helper.state is State.WAITING
         engine.give_back()
         wait_for(one.helper, State.ADDING)
         assert not engine.try_take()
@@ -109,7 +108,7 @@ def test_engine_and_helper_never_have_the_devices_at_once(tmp_path):
         # The round ends while the helper still waits for the engine: it leaves the engine alone.
         one.update()
         one.take()
-        one.helper.end_update()
+        one.helper.finish()
         wait_for(one.helper, State.IDLE)
         assert not engine.is_wanted()
 
@@ -151,7 +150,7 @@ def test_helper_is_not_used_after_too_many_losses(tmp_path):
     (tmp_path / "run").mkdir()
     set_up_run(config)
     timeline = Timeline(tmp_path / "run" / "events", "learner")
-    helper = open_helper(config, Gone(), timeline=timeline)
+    helper = open_helper(config, Gone(), num_own_devices=1, timeline=timeline)
     num_tries = 0
     while helper.is_usable:
         num_tries += 1

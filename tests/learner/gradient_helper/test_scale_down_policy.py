@@ -3,8 +3,10 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from bridge.heartbeat_types import Heartbeat
+from bridge.rollout_types import Version
 from configs.presets import rolloutpipe
 from configs.sections import HelpersConfig
 from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
@@ -16,7 +18,7 @@ R = 20
 NOW_S = 100.0
 
 
-def policy_of(*, num_own=1, release_at=0.0, **reports):
+def policy_of(*, num_own=1, release_at=0.0, asleep=(), **reports):
     """Four engines, of which the last two help; `actor_0={"kv_tokens": 9}` sets fields of a report."""
     config = rolloutpipe.cgp("tiny")
     config = dataclasses.replace(
@@ -31,6 +33,7 @@ def policy_of(*, num_own=1, release_at=0.0, **reports):
             role="actor",
             pid=1,
             time_s=0.0,
+            version=None if name in asleep else Version(incarnation=0, step=0),
             report=make_report(**{"num_running": 0, "num_engine_waiting": 0, "kv_usage": 0.0} | fields),
         )
         for name, fields in (reports or {"actor_0": {}}).items()
@@ -40,16 +43,25 @@ def policy_of(*, num_own=1, release_at=0.0, **reports):
     )
 
 
-def is_due(policy, num_arrived, *, start_s=0.0, train_s=None, is_long=False, has_waiting=True):
+def is_due(policy, num_arrived, *, start_s=0.0, train_s=None, is_long=False):
     times = WaitingRatios(rollout_start_s=start_s, train_start_s=train_s)
-    return policy.is_due(num_arrived, times, is_long=is_long, has_waiting=has_waiting)
+    return policy.is_due(num_arrived, times, is_long=is_long)
+
+
+def end_round(policy, *, rollout_s=120.0, device_s=1.0):
+    done = WaitingRatios(rollout_start_s=0.0, last_arrival_s=rollout_s, compute_s=device_s)
+    policy.end_round(done, is_long=False, start_s=5.0, hand_over_s=2.0, helper_s=0.0)
 
 
 def test_engines_are_asked_once_a_round_from_a_fifth_of_its_groups_on():
-    policy = policy_of()
-    assert [n for n in range(R) if is_due(policy, n)] == [4]
-    assert policy.released_at == 4 / R
-    assert [n for n in range(R) if is_due(policy, n)] == [4]  # the next round begins where the count falls
+    policy = policy_of(num_own=0)
+    for _ in range(2):
+        assert [n for n in range(R + 1) if is_due(policy, n)] == [4]
+        assert policy.released_at == 4 / R
+        assert not is_due(policy, 0) and policy.released_at == 4 / R  # all are consumed, the round has not ended
+        assert not policy.is_due_at_end(WaitingRatios(rollout_start_s=0.0), is_long=False)
+        end_round(policy)
+        assert policy.released_at == 0.0
 
 
 def test_groups_that_arrive_together_pass_a_try_but_do_not_lose_it():
@@ -57,14 +69,14 @@ def test_groups_that_arrive_together_pass_a_try_but_do_not_lose_it():
     assert not is_due(policy, 3) and is_due(policy, 7)
 
 
-def test_last_try_is_at_the_end_of_the_rollout_if_there_is_something_to_train():
-    policy = policy_of(actor_0={"kv_tokens": 10, "kv_usage": 1.0})  # full
-    assert not any(is_due(policy, n) for n in range(R))
-    policy = policy_of()
-    policy.is_due(0, WaitingRatios(), is_long=False, has_waiting=True)
-    assert not is_due(policy, R, has_waiting=False)
-    policy = policy_of()
-    assert is_due(policy, R)
+@pytest.mark.parametrize("release_at", [0.0, 1.0])
+def test_last_try_is_when_the_rollout_is_over(release_at):
+    """Nothing runs that the cache would have to hold; a fixed fraction of 1 is that moment."""
+    full = {"kv_tokens": 10, "kv_usage": 1.0}
+    policy = policy_of(release_at=release_at, actor_0=full)
+    assert not any(is_due(policy, n) for n in range(R + 1))
+    assert policy.is_due_at_end(WaitingRatios(rollout_start_s=0.0), is_long=False) and policy.released_at == 1.0
+    assert not policy.is_due_at_end(WaitingRatios(rollout_start_s=0.0), is_long=False)
 
 
 def test_fixed_fraction_needs_no_criteria():
@@ -102,6 +114,8 @@ def test_engines_that_stay_must_hold_what_is_cached_and_its_projected_peak():
     # 4,000 tokens at 0.45 are as many as 0.9 of 2,000.
     assert asks(**engines(kv_tokens=1000, num_running=1, kv_usage=0.45))
     assert not asks(**engines(kv_tokens=1000, num_running=1, kv_usage=0.46))
+    # An engine that is asleep holds nothing.
+    assert not asks(asleep=("actor_1",), **engines(kv_tokens=1000, num_running=4))
     # A restarted actor is of the same engine, and only the helper's engines are not enough.
     assert not asks(**{"actor_2-r1": {}, "actor_3": {}})
 
@@ -109,8 +123,7 @@ def test_engines_that_stay_must_hold_what_is_cached_and_its_projected_peak():
 def test_round_like_one_that_the_help_made_no_faster_is_left_alone():
     def asks(*, device_s, **fields):
         policy = policy_of(**fields)
-        done = WaitingRatios(rollout_start_s=0.0, last_arrival_s=120.0, compute_s=device_s)
-        policy.end_round(done, is_long=False, start_s=5.0, hand_over_s=2.0, helper_s=0.0)
+        end_round(policy, device_s=device_s)
         return is_due(policy, 4, start_s=60.0, train_s=70.0)
 
     # 40 s into a rollout of 120 s: training of 100 s ends with it anyway, training of 300 s does not.
@@ -122,8 +135,7 @@ def test_round_like_one_that_the_help_made_no_faster_is_left_alone():
 
 def test_long_rounds_are_judged_by_long_rounds():
     policy = policy_of()
-    done = WaitingRatios(rollout_start_s=0.0, last_arrival_s=120.0, compute_s=1.0)
-    policy.end_round(done, is_long=False, start_s=0.0, hand_over_s=0.0, helper_s=0.0)
+    end_round(policy)
     assert not is_due(policy, 4, is_long=False)
-    policy.end_round(done, is_long=False, start_s=0.0, hand_over_s=0.0, helper_s=0.0)
+    end_round(policy)
     assert is_due(policy, 4, is_long=True)

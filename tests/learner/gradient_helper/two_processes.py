@@ -75,7 +75,9 @@ class Learner:
             base=base,
         )
         self.timeline = Timeline(RunFolder(self.folder).events, "learner")
-        self.helper = open_helper(config, HelperService(self.folder, devices=""), timeline=self.timeline)
+        self.helper = open_helper(
+            config, HelperService(self.folder, devices=""), num_own_devices=1, timeline=self.timeline
+        )
         self.step = 0
 
     def publish(self) -> None:
@@ -102,6 +104,7 @@ class Learner:
             elif (num_left or has_gone) and (micro := helper.next_own()) is not None:
                 self.trainer.accumulate(micro)
                 num_left = max(0, num_left - 1)
+        helper.finish()
         return self.sums()
 
     def sums(self) -> dict[str, Any]:
