@@ -415,12 +415,13 @@ def test_ticket_that_is_claimed_while_the_engine_falls_asleep_goes_back(tmp_path
         s.actor.turn, trainer = EngineTurn(tmp_path), TrainerTurn(tmp_path)
         assert s.actor.turn.try_take()
         version = s.publish(0)
-        claim, is_asking, may_claim = s.actor.holdings.claim, asyncio.Event(), asyncio.Event()
+        claim, is_asking, may_claim, claimed = s.actor.holdings.claim, asyncio.Event(), asyncio.Event(), []
 
         async def late(**fields):
             is_asking.set()
             await may_claim.wait()
-            return await claim(**fields)
+            claimed.extend(tickets := await claim(**fields))
+            return tickets
 
         async with s.serving():
             await s.served(version)
@@ -431,6 +432,7 @@ def test_ticket_that_is_claimed_while_the_engine_falls_asleep_goes_back(tmp_path
             await asyncio.to_thread(trainer.take, lambda: None)
             assert s.engine.is_asleep
             may_claim.set()
+            await until(lambda: len(claimed) == 1, "it has the ticket")
             await until(lambda: s.store.counts()["open"] == 1 and not s.actor.held, "another actor may have it")
         trainer.close()
 
