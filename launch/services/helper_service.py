@@ -7,6 +7,7 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection, Pipe
 
+from bridge.credentials import without_secrets
 from configs import custom_functions
 from configs.run_folder import RunFolder
 from launch.startup.gpu_memory import IN_TURNS
@@ -62,7 +63,7 @@ class HelperService:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the learner
                 pass_fds=(its.fileno(),),
-                env=os.environ
+                env=without_secrets(os.environ)
                 | IN_TURNS
                 | {
                     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {CPU_DEVICES}=1".strip(),

@@ -23,7 +23,7 @@ from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.startup.check_sandbox import check_sandbox
 from launch.startup.gpu_memory import check_shared
-from launch.startup.snapshot_room import SnapshotRoom
+from launch.startup.snapshot_room import SnapshotRoom, helper_bytes
 from launch.supervision.placement import Machine, core_ids, place
 from learner.data.open_sources import open_sources
 from learner.data.row_filter import SetAside
@@ -219,7 +219,7 @@ def check_snapshot_room(
         served_bytes=num_bytes,
         num_hosts=num_hosts or (1 if is_local else config.learner.num_processes),
         num_engines=config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0,
-        helper_bytes=(num_bytes + 4 * num_params) if config.helpers.num_engines else 0.0,
+        helper_bytes=helper_bytes(config, served_bytes=num_bytes, num_params=num_params),
     )
     if free < room.least_bytes:
         whose = "two slots" if room.num_hosts == 1 else f"two slots of one of {room.num_hosts} hosts"

@@ -50,6 +50,11 @@ class SnapshotRoom:
         return math.ceil(slots * per_slot * self.rows_bytes + own_bytes)
 
 
+def helper_bytes(config: Config, *, served_bytes: float, num_params: int) -> float:
+    """Returns the bytes of a gradient helper's copy of a version and of the sums that it hands over, in float32."""
+    return served_bytes + 4 * num_params if config.helpers.num_engines else 0.0
+
+
 def actor_bytes(served_bytes: float) -> int:
     """Returns the bytes used in total by the actors of a machine without the learner."""
     return math.ceil(_SHARED_COPIES * served_bytes)

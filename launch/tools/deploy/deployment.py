@@ -10,7 +10,7 @@ from bridge.store.url_login import files_of_a_login, users_of, with_user
 from configs.schema import Config
 from configs.sections.prompts import HUGGING_FACE
 from launch.startup.join_run import allowing
-from launch.startup.snapshot_room import SnapshotRoom, actor_bytes
+from launch.startup.snapshot_room import SnapshotRoom, actor_bytes, helper_bytes
 from launch.supervision.backend import actor_bounds, learner_bounds
 from launch.supervision.hang_detector import HangTimeouts
 from launch.tools.deploy import deploy_settings, kubernetes_names
@@ -75,11 +75,13 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         # One process per host. The space check on each host (`launch.startup.preflight`) reads the number from the
         # config.
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
-    served = _num_params(config, settings) * _BYTES[config.model.served_dtype]
+    num_params = _num_params(config, settings)
+    served = num_params * _BYTES[config.model.served_dtype]
     room = SnapshotRoom(
         served_bytes=served,
         num_hosts=learner.count,
         num_engines=config.actor.num_engines if settings.one_node else 0,
+        helper_bytes=helper_bytes(config, served_bytes=served, num_params=num_params),
     )
     deployment = Deployment(
         config=config,
