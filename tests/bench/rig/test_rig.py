@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from actor.engine_protocol import Sample
+from actor.engine_protocol import PartialSample, Sample
 from actor.rewards.types import Response
 from bridge.rollout_types import Sampling, Task
 from configs.schema import Config
@@ -72,7 +72,9 @@ class _Engine:
         self.may_swap = asyncio.Event()
         self.num_swaps = 0
 
-    async def sample(self, prompt_tokens: Any, sampling: Sampling, *, request_id: str, priority: int) -> Sample:
+    async def sample(
+        self, prompt_tokens: Any, sampling: Sampling, *, request_id: str, priority: int, begun: PartialSample | None
+    ) -> Sample:
         self.asked.append(sampling)
         tokens = np.zeros(sampling.max_tokens, np.int32)
         return Sample(tokens=tokens, logprobs=np.zeros(tokens.size, np.float32), token_versions=(), finish="length")
