@@ -82,5 +82,5 @@ def test_every_module_is_started_with_the_safe_path():
     # Not what is rendered for other machines: there it is the image's folder, or the user's, that one starts in.
     sources = [p for p in sources if "deploy" not in p.parts]
     starts = [found for p in sources for found in re.findall(r'.*"-m",.*', p.read_text())]
-    assert len(starts) == 17
+    assert len(starts) == 18
     assert [line for line in starts if '"-P", "-m",' not in line] == []

@@ -32,6 +32,7 @@ def test_command_is_named_like_the_module_it_runs(name):
 def test_every_command_has_a_name_but_what_processes_start():
     called = {f"launch.{name}" for name in commands()}
     assert called - {module for module, _ in COMMANDS.values()} == {
+        "launch.gradient_helper",
         "launch.services.snapshot_server",
         "launch.services.track",
         "launch.startup.tiny_model",

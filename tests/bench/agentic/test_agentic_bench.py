@@ -68,7 +68,7 @@ def played(lock_step: int, num: int, **fields):
         paced = PacedEngine(engine_profile(), version=Version(incarnation=0, step=0))
         ask = paced.sample
 
-        async def sample(prompt_tokens, sampling, *, request_id, priority):
+        async def sample(prompt_tokens, sampling, *, request_id, priority, begun=None):
             log.append((request_id, prompt_tokens.size))
             return await ask(prompt_tokens, sampling, request_id=request_id, priority=priority)
 

@@ -139,7 +139,7 @@ class Engine:
         for id_, ticketed in self.serving.items():
             for index, request in ticketed.running.items():
                 task = SimpleNamespace(cancel=functools.partial(self._restart_sample, ticketed, index, starts[id_]))
-                sampler._running[f"{id_}.{index}"] = _EngineRequest(request.start_step, cast(Any, task))
+                sampler._running[f"{id_}.{index}"] = _EngineRequest(id_, request.start_step, cast(Any, task))
         sampler.restart_stale()
 
     def _restart_sample(self, ticketed: Ticketed, index: int, ended: list[int]) -> None:

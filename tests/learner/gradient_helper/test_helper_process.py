@@ -53,9 +53,10 @@ def pid_of(helper: GradientHelper) -> int:
 
 
 @pytest.mark.integration
-def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path):
+def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path, monkeypatch):
     """While it starts, while it adds, with its sum in the file; it is stopped instead of killed where it adds."""
     config = config_with_helper(tmp_path)
+    monkeypatch.setattr("learner.gradient_helper.helper_client.MAX_LOST_IN_A_ROW", 10)
     config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, engine_timeout_s=5.0))
     phases = (State.WAITING, State.ADDING, State.HANDING_OVER, State.HANDED_OVER, State.RELEASING)
     updates = [stream(config, random_groups(seed, NUM_GROUPS)) for seed in range(len(phases))]

@@ -101,6 +101,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
         checkpoints=checkpoints,
     )
     run: Any = SimpleNamespace(
+        helper=None,
         config=config,
         step=0,
         trainer=trainer,

@@ -39,7 +39,7 @@ class Engine:
         self.ids: list[str] = []
         self.dies = dies
 
-    async def sample(self, prompt_tokens, sampling, *, request_id, priority):
+    async def sample(self, prompt_tokens, sampling, *, request_id, priority, begun=None):
         if self.dies:
             raise EngineDeadError("gone")
         self.ids.append(request_id)
