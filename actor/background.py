@@ -122,7 +122,7 @@ async def shut_down(actor: Actor) -> None:
         count = actor.group_ended.count
         if actor.admission.waiting:
             await actor.release_waiting()
-        await actor.serving.hand_over()  # again, because a request may have entered the engine just after its abort
+        await actor.hand_over()  # again, because a request may have entered the engine just after its abort
         if actor.num_groups:
             await actor.group_ended.wait_past(count, timeout_s=_LOOK_S)
     actor.timeline.took("shutdown", start_s, time.monotonic())

@@ -242,6 +242,18 @@ class Actor:
         self.admission.rebalance(engines)
         self._changed.notify()
 
+    async def hand_over(self) -> None:
+        """Stops sampling of training tickets; the next actor continues (`TicketServer.hand_over`)."""
+        await self.serving.hand_over()
+
+    def fall_asleep(self) -> None:
+        """Records that others train on the engine's devices, so it serves no weights."""
+        self.is_asleep = True
+
+    def wake_up(self, wake_s: float) -> None:
+        """Records that the engine serves again, `wake_s` seconds after its devices were returned."""
+        self.is_asleep, self.wake_s = False, wake_s
+
     def shut_down(self) -> None:
         """Stops claims and starts permanently; groups in progress finish."""
         self.is_shutting_down = True

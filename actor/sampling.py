@@ -117,6 +117,10 @@ class Sampler:
             ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order, begun=partial
         )
 
+    def set_base_steps(self, base_steps: Mapping[int, int]) -> None:
+        """Sets the first step of each incarnation of the learner, which tells abandoned versions."""
+        self.base_steps = base_steps
+
     async def stop(self, ticket_id: str) -> None:
         """Aborts the running requests of a ticket without episodes, and all that start later, until `forget`.
 

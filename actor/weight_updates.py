@@ -81,7 +81,7 @@ async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
     except TimeoutError as e:
         raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_timeout_s} s") from e
     if is_served:
-        actor.sampler.base_steps = {v.incarnation: v.step for v in manifest.base_steps}
+        actor.sampler.set_base_steps({v.incarnation: v.step for v in manifest.base_steps})
     return is_served
 
 
@@ -121,11 +121,11 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
         if not turn.is_wanted():
             actor.resume()
             return
-        await actor.serving.hand_over()
+        await actor.hand_over()
         await actor.sample_ended.wait_past(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
     has_weights = False
     while not has_weights:  # a learner that died before it announced weights wants the devices again
-        actor.is_asleep = True
+        actor.fall_asleep()
         await actor.engine.sleep()
         turn.give_back()
         await send_heartbeat(actor)
@@ -136,7 +136,7 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
         taken_s = time.monotonic()
         await actor.engine.wake_up()
         has_weights = await _refetch(actor, until=turn.is_wanted)
-    actor.is_asleep, actor.wake_s = False, time.monotonic() - taken_s
+    actor.wake_up(time.monotonic() - taken_s)
     actor.timeline.took("stand down", start_s, time.monotonic(), version=str(actor.engine.version))
     actor.resume()
     await send_heartbeat(actor)

@@ -9,7 +9,7 @@ from actor import weight_updates
 
 ROOM = Path(weight_updates.__file__).parent
 FILES = [ROOM / name for name in ("background.py", "elastic_control.py", "weight_updates.py")]
-PARTS = {"engine", "store", "timeline", "weights", "sampler", "fence", "sample_ended", "group_ended"}
+PARTS = {"engine", "store", "timeline", "weights", "sampler", "fence", "turn", "sample_ended", "group_ended"}
 """What an actor was put together from, and the bells it rings; everything else of it is read only."""
 
 
