@@ -1,7 +1,7 @@
 """The ledger under any order of calls: no micro-batch is in an update's gradient twice, and none is missing."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from learner.gradient_helper.gradient_ledger import OWN, GradientLedger, LedgerError
@@ -12,6 +12,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
+@example(steps=[("add", 0), ("add", 0), ("assign", 0), ("lose", 0), ("assign", 1), ("merge", 1)])
 def test_every_micro_batch_is_merged_once_whatever_is_lost(steps):
     """A part is assigned to, merged and lost in any order; answers of lost and merged parts come late."""
     ledger, merged = GradientLedger(), []
