@@ -19,7 +19,8 @@ with it, tokens/s don't.
 * **Async ratio**: Qwen3-8B on one GPU per engine (ROLL Flash), 128 samples an update, 64 for each of the two engines of
   the synchronous run, responses of at most 7168 tokens. That run generates on both chips and trains on both, as if each
   took half of the passes; the asynchronous one has an engine on one and the learner on the other. The paper tunes this
-  split, two chips have one.
+  split, two chips have one. A micro-batch's own pass is all that the synchronous run needs (the 0.0 below); a token of
+  the asynchronous run costs twice what that comes to.
 
 A trained token costs what makes the synchronous run spend a quarter of its time on training, as RollPacker's do
 (Table 1). So with one chip of two the learner alone allows 2.0 at any alpha.
@@ -236,7 +237,8 @@ def run_async(rig: Rig, num_updates: int, turns: int) -> tuple[dict[str, dict[st
 def cost_paid(calibration: Calibration) -> float:
     """Returns the gradient passes per token of the calibrating runs.
 
-    More than the cost set where each micro-batch's own pass is; twice the cost set would not cost twice as much there.
+    A micro-batch costs at least one pass, so this exceeds `calibration.passes_per_token` where that asks for less. To
+    double that number would not double the cost then.
     """
     results = calibration.results.values()
     return sum(r.num_passes for r in results) / sum(r.real_tokens for r in results)

@@ -55,7 +55,7 @@ def markdown(whole: Mapping[str, Any]) -> str:
         f"({machine['architecture']}), {versions}; {machine['beside']}. {machine['wall_s']:.0f} s; load average "
         f"{first:.1f} at the start, {last:.1f} at the end."
     )
-    parts = [f"# {title.rstrip('.')}", about.strip(), made]
+    parts = [f"# {title.rstrip('.')}", about.strip("\n"), made]
     if whole["columns"]:
         parts.append(table(whole["columns"], whole["rows"]))
     parts += whole["notes"]

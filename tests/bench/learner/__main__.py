@@ -11,13 +11,14 @@ Sides, each a process of its own on the same two cores, float32, all from one fo
 
 Two models: a Qwen3 of 16M parameters, and one of SmolLM2-135M's shape, on which tunix is not timed (batch `real`: 32
 samples of 71 tokens, 24 of them scored, eight of each prompt, which ours computes once; `real_apart`: of 32 prompts).
-The workload is `tests/bench/peers/workload.py` and `models.py`, the rules of timing `tests/bench/peers/race.py`, how
-memory is read `tests/bench/peers/serve.py`. Before a batch is timed every side shows the loss and the gradient norm of
+The workload is `tests/bench/peers/workload.py` and `tests/bench/peers/models.py`, the rules of timing
+`tests/bench/peers/race.py`, how memory is read `tests/bench/peers/serve.py`. Before a batch is timed every side shows
+the loss and the gradient norm of
 the first update and the loss after it; a peer whose numbers are wrong is timed and marked, and if ours are the bench
 fails. A ratio is a peer's seconds over ours. The aims of the small model are about the median over the three seeds.
 
-Peers' environments are made at the first run (minutes; `peers/venvs.py`). A whole run takes about half an hour, and
-writes `results/learner.md`; --quick takes one seed and two rounds and writes nothing.
+Peers' environments are made at the first run (minutes; `tests/bench/peers/venvs.py`). A whole run takes about half an
+hour, and writes `tests/bench/results/learner.md`; --quick takes one seed and two rounds and writes nothing.
 """
 
 import logging
