@@ -18,7 +18,7 @@ from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Ticket, Version
 from bridge.weight_types import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
-from tests.bridge.factories import as_plain, make_group, make_report, make_ticket, one_piece
+from tests.bridge.factories import as_plain, make_group, make_progress, make_report, make_ticket, one_piece
 
 NUM_MESSAGES = 10_000
 VERSION = Version(incarnation=1, step=7)
@@ -60,6 +60,7 @@ SEEDS = (
         sluice="1",
         vllm="0",
     ),
+    make_progress(TICKET.id, 0, 1),
 )
 """One message of every wire type, with every optional part."""
 

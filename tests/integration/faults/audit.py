@@ -15,6 +15,9 @@ import numpy as np
 from tests.integration.faults import keepers
 from tests.integration.faults.evidence import Evidence, Life, Update, array, body
 
+_FORGOTTEN = "(forgotten) "
+"""How the id of a row begins in which the store only counts old tickets: each of them has a row in the log before."""
+
 
 @dataclasses.dataclass(kw_only=True)
 class Verdict:
@@ -61,7 +64,7 @@ def audit(evidence: Evidence, *, num_orphans: int) -> Verdict:
     )
     twice = [g for g, count in collections.Counter(trained).items() if count > 1]
     verdict.trained_twice = len(twice)
-    issued = {id_ for _, id_, kind, _ in evidence.states if kind == "train"}
+    issued = {id_ for _, id_, kind, _ in evidence.states if kind == "train" and not id_.startswith(_FORGOTTEN)}
     lost = sorted(issued - set(trained))
     verdict.lost = len(lost)
     verdict.problems += [f"trained twice: {twice[:5]}"] * bool(twice) + [f"never trained: {lost[:5]}"] * bool(lost)

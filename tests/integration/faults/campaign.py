@@ -151,21 +151,32 @@ class Campaign:
         """Returns when the process stands in the phase.
 
         A learner is killed for a phase in which it restores, unless it has yet to do so since its life `after_life`. An
-        actor is told to leave for one in which it hands over.
+        actor is told to leave for one in which it hands over, in the middle of a response, so that it has tokens to
+        hand over.
 
         Raises:
+          NotThereError: an actor left that had nothing to hand over.
           TimeoutError: it did not come there.
         """
         site, holds = self._site, lambda: self._site.gates.holds(fault.held)
         if fault.target == CHECKPOINT:
             await self._until(lambda: len(intact_steps(site)) > 1, PHASE_S, "an older checkpoint")
-        site.gates.shut(fault.held, fault.phase, fault.moment)
+        if fault.phase == HANDOVER:
+            site.gates.shut(fault.held, "generating", "middle")
+            await self._until(holds, PHASE_S, f"{fault.held} generating")
+            process = site.process(fault.held)
+            leaving = process.pid
+            os.kill(leaving, signal.SIGTERM)
+            site.gates.move_on(fault.held, fault.phase, fault.moment)
+            await self._until(lambda: holds() or process.pid != leaving, PHASE_S, f"{fault.held} leaves")
+            if not holds():
+                raise NotThereError("it had nothing to hand over")
+        else:
+            site.gates.shut(fault.held, fault.phase, fault.moment)
         if needs_a_new_learner(fault):
             await self._until(lambda: holds() or site.progress.num_lives > after_life, PHASE_S, "a learner's start")
             if not holds():
                 os.kill(site.learners[0].pid, signal.SIGKILL)
-        if fault.phase == HANDOVER:
-            os.kill(site.process(fault.held).pid, signal.SIGTERM)
         await self._until(holds, PHASE_S, f"{fault.held} {fault.phase}")
 
     async def _survive(self, fault: Fault, *, life: int, passed_s: float) -> None:

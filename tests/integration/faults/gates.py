@@ -72,6 +72,11 @@ class Gates:
         part.write_text(f"{phase} {moment}")
         part.replace(self.folder / process)
 
+    def move_on(self, process: str, phase: str, moment: str) -> None:
+        """Lets it go on to the next gate, which is shut before it does."""
+        self.shut(process, phase, moment)
+        (self.folder / f"{process}.held").unlink(missing_ok=True)
+
     def holds(self, process: str) -> bool:
         """Whether it stands there."""
         return (self.folder / f"{process}.held").exists()

@@ -16,7 +16,6 @@ from learner.gradient_helper.helper_client import MAX_LOST_IN_A_ROW, GradientHel
 from tests.learner.gradient_helper.two_processes import (
     DEADLINE_S,
     NUM_GROUPS,
-    alone,
     check_equal,
     config_with_helper,
     learner,
@@ -34,17 +33,22 @@ from tests.learner.streams import random_groups, stream
 def test_gradient_of_two_processes_is_that_of_one(tmp_path, fields):
     config = config_with_helper(tmp_path, **fields)
     updates = [stream(config, random_groups(seed, NUM_GROUPS)) for seed in range(2)]
-    oracle = alone(config_with_helper(tmp_path / "alone", **fields), tmp_path, updates)
     with learner(config, tmp_path) as one:
         for micros in updates:
+            wanted = one.alone(micros)
             one.take()
             for micro in micros:
                 one.helper.add(micro)
-            wanted = next(oracle)
             check_equal(one.finish_update(num_own=2), wanted)
             assert 0 < one.helper.stats.num_batches < len(micros)
             one.update()
             wait_for(one.helper, State.IDLE)
+
+
+def kill(pid: int) -> None:
+    """Ends a helper; its end of the connection is closed when this returns."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def pid_of(helper: GradientHelper) -> int:
@@ -60,9 +64,9 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path, monk
     config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, engine_timeout_s=5.0))
     phases = (State.WAITING, State.ADDING, State.HANDING_OVER, State.HANDED_OVER, State.RELEASING)
     updates = [stream(config, random_groups(seed, NUM_GROUPS)) for seed in range(len(phases))]
-    oracle = alone(config_with_helper(tmp_path / "alone"), tmp_path, updates)
     with learner(config, tmp_path) as one:
         for phase, micros in zip(phases, updates, strict=True):
+            wanted = one.alone(micros)
             one.take()
             helper_pid = pid_of(one.helper)
             for micro in micros:
@@ -76,12 +80,12 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path, monk
                     one.helper.poll()
                 os.kill(helper_pid, signal.SIGSTOP)
             elif phase is not State.RELEASING:
-                os.kill(helper_pid, signal.SIGKILL)
+                kill(helper_pid)
             gradient = one.finish_update(num_own=1)
             if phase is State.RELEASING:
-                os.kill(helper_pid, signal.SIGKILL)
+                kill(helper_pid)
                 wait_for(one.helper, State.PREPARING)
-            check_equal(gradient, next(oracle))
+            check_equal(gradient, wanted)
             assert one.helper.is_usable and one.helper.stats.num_lost == 1
             one.update()
 
@@ -118,8 +122,8 @@ def test_engine_and_helper_never_have_the_devices_at_once(tmp_path):
 def test_file_that_was_damaged_is_refused(tmp_path):
     config = config_with_helper(tmp_path)
     micros = stream(config, random_groups(0, NUM_GROUPS))
-    oracle = alone(config_with_helper(tmp_path / "alone"), tmp_path, [micros])
     with learner(config, tmp_path) as one:
+        wanted = one.alone(micros)
         one.take()
         for micro in micros:
             one.helper.add(micro)
@@ -132,7 +136,7 @@ def test_file_that_was_damaged_is_refused(tmp_path):
         data = bytearray(one.helper.file.read_bytes())
         data[len(data) // 2] ^= 1
         one.helper.file.write_bytes(data)
-        check_equal(one.finish_update(num_own=0), next(oracle))
+        check_equal(one.finish_update(num_own=0), wanted)
         assert one.helper.stats.num_lost == 1
 
 

@@ -84,6 +84,14 @@ class Learner:
         self.trainer.publish(self.step, must_publish=True)
         self.publisher.wait_until_published()
 
+    def alone(self, micros) -> dict[str, Any]:
+        """The gradient of an update by this process alone, with the same parameters; nothing of it is kept."""
+        for micro in micros:
+            self.trainer.accumulate(micro)
+        sums = self.sums()
+        self.trainer.discard()
+        return sums
+
     def take(self) -> None:
         """Publishes the current weights, and lets the helper take its devices."""
         self.publish()
@@ -132,17 +140,6 @@ def learner(config, tmp_path):
         one.close()
 
 
-def alone(config, tmp_path, updates):
-    """Gradients of the updates, each by one process."""
-    with learner(config, tmp_path / "alone") as one:
-        for micros in updates:
-            one.publish()
-            for micro in micros:
-                one.trainer.accumulate(micro)
-            yield one.sums()
-            one.update()
-
-
 def wait_for(helper: GradientHelper, state: State) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while helper.state is not state:
@@ -155,8 +152,8 @@ def gradient_difference(tmp_path: pathlib.Path) -> float:
     largest entry; half of the micro-batches each."""
     config = config_with_helper(tmp_path)
     micros = stream(config, random_groups(0, NUM_GROUPS))
-    (wanted,) = alone(config_with_helper(tmp_path / "alone"), tmp_path, [micros])
     with learner(config, tmp_path) as one:
+        wanted = one.alone(micros)
         one.take()
         for micro in micros:
             one.helper.add(micro)
