@@ -73,6 +73,13 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             (*SCHEDULE, *RIG),
         ),
         Bench(
+            "mixed_policy",
+            "How far from on-policy are responses whose weights change in flight?",
+            "conventional responses diverge {least_conventional_over_in_flight:.1f} times as much at the same largest "
+            "lag; a kept KV cache {most_kept_over_recomputed:.2f} times as much as a recomputed one",
+            LEARNING,
+        ),
+        Bench(
             "async_ratio",
             "Speed-up by async ratio alpha?",
             "{speedup_alpha_1:.2f} at alpha 1 to {speedup_alpha_8:.2f} at alpha 8",
