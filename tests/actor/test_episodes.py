@@ -157,7 +157,7 @@ def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_pa
 
 def test_ticket_of_an_environment_is_no_single_turn_where_none_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr("actor.circuit_breaker.MIN_ROWS", 1)
-    monkeypatch.setattr("actor.serving.MIN_S", 0.0)
+    monkeypatch.setattr("actor.circuit_breaker.MIN_S", 0.0)
 
     async def body():
         s = setup_of(tmp_path, None)

@@ -39,7 +39,7 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
 @pytest.mark.heavy
 def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
     monkeypatch.setattr("actor.circuit_breaker.MIN_ROWS", 3)
-    monkeypatch.setattr("actor.serving.MIN_S", 0.0)
+    monkeypatch.setattr("actor.circuit_breaker.MIN_S", 0.0)
 
     async def body():
         s = make_setup(tmp_path, auto=True)

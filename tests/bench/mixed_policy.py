@@ -71,7 +71,7 @@ def sample(
     prompts: Sequence[np.ndarray],
     *,
     num_tokens: int,
-    end: int,
+    ends: Sequence[int],
     keeps_cache: bool,
     seed: int,
 ) -> Sampled:
@@ -102,7 +102,7 @@ def sample(
         drawn = torch.multinomial(logprobs.exp(), 1, generator=source)
         tokens = torch.cat([tokens, drawn], 1)
         is_token = torch.cat([is_token, ~has_ended[:, None]], 1)
-        has_ended |= drawn[:, 0] == end
+        has_ended |= torch.isin(drawn[:, 0], torch.tensor(ends))
     return Sampled(tokens, is_token, torch.stack(drawn_from, 1))
 
 
@@ -151,7 +151,7 @@ def play(seed: int, root: pathlib.Path) -> list[dict[str, Any]]:
     tokenizer = load_tokenizer(prepared.model_folder, vocab_size=vocab_size, template=config.prompts.template_settings)
     _, held_out, _ = load_prompts(config, tokenizer)
     prompts = [held_out[i % len(held_out)].prompt_tokens for i in range(NUM_RESPONSES)]
-    num_tokens, (end, *_) = config.sampling.max_response_tokens, tokenizer.stop_tokens
+    num_tokens, ends = config.sampling.max_response_tokens, tokenizer.stop_token_ids
     rows = []
     for first in STAGES:
         policies = checkpoints_of(RunFolder(prepared.folder), first, root / f"policies-{seed}", prepared.model_folder)
@@ -165,7 +165,7 @@ def play(seed: int, root: pathlib.Path) -> list[dict[str, Any]]:
             }
             for kind, policy_at in behaviors.items():
                 sampled = sample(
-                    policy_at, prompts, num_tokens=num_tokens, end=end, keeps_cache=kind != RECOMPUTED, seed=seed
+                    policy_at, prompts, num_tokens=num_tokens, ends=ends, keeps_cache=kind != RECOMPUTED, seed=seed
                 )
                 kl = divergence(sampled, policies[lag])
                 rows.append({"stage": first, "lag": lag, "kind": kind, "seed": seed, "kl": kl})

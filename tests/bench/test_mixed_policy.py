@@ -28,7 +28,7 @@ def policies():
 
 def sampled(policy_at, *, keeps_cache: bool):
     prompts = [np.array(p, np.int32) for p in ([5], [7, 8, 9], [11, 12])]
-    return sample(policy_at, prompts, num_tokens=NUM_TOKENS, end=END, keeps_cache=keeps_cache, seed=1)
+    return sample(policy_at, prompts, num_tokens=NUM_TOKENS, ends=[END], keeps_cache=keeps_cache, seed=1)
 
 
 def test_lags_of_equation_8():
