@@ -50,7 +50,7 @@ class SnapshotRoom:
         return math.ceil(slots * per_slot * self.rows_bytes + own_bytes)
 
 
-def helper_bytes(config: Config, *, served_bytes: float, num_params: int) -> float:
+def helper_bytes(config: Config, *, served_bytes: float, num_params: float) -> float:
     """Returns the bytes of a gradient helper's copy of a version and of the sums that it hands over, in float32."""
     return served_bytes + 4 * num_params if config.helpers.num_engines else 0.0
 

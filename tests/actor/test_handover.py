@@ -1,6 +1,7 @@
 """Groups that move from one actor to another in their middle, with a made-up engine and a real store."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -259,7 +260,8 @@ def put_progress(s: Setup, **fields) -> None:
     """Ticket t0 with progress of actor x."""
     s.put(0)
     s.store.claim("x", limit=1, lease_s=60)
-    s.store.hand_over("x", make_progress("t0", **({"actors": ("x",)} | fields)))
+    values: dict[str, Any] = {"actors": ("x",)} | fields
+    s.store.hand_over("x", make_progress("t0", **values))
 
 
 def test_tokens_of_weights_that_a_later_learner_went_back_behind_are_not_continued(tmp_path):

@@ -41,7 +41,7 @@ class RecordedActor:
         wait_until(lambda: self._path.is_file() or self._stop.is_set(), "the store")
         store = SqliteStore(self._path)
         while not self._stop.wait(0.005):
-            for group in self._answers(store.claim("recorded", limit=64, lease_s=60)):
+            for group in self._answers([*store.claim("recorded", limit=64, lease_s=60)]):
                 with contextlib.suppress(KeyError):  # withdrawn meanwhile
                     store.put_group(group)
         store.close()

@@ -61,7 +61,7 @@ class Setup:
         self.readmission.poll()
 
     def claim(self, actor: str) -> list[Ticket]:
-        return self.store.claim(actor, limit=9, lease_s=100)
+        return [*self.store.claim(actor, limit=9, lease_s=100)]
 
     def answer(self, actor: str, *, step: int | None = None) -> None:
         """All that it may claim, by weights of a step."""

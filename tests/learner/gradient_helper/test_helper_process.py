@@ -146,7 +146,7 @@ def test_helper_is_not_used_after_too_many_losses(tmp_path):
 
         num_devices = 1
 
-        def start(self):
+        def start(self) -> Any:
             ours, its = Pipe()
             its.close()
             return type("Process", (), {"connection": ours, "kill": lambda self: ours.close()})()

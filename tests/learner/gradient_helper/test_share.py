@@ -160,7 +160,8 @@ class Learner:
         assert self.run.has_devices or isinstance(command, WriteExactParams)
         match command:
             case Accumulate(micro):
-                self.total += 0.0 if micro.ticket_ids == (f"t{self._drops}",) else float(micro.batch)
+                made_up: Any = micro.batch
+                self.total += 0.0 if micro.ticket_ids == (f"t{self._drops}",) else float(made_up)
             case Merge(file):
                 self.total += float(read_tree(Path(file), np.float32(0)))
             case _:
