@@ -212,6 +212,19 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             made="2026-11-26, 6916183b",
         ),
         Bench(
+            "tpu_mfu",
+            "Which share of a TPU's peak do the compiled steps imply?",
+            "{mfu_dense:.0%} (7B dense) and {mfu_moe:.0%} (30B-A3B) by XLA's estimates",
+            (
+                "learner/update",
+                "learner/objective",
+                "learner/model",
+                "configs/presets/tpu.py",
+                "launch/tools/compile_tpu",
+            ),
+            "no TPU",
+        ),
+        Bench(
             "publish",
             "Cost of publishing weights?",
             "{publish_over_memcpy:.2f} times the speed of memcpy; deltas {delta_ratio_lr1e-6:.0f} times smaller at a "
