@@ -79,7 +79,7 @@ def config_of(release_at: float | None, num_rounds: int) -> Config:
         packing=PackingConfig(rows=1, row_tokens=512),
     )
     helpers = HelpersConfig() if release_at is None else HelpersConfig(num_engines=1, release_at=release_at)
-    actor = dataclasses.replace(config.actor, colocated=True, num_engines=2)
+    actor = dataclasses.replace(config.actor, colocated=True, num_engines=2, cpu_cores="0;1")
     return dataclasses.replace(config, actor=actor, helpers=helpers)
 
 

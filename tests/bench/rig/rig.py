@@ -159,7 +159,9 @@ class Rig:
             )
             children.callback(self._learner.close)
             for core, actor in enumerate(self._actors, ENGINE_CORE):
-                own = dataclasses.replace(config, actor=dataclasses.replace(config.actor, cpu_cores=str(core)))
+                own = dataclasses.replace(
+                    config, actor=dataclasses.replace(config.actor, num_engines=1, cpu_cores=str(core))
+                )
                 request = {"do": "start_engine", "config": Session(config=own).to_json()["config"]}
                 self._ask(actor, request | {"model_folder": str(model_folder)}, deadline_s=START_S)
             self._children = children.pop_all()
