@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from configs.sections.model import OptimizerConfig
 from learner.distributed.sharding import Axes, axes_size, param_spec
+from learner.update.optimizer import scale_by_adam
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
@@ -46,7 +47,7 @@ def scale_by_muon(config: OptimizerConfig, mesh: Mesh | None = None) -> optax.Gr
     return optax.partition(
         {
             "muon": optax.chain(optax.trace(config.momentum, nesterov=True), orthogonalized),
-            "adam": optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps),
+            "adam": scale_by_adam(config),
         },
         kinds,
     )
