@@ -118,7 +118,7 @@ WINDOW: dict[str, Any] = {
             "loss.turn_discount must be in .0, 1., got 1.01",
         ),
         ("LossConfig", dict(advantage="turn_grpo", turn_discount=float("nan")), "loss.turn_discount must be finite"),
-        ("OptimizerConfig", dict(beta2=1.0), "beta1"),
+        ("OptimizerConfig", dict(beta2=1.0), "optimizer.beta2 must be in"),
         ("OptimizerConfig", dict(weight_decay=float("nan")), "weight_decay"),
         ("CheckpointConfig", dict(keep=1), "checkpoint.keep"),
         ("EvaluationConfig", dict(num_problems=-1), "evaluation.num_problems must be >= 0"),
