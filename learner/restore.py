@@ -87,7 +87,11 @@ def restore(
     Raises:
       CheckpointError: checkpoints exist, but none is intact or compatible.
     """
-    check = functools.partial(_check_host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
+
+    def check(host_state: dict[str, Any]) -> None:
+        _check_host_state(host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
+        check_same_optimizer(host_state, weights.config.optimizer.name, folder)
+
     restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
     if restored is None:
         params = steps.init_adapters() if base else weights.load(model_folder, weights.config.model.param_dtype)
@@ -196,6 +200,15 @@ def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pa
     if differing:
         fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
         raise CheckpointError(f"{folder}: the checkpoint is of another {what}: {fields}")
+
+
+def check_same_optimizer(host_state: dict[str, Any], name: str, folder: pathlib.Path) -> None:
+    """Raises CheckpointError if the optimizer state is of another optimizer; older checkpoints do not name theirs."""
+    if (saved := host_state.get("optimizer", name)) != name:
+        raise CheckpointError(
+            f"{folder}: the checkpoint has the optimizer state of {saved}, but optimizer.name is {name}. Set "
+            f"--config.optimizer.name={saved}, or start a new run whose model.path is an export of the checkpoint."
+        )
 
 
 def check_same_adapters(

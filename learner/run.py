@@ -136,6 +136,7 @@ class Run:
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
         model = json.loads(self.architecture.hf_json)
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
+        of_run["optimizer"] = self.config.optimizer.name
         host_state = of_run | self.stream.begin_save()
         return Save(self.step, host_state)
 

@@ -134,7 +134,7 @@ class ModelConfig(CheckedSection):
     created once and cached."""
     param_dtype: Dtype = "float32"
     """Dtype of the master weights. `float32`: exact updates. `bfloat16`: stochastic rounding of each update, which
-    learns like float32 with more noise. Optimizer moments stay in float32 (optimizer.mu_dtype)."""
+    learns like float32 with more noise. optimizer.mu_dtype and optimizer.nu_dtype set the moments' dtypes."""
     compute_dtype: Dtype = "float32"
     """Dtype of matrix products in the learner. `float32`: full precision. `bfloat16`: mixed precision with the master
     weights in param_dtype."""
@@ -168,13 +168,57 @@ class ModelConfig(CheckedSection):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerKind:
+    """Construction, state and config fields of an optimizer."""
+
+    transform: str
+    """`module:function` that returns the optax transformation of clipped gradients from an `OptimizerConfig` and a mesh
+    (None for one device). The learning rate and the weight decay follow it."""
+    matrix_moments: tuple[str, ...] = ()
+    """Fields with the dtypes of the moments of each matrix of a layer, which are of the matrix's size."""
+    other_moments: tuple[str, ...] = ()
+    """Fields with the dtypes of the moments of each other parameter."""
+    constants: tuple[str, ...] = ()
+    """Fields of its constants."""
+
+    @property
+    def fields(self) -> set[str]:
+        """Config fields that it reads and another optimizer may not."""
+        return {*self.matrix_moments, *self.other_moments, *self.constants}
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "adamw": OptimizerKind(
+        transform="learner.update.optimizer:scale_by_adam",
+        matrix_moments=("mu_dtype", "nu_dtype"),
+        other_moments=("mu_dtype", "nu_dtype"),
+        constants=("beta1", "beta2", "eps"),
+    ),
+    "adafactor": OptimizerKind(transform="learner.update.optimizer:scale_by_adafactor"),
+    "muon": OptimizerKind(
+        transform="learner.update.muon:scale_by_muon",
+        matrix_moments=("mu_dtype",),
+        other_moments=("mu_dtype", "nu_dtype"),
+        constants=("momentum", "beta1", "beta2", "eps"),
+    ),
+}
+"""Optimizer by `optimizer.name`. Factored moments are negligible and have no entry."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(CheckedSection):
     """Optimizer with global-norm clipping and linear warm-up."""
 
-    name: Literal["adamw", "adafactor"] = "adamw"
-    """Optimizer. `adamw`: AdamW. `adafactor`: factored second moment and no first moment (Shazeer and Stern, 2018)."""
+    name: Literal["adamw", "adafactor", "muon"] = "adamw"
+    """Optimizer. `adamw`: AdamW. `adafactor`: factored second moment and no first moment (Shazeer and Stern, 2018).
+    `muon`: orthogonalized momentum for matrices of layers (Jordan et al., 2024), AdamW for other parameters, at one
+    learning rate."""
     mu_dtype: Dtype = "float32"
-    """Dtype of the first moment of adamw. `float32`: full precision. `bfloat16`: half the memory for the moment."""
+    """Dtype of the first moment of adamw and of the momentum of muon. `float32`: full precision. `bfloat16`: half the
+    memory, with stochastic rounding."""
+    nu_dtype: Dtype = "float32"
+    """Dtype of the second moment of adamw. `float32`: full precision. `bfloat16`: half the memory, with stochastic
+    rounding."""
     learning_rate: Positive = 1e-6
     """Peak learning rate, reached after warm-up."""
     warmup_steps: CountOrZero = 0
@@ -182,12 +226,14 @@ class OptimizerConfig(CheckedSection):
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Learning rate schedule after warm-up, over the run's run.num_updates x rounds.epochs optimizer steps. `constant`:
     stays at the peak. `cosine`: cosine decay to 0. `linear`: linear decay to 0."""
+    momentum: Annotated[float, Range(0, 1)] = 0.95
+    """Decay rate of the Nesterov momentum of muon."""
     beta1: Annotated[float, Range(0, 1)] = 0.9
     """Decay rate of the first moment of adamw."""
     beta2: Annotated[float, Range(0, 1)] = 0.95
     """Decay rate of the second moment of adamw."""
     eps: Fraction = 1e-8
-    """Constant added to the denominator of adamw."""
+    """Constant added to the denominator of adamw and to the norm that muon divides by."""
     weight_decay: Annotated[float, Range(0, 100)] = 0.0
     """Decoupled weight decay coefficient. 0: no weight decay."""
     max_grad_norm: Positive = 1.0
@@ -195,15 +241,25 @@ class OptimizerConfig(CheckedSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError(f"optimizer.beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
-        if self.name == "adafactor":
-            for field in dataclasses.fields(self):
-                value = getattr(self, field.name)
-                if field.name in ("beta1", "beta2", "eps", "mu_dtype") and value != field.default:
-                    raise ValueError(
-                        f"optimizer.{field.name}={value} has no effect with optimizer.name=adafactor; leave it out"
-                    )
+        for field in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"optimizer.{field} must be in [0, 1), got {getattr(self, field)}")
+        ignored = set[str]().union(*(kind.fields for kind in OPTIMIZERS.values())) - OPTIMIZERS[self.name].fields
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ignored and value != field.default:
+                raise ValueError(
+                    f"optimizer.{field.name}={value} has no effect with optimizer.name={self.name}; leave it out"
+                )
+
+    def state_bytes(self, *, num_matrix: int, num_other: int) -> int:
+        """Returns the bytes of the state for these numbers of parameters in matrices of layers and in other arrays."""
+        kind = OPTIMIZERS[self.name]
+
+        def per_param(moments: tuple[str, ...]) -> int:
+            return sum(4 if getattr(self, field) == "float32" else 2 for field in moments)
+
+        return num_matrix * per_param(kind.matrix_moments) + num_other * per_param(kind.other_moments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -244,7 +244,7 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
     num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
-    num_bytes = num_saves * num_params * _num_saved_bytes(config)
+    num_bytes = num_saves * _num_saved_bytes(config, model_folder, num_params)
     existing = _existing(run.path)
     # Other folders are incomplete saves of killed processes, which new saves replace.
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
@@ -315,11 +315,13 @@ def _try_objective(config: Config) -> None:
         raise ValueError(said[-1].removeprefix("error: "))
 
 
-def _num_saved_bytes(config: Config) -> int:
-    """Returns the checkpoint bytes per parameter; adafactor's factored moments are negligible."""
-    param = _BYTES[config.model.param_dtype]
-    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + 4, "adafactor": 0}
-    return param + moments[config.optimizer.name]
+def _num_saved_bytes(config: Config, model_folder: pathlib.Path, num_params: int) -> int:
+    """Returns the bytes of one checkpoint of the trained parameters; norms, biases and routers count as matrices."""
+    model = Architecture.from_hf(model_folder)
+    embeddings = 0 if config.lora.is_on else model.vocab_size * model.hidden_size * (2 - model.tie_word_embeddings)
+    num_other = min(embeddings, num_params)
+    moments = config.optimizer.state_bytes(num_matrix=num_params - num_other, num_other=num_other)
+    return num_params * _BYTES[config.model.param_dtype] + moments
 
 
 def missing_weights(folder: pathlib.Path) -> str:

@@ -7,16 +7,17 @@ replaces it.
 """
 
 import dataclasses
-from collections.abc import Callable
+import pkgutil
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 
-from configs.sections import OptimizerConfig
+from configs.sections.model import OPTIMIZERS, OptimizerConfig
 from learner.model.decoder import Params
 from learner.update import diagnostics
 from learner.update.diagnostics import Stats
@@ -25,24 +26,24 @@ Words = UInt32[Array, "2"]
 """Values that distinguish the random bits of one leaf and one step."""
 
 
-def rounding_words(params: Params, *, seed: int, step: Array, epoch: Array) -> Params:
-    """Returns the words of each parameter, as a tree; deterministic in seed, step and epoch."""
+def rounding_words(tree: Any, *, seed: int, step: Array, epoch: Array) -> Any:
+    """Returns the words of each leaf, as a tree; deterministic in seed, step and epoch."""
     # A named generator: neither a JAX flag nor a new JAX default then changes a resumed run.
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), epoch)
-    leaves, structure = jax.tree.flatten(params)
+    leaves, structure = jax.tree.flatten(tree)
     return structure.unflatten(list(jax.random.bits(key, (len(leaves), 2), jnp.uint32)))
 
 
-def round_stochastically(x: Float32[Array, "*shape"], dtype: DTypeLike, words: Words) -> Float[Array, "*shape"]:
+def round_stochastically(x: Array, dtype: DTypeLike, words: Words) -> Array:
     """Rounds to one of the two nearest numbers of `dtype` with expectation x; representable numbers stay exact.
 
     For bfloat16, the upper half of a float32: (bits(x) + u) with its lower half cleared, u uniform in [0, 2^16) (Gupta
-    et al., 2015, section 3). float32 is returned unchanged.
+    et al., 2015, section 3). An array that has the dtype is returned unchanged.
     """
-    if jnp.dtype(dtype) == jnp.float32:
+    if x.dtype == dtype:
         return x
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        raise ValueError(f"stochastic rounding: expected float32 or bfloat16, got {jnp.dtype(dtype)}")
+    if (x.dtype, jnp.dtype(dtype)) != (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"stochastic rounding: expected float32 to bfloat16, got {x.dtype} to {jnp.dtype(dtype)}")
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     up = (bits + _uniform_halves(x.shape, words)) & jnp.uint32(0xFFFF0000)
     rounded = jax.lax.bitcast_convert_type(up, jnp.float32)
@@ -95,33 +96,56 @@ def decay_mask(params: optax.Params) -> optax.Params:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(config: OptimizerConfig, *, num_steps: int) -> optax.GradientTransformation:
-    """Returns the optimizer: clipping of the global norm, then Adam or Adafactor with AdamW's decoupled weight decay.
+def make_optimizer(
+    config: OptimizerConfig, *, num_steps: int, mesh: Mesh | None = None
+) -> optax.GradientTransformation:
+    """Returns the optimizer: clipping of the global norm, the transformation of `OPTIMIZERS`, and decoupled decay.
 
-    Adam: Kingma and Ba, 2015; the decay: Loshchilov and Hutter, 2019; the factored second moment, with updates clipped
-    to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied steps out of `num_steps`. The state
-    is float32 except for `mu_dtype`, independent of the parameters' dtype: a second moment in bfloat16 would not decay,
-    since its relative spacing is 1 / 256. Gradients and parameters must be float32 as well.
+    The decay is AdamW's (Loshchilov and Hutter, 2019). The schedule counts applied steps out of `num_steps`.
+
+    `init` returns moments in the dtypes of the config, independent of the parameters' dtype. `update` computes in
+    float32: gradients, state and parameters must be float32, and the caller rounds the new state to the old one's
+    dtypes. It rounds stochastically, because a second moment rounded to the nearest bfloat16 would not decay: its
+    spacing is 1 / 256, above 1 - beta2.
+
+    Args:
+      config: optimizer config.
+      num_steps: optimizer steps of the run.
+      mesh: mesh over which jit splits the arrays; None for one device.
     """
     chain = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
-        _SCALES[config.name](config),
+        pkgutil.resolve_name(OPTIMIZERS[config.name].transform)(config, mesh),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
         optax.scale_by_learning_rate(lambda count: learning_rate(count, config, num_steps=num_steps)),
     )
-    return optax.GradientTransformation(lambda params: chain.init(wide(params)), chain.update)
+    dtypes = {"mu": config.mu_dtype, "trace": config.mu_dtype, "nu": config.nu_dtype}
+
+    def stored(path: jax.tree_util.KeyPath, x: Array) -> Array:
+        field = next((key.name for key in reversed(path) if isinstance(key, jax.tree_util.GetAttrKey)), "")
+        return x.astype(dtypes.get(field, x.dtype))
+
+    def init(params: optax.Params) -> optax.OptState:
+        return jax.tree_util.tree_map_with_path(stored, chain.init(wide(params)))
+
+    return optax.GradientTransformation(init, chain.update)
 
 
-def wide(params: optax.Params) -> optax.Params:
-    """Returns the parameters in float32."""
-    return jax.tree.map(lambda p: p.astype(jnp.float32), params)
+def wide(tree: Any) -> Any:
+    """Returns the tree with floating-point arrays in float32."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-_SCALES: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {
-    "adamw": lambda c: optax.scale_by_adam(b1=c.beta1, b2=c.beta2, eps=c.eps, mu_dtype=c.mu_dtype),
-    "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
-}
-"""Gradient transformation by `OptimizerConfig.name`."""
+def scale_by_adam(config: OptimizerConfig, mesh: Mesh | None = None) -> optax.GradientTransformation:
+    """Returns Adam (Kingma and Ba, 2015)."""
+    del mesh
+    return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps)
+
+
+def scale_by_adafactor(config: OptimizerConfig, mesh: Mesh | None = None) -> optax.GradientTransformation:
+    """Returns the factored second moment, with updates clipped to a root mean square of 1 (Shazeer and Stern, 2018)."""
+    del config, mesh
+    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
 
 
 def adamw_step(
@@ -133,7 +157,7 @@ def adamw_step(
     num_steps: int,
     is_good: Bool[Array, ""],
     config: OptimizerConfig,
-    words: Params,
+    words: tuple[Params, tuple[Any, ...]],
 ) -> tuple[Params, tuple[Any, ...], Params]:
     """Applies AdamW (Loshchilov and Hutter, 2019, algorithm 2) if `is_good`; else returns the inputs unchanged.
 
@@ -141,7 +165,7 @@ def adamw_step(
 
     p = p - rate_t (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
 
-    Computed in float32, independent of the arrays' dtypes; bfloat16 parameters are rounded stochastically.
+    Computed in float32, independent of the arrays' dtypes; bfloat16 arrays are rounded stochastically.
 
     Args:
       params: the parameters.
@@ -151,18 +175,18 @@ def adamw_step(
       num_steps: optimizer steps of the run, for the schedule.
       is_good: True if loss and gradient are finite.
       config: betas, eps and the decay of the parameters of `decay_mask`.
-      words: `rounding_words` of this step.
+      words: `rounding_words` of parameters and state.
 
     Returns:
       parameters, state, and zeros in the shape of the sums.
     """
-    adam = next(part for part in opt_state if isinstance(part, optax.ScaleByAdamState))
+    adam, adam_words = (next(p for p in s if isinstance(p, optax.ScaleByAdamState)) for s in (opt_state, words[1]))
     schedule = next(part for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
     rate = learning_rate(schedule.count, config, num_steps=num_steps)
     count = jnp.asarray(optax.safe_increment(adam.count))
     correction1, correction2 = (1 - beta ** count.astype(jnp.float32) for beta in (config.beta1, config.beta2))
 
-    def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool, word: Array) -> tuple[Array, ...]:
+    def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool, *words: Words) -> tuple[Array, ...]:
         g = total * scale
         # The old value stays if the sums are not finite; a select in the same pass costs nothing.
         first = jnp.where(is_good, config.beta1 * _wide(mu) + (1 - config.beta1) * g, _wide(mu))
@@ -170,12 +194,14 @@ def adamw_step(
         step = first / correction1 / (jnp.sqrt(second / correction2) + config.eps)
         if decays and config.weight_decay:
             step += config.weight_decay * _wide(p)
-        new = round_stochastically(jnp.where(is_good, _wide(p) - rate * step, _wide(p)), p.dtype, word)
+        exact = jnp.where(is_good, _wide(p) - rate * step, _wide(p)), first, second
+        new, first, second = map(round_stochastically, exact, (p.dtype, mu.dtype, nu.dtype), words)
         # A zero that depends on the new parameter, so that the buffer of the sums is free and needs no copy.
         zero = jnp.where(count < 0, new.astype(total.dtype), 0)
-        return new, first.astype(mu.dtype), second.astype(nu.dtype), zero
+        return new, first, second, zero
 
-    stepped = jax.tree.map(one, params, sums, adam.mu, adam.nu, decay_mask(params), words)
+    trees = params, sums, adam.mu, adam.nu, decay_mask(params), words[0], adam_words.mu, adam_words.nu
+    stepped = jax.tree.map(one, *trees)
     new, mu, nu, zeros = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0,) * 4), stepped)
 
     def counted(part: Any) -> Any:
@@ -272,7 +298,7 @@ class ApplyUpdate:
     num_steps: int
     """Optimizer steps of the whole run."""
     seed: int
-    """Seed of the stochastic rounding of bfloat16 parameters."""
+    """Seed of the stochastic rounding of bfloat16 parameters and moments."""
 
     def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         """Returns the state after epoch number `epoch` over a batch, and the update's metrics."""
@@ -284,7 +310,7 @@ class ApplyUpdate:
         # 0 / 0 is not finite either, so sums without tokens are also skipped.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         step = self._adamw if self.config.name == "adamw" else self._transformed
-        words = rounding_words(state.params, seed=self.seed, step=state.step, epoch=epoch)
+        words = rounding_words((state.params, state.opt_state), seed=self.seed, step=state.step, epoch=epoch)
         params, opt_state, zeros = step(state, share, grad_norm, is_good, words)
         count = state.step * self.epochs + epoch - state.skipped_updates
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
@@ -303,7 +329,7 @@ class ApplyUpdate:
         )
         return new_state, metrics
 
-    def _adamw(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
+    def _adamw(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Any) -> _Stepped:
         assert isinstance(state.opt_state, tuple)
         return adamw_step(
             state.params,
@@ -316,16 +342,15 @@ class ApplyUpdate:
             words=words,
         )
 
-    def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
+    def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Any) -> _Stepped:
         """Applies the step with an optax transformation, which clips the norm itself."""
         del norm
-        old = wide(state.params)
+        kept = state.params, state.opt_state
+        params, opt_state = old = wide(kept)
         grads = jax.tree.map(lambda g: g * share, state.accumulator.grads)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, old)
-        new, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(is_good, new, old),
-            (optax.apply_updates(old, updates), opt_state),
-            (old, state.opt_state),
+        updates, opt_state = self.optimizer.update(grads, opt_state, params)
+        new = jax.tree.map(
+            lambda new, old: jnp.where(is_good, new, old), (optax.apply_updates(params, updates), opt_state), old
         )
-        params = jax.tree.map(lambda x, p, word: round_stochastically(x, p.dtype, word), new, state.params, words)
+        params, opt_state = jax.tree.map(lambda x, at, word: round_stochastically(x, at.dtype, word), new, kept, words)
         return params, opt_state, Accumulator.zeros(params).grads

@@ -83,7 +83,7 @@ class TrainStep:
         self.spreads = mesh.is_multi_process
         """True if a batch is only in the leader's memory until `spread`."""
         num_steps = config.run.num_updates * config.rounds.epochs
-        self._optimizer = make_optimizer(config.optimizer, num_steps=num_steps)
+        self._optimizer = make_optimizer(config.optimizer, num_steps=num_steps, mesh=mesh)
         self._apply_update = ApplyUpdate(
             optimizer=self._optimizer,
             config=config.optimizer,

@@ -118,7 +118,7 @@ WINDOW: dict[str, Any] = {
             "loss.turn_discount must be in .0, 1., got 1.01",
         ),
         ("LossConfig", dict(advantage="turn_grpo", turn_discount=float("nan")), "loss.turn_discount must be finite"),
-        ("OptimizerConfig", dict(beta2=1.0), "beta1"),
+        ("OptimizerConfig", dict(beta2=1.0), "optimizer.beta2 must be in"),
         ("OptimizerConfig", dict(weight_decay=float("nan")), "weight_decay"),
         ("CheckpointConfig", dict(keep=1), "checkpoint.keep"),
         ("EvaluationConfig", dict(num_problems=-1), "evaluation.num_problems must be >= 0"),
@@ -417,11 +417,16 @@ def test_loss_proximal_of_the_other_way_to_publish_is_refused(window, proximal, 
         with_loss(window=window, name="tis", proximal=proximal, epochs=2)
 
 
-@pytest.mark.parametrize("field,value", [("beta1", 0.5), ("beta2", 0.9), ("eps", 1e-6), ("mu_dtype", "bfloat16")])
-def test_optimizer_field_that_adafactor_does_not_read_is_refused(field, value):
-    sections.OptimizerConfig(**{field: value})
-    with pytest.raises(ValueError, match=f"optimizer.{field}={value} has no effect with optimizer.name=adafactor"):
-        sections.OptimizerConfig(name="adafactor", **{field: value})
+ADAM_FIELDS = {"beta1": 0.5, "beta2": 0.9, "eps": 1e-6, "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "name,field,value", [*(("adafactor", *item) for item in ADAM_FIELDS.items()), ("adamw", "momentum", 0.9)]
+)
+def test_optimizer_field_that_the_optimizer_does_not_read_is_refused(name, field, value):
+    sections.OptimizerConfig(name="muon", **{field: value})
+    with pytest.raises(ValueError, match=f"optimizer.{field}={value} has no effect with optimizer.name={name}"):
+        sections.OptimizerConfig(name=name, **{field: value})
 
 
 def test_adapters_are_published_alone_only_where_there_are_some_and_their_keys_stay():

@@ -158,6 +158,12 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "{movement_part:.2f} times the movement, {gain_part:.2f} times the gain",
             ("learner/update",),
         ),
+        Bench(
+            "optimizers",
+            "Muon against AdamW at equal updates?",
+            "held-out reward {muon_minus_adamw:+.2f}; {chip_gib_muon:.1f} against {chip_gib_adamw:.1f} GiB per chip",
+            ("learner/update",),
+        ),
     ),
     "Correctness and faults": (
         Bench(

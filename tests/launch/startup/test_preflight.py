@@ -291,17 +291,22 @@ def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, mon
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimizer", [{}, {"mu_dtype": "bfloat16"}, {"name": "adafactor"}])
+@pytest.mark.parametrize("optimizer", [{}, {"mu_dtype": "bfloat16"}, {"name": "adafactor"}, {"name": "muon"}])
 def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, monkeypatch, param_dtype, optimizer):
     config = config_of(
         run=sections.RunConfig(dir=str(tmp_path / "run"), num_updates=4),
         model=sections.ModelConfig(param_dtype=param_dtype),
         optimizer=sections.OptimizerConfig(**optimizer),
     )
-    params = {"kernel": jax.ShapeDtypeStruct((1024, 1024), param_dtype)}
+    edit(folder / "config.json", vocab_size=512, hidden_size=1024, tie_word_embeddings=False)
+    params = {
+        "layers": {"up_proj": {"kernel": jax.ShapeDtypeStruct((1, 1024, 1024), param_dtype)}},
+        "embed": {"embedding": jax.ShapeDtypeStruct((512, 1024), param_dtype)},
+        "lm_head": {"kernel": jax.ShapeDtypeStruct((512, 1024), param_dtype)},
+    }
     state = jax.eval_shape(make_optimizer(config.optimizer, num_steps=1).init, params)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((params, state)))
-    (folder / "model.safetensors").write_bytes(bytes(4 * 1024 * 1024))
+    (folder / "model.safetensors").write_bytes(bytes(4 * 2 * 1024 * 1024))
     free = kept
     monkeypatch.setattr(
         preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - free, free)

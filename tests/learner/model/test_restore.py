@@ -10,7 +10,7 @@ import pytest
 
 from bridge import codec
 from bridge.files import weights_digest
-from configs.sections import LoraConfig
+from configs.sections import LoraConfig, OptimizerConfig
 from learner.checkpoint import Checkpoints
 from learner.checkpoint_hosts import CheckpointError
 from learner.distributed.sharding import make_mesh
@@ -68,9 +68,9 @@ def losses(trainer, seeds):
     return found
 
 
-def save(trainer, step):
+def save(trainer, step, **fields):
     model, base = json.loads(trainer.architecture.hf_json), trainer.base.metadata
-    books = {"format": codec.FORMAT, "model": model, "mesh": CONFIG.mesh.axes, "lora": base}
+    books = {"format": codec.FORMAT, "model": model, "mesh": CONFIG.mesh.axes, "lora": base} | fields
     trainer.save(step, json.loads(json.dumps(books)))
     trainer.checkpoints.wait()
 
@@ -89,6 +89,22 @@ def test_a_restored_learner_trains_on_as_if_nothing_had_happened(tmp_path, model
     assert want[-1]["reference_kl"] > 0
     structure = jax.tree.structure(one.state.params)
     assert jax.tree.structure(restored.state.params) == structure
+
+
+@pytest.mark.heavy
+def test_muon_of_adapters_in_bfloat16_goes_on_from_its_checkpoint_and_no_other_optimizer_does(tmp_path, model_folder):
+    optimizer = OptimizerConfig(name="muon", learning_rate=1e-2, mu_dtype="bfloat16", nu_dtype="bfloat16")
+    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    trainer = start(tmp_path, model_folder, config)
+    losses(trainer, [0, 1])
+    save(trainer, 2, optimizer="muon")
+    trainer.checkpoints.close()
+    with pytest.raises(CheckpointError, match="the optimizer state of muon, but optimizer.name is adamw"):
+        start(tmp_path, model_folder)
+    restored = start(tmp_path, model_folder, config)
+    jax.tree.map(np.testing.assert_array_equal, restored.state.opt_state, trainer.state.opt_state)
+    assert losses(restored, [2, 3]) == losses(trainer, [2, 3])
+    jax.tree.map(np.testing.assert_array_equal, restored.state.params, trainer.state.params)
 
 
 @pytest.mark.heavy

@@ -104,6 +104,7 @@ OPTIMIZERS = (
     {"name": "adamw", "mu_dtype": "float32"},
     {"name": "adamw", "mu_dtype": "bfloat16"},
     {"name": "adafactor"},
+    {"name": "muon", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"},
 )
 
 

@@ -88,8 +88,16 @@ def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_an
     np.testing.assert_allclose(updates["layers"]["q_proj"]["kernel"], want, rtol=1e-4, atol=1e-5)
 
 
-def test_make_optimizer_keeps_the_first_moment_in_the_dtype_asked_for():
-    params = {"x": np.ones((4, 4), np.float32)}
-    state = make_optimizer(OptimizerConfig(mu_dtype="bfloat16"), num_steps=1).init(params)
-    dtypes = sorted(str(x.dtype) for x in jax.tree.leaves(state) if x.ndim)
-    assert dtypes == ["bfloat16", "float32"]
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("name", OptimizerConfig.__annotations__["name"].__args__)
+def test_state_of_every_optimizer_is_what_its_entry_says(name, dtypes):
+    """Rows and columns of factored moments, and counters, are the rest."""
+    fields = {field: d for field, d in zip(("mu_dtype", "nu_dtype"), dtypes, strict=True) if name != "adafactor"}
+    config = OptimizerConfig(name=name, **fields)
+    params = {
+        "layers": {"q_proj": {"kernel": jax.ShapeDtypeStruct((2, 512, 256), "bfloat16")}},
+        "embed": {"embedding": jax.ShapeDtypeStruct((1024, 256), "bfloat16")},
+    }
+    state = jax.eval_shape(make_optimizer(config, num_steps=1).init, params)
+    real = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert 0 <= real - config.state_bytes(num_matrix=2 * 512 * 256, num_other=1024 * 256) < 20_000

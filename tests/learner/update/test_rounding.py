@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from configs.sections import OptimizerConfig
+from configs.sections.model import Dtype, OptimizerConfig
 from learner.update.optimizer import (
     ApplyUpdate,
     adamw_step,
@@ -115,7 +115,7 @@ def test_adamw_in_bfloat16_moves_parameters_as_exact_arithmetic_does(learning_ra
             num_steps=NUM_UPDATES,
             is_good=jnp.bool_(True),
             config=config,
-            words=rounding_words(params, seed=0, step=jnp.int32(t), epoch=jnp.int32(0)),
+            words=rounding_words((params, state), seed=0, step=jnp.int32(t), epoch=jnp.int32(0)),
         )
     got = np.asarray(params["kernel"]).astype(np.float64)
     moved, exact = got - start.astype(np.float64), want - start.astype(np.float64)
@@ -133,36 +133,80 @@ def test_adamw_in_bfloat16_moves_parameters_as_exact_arithmetic_does(learning_ra
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
 def test_apply_update_in_bfloat16_moves_as_the_same_in_float32(optimizer):
     config = OptimizerConfig(name=optimizer, learning_rate=1e-5, weight_decay=0.1)
     rng = np.random.default_rng(0)
-    start = {"kernel": rng.normal(0, 0.02, (256, 384)).astype(ml_dtypes.bfloat16)}
-    drift = rng.normal(0, 1, start["kernel"].shape)
+    begin = rng.normal(0, 0.02, (2, 128, 384)).astype(ml_dtypes.bfloat16)
+    drift = rng.normal(0, 1, begin.shape)
     grads = [np.asarray(drift + rng.normal(0, 1, drift.shape), np.float32) for _ in range(NUM_UPDATES)]
     moved = {}
+
+    def tree_of(kernel: Any) -> Any:
+        return {"layers": {"q_proj": {"kernel": kernel}}}
+
     for dtype in ("float32", "bfloat16"):
         chain = make_optimizer(config, num_steps=NUM_UPDATES)
         update = ApplyUpdate(optimizer=chain, config=config, epochs=1, num_steps=NUM_UPDATES, seed=0)
         apply = jax.jit(update)
-        state = init_state(jax.tree.map(lambda p, d=dtype: jnp.asarray(p, d), start), chain)
+        state = init_state(tree_of(jnp.asarray(begin, dtype)), chain)
         for g in grads:
-            total = dataclasses.replace(state.accumulator, grads={"kernel": jnp.asarray(g)}, denominator=jnp.float32(1))
+            total = dataclasses.replace(state.accumulator, grads=tree_of(jnp.asarray(g)), denominator=jnp.float32(1))
             state, _ = apply(dataclasses.replace(state, accumulator=total), jnp.int32(0))
-        assert state.params["kernel"].dtype == dtype
+        (kernel,) = jax.tree.leaves(state.params)
+        assert kernel.dtype == dtype
         assert {x.dtype for x in jax.tree.leaves(state.opt_state)} <= {jnp.dtype("float32"), jnp.dtype("int32")}
-        moved[dtype] = np.asarray(state.params["kernel"]).astype(np.float64) - start["kernel"].astype(np.float64)
+        moved[dtype] = np.asarray(kernel).astype(np.float64) - begin.astype(np.float64)
     exact = moved["float32"]
     assert abs(np.sum(exact * moved["bfloat16"]) / np.sum(exact**2) - 1) < 0.03
+
+
+LONG = 3000
+
+
+def test_moments_in_bfloat16_follow_float64_over_a_long_stream_as_the_nearest_number_would_not():
+    """Squares that grow by less than half a gap per step, and then decay by less: rounded to the nearest they stand."""
+    config = OptimizerConfig(learning_rate=1e-4, beta1=0.99, beta2=0.999, mu_dtype="bfloat16", nu_dtype="bfloat16")
+    shape = (24, 24)
+    sizes = np.where(np.arange(LONG) < LONG // 2, 1.0, 0.01)
+    grads = (np.random.default_rng(0).normal(0.3, 1, (LONG, *shape)) * sizes[:, None, None]).astype(np.float32)
+    params: Any = {"kernel": jnp.zeros(shape)}
+    state: Any = make_optimizer(config, num_steps=LONG).init(params)
+
+    def step(carry: Any, item: Any) -> Any:
+        (params, state), (t, g) = carry, item
+        words = rounding_words((params, state), seed=0, step=t, epoch=jnp.int32(0))
+        options = dict(scale=jnp.float32(1), num_steps=LONG, is_good=jnp.bool_(True), config=config, words=words)
+        params, state, _ = adamw_step(params, {"kernel": g}, state, **options)
+        return (params, state), (state[1].nu["kernel"], params["kernel"])
+
+    _, (got, moved) = jax.jit(lambda *xs: jax.lax.scan(step, (params, state), xs))(jnp.arange(LONG), grads)
+    exact, nearest = np.zeros(shape), np.zeros(shape, ml_dtypes.bfloat16)
+    for t, g in enumerate(grads.astype(np.float64)):
+        exact = config.beta2 * exact + (1 - config.beta2) * g**2
+        nearest = (config.beta2 * nearest.astype(np.float64) + (1 - config.beta2) * g**2).astype(ml_dtypes.bfloat16)
+        if t in (LONG // 2 - 1, LONG - 1):
+            ratio = np.asarray(got[t]).astype(np.float64) / exact
+            assert abs(ratio.mean() - 1) < 0.02 and ratio.std() < 0.15
+            assert np.mean(nearest.astype(np.float64) / exact) > 1.1
+    want = numpy_adam(np.zeros(shape), grads, config)
+    assert abs(np.sum(np.asarray(moved[-1]) * want) / np.sum(want**2) - 1) < 0.01
+    np.testing.assert_allclose(moved[-1], want, atol=0.06 * np.abs(want).max())
 
 
 @pytest.mark.heavy
 def test_thirty_updates_of_a_model_in_bfloat16_learn_as_in_float32_and_resume():
     start = jax.tree.map(lambda p: np.asarray(p, ml_dtypes.bfloat16), fresh_params())
     moved, gained = {}, {}
-    for dtype in ("float32", "bfloat16"):
+    dtypes: dict[str, tuple[Dtype, Dtype]] = {
+        "float32": ("float32", "float32"),
+        "parameters": ("bfloat16", "float32"),
+        "moments": ("float32", "bfloat16"),
+    }
+    for what, (dtype, moments) in dtypes.items():
         config: Any = config_of(param_dtype=dtype, rows=4, row_tokens=32)
-        config = dataclasses.replace(config, optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999))
+        optimizer = OptimizerConfig(learning_rate=1e-4, beta2=0.999, mu_dtype=moments, nu_dtype=moments)
+        config = dataclasses.replace(config, optimizer=optimizer)
         steps = steps_of(config)
         state, losses, kept = steps.init(jax.tree.map(lambda p, d=dtype: p.astype(d), start)), [], []
         for n in range(NUM_UPDATES):
@@ -180,10 +224,13 @@ def test_thirty_updates_of_a_model_in_bfloat16_learn_as_in_float32_and_resume():
         difference = jax.tree.map(
             lambda a, b: (np.asarray(a, np.float64) - np.asarray(b, np.float64)).ravel(), state.params, start
         )
-        moved[dtype] = np.concatenate(jax.tree.leaves(difference))
-        gained[dtype] = np.mean(losses[:2]) - np.mean(losses[-2:])
-    assert 0.8 < np.sum(moved["float32"] * moved["bfloat16"]) / np.sum(moved["float32"] ** 2) < 1.2
-    assert gained["float32"] > 0 and abs(gained["bfloat16"] / gained["float32"] - 1) < 0.25
+        moved[what] = np.concatenate(jax.tree.leaves(difference))
+        gained[what] = np.mean(losses[:2]) - np.mean(losses[-2:])
+    exact = moved["float32"]
+    assert gained["float32"] > 0
+    for what, error, share in (("parameters", 0.2, 0.25), ("moments", 0.05, 0.1)):
+        assert abs(np.sum(exact * moved[what]) / np.sum(exact**2) - 1) < error
+        assert abs(gained[what] / gained["float32"] - 1) < share
 
 
 @pytest.mark.heavy

@@ -211,13 +211,14 @@ def test_accumulate_never_holds_the_logits_of_all_tokens():
 
 
 @pytest.mark.heavy
-def test_steps_with_adafactor_train_and_keep_no_first_moment():
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_steps_with_an_optimizer_of_one_moment_train_and_keep_no_second(name):
     config = config_of()
-    config = dataclasses.replace(config, optimizer=OptimizerConfig(name="adafactor", learning_rate=1e-2))
+    config = dataclasses.replace(config, optimizer=OptimizerConfig(name=name, learning_rate=1e-2))
     steps, groups = steps_of(config), random_groups(6, 3)
     state, before = steps.init(fresh_params()), fresh_params()
     num_moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
-    assert num_moments < 1.1 * sum(x.size for x in jax.tree.leaves(before))
+    assert num_moments < 1.2 * sum(x.size for x in jax.tree.leaves(before))
     losses = []
     for _ in range(4):
         state, metrics = update(steps, state, groups, config)
