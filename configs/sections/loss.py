@@ -200,6 +200,41 @@ class LossConfig(CheckedSection):
             if not is_read and value != defaults[name]:
                 raise ValueError(f"loss.{name}={value} has no effect without {reader}; set that or leave it out")
 
+    def check_proximal(self, *, publish_when: str, steps_per_proximal: int) -> None:
+        """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another.
+
+        Args:
+          publish_when: publish.when of the run.
+          steps_per_proximal: `Config.steps_per_proximal`.
+        """
+        by_window = publish_when == "every"
+        refused, instead = ("round", "published") if by_window else ("published", "round")
+        if self.proximal == refused:
+            raise ValueError(
+                f"loss.proximal={refused} requires publish.when={'round_end' if by_window else 'every'}, got "
+                f"{publish_when}. Set loss.proximal={instead}, or batch with rounds.epochs=2"
+            )
+        if self.name not in PROXIMAL_LOSSES or steps_per_proximal > 1:
+            return
+        more = (
+            "loss.proximal=published with publish.every_n_steps=2"
+            if by_window
+            else "loss.proximal=round with rounds.groups_per_update below rounds.groups_per_round"
+        )
+        why = (
+            f"one optimizer step is made for each proximal policy (loss.proximal={self.proximal}, rounds.epochs=1), so "
+            "pi_theta / pi_prox is 1 at every gradient"
+        )
+        if self.name in DECOUPLED_LOSSES:
+            raise ValueError(
+                f"loss.name={self.name} would be loss.name=truncated_is with loss.max_weight="
+                f"{self.constants['max_weight']:g}, bit for bit: {why}. Set that loss, rounds.epochs=2, or {more}"
+            )
+        for name, value in self.given_clips.items():
+            raise ValueError(
+                f"loss.{name}={value} has no effect: {why}. Leave it out (None), or set rounds.epochs=2, or {more}"
+            )
+
     @property
     def constants(self) -> dict[str, float]:
         """Constants that the chosen loss reads, with defaults filled in. Constants that are off (None) are omitted.
