@@ -82,6 +82,9 @@ class Config:
         else:
             self._check_rounds()
         self.loss.check_proximal(publish_when=self.publish.when, steps_per_proximal=self.steps_per_proximal)
+        self.packing.check_whole_groups(
+            veto=self.loss.correction.veto, group_size=self.rounds.samples_per_group, max_tokens=self.model.max_tokens
+        )
         if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
             raise ValueError(
                 "evaluation.num_problems=0 leaves no problems for probes. Set publish.probe_every_n_publishes=0"

@@ -1,7 +1,7 @@
 """Effective constants of the objective, which a run prints and writes to `loss.json` at its start."""
 
-from configs import custom_functions
 from configs.sections import LossConfig
+from configs.sections.loss import PROXIMAL_LOSSES
 from learner.objective.losses import needs
 
 
@@ -16,9 +16,10 @@ def effective_constants(
       steps_per_proximal: `Config.steps_per_proximal`; at 1 a clip of pi / pi_prox has no effect.
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
+    if config.name in PROXIMAL_LOSSES and steps_per_proximal == 1:
+        used = {name: value for name, value in used.items() if "clip" not in name}
+    used |= {f"correction_{name}": value for name, value in config.correction.effective.items()}
     if needs(config).proximal:
-        if steps_per_proximal == 1 and not custom_functions.is_custom(config.name):
-            used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
     used["advantage"] = config.advantage
     if config.advantage in ("grpo", "turn_grpo"):
