@@ -47,9 +47,8 @@ class LossFn:
     ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"], Float[Array, ""]]]:
         """Returns the weighted sum of the trained tokens' losses, their statistics, logprobs and rejected denominator.
 
-        The last is the part of the batch's denominator that belongs to rejected tokens. The output at
-        i - 1 predicts the token at i, so values of a token are moved there and back; the first token of a row is never
-        trained.
+        The last is the part of the batch's denominator that belongs to rejected tokens. The output at i - 1 predicts
+        the token at i, so values of a token are moved there and back; the first token of a row is never trained.
         """
         hidden, head = self._hidden(params, batch), output_head(params)
         targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)

@@ -9,8 +9,17 @@ import pytest
 
 from bridge.param_names import flatten
 from configs.sections import CorrectionConfig
+from learner.update.frozen_policies import FrozenLogprobs
 from learner.update.packing import pack_groups
-from tests.learner.streams import NUM_SAMPLES, config_of, fresh_params, random_groups, relative_differences, steps_of
+from tests.learner.streams import (
+    NUM_SAMPLES,
+    config_of,
+    fresh_params,
+    pack,
+    random_groups,
+    relative_differences,
+    steps_of,
+)
 
 REJECTS = CorrectionConfig(reject="token", min_ratio=1e-9, max_ratio=1e9)
 """Bounds that the logprobs of random rollouts do not reach."""
@@ -144,3 +153,21 @@ def test_group_with_a_token_below_the_bound_leaves_no_trace():
     np.testing.assert_allclose(metrics["correction/vetoed_groups"], 1 / 5)
     np.testing.assert_allclose(metrics["correction/vetoed_sequences"], 1 / 5)
     np.testing.assert_allclose(metrics["correction/rejected_sequences"], 1 / 5)
+
+
+@pytest.mark.heavy
+def test_ratio_of_the_proximal_policy_is_constant_over_the_epochs_of_a_batch():
+    weighted = CorrectionConfig(weight="sequence_mean", max_weight=1e6)
+    config = config_of(name="ppo_clip", epochs=2, correction=weighted)
+    steps = steps_of(config)
+    state, kept = steps.init(fresh_params()), []
+    micros = pack(config, random_groups(2, 2))
+    for micro in micros:
+        state = steps.accumulate(state, micro.batch)
+        kept.append(steps.logprobs)
+    state, first = steps.apply(state, 0)
+    for micro, logprobs in zip(micros, kept, strict=True):
+        state = steps.accumulate(state, micro.batch, FrozenLogprobs(proximal=logprobs))
+    _, second = steps.apply(state, 1)
+    np.testing.assert_allclose(second["correction/ratio_mean"], first["correction/ratio_mean"], rtol=1e-6)
+    assert abs(second["ratio/mean"] / first["ratio/mean"] - 1) > 1e-4
