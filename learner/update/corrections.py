@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int, jaxtyped
 from configs.sections import CorrectionConfig
 from configs.sections.correction import Level
 from configs.sections.loss import Normalization
-from learner.objective.losses import MAX_LOG_RATIO
 from learner.update.reductions import at_tokens, segment_means, segment_sums
 
 
@@ -84,8 +83,7 @@ def correct(
 
 
 def _weight(log_ratio: Array, config: CorrectionConfig) -> Array:
-    low, high = _log(config.min_weight), min(_log(config.max_weight), MAX_LOG_RATIO)
-    weight = jnp.exp(jnp.clip(log_ratio, low, high))
+    weight = jnp.exp(jnp.clip(log_ratio, _log(config.min_weight), _log(config.max_weight)))
     if config.outside == "truncate":
         return weight
     return jnp.where(_is_outside(log_ratio, config.min_weight, config.max_weight), 0.0, weight)
