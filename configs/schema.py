@@ -35,7 +35,6 @@ from configs.sections import (
     SupervisionConfig,
 )
 from configs.sections.evaluation import EvaluationSet
-from configs.sections.loss import DECOUPLED_LOSSES, PROXIMAL_LOSSES
 from configs.sections.prompts import PromptSource
 
 
@@ -82,7 +81,10 @@ class Config:
             self._check_window()
         else:
             self._check_rounds()
-        self._check_proximal()
+        self.loss.check_proximal(publish_when=self.publish.when, steps_per_proximal=self.steps_per_proximal)
+        self.packing.check_whole_groups(
+            veto=self.loss.correction.veto, group_size=self.rounds.samples_per_group, max_tokens=self.model.max_tokens
+        )
         if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
             raise ValueError(
                 "evaluation.num_problems=0 leaves no problems for probes. Set publish.probe_every_n_publishes=0"
@@ -169,36 +171,6 @@ class Config:
             raise ValueError(
                 f"run.num_updates ({self.run.num_updates}) must be a multiple of the round's "
                 f"{steps_per_round} updates (R/U)"
-            )
-
-    def _check_proximal(self) -> None:
-        """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another."""
-        loss, by_window = self.loss, self.publish.when == "every"
-        refused, instead = ("round", "published") if by_window else ("published", "round")
-        if loss.proximal == refused:
-            raise ValueError(
-                f"loss.proximal={refused} requires publish.when={'round_end' if by_window else 'every'}, got "
-                f"{self.publish.when}. Set loss.proximal={instead}, or batch with rounds.epochs=2"
-            )
-        if loss.name not in PROXIMAL_LOSSES or self.steps_per_proximal > 1:
-            return
-        more = (
-            "loss.proximal=published with publish.every_n_steps=2"
-            if by_window
-            else "loss.proximal=round with rounds.groups_per_update below rounds.groups_per_round"
-        )
-        why = (
-            f"one optimizer step is made for each proximal policy (loss.proximal={loss.proximal}, rounds.epochs=1), so "
-            "pi_theta / pi_prox is 1 at every gradient"
-        )
-        if loss.name in DECOUPLED_LOSSES:
-            raise ValueError(
-                f"loss.name={loss.name} would be loss.name=truncated_is with loss.max_weight="
-                f"{loss.constants['max_weight']:g}, bit for bit: {why}. Set that loss, rounds.epochs=2, or {more}"
-            )
-        for name, value in loss.given_clips.items():
-            raise ValueError(
-                f"loss.{name}={value} has no effect: {why}. Leave it out (None), or set rounds.epochs=2, or {more}"
             )
 
     def _check_evaluation(self) -> None:

@@ -125,7 +125,8 @@ class StepMetrics:
                 "gradient that was not finite; the parameters are unchanged. "
                 "Usual causes: a learning rate or a ratio that grew too large (see loss, grad_norm and ratio/p99 of "
                 "the last finite steps in metrics.jsonl), input that is not finite, and updates without trained "
-                "tokens (response/truncated at 1 with prompts.truncated_responses=mask)"
+                "tokens (response/truncated at 1 with prompts.truncated_responses=mask, or correction/rejected_tokens "
+                "at 1)"
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:

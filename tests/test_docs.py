@@ -36,7 +36,15 @@ CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.py):([A-Za-z_][\w.]*)")
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|toml|txt)")
-FIELD = re.compile(r"([a-z_]+)\.([a-z_]+)(?:=(.*))?")
+NESTED = "|".join(
+    field.name
+    for section in dataclasses.fields(Config(preset=""))
+    if dataclasses.is_dataclass(value := getattr(Config(preset=""), section.name))
+    for field in dataclasses.fields(value)
+    if dataclasses.is_dataclass(getattr(value, field.name))
+)
+"""Sections inside of sections."""
+FIELD = re.compile(rf"([a-z_]+)\.((?:(?:{NESTED})\.)?[a-z_]+)(?:=(.*))?")
 FILE_ENDS = ("json", "jsonl", "py", "md", "sbatch", "log", "yaml", "sqlite", "lock", "pgpass", "example")
 """A file has them after its dot, not a section of the config."""
 OF_A_RUN = {"model_path.txt"}
@@ -105,11 +113,14 @@ def problem_of_place(file: str, symbol: str) -> str | None:
 
 def problem_of_field(section: str, name: str, value: str | None) -> str | None:
     """What is wrong with `section.name=value` of a configuration, if anything is."""
+    *parents, leaf = name.split(".")
     kind = typing.get_type_hints(Config)[section]
+    for parent in parents:
+        kind = typing.get_type_hints(kind)[parent]
     hints = typing.get_type_hints(kind)
-    if name not in {f.name for f in dataclasses.fields(kind)}:
+    if leaf not in {f.name for f in dataclasses.fields(kind)}:
         return f"configs has no field {section}.{name}"
-    allowed = [a for a in typing.get_args(hints[name]) if isinstance(a, str)]
+    allowed = [a for a in typing.get_args(hints[leaf]) if isinstance(a, str)]
     if value and allowed and value not in allowed:
         return f"{section}.{name} can't be {value!r}"
     return None
@@ -276,6 +287,8 @@ def test_no_file_refers_to_pages_that_the_project_does_not_have():
         ("docs/nosuch.md", "docs/nosuch.md does not exist"),
         ("rounds.ess_flor", "configs has no field rounds.ess_flor"),
         ("publish.when=never", "publish.when can't be 'never'"),
+        ("loss.correction.veto=group", None),
+        ("loss.correction.vetoes", "configs has no field loss.correction.vetoes"),
     ],
 )
 def test_problems_of_a_name(span, says):

@@ -20,8 +20,11 @@ from configs.sections.base import (
     NotNegative,
     Positive,
 )
+from configs.sections.correction import CorrectionConfig
 
 LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
+    "reinforce": {},
+    "ppo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
     "grpo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
     "truncated_is": {"max_weight": 5.0},
     "dapo": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None},
@@ -38,8 +41,10 @@ MiniMax-M1 sets clip_low=1 (no lower bound) and tunes clip_high."""
 
 Normalization = Literal["token", "sequence", "sequence_sum", "constant"]
 
-PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
+PROXIMAL_LOSSES = ("ppo_clip", "decoupled_ppo", "tis", "masked_is")
 """Losses that use a proximal policy pi_prox distinct from the sampling policy mu."""
+UNCORRECTED_LOSSES = ("reinforce", "ppo_clip")
+"""Losses without a ratio to mu, which `CorrectionConfig.weight` may therefore multiply."""
 
 NORMALIZATIONS: dict[str, Normalization] = {"gspo": "sequence", "dr_grpo": "constant"}
 """Default normalization per loss, where it is not `token`."""
@@ -58,7 +63,7 @@ CUSTOM_LOSS = custom_functions.Signature(
     returns="(loss, clipped)",
 )
 """Signature of a custom loss: as in learner/objective/losses.py, with any of the constants of `LossConfig`."""
-OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio")
+OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio", "turn_log_ratio")
 """Loss inputs computed on request. A custom loss lists them in its attribute `needs`."""
 
 
@@ -89,14 +94,16 @@ class LossConfig(CheckedSection):
     max_weight: Positive | None = None
     """Upper bound of importance weights: c of truncated importance sampling (PipelineRL eq. 5), or the cap on rho.
     None: default of the loss."""
+    correction: CorrectionConfig = CorrectionConfig()
     proximal: Proximal = "batch"
-    """Proximal policy pi_prox of decoupled_ppo, tis and masked_is, around which the ratio is clipped. `batch`: weights
-    before the first step on an update's batch; the first epoch scores its tokens and later ones (rounds.epochs) reuse
-    the scores. `round`: weights at the start of the round, for publish.when=round_end. `published`: last published
-    weights, for publish.when=every.
+    """Proximal policy pi_prox of ppo_clip, decoupled_ppo, tis and masked_is, around which the ratio is clipped, and of
+    loss.correction.policy=proximal. `batch`: weights before the first step on an update's batch; the first epoch scores
+    its tokens and later ones (rounds.epochs) reuse the scores. `round`: weights at the start of the round, for
+    publish.when=round_end. `published`: last published weights, for publish.when=every.
 
-    `round` and `published` keep one copy of the weights in the compute dtype and score each token once. decoupled_ppo
-    and tis require more than one optimizer step per proximal policy, because they otherwise equal truncated_is."""
+    `round` and `published` keep one copy of the weights in the compute dtype and score each token once. ppo_clip,
+    decoupled_ppo and tis require more than one optimizer step per proximal policy, because they otherwise equal
+    reinforce or truncated_is."""
     advantage: str = "grpo"
     """Advantage estimator, one of `ADVANTAGE_NAMES`, or `module:function` for a custom one. Both dr_grpo and
     mean_baseline name the same equation. turn_grpo credits the tokens of a turn with the return from that turn on,
@@ -141,6 +148,7 @@ class LossConfig(CheckedSection):
             raise ValueError(f"loss.proximal: expected one of {', '.join(policies)}, got {self.proximal!r}")
         self._refuse_unread()
         self._check_constants()
+        self._check_weight()
         self._check_whole_method()
 
     def _check_constants(self) -> None:
@@ -152,6 +160,15 @@ class LossConfig(CheckedSection):
         if not 0 <= least < most:
             raise ValueError(
                 f"loss.min_weight: expected 0 <= loss.min_weight < loss.max_weight, got {least} and {most}"
+            )
+
+    def _check_weight(self) -> None:
+        is_corrected = self.name not in UNCORRECTED_LOSSES and not custom_functions.is_custom(self.name)
+        if is_corrected and self.correction.weight != "off":
+            raise ValueError(
+                f"loss.correction.weight={self.correction.weight} would correct loss.name={self.name} twice, because "
+                f"it has a ratio to the engine's policy. Set loss.name={' or '.join(UNCORRECTED_LOSSES)}, or "
+                "loss.correction.weight=off; loss.correction.reject and veto work with every loss"
             )
 
     def _check_whole_method(self) -> None:
@@ -186,9 +203,11 @@ class LossConfig(CheckedSection):
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
         # The inputs of a custom loss are known only after its import (`optional_inputs`).
-        may_be_proximal = self.name in PROXIMAL_LOSSES or custom_functions.is_custom(self.name)
+        may_be_proximal = (
+            self.name in PROXIMAL_LOSSES or custom_functions.is_custom(self.name) or self.corrects_by_proximal
+        )
         for name, is_read, reader in (
-            ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
+            ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)} or loss.correction"),
             ("advantage_eps", self.advantage in _STANDARDIZED, standardized),
             ("advantage_std", self.advantage in _STANDARDIZED, standardized),
             ("turn_discount", self.advantage == "turn_grpo", "loss.advantage=turn_grpo"),
@@ -199,6 +218,46 @@ class LossConfig(CheckedSection):
             value = getattr(self, name)
             if not is_read and value != defaults[name]:
                 raise ValueError(f"loss.{name}={value} has no effect without {reader}; set that or leave it out")
+
+    def check_proximal(self, *, publish_when: str, steps_per_proximal: int) -> None:
+        """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another.
+
+        Args:
+          publish_when: publish.when of the run.
+          steps_per_proximal: `Config.steps_per_proximal`.
+        """
+        by_window = publish_when == "every"
+        refused, instead = ("round", "published") if by_window else ("published", "round")
+        if self.proximal == refused:
+            raise ValueError(
+                f"loss.proximal={refused} requires publish.when={'round_end' if by_window else 'every'}, got "
+                f"{publish_when}. Set loss.proximal={instead}, or batch with rounds.epochs=2"
+            )
+        if self.name not in PROXIMAL_LOSSES or steps_per_proximal > 1:
+            return
+        more = (
+            "loss.proximal=published with publish.every_n_steps=2"
+            if by_window
+            else "loss.proximal=round with rounds.groups_per_update below rounds.groups_per_round"
+        )
+        why = (
+            f"one optimizer step is made for each proximal policy (loss.proximal={self.proximal}, rounds.epochs=1), so "
+            "pi_theta / pi_prox is 1 at every gradient"
+        )
+        if self.name == "ppo_clip":
+            raise ValueError(
+                f"loss.name=ppo_clip would have the gradient of loss.name=reinforce: {why}. Set that loss, "
+                f"rounds.epochs=2, or {more}"
+            )
+        if self.name in DECOUPLED_LOSSES:
+            raise ValueError(
+                f"loss.name={self.name} would be loss.name=truncated_is with loss.max_weight="
+                f"{self.constants['max_weight']:g}, bit for bit: {why}. Set that loss, rounds.epochs=2, or {more}"
+            )
+        for name, value in self.given_clips.items():
+            raise ValueError(
+                f"loss.{name}={value} has no effect: {why}. Leave it out (None), or set rounds.epochs=2, or {more}"
+            )
 
     @property
     def constants(self) -> dict[str, float]:
@@ -238,12 +297,17 @@ class LossConfig(CheckedSection):
                 f"loss.name={self.name}: its attribute `needs` must be a tuple of some of "
                 f"{', '.join(OPTIONAL_INPUTS)}, got {named!r}"
             )
-        if "proximal_logprobs" not in read and self.proximal != "batch":
+        if "proximal_logprobs" not in read and self.proximal != "batch" and not self.corrects_by_proximal:
             raise ValueError(
                 f"loss.proximal={self.proximal} has no effect with loss.name={self.name}, which does not name "
                 "proximal_logprobs in its attribute `needs`; add it or leave loss.proximal out"
             )
         return read
+
+    @property
+    def corrects_by_proximal(self) -> bool:
+        """True if the correction reads the proximal policy."""
+        return self.correction.is_on and self.correction.policy == "proximal"
 
     @property
     def given_clips(self) -> dict[str, float]:

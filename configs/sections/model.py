@@ -277,7 +277,35 @@ class PackingConfig(CheckedSection):
     max_row_sequences: Count = 128
     """Largest number of sequences per row. Time and memory of cuDNN attention grow with it. On GPUs, set it slightly
     above the actual number (tests/bench/results/gpu.md)."""
+    whole_groups: bool = False
+    """True if all responses of a group are in one micro-batch, as loss.correction.veto=group requires. Micro-batches
+    are then less full. False: a group may span micro-batches."""
     share_prompts: bool = False
     """True if the prompt of a group is computed once per row instead of once per response. Loss and gradient stay the
     same with fewer tokens. Requires model.attention=xla and a model without sliding windows. False: once per
     response."""
+
+    def check_whole_groups(self, *, veto: str, group_size: int, max_tokens: int) -> None:
+        """Raises ValueError if groups may be split although they must not be, or may not fit a micro-batch.
+
+        Args:
+          veto: loss.correction.veto.
+          group_size: rounds.samples_per_group.
+          max_tokens: model.max_tokens.
+        """
+        if not self.whole_groups:
+            if veto == "group":
+                raise ValueError(
+                    "loss.correction.veto=group requires packing.whole_groups=True: a group is rejected in the "
+                    "micro-batch that holds all its responses. Set it, or loss.correction.veto=sequence"
+                )
+            return
+        if self.auto:
+            raise ValueError("packing.whole_groups requires packing.auto=False: a smaller shape may not hold a group")
+        per_row = max(1, min(self.row_tokens // max_tokens, self.max_row_sequences - self.share_prompts))
+        if self.rows * per_row < group_size:
+            raise ValueError(
+                f"packing.whole_groups: expected room for {group_size} sequences (rounds.samples_per_group) of "
+                f"{max_tokens} tokens (model.max_tokens) in a micro-batch, got {self.rows * per_row}. Raise "
+                "packing.rows or packing.row_tokens"
+            )

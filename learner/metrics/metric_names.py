@@ -72,7 +72,17 @@ METRICS: dict[str, str] = {
     "ratio/p01": "1st percentile of pi / mu over trained tokens; accurate to 1% of its logarithm",
     "ratio/p50": "median of pi / mu over trained tokens; accurate to 1% of its logarithm",
     "ratio/p99": "99th percentile of pi / mu over trained tokens; accurate to 1% of its logarithm",
-    "tokens": "trained tokens per update",
+    "correction/masked_tokens": "fraction of trained tokens with a correction weight of 0; only with loss.correction",
+    "correction/rejected_tokens": "fraction of trained tokens that the correction rejected; only with loss.correction",
+    "correction/rejected_sequences": "fraction of trained sequences all of whose tokens were rejected; only with "
+    "loss.correction",
+    "correction/vetoed_sequences": "fraction of trained sequences rejected by loss.correction.veto; only with "
+    "loss.correction",
+    "correction/vetoed_groups": "fraction of groups rejected by loss.correction.veto=group; only with loss.correction",
+    "correction/ratio_mean": "mean over trained tokens of the ratio of loss.correction.weight, without it of reject, "
+    "without both of the token; only with loss.correction",
+    "correction/ratio_max": "maximum of the ratio of correction/ratio_mean; only with loss.correction",
+    "tokens": "trained tokens per update, including those that the correction rejects",
     "sequences": "trained sequences per update",
     "skipped_updates": "cumulative number of optimizer steps skipped because loss or gradient was not finite",
     "skipped_in_a_row": "optimizer steps skipped since the last one that was applied",

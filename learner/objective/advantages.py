@@ -27,18 +27,27 @@ _ROUNDING = 4 * float(np.finfo(np.float32).eps)
 
 
 OWN_ADVANTAGE = custom_functions.Signature(
-    takes=("rewards", "config"), constants=("num_tokens", "turn_rewards"), returns="advantages"
+    takes=("rewards", "config"), constants=("num_tokens", "turn_rewards", "rollouts"), returns="advantages"
 )
-"""Signature of a custom advantage: an `AdvantageFn` that may also take fields of `Responses` by name."""
+"""Signature of a custom advantage: an `AdvantageFn` that may also take fields of `Responses` by name, and may return K
+arrays with an advantage per turn or per token."""
 
 
 class Responses(NamedTuple):
     """Data of a group's K responses that a custom advantage may take in addition to their rewards."""
 
-    num_tokens: Int[np.ndarray, " K"]
-    """Tokens that the policy sampled."""
-    turn_rewards: list[Float32[np.ndarray, " N"]]
-    """Environment rewards of each response, one per turn; empty without turn rewards."""
+    rollouts: Sequence[Rollout]
+    """Responses as sampled: tokens, loss mask, logprobs, versions, scores by verifier, turn rewards."""
+
+    @property
+    def num_tokens(self) -> Int[np.ndarray, " K"]:
+        """Tokens that the policy sampled."""
+        return np.array([np.count_nonzero(r.loss_mask) for r in self.rollouts])
+
+    @property
+    def turn_rewards(self) -> list[Float32[np.ndarray, " N"]]:
+        """Environment rewards of each response, one per turn; empty without turn rewards."""
+        return [r.turn_rewards for r in self.rollouts]
 
 
 def grpo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
@@ -83,25 +92,20 @@ def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
 
 
 @jaxtyped(typechecker=beartype)
-def group_advantages(
-    rewards: Float64[np.ndarray, " K"], config: LossConfig, responses: Responses | None = None
-) -> Float32[np.ndarray, " K"]:
+def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
     """Returns the advantages of a group's K responses, or of all their turns; exactly 0 for a zero-variance group.
 
     Args:
       rewards: rewards of the responses, or returns of their turns.
-      config: advantage function and its constants.
-      responses: data for a custom advantage that takes it.
+      config: built-in advantage function and its constants; `token_advantages` calls custom ones.
 
     Raises:
-      ValueError: a reward is not finite, or a custom function cannot be loaded or does not return K finite floats.
+      ValueError: a reward is not finite.
     """
     _check_finite(rewards)
     if not has_signal(rewards):
         # R - mean R may differ from 0 by a rounding error, which division by eps would magnify.
         return np.zeros(rewards.shape, np.float32)
-    if custom_functions.is_custom(config.advantage):
-        return _own(rewards, config, responses)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
 
 
@@ -111,23 +115,45 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _own(
-    rewards: Float64[np.ndarray, " K"], config: LossConfig, responses: Responses | None
-) -> Float32[np.ndarray, " K"]:
-    function = _load(config.advantage)
-    wanted = f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} finite floats"
-    # Copied, so that a function that modifies its arguments cannot change the metrics.
-    known = copy.deepcopy({} if responses is None else responses._asdict())
+    rollouts: Sequence[Rollout], rewards: Float64[np.ndarray, " K"], config: LossConfig
+) -> list[Float32[np.ndarray, " T"]]:
+    """Returns the advantages of each response's tokens by a custom function."""
+    function, responses = _load(config.advantage), Responses(rollouts)
+    wanted = (
+        f"loss.advantage={config.advantage} must return K={len(rollouts)} finite floats as a numpy array, or a list of "
+        "K arrays with a float per turn or per token of each response"
+    )
     taken = custom_functions.constant_defaults(function, OWN_ADVANTAGE)
-    returned: object = function(rewards.copy(), config, **{name: known[name] for name in taken if name in known})
-    if not isinstance(returned, np.ndarray):
-        raise ValueError(f"{wanted}, got {type(returned).__name__}")
-    array = cast("np.ndarray[Any, np.dtype[Any]]", returned)
-    if array.dtype.kind != "f" or array.shape != rewards.shape:
-        raise ValueError(f"{wanted}, got {array.dtype}{list(array.shape)}")
-    advantages = array.astype(np.float32)
+    # Copied, so that a function that modifies its arguments cannot change what is trained.
+    known = {name: copy.deepcopy(getattr(responses, name)) for name in taken}
+    returned: object = function(rewards.copy(), config, **known)
+    is_list = isinstance(returned, list | tuple) or np.ndim(cast(Any, returned)) == 1
+    each = list(cast("Sequence[Any]", returned)) if is_list else []
+    if len(each) != len(rollouts):
+        raise ValueError(f"{wanted}, got {f'{len(each)} values' if each else _described(cast(object, returned))}")
+    return [_spread(np.asarray(values), rollout, wanted) for rollout, values in zip(rollouts, each, strict=True)]
+
+
+def _spread(values: np.ndarray[Any, np.dtype[Any]], rollout: Rollout, wanted: str) -> Float32[np.ndarray, " T"]:
+    """Returns the advantage of each token from that of the response, of its turns or of its tokens."""
+    num_tokens, num_turns = rollout.tokens.size, max(1, rollout.turn_rewards.size)
+    if values.dtype.kind != "f" or values.shape not in ((), (num_turns,), (num_tokens,)):
+        raise ValueError(
+            f"{wanted}, got {_described(values)} for a response of {num_turns} turns and {num_tokens} tokens"
+        )
+    advantages = values.astype(np.float32)
     if not np.all(np.isfinite(advantages)):
-        raise ValueError(f"{wanted}, got {array.tolist()} of the rewards {rewards.tolist()}")
-    return advantages
+        raise ValueError(f"{wanted}, got {values.tolist()}")
+    if advantages.shape == (num_tokens,):
+        return advantages
+    return np.broadcast_to(advantages, (num_turns,))[turn_of_tokens(rollout.loss_mask, num_turns)]
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, np.dtype[Any]]", value)
+        return f"{array.dtype}{list(array.shape)}"
+    return type(value).__name__
 
 
 def _check_finite(rewards: Float64[np.ndarray, " K"]) -> None:
@@ -178,10 +204,20 @@ def group_returns(
 def credited(
     rollouts: Sequence[Rollout], rewards: Float64[np.ndarray, " K"], config: LossConfig
 ) -> Float64[np.ndarray, " C"]:
-    """Returns the values that advantages are computed from: K rewards, or all turn returns for `turn_grpo`."""
-    if config.advantage != "turn_grpo":
+    """Returns the values whose differences are a learning signal: K rewards, or all turn returns.
+
+    The latter for `turn_grpo`, and for a custom advantage that takes `turn_rewards` or `rollouts`.
+    """
+    if not _reads_turns(config):
         return rewards
     return np.concatenate(group_returns(rollouts, rewards, config))
+
+
+def _reads_turns(config: LossConfig) -> bool:
+    if not custom_functions.is_custom(config.advantage):
+        return config.advantage == "turn_grpo"
+    taken = custom_functions.constant_defaults(_load(config.advantage), OWN_ADVANTAGE)
+    return not taken.keys().isdisjoint(("turn_rewards", "rollouts"))
 
 
 def token_advantages(
@@ -191,7 +227,7 @@ def token_advantages(
 
     All tokens of a response have the advantage of its reward. With `advantage=turn_grpo`, tokens of turn n of response
     i have A_{i,n} = (G_{i,n} - mean G) / (std G + eps), with mean and std over all turns of all K responses. If each
-    response has one turn, this equals grpo bit for bit.
+    response has one turn, this equals grpo bit for bit. A custom advantage may be per response, per turn or per token.
 
     Args:
       rollouts: rollouts of a group.
@@ -199,13 +235,15 @@ def token_advantages(
       config: advantage function and its constants.
 
     Raises:
-      ValueError: as `group_advantages`.
+      ValueError: a reward is not finite, or a custom function cannot be loaded or does not return finite floats.
     """
-    responses = Responses(
-        num_tokens=np.array([np.count_nonzero(r.loss_mask) for r in rollouts]),
-        turn_rewards=[r.turn_rewards for r in rollouts],
-    )
-    advantages = group_advantages(credited(rollouts, rewards, config), config, responses)
+    values = credited(rollouts, rewards, config)
+    if custom_functions.is_custom(config.advantage):
+        _check_finite(values)
+        if not has_signal(values):
+            return [np.zeros(r.tokens.size, np.float32) for r in rollouts]
+        return _own(rollouts, rewards, config)
+    advantages = group_advantages(values, config)
     if config.advantage != "turn_grpo":
         return [np.full(r.tokens.size, a, np.float32) for r, a in zip(rollouts, advantages, strict=True)]
     sizes = [max(1, r.turn_rewards.size) for r in rollouts]

@@ -14,12 +14,14 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jaxtyping import Array, Float
 
+from bridge.rollout_types import Rollout
 from configs import custom_functions
 from configs.sections import LossConfig
-from learner.objective.advantages import Responses, group_advantages
+from learner.objective.advantages import token_advantages
 from learner.objective.losses import TokenInputs, needs, token_loss
 
 _OfTokens = Callable[[Array, TokenInputs], Array]
@@ -43,10 +45,8 @@ def check(config: LossConfig, *, group_size: int) -> None:
     if custom_functions.is_custom(config.advantage):
         try:
             num = max(2, group_size)
-            responses = Responses(
-                num_tokens=np.arange(1, num + 1), turn_rewards=[np.zeros(i % 2, np.float32) for i in range(num)]
-            )
-            group_advantages(np.linspace(0.0, 1.0, num), config, responses)
+            rollouts = [_rollout(i, i / (num - 1)) for i in range(num)]
+            token_advantages(rollouts, np.array([r.reward for r in rollouts]), config)
         except Exception as e:
             raise _of(f"loss.advantage={config.advantage} fails on a group of rewards from 0 to 1", e) from e
     if custom_functions.is_custom(config.name):
@@ -54,6 +54,21 @@ def check(config: LossConfig, *, group_size: int) -> None:
             _check_loss(config)
         except Exception as e:
             raise _of(f"loss.name={config.name} fails on a sample of tokens", e) from e
+
+
+def _rollout(index: int, reward: float) -> Rollout:
+    """Returns a made-up response of one turn, or of two with an observation between them."""
+    num_turns = 1 + index % 2
+    mask = np.array(([True] * (1 + index // 2) + [False]) * num_turns)[:-1]
+    return Rollout(
+        tokens=np.arange(mask.size, dtype=np.int32),
+        loss_mask=mask,
+        behavior_logprobs=np.where(mask, np.float32(-1), np.float32(0)),
+        token_versions=np.zeros(mask.size, np.int32),
+        finish="stop",
+        reward=reward,
+        turn_rewards=np.array([0.0] * (num_turns - 1) + [reward], np.float32),
+    )
 
 
 def _of(what: str, error: Exception) -> ValueError:
@@ -73,6 +88,7 @@ def _check_loss(config: LossConfig) -> None:
         reference_logprobs=logprobs - 0.1 if wanted.reference else None,
         proximal_logprobs=logprobs - 0.2 if wanted.proximal else None,
         sequence_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.sequence_ratio else None,
+        turn_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.turn_ratio else None,
     )
 
     def losses(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, " T"]:
@@ -114,7 +130,7 @@ def main() -> None:
     """Checks the functions of the config on standard input."""
     given = json.load(sys.stdin)
     try:
-        check(LossConfig(**given["loss"]), group_size=given["group_size"])
+        check(msgspec.convert(given["loss"], LossConfig), group_size=given["group_size"])
     except ValueError as e:
         sys.exit(f"error: {' '.join(str(e).split())}")
 

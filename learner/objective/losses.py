@@ -79,6 +79,10 @@ class TokenInputs:
     """log pi_ref."""
     sequence_log_ratio: Float[Array, "*shape"] | None = None
     """Mean of log pi - log mu over the trained tokens of the token's sequence."""
+    turn_log_ratio: Float[Array, "*shape"] | None = None
+    """Mean of log pi - log mu over the trained tokens of the token's turn."""
+    correction_weight: Float[Array, "*shape"] | None = None
+    """Factor of the loss, without the KL penalty and the entropy bonus; see `CorrectionConfig.weight`."""
 
 
 class TokenLoss(NamedTuple):
@@ -98,19 +102,42 @@ class Needs:
     proximal: bool
     reference: bool
     sequence_ratio: bool
+    turn_ratio: bool = False
+
+    @property
+    def ratios(self) -> bool:
+        """True if the log-ratio of other tokens is required."""
+        return self.sequence_ratio or self.turn_ratio
 
 
 def needs(config: LossConfig) -> Needs:
     """Returns the optional fields of `TokenInputs` that are required."""
     return Needs(
-        proximal="proximal_logprobs" in config.optional_inputs,
+        proximal="proximal_logprobs" in config.optional_inputs or config.corrects_by_proximal,
         reference=config.kl_coef > 0,
         sequence_ratio="sequence_log_ratio" in config.optional_inputs,
+        turn_ratio="turn_log_ratio" in config.optional_inputs,
     )
 
 
 Terms = tuple[Array, Array]
 """Loss and clip mask, both [*shape]."""
+
+
+def reinforce_loss(logprobs: Array, inputs: TokenInputs) -> Terms:
+    """Computes REINFORCE (Williams, 1992): l = -A log pi."""
+    return -inputs.advantages * logprobs, jnp.zeros_like(inputs.loss_mask)  # pyright: ignore[reportUnknownMemberType]
+
+
+def ppo_clip_loss(
+    logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Terms:
+    """Computes PPO's clipped surrogate around pi_prox (Schulman et al. 2017, eq. 7), without a correction for mu.
+
+    l = -min(r A, clip(r, 1 - e_low, 1 + e_high) A), r = pi / pi_prox.
+    """
+    assert inputs.proximal_logprobs is not None
+    return _surrogate(logprobs - inputs.proximal_logprobs, inputs.advantages, clip_low, clip_high, dual_clip)
 
 
 def truncated_is_loss(logprobs: Array, inputs: TokenInputs, *, max_weight: float) -> Terms:
@@ -214,6 +241,8 @@ def topr_loss(logprobs: Array, inputs: TokenInputs, *, min_weight: float, max_we
 
 
 LOSSES: dict[str, Callable[..., Terms]] = {
+    "reinforce": reinforce_loss,
+    "ppo_clip": ppo_clip_loss,
     "grpo_clip": grpo_clip_loss,
     "dapo": grpo_clip_loss,
     "dr_grpo": grpo_clip_loss,
@@ -232,9 +261,9 @@ LOSSES: dict[str, Callable[..., Terms]] = {
 def token_loss(
     logprobs: Float[Array, "*shape"], entropy: Float[Array, "*shape"], inputs: TokenInputs, config: LossConfig
 ) -> TokenLoss:
-    """Returns the configured loss of each token with entropy bonus and KL penalty.
+    """Returns the configured loss of each token with correction weight, entropy bonus and KL penalty.
 
-    loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
+    loss = w l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
 
     Raises:
       ValueError: a required input is missing or differs in shape from the logprobs, or a custom loss cannot be loaded
@@ -253,6 +282,8 @@ def token_loss(
     logprobs = clear(logprobs)
     inputs = jax.tree.map(constant, inputs)
     loss, clipped = _terms(logprobs, inputs, config)
+    if inputs.correction_weight is not None:
+        loss = inputs.correction_weight * loss
     kl = jnp.zeros_like(logprobs)  # pyright: ignore[reportUnknownMemberType]
     if inputs.reference_logprobs is not None:
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
@@ -261,43 +292,6 @@ def token_loss(
     if config.entropy_coef:
         loss = loss - config.entropy_coef * clear(entropy)
     return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl))
-
-
-def effective_constants(
-    config: LossConfig, *, temperature: float, steps_per_proximal: int = 1
-) -> dict[str, float | str | bool]:
-    """Returns the constants that affect the configured objective, with defaults filled in.
-
-    Args:
-      config: the objective.
-      temperature: temperature of all logprobs and the entropy.
-      steps_per_proximal: `Config.steps_per_proximal`; at 1 a clip of pi / pi_prox has no effect.
-    """
-    used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
-    if needs(config).proximal:
-        if steps_per_proximal == 1 and not custom_functions.is_custom(config.name):
-            used = {name: value for name, value in used.items() if "clip" not in name}
-        used["proximal"] = config.proximal
-    used["advantage"] = config.advantage
-    if config.advantage in ("grpo", "turn_grpo"):
-        used["advantage_eps"] = config.advantage_eps
-        used["advantage_std"] = config.advantage_std
-    if config.advantage == "turn_grpo":
-        used["turn_discount"] = config.turn_discount
-    used["normalization"] = config.normalized_by
-    if config.entropy_coef:
-        used["entropy_coef"] = config.entropy_coef
-    if needs(config).reference:
-        used["kl_coef"] = config.kl_coef
-        used["kl_estimator"] = config.kl_estimator
-        used["reference"] = config.reference_path or "the weights the run started from"
-    if config.overlong_tokens:
-        used["overlong_buffer_tokens"] = float(config.overlong_tokens)
-        used["overlong_penalty"] = config.overlong_penalty
-    if config.length_penalty:
-        used["length_penalty"] = config.length_penalty
-    used["temperature"] = temperature
-    return used
 
 
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
@@ -353,13 +347,11 @@ def _surrogate(
 
 
 def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> None:
-    wanted = needs(config)
-    for name, is_needed, setting in (
-        ("proximal_logprobs", wanted.proximal, f"loss.name={config.name}"),
-        ("reference_logprobs", wanted.reference, f"loss.kl_coef={config.kl_coef}"),
-        ("sequence_log_ratio", wanted.sequence_ratio, f"loss.name={config.name}"),
-    ):
-        if is_needed and getattr(inputs, name) is None:
+    wanted = dict.fromkeys(sorted(config.optional_inputs), f"loss.name={config.name}")
+    if config.kl_coef > 0:
+        wanted["reference_logprobs"] = f"loss.kl_coef={config.kl_coef}"
+    for name, setting in wanted.items():
+        if getattr(inputs, name) is None:
             raise ValueError(f"{setting} needs TokenInputs.{name}, got None (see losses.needs)")
     for field in dataclasses.fields(inputs):
         value = getattr(inputs, field.name)

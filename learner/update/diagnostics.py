@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, jaxtyped
 
 from learner.objective.losses import k3
 from learner.update import reductions
+from learner.update.corrections import Correction, count_by_group
 from learner.update.packing import PackedBatch
 from learner.update.reductions import NUM_BINS, Moments, count_log_ratios, quantile, segment_sums
 
@@ -50,6 +51,7 @@ _SUM = _merging(jnp.add, 0)
 _LOG_SUM = _merging(jnp.logaddexp, -jnp.inf)
 _LOG_SUM_BY_LAG = _merging(jnp.logaddexp, -jnp.inf, shape=_LAGS)
 _LARGEST = _merging(jnp.maximum, 0)
+_LARGEST_LOG = _merging(jnp.maximum, -jnp.inf)
 _LARGEST_COUNT = _merging(jnp.maximum, 0, jnp.int32)
 _MOMENTS = {"merging": Merging(reductions.merge, Moments.zeros)}
 
@@ -99,6 +101,16 @@ class Stats:
     max_abs_log_w_lag0: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
     rewards: Moments = dataclasses.field(metadata=_MOMENTS)
     response_tokens: Moments = dataclasses.field(metadata=_MOMENTS)
+    num_masked_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    """Kept tokens whose correction weight is 0."""
+    num_rejected_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    num_rejected_sequences: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    """Sequences without a kept token."""
+    num_vetoed_sequences: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    num_vetoed_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    log_sum_correction: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
+    """log of the sum over trained tokens of the correction's ratio."""
+    max_log_correction: Float[Array, ""] = dataclasses.field(metadata=_LARGEST_LOG)
 
     @classmethod
     def zeros(cls) -> "Stats":
@@ -115,6 +127,7 @@ def measure(
     clipped: Bool[Array, "B S"],
     kl: Float[Array, "B S"],
     step: Int[Array, ""],
+    correction: Correction | None = None,
 ) -> Stats:
     """Returns the statistics of one micro-batch trained at learner step `step`.
 
@@ -125,6 +138,7 @@ def measure(
       clipped: True at tokens that the loss clipped (`losses.TokenLoss`).
       kl: KL to the reference, from the loss; 0 without a reference.
       step: step of the learner before the update.
+      correction: correction of the batch, if it is on. Its statistics are 0 without one.
     """
     mask = jnp.asarray(batch.loss_mask)
     log_w = jnp.where(mask, logprobs - batch.behavior_logprobs, 0.0)
@@ -174,7 +188,33 @@ def measure(
         max_abs_log_w_lag0=jnp.max(jnp.where(fresh, jnp.abs(log_w), 0.0)),
         rewards=jax.tree.map(jnp.asarray, batch.rewards),
         response_tokens=jax.tree.map(jnp.asarray, batch.response_tokens),
+        **_measure_correction(batch, correction),
     )
+
+
+def _measure_correction(batch: PackedBatch, correction: Correction | None) -> dict[str, Array]:
+    mask, segment_ids = jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids)
+    if correction is None:
+        nothing = jnp.zeros_like(mask)
+        correction = Correction(None, nothing, mask, nothing, jnp.zeros(mask.shape))
+
+    def num_sequences(where: Array) -> Array:
+        return jnp.sum(segment_sums((mask & where).astype(jnp.int32), segment_ids) > 0, dtype=jnp.int32)
+
+    num_vetoed_groups = jnp.int32(0)
+    if batch.group_ids is not None:
+        of_group = count_by_group(correction.vetoed, jnp.asarray(batch.group_ids))
+        num_vetoed_groups = jnp.sum(of_group > 0, dtype=jnp.int32)
+    is_zero = jnp.zeros_like(mask) if correction.weight is None else correction.weight == 0
+    return {
+        "num_masked_tokens": jnp.sum(correction.kept & is_zero, dtype=jnp.int32),
+        "num_rejected_tokens": jnp.sum(mask & ~correction.kept, dtype=jnp.int32),
+        "num_rejected_sequences": num_sequences(mask) - num_sequences(correction.kept),
+        "num_vetoed_sequences": num_sequences(correction.vetoed),
+        "num_vetoed_groups": num_vetoed_groups,
+        "log_sum_correction": jax.nn.logsumexp(correction.log_ratio, where=mask),
+        "max_log_correction": jnp.max(correction.log_ratio, where=mask, initial=-jnp.inf),
+    }
 
 
 def merge(a: Stats, b: Stats) -> Stats:
@@ -187,8 +227,10 @@ def merge(a: Stats, b: Stats) -> Stats:
     )
 
 
-def finalize(stats: Stats) -> dict[str, Array]:
+def finalize(stats: Stats, *, corrects: bool = False) -> dict[str, Array]:
     """Returns the metrics of an update by their names in `metrics/metric_names.py`, and `real_tokens` for the loop.
+
+    The metrics of the correction are included if `corrects` is set.
 
     `ess` is (sum w)^2 / (N sum w^2) over the update's tokens; `ess_sequence` is over sequences with w = prod_t w_t
     (PipelineRL, eq. 6). Both are 1 on-policy. The learner-engine mismatch is KL(mu || pi), estimated from samples of
@@ -215,7 +257,7 @@ def finalize(stats: Stats) -> dict[str, Array]:
         **_by_lag("lag/ess_{}", _ess(stats.num_tokens_by_lag, stats.log_sum_w_by_lag, stats.log_sum_w2_by_lag)),
         "mismatch_kl": -stats.log_w_sum / tokens,
         "mismatch_kl_k3": stats.k3_sum / tokens,
-        "reference_kl": stats.reference_kl_sum / tokens,
+        "reference_kl": stats.reference_kl_sum / jnp.maximum(tokens - stats.num_rejected_tokens, 1),
         "max_abs_dlogprob": stats.max_abs_log_w,
         "max_abs_dlogprob_lag0": jnp.where(stats.num_lag0_tokens > 0, stats.max_abs_log_w_lag0, jnp.nan),
         "clip_fraction": stats.num_clipped_tokens / tokens,
@@ -228,6 +270,21 @@ def finalize(stats: Stats) -> dict[str, Array]:
         "response/mean_tokens": jnp.asarray(stats.response_tokens.mean),
         "response/max_tokens": stats.response_tokens.extremes[1],
         "response/truncated": stats.num_truncated / jnp.maximum(stats.response_tokens.count, 1),
+        **(_correction_metrics(stats) if corrects else {}),
+    }
+
+
+def _correction_metrics(stats: Stats) -> dict[str, Array]:
+    tokens, sequences = jnp.maximum(stats.num_tokens, 1), jnp.maximum(stats.num_sequences, 1)
+    mean = stats.log_sum_correction - jnp.log(tokens.astype(jnp.float32))
+    return {
+        "correction/masked_tokens": stats.num_masked_tokens / tokens,
+        "correction/rejected_tokens": stats.num_rejected_tokens / tokens,
+        "correction/rejected_sequences": stats.num_rejected_sequences / sequences,
+        "correction/vetoed_sequences": stats.num_vetoed_sequences / sequences,
+        "correction/vetoed_groups": stats.num_vetoed_groups / jnp.maximum(stats.num_groups, 1),
+        "correction/ratio_mean": jnp.exp(jnp.minimum(mean, MAX_EXPONENT)),
+        "correction/ratio_max": jnp.exp(jnp.minimum(stats.max_log_correction, MAX_EXPONENT)),
     }
 
 

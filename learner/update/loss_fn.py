@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
@@ -18,6 +18,7 @@ from learner.objective import losses
 from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
 from learner.update.auto_remat import Policy, choose_remat
+from learner.update.corrections import Correction, correct, normalize, turn_ids
 from learner.update.frozen_policies import FrozenLogprobs, ProximalPolicy, proximal_policy
 from learner.update.packing import PackedBatch
 from learner.update.reductions import segment_means
@@ -33,6 +34,8 @@ class LossFn:
     """Loss of a run's policy on a micro-batch, and its scores of the trained tokens; pure, for jit."""
 
     config: LossConfig
+    max_response_tokens: int
+    """Constant of normalization=constant."""
     proximal: ProximalPolicy | None
     forward: Apply
     head: Head
@@ -41,21 +44,35 @@ class LossFn:
 
     def __call__(
         self, params: Params, step: Array, batch: PackedBatch, anchors: FrozenLogprobs, is_first: Array
-    ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"]]]:
-        """Returns the weighted sum of the trained tokens' losses, their statistics and their logprobs.
+    ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"], Float[Array, ""]]]:
+        """Returns the weighted sum of the trained tokens' losses, their statistics, logprobs and rejected denominator.
 
-        The output at i - 1 predicts the token at i, so values of a token are moved there and back; the first token of a
-        row is never trained.
+        The last is the part of the batch's denominator that belongs to rejected tokens. The output at i - 1 predicts
+        the token at i, so values of a token are moved there and back; the first token of a row is never trained.
         """
         hidden, head = self._hidden(params, batch), output_head(params)
         targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        weights, rejected, correction = jnp.asarray(batch.token_weights), jnp.float32(0), None
+        sequence_ratio = turn_ratio = None
+        if self.config.correction.is_on or losses.needs(self.config).ratios:
+            # A ratio of several tokens is needed before their losses, which costs another pass over the head.
+            current = _to_token(token_scores(self.head, hidden, head, targets, mask).logprobs)
+            sequence_ratio, turn_ratio = self._mean_log_ratios(current, batch)
+            correction = self._correction(current, batch, anchors, is_first)
+        if correction is not None and self.config.correction.rejects:
+            weights, divisor = normalize(
+                correction.kept, jnp.asarray(batch.segment_ids), self.config.normalized_by, self.max_response_tokens
+            )
+            rejected = jnp.asarray(batch.denominator) - divisor
         inputs = TokenInputs(
             behavior_logprobs=jnp.asarray(batch.behavior_logprobs),
             advantages=jnp.asarray(batch.advantages),
-            loss_mask=jnp.asarray(batch.loss_mask),
+            loss_mask=jnp.asarray(batch.loss_mask) if correction is None else correction.kept,
             proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
             reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
-            sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
+            sequence_log_ratio=sequence_ratio,
+            turn_log_ratio=turn_ratio,
+            correction_weight=None if correction is None else correction.weight,
         )
         is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.proximal == "first_pass" else None
 
@@ -73,21 +90,46 @@ class LossFn:
             result = losses.token_loss(logprobs, entropy, inputs, self.config)
             return result.loss * weights, (result.clipped, result.kl)
 
-        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights), is_start))
+        of_tokens = jax.tree.map(_to_predictor, (inputs, weights, is_start))
         total, (scores, (clipped, kl)) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
         logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
-        stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
-        return total, jax.lax.stop_gradient((stats, logprobs))
+        if correction is not None:
+            clipped = clipped | correction.bounded
+        stats = diagnostics.measure(
+            batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step, correction=correction
+        )
+        return total, jax.lax.stop_gradient((stats, logprobs, rejected))
 
-    def _sequence_log_ratio(
-        self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
-    ) -> Float[Array, "B S"] | None:
-        """Returns at each trained token the sequence's mean of log pi - log mu; costs a pass over the head."""
-        if not losses.needs(self.config).sequence_ratio:
+    def _mean_log_ratios(
+        self, current: Float[Array, "B S"], batch: PackedBatch
+    ) -> tuple[Float[Array, "B S"] | None, Float[Array, "B S"] | None]:
+        """Returns at each trained token the mean of log pi - log mu over its sequence and turn, if they are needed."""
+        needed, mask = losses.needs(self.config), jnp.asarray(batch.loss_mask)
+        log_ratio, segment_ids = current - batch.behavior_logprobs, jnp.asarray(batch.segment_ids)
+        return (
+            segment_means(log_ratio, mask, segment_ids) if needed.sequence_ratio else None,
+            segment_means(log_ratio, mask, turn_ids(mask)) if needed.turn_ratio else None,
+        )
+
+    def _correction(
+        self, current: Float[Array, "B S"], batch: PackedBatch, anchors: FrozenLogprobs, is_first: Array
+    ) -> Correction | None:
+        """Returns the configured correction, given the policy's current logprobs; None if it is off."""
+        config = self.config.correction
+        if not config.is_on:
             return None
-        logprobs = _to_token(token_scores(self.head, hidden, head, targets, mask).logprobs)
-        log_ratio = jnp.where(batch.loss_mask, logprobs - batch.behavior_logprobs, 0.0)
-        return segment_means(log_ratio, jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids))
+        logprobs = current
+        if config.policy == "proximal" and anchors.proximal is not None:
+            first = is_first if self.proximal == "first_pass" else False
+            logprobs = jnp.where(first, current, anchors.proximal)
+        correction = correct(
+            logprobs - batch.behavior_logprobs,
+            jnp.asarray(batch.loss_mask),
+            jnp.asarray(batch.segment_ids),
+            None if batch.group_ids is None else jnp.asarray(batch.group_ids),
+            config,
+        )
+        return jax.lax.stop_gradient(correction)
 
     def score(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
         """Returns log pi of each trained token given its predecessors, at its own position; 0 elsewhere."""
@@ -122,7 +164,14 @@ def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: 
         is_trained=not config.lora.is_on,
     )
     forward = _forward(model_config, config, mesh, config.lora, remat=remat)
-    return LossFn(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
+    return LossFn(
+        config=config.loss,
+        max_response_tokens=config.sampling.max_response_tokens,
+        proximal=proximal_policy(config),
+        forward=forward,
+        head=head,
+        remat=remat,
+    )
 
 
 def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:

@@ -231,7 +231,9 @@ class Accumulator:
     grads: Params
     """Gradient of the weighted loss sum, float32, shaped and sharded like the parameters."""
     denominator: Float32[Array, ""]
-    """Divisor of the sums, applied once, at `apply`."""
+    """Divisor of the sums of all trained tokens, known when they are packed."""
+    rejected: Float32[Array, ""]
+    """Part of the divisor that belongs to tokens rejected by loss.correction; subtracted once, at `apply`."""
     loss: Float32[Array, ""]
     """Weighted sum of token losses."""
     stats: Stats
@@ -241,6 +243,7 @@ class Accumulator:
         return Accumulator(
             grads=jax.tree.map(lambda total, g: total + g, self.grads, other.grads),
             denominator=self.denominator + other.denominator,
+            rejected=self.rejected + other.rejected,
             loss=self.loss + other.loss,
             stats=diagnostics.merge(self.stats, other.stats),
         )
@@ -251,6 +254,7 @@ class Accumulator:
         return cls(
             grads=jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
             denominator=jnp.float32(0),
+            rejected=jnp.float32(0),
             loss=jnp.float32(0),
             stats=Stats.zeros(),
         )
@@ -299,13 +303,16 @@ class ApplyUpdate:
     """Optimizer steps of the whole run."""
     seed: int
     """Seed of the stochastic rounding of bfloat16 parameters and moments."""
+    corrects: bool = False
+    """True if loss.correction is on, so that its metrics are reported."""
 
     def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         """Returns the state after epoch number `epoch` over a batch, and the update's metrics."""
         total = state.accumulator
+        divisor = total.denominator - total.rejected
         # A product, which XLA repeats at each use; a quotient would be kept as an array as large as the parameters.
-        share = 1 / total.denominator
-        loss = total.loss / total.denominator
+        share = 1 / divisor
+        loss = total.loss / divisor
         grad_norm = optax.tree.norm(jax.tree.map(lambda g: g * share, total.grads))
         # 0 / 0 is not finite either, so sums without tokens are also skipped.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -314,7 +321,7 @@ class ApplyUpdate:
         params, opt_state, zeros = step(state, share, grad_norm, is_good, words)
         count = state.step * self.epochs + epoch - state.skipped_updates
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
-        metrics = diagnostics.finalize(total.stats) | {
+        metrics = diagnostics.finalize(total.stats, corrects=self.corrects) | {
             "loss": loss,
             "grad_norm": grad_norm,
             "learning_rate": learning_rate(count, self.config, num_steps=self.num_steps),

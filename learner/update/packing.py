@@ -15,6 +15,7 @@ segment and row.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -117,6 +118,8 @@ class PackedBatch:
     """Sequences of this batch that the token limit truncated."""
     prefix_ids: Int32[Array | np.ndarray, "B S"] | None = None
     """Segment of the shared prompt that a token also attends to, 0 for none; None if prompts are not shared."""
+    group_ids: Int32[Array | np.ndarray, "B S"] | None = None
+    """Number of a response's group in the micro-batch, from 1; 0 elsewhere. None without packing.whole_groups."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +189,8 @@ def pack_groups(
 ) -> list[MicroBatch]:
     """Packs complete groups into as many micro-batches as they fill; the flags are set on the last one.
 
-    Sequences are placed independently of their groups, so a group may be spread over several micro-batches.
+    Sequences are placed independently of their groups, so a group may be spread over several micro-batches, unless
+    `packing.whole_groups` is set.
 
     Args:
       groups: complete groups; each group's advantages are computed here from its shaped rewards.
@@ -200,7 +204,8 @@ def pack_groups(
       on_group: called with each group and its advantages.
 
     Raises:
-      ValueError: there is no group, or a sequence is longer than a row.
+      ValueError: there is no group, a sequence is longer than a row, or with `packing.whole_groups` a group does not
+        fit a micro-batch.
     """
     if not groups:
         raise ValueError("pack_groups needs at least one group")
@@ -220,13 +225,12 @@ def pack_groups(
         ]
         for part in parts(group, packing):
             units.append(_Unit([sequences[j] for j in part.rollouts], part.shares, part.size))
-    rows = first_fit_decreasing([u.size for u in units], packing, num_segments=[u.num_segments for u in units])
-    chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
-    last = {units[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
+    chunks = list(_chunks(units, packing))
+    last = {unit.group: n for n, chunk in enumerate(chunks) for row in chunk for unit in row}
     batches = []
     for n, chunk in enumerate(chunks):
         done = [i for i in range(len(groups)) if last[i] == n]
-        batch = _pack_rows([[units[j] for j in row] for row in chunk], packing, loss, max_response_tokens)
+        batch = _pack_rows(chunk, packing, loss, max_response_tokens)
         batch = dataclasses.replace(
             batch,
             num_groups=np.asarray(len(done), np.int32),
@@ -237,13 +241,41 @@ def pack_groups(
             MicroBatch(
                 batch=batch,
                 ticket_ids=tuple(groups[i].ticket_id for i in done),
-                sum_squared_lengths=float(sum(units[j].sum_squared_lengths for row in chunk for j in row)),
+                sum_squared_lengths=float(sum(unit.sum_squared_lengths for row in chunk for unit in row)),
                 ends_pack=is_last,
                 ends_update=ends_update and is_last,
                 ends_round=ends_round and is_last,
             )
         )
     return batches
+
+
+def _chunks(units: list[_Unit], packing: PackingConfig) -> Iterator[list[list[_Unit]]]:
+    """Yields the rows of each micro-batch; with `packing.whole_groups` as many whole groups as fit, in order."""
+    if not packing.whole_groups:
+        rows = _rows_of(units, packing)
+        yield from (rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows))
+        return
+    taken: list[_Unit] = []
+    rows: list[list[_Unit]] = []
+    for _, group in itertools.groupby(units, lambda unit: unit.group):
+        of_group = list(group)
+        tried = _rows_of(taken + of_group, packing)
+        if taken and len(tried) > packing.rows:
+            yield rows
+            taken, tried = [], _rows_of(of_group, packing)
+        if len(tried) > packing.rows:
+            raise ValueError(
+                f"packing.whole_groups: a group needs {len(tried)} rows of {packing.row_tokens} tokens, got "
+                f"packing.rows={packing.rows}; raise it"
+            )
+        taken, rows = taken + of_group, tried
+    yield rows
+
+
+def _rows_of(units: list[_Unit], packing: PackingConfig) -> list[list[_Unit]]:
+    rows = first_fit_decreasing([u.size for u in units], packing, num_segments=[u.num_segments for u in units])
+    return [[units[j] for j in row] for row in rows]
 
 
 def empty_batch(packing: PackingConfig) -> PackedBatch:
@@ -266,10 +298,11 @@ def _pack_rows(
     def zeros(dtype: type[np.generic]) -> np.ndarray:
         return np.zeros((packing.rows, packing.row_tokens), dtype)
 
-    tokens, positions, segments, prefixes, versions = (zeros(np.int32) for _ in range(5))
+    tokens, positions, segments, prefixes, versions, group_ids = (zeros(np.int32) for _ in range(6))
     behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
     mask = zeros(np.bool_)
     denominator = 0
+    numbers: dict[int, int] = {}
     for b, row in enumerate(rows):
         for s, place in _places(row):
             start, end = place.start, place.start + s.size - place.first
@@ -287,6 +320,7 @@ def _pack_rows(
             segments[b, start:end] = place.segment
             prefixes[b, start:end] = place.prefix
             versions[b, response:end] = s.rollout.token_versions
+            group_ids[b, response:end] = numbers.setdefault(s.group, len(numbers) + 1)
             mask[b, response:end] = s.trained
             behavior[b, response:end] = np.where(s.trained, s.rollout.behavior_logprobs, 0)
             advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
@@ -308,6 +342,7 @@ def _pack_rows(
         num_zero_variance_groups=np.zeros((), np.int32),
         num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),
         prefix_ids=prefixes if packing.share_prompts else None,
+        group_ids=group_ids if packing.whole_groups else None,
     )
 
 

@@ -122,10 +122,15 @@ def segment_sums(values: Float[Array, "B S"], segment_ids: Int[Array, "B S"]) ->
     return jax.vmap(one_row)(values, segment_ids)
 
 
+def at_tokens(sums: Float[Array, "B segments"], segment_ids: Int[Array, "B S"]) -> Float[Array, "B S"]:
+    """Returns at each token the value of its segment, by the columns of `segment_sums`."""
+    return jnp.take_along_axis(sums, segment_ids, axis=1)
+
+
 def segment_means(
     values: Float[Array, "B S"], mask: Bool[Array, "B S"], segment_ids: Int[Array, "B S"]
 ) -> Float[Array, "B S"]:
     """Returns at each token the mean over the masked tokens of its segment; 0 if there are none."""
     sums = segment_sums(jnp.where(mask, values, 0.0), segment_ids)
     counts = segment_sums(mask.astype(jnp.float32), segment_ids)
-    return jnp.take_along_axis(sums / jnp.maximum(counts, 1), segment_ids, axis=1)
+    return at_tokens(sums / jnp.maximum(counts, 1), segment_ids)

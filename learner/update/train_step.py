@@ -90,6 +90,7 @@ class TrainStep:
             epochs=config.rounds.epochs,
             num_steps=num_steps,
             seed=config.run.seed,
+            corrects=config.loss.correction.is_on,
         )
         self._loss_sum = make_loss_fn(model_config, config, mesh, hosts or SingleProcess())
         self._reference_loss_fn = without_adapters(self._loss_sum, model_config, config, mesh)
@@ -342,10 +343,11 @@ class TrainStep:
         def loss_sum(params: Params) -> Any:
             return self._loss_sum(combine_params(base, params), step, batch, anchors, is_first)
 
-        (loss, (stats, logprobs)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
+        (loss, (stats, logprobs, rejected)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
         # Split like the parameters, so that XLA uses reduce-scatter instead of all-reduce.
         grads = jax.lax.with_sharding_constraint(grads, shardings(self._state.params))
-        own = Accumulator(grads=grads, denominator=jnp.asarray(batch.denominator), loss=loss, stats=stats)
+        divisor = jnp.asarray(batch.denominator)
+        own = Accumulator(grads=grads, denominator=divisor, rejected=rejected, loss=loss, stats=stats)
         return accumulator + own, loss, logprobs if self.keeps_logprobs else None
 
     def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:

@@ -112,7 +112,7 @@ def test_names_of_the_users_own_are_taken_unseen(name):
         (
             LossConfig,
             dict(name="grpo_clp"),
-            r"loss.name: expected one of grpo_clip, .*'grpo_clp'; did you mean 'grpo_clip'",
+            r"loss.name: expected one of .*grpo_clip, .*'grpo_clp'; did you mean 'grpo_clip'",
         ),
         (LossConfig, dict(advantage="rlo"), r"loss.advantage: expected one of grpo, dr_grpo, rloo, .*mean 'rloo'"),
         (PromptsConfig, dict(verifier="maths"), r"prompts.verifier: expected one of reasoning_gym, .*mean 'math'"),

@@ -253,7 +253,7 @@ def test_apply_unknown_field_names_the_nearest(path, said):
         ("run.seed", "none", "--config.run.seed: expected int, got 'none'"),
         ("actor.enforce_eager", "2", "--config.actor.enforce_eager: expected bool, got '2'"),
         ("rounds.max_lag_steps", "few", "--config.rounds.max_lag_steps: expected int"),
-        ("loss.name", "ppo", r"^loss.name: expected one of grpo_clip, truncated_is, .*mean 'decoupled_ppo'\?$"),
+        ("loss.name", "ppo", r"^loss.name: expected one of .*truncated_is, .*mean 'ppo_clip' or 'decoupled_ppo'\?$"),
         ("loss.name", "grpo", r"did you mean 'grpo_clip' or 'dr_grpo'\?$"),
         ("loss.advantage", "gspo", r"got 'gspo'$"),
         ("publish.when", "evry", "expected one of .*did you mean 'every'"),

@@ -255,7 +255,10 @@ def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
         (dict(name="gspo", dual_clip=3.0), "dual_clip=3.0 has no effect"),
         (dict(name="topr", clip_low=0.2), "clip_low=0.2 has no effect"),
         (dict(name="tis", min_weight=0.5), "min_weight=0.5 has no effect"),
-        (dict(proximal="round"), "proximal=round has no effect without loss.name of decoupled_ppo, tis, masked_is"),
+        (
+            dict(proximal="round"),
+            "proximal=round has no effect without loss.name of ppo_clip, decoupled_ppo, tis, masked_is or loss.corr",
+        ),
         (dict(advantage="rloo", advantage_eps=0.1), "advantage_eps=0.1 has no effect without loss.advantage=grpo"),
         (dict(advantage="rloo", advantage_std="population"), "advantage_std=population has no effect without loss.adv"),
         (dict(turn_discount=0.9), "turn_discount=0.9 has no effect without loss.advantage=turn_grpo"),
@@ -496,3 +499,48 @@ def test_helper_computes_with_what_is_published():
     with pytest.raises(ValueError, match="requires model.served_dtype=model.compute_dtype, got bfloat16 and float32"):
         helped(model=model)
     assert helped(model=model, lora=sections.LoraConfig(rank=2)).helpers.num_engines == 1
+
+
+@pytest.mark.parametrize(
+    ("packing", "veto", "said"),
+    [
+        (dict(), "group", "loss.correction.veto=group requires packing.whole_groups=True"),
+        (dict(whole_groups=True, auto=True), "off", "packing.whole_groups requires packing.auto=False"),
+        # Two rows of 100 tokens hold 2 x 2 sequences of 50 tokens, and of one segment per row 2 x 1.
+        (dict(whole_groups=True, rows=2, row_tokens=100), "group", "expected room for 5 sequences .*, got 4. Raise"),
+        (dict(whole_groups=True, rows=4, row_tokens=100, max_row_sequences=1), "off", "room for 5 .*, got 4"),
+        (dict(whole_groups=True, rows=3, row_tokens=100), "group", None),
+    ],
+)
+def test_whole_groups_need_room_for_a_group_of_longest_sequences(packing, veto, said):
+    fields: dict[str, Any] = dict(
+        packing=sections.PackingConfig(**packing),
+        loss=sections.LossConfig(correction=sections.CorrectionConfig(veto=veto)),
+        model=sections.ModelConfig(max_tokens=50),
+        sampling=sections.SamplingConfig(max_response_tokens=20),
+        rounds=rounds(K=5),
+    )
+    if said is None:
+        assert Config(preset="", **fields).packing.whole_groups
+        return
+    with pytest.raises(ValueError, match=said):
+        Config(preset="", **fields)
+
+
+def test_weight_on_a_loss_with_a_ratio_to_mu_is_refused():
+    weighted = sections.CorrectionConfig(weight="token")
+    with pytest.raises(ValueError, match="loss.correction.weight=token would correct loss.name=grpo_clip twice"):
+        sections.LossConfig(correction=weighted)
+    assert sections.LossConfig(name="reinforce", correction=weighted).corrects_by_proximal
+
+
+def test_ppo_clip_whose_clip_is_never_reached_is_refused():
+    with pytest.raises(ValueError, match="loss.name=ppo_clip would have the gradient of loss.name=reinforce"):
+        Config(preset="", loss=sections.LossConfig(name="ppo_clip"))
+
+
+def test_correction_by_the_proximal_policy_reads_loss_proximal():
+    rejects = sections.CorrectionConfig(reject="token")
+    assert sections.LossConfig(correction=rejects, proximal="round").proximal == "round"
+    with pytest.raises(ValueError, match="loss.proximal=round has no effect"):
+        sections.LossConfig(correction=sections.CorrectionConfig(reject="token", policy="current"), proximal="round")

@@ -24,10 +24,12 @@ from learner.metrics.metrics_writer import MetricsWriter
 from learner.metrics.trackers import TrackerFeed, TrackerRunInfo
 from learner.model import architecture
 from learner.model.architecture import Architecture
-from learner.objective.advantages import group_advantages
+from learner.objective.advantages import token_advantages
+from learner.objective.check_custom import check
 from learner.objective.losses import TokenInputs
 from tests.docs.markdown import DOCS, commands, files
 from tests.learner.model_folder import CONFIG
+from tests.learner.objective.test_check_custom import response
 
 PAGES = [DOCS / "custom_functions.md", DOCS / "tutorial.md", DOCS.parent / "CONTRIBUTING.md"]
 EXAMPLES = {name: text for page in PAGES for name, text in files(page).items()}
@@ -87,7 +89,18 @@ def test_loss_is_the_papers(place):
 
 def test_advantage_ranks_siblings(place):
     config = dataclasses.replace(LossConfig(), advantage="ranks:by_rank")
-    np.testing.assert_allclose(group_advantages(np.array([0.2, 0.9, 0.2, 0.5]), config), [-2 / 3, 1, -2 / 3, 1 / 3])
+    rewards = np.array([0.2, 0.9, 0.2, 0.5])
+    got = token_advantages([response(reward) for reward in rewards], rewards, config)
+    np.testing.assert_allclose([of_tokens[0] for of_tokens in got], [-2 / 3, 1, -2 / 3, 1 / 3], rtol=1e-6)
+
+
+def test_advantage_of_turns_is_above_the_groups_mean(place):
+    config = dataclasses.replace(LossConfig(), advantage="turns:above_mean_turn")
+    check(config, group_size=4)
+    group = [response(1.0, [1, 0, 1], [0.0, 1.0]), response(0.5, [1, 1], [0.5])]
+    first, second = token_advantages(group, np.array([1.0, 0.5]), config)
+    np.testing.assert_array_equal(first[[0, 2]], [-0.5, 0.5])
+    np.testing.assert_array_equal(second, [0, 0])
 
 
 def test_verifier_scores_and_raises_where_it_can_not_judge(place):

@@ -46,7 +46,15 @@ TEMPERATURE = 0.7
 
 
 def config_of(
-    *, rows=2, row_tokens=16, param_dtype: Dtype = "float32", mesh=ONE_DEVICE, epochs=1, publish_every=0, **loss
+    *,
+    rows=2,
+    row_tokens=16,
+    whole_groups=False,
+    param_dtype: Dtype = "float32",
+    mesh=ONE_DEVICE,
+    epochs=1,
+    publish_every=0,
+    **loss,
 ):
     """By rounds of four updates, or by a window that publishes every so many."""
     by_window: dict[str, Any] = {}
@@ -64,7 +72,7 @@ def config_of(
         optimizer=sections.OptimizerConfig(
             learning_rate=1e-2, eps=1e-2, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=2
         ),
-        packing=sections.PackingConfig(rows=rows, row_tokens=row_tokens),
+        packing=sections.PackingConfig(rows=rows, row_tokens=row_tokens, whole_groups=whole_groups),
         mesh=mesh,
     )
 

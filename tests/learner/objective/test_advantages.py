@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from configs import custom_functions
 from configs.sections import LossConfig
 from configs.sections.loss import ADVANTAGE_NAMES
-from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal
+from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal, token_advantages
+from tests.learner.objective.test_check_custom import response
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=9)
 
@@ -100,5 +101,6 @@ def test_advantage_of_ones_own_is_looked_up_once(monkeypatch):
     monkeypatch.setattr(custom_functions, "load", load)
     config = LossConfig(advantage=f"{__name__}:doubled")
     for _ in range(3):
-        np.testing.assert_array_equal(group_advantages(np.array([0.0, 1.0]), config), [0.0, 2.0])
+        group = [response(0.0), response(1.0)]
+        np.testing.assert_array_equal(token_advantages(group, np.array([0.0, 1.0]), config), [[0, 0], [2, 2]])
     assert names == [config.advantage]

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Rollout
+from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig
-from learner.objective.advantages import Responses, group_advantages, token_advantages
+from learner.objective.advantages import token_advantages
 from learner.objective.check_custom import check
-from learner.objective.losses import Needs, effective_constants, needs
+from learner.objective.effective_constants import effective_constants
+from learner.objective.losses import Needs, needs
+from learner.objective.reward_shaping import has_learning_signal
 from tests.learner.objective.test_losses import inputs_of, run
 
 HERE = __name__
@@ -66,8 +68,16 @@ def one_short(rewards, config):
     return rewards[1:]
 
 
-def a_list(rewards, config):
-    return list(rewards)
+def text(rewards, config):
+    return "high"
+
+
+def of_a_tokens_neighbor(rewards, config, *, rollouts):
+    return [np.zeros(r.tokens.size + 1) for r in rollouts]
+
+
+def a_matrix(rewards, config):
+    return np.zeros((rewards.size, 1))
 
 
 def integers(rewards, config):
@@ -113,6 +123,14 @@ def of_sequences(logprobs, inputs, *, clip_low=3e-4, clip_high=4e-4):
 of_sequences.needs = ("sequence_log_ratio",)
 
 
+def of_turns(logprobs, inputs):
+    ratio = jnp.exp(inputs.turn_log_ratio + logprobs - jax.lax.stop_gradient(logprobs))
+    return -ratio * inputs.advantages, logprobs > 0
+
+
+of_turns.needs = ("turn_log_ratio",)
+
+
 def asks_for_weather(logprobs, inputs):
     return logprobs, logprobs > 0
 
@@ -124,8 +142,17 @@ def by_length(rewards, config, *, num_tokens, turn_rewards):
     return (rewards - rewards.mean()) / num_tokens + np.array([len(r) for r in turn_rewards])
 
 
-def spoils_its_arguments(rewards, config, *, num_tokens):
+def turn_reward_less_half(rewards, config, *, turn_rewards):
+    return [np.float64(0.25) if r.size == 0 else r.astype(np.float64) - 0.5 for r in turn_rewards]
+
+
+def token_number(rewards, config, *, rollouts):
+    return [r.tokens.astype(np.float32) for r in rollouts]
+
+
+def spoils_its_arguments(rewards, config, *, num_tokens, rollouts):
     num_tokens[:] = 0
+    rollouts[0].loss_mask[:] = False
     return rewards - rewards.mean()
 
 
@@ -137,6 +164,7 @@ def own(loss=None, advantage=None, **fields):
 @pytest.mark.heavy
 def test_check_good_functions_and_names_of_ours_pass():
     check(own("truncated", "median"), group_size=1)
+    check(own("of_turns"), group_size=4)
     check(own("truncated", kl_coef=0.1, entropy_coef=0.1, max_weight=3.0), group_size=4)
     check(LossConfig(), group_size=4)
 
@@ -167,11 +195,17 @@ def test_check_loss_that_can_not_be_trained_with_is_refused_by_name(loss, said):
 @pytest.mark.parametrize(
     ("advantage", "said"),
     [
-        ("one_short", "must return a numpy array of 4 finite floats, got float64[3]"),
-        ("a_list", "must return a numpy array of 4 finite floats, got list"),
-        ("integers", "got int64[4]"),
-        ("nan_advantages", "must return a numpy array of 4 finite floats, got [nan"),
-        ("too_large", "finite floats, got [0.0, 3"),
+        (
+            "one_short",
+            "must return K=4 finite floats as a numpy array, or a list of K arrays with a float per turn or "
+            "per token of each response, got 3 values",
+        ),
+        ("text", "of each response, got str"),
+        ("a_matrix", "of each response, got float64[4, 1]"),
+        ("integers", "got int64[] for a response of 1 turns and 1 tokens"),
+        ("of_a_tokens_neighbor", "got float64[2] for a response of 1 turns and 1 tokens"),
+        ("nan_advantages", "per token of each response, got nan"),
+        ("too_large", "per token of each response, got 3"),
         ("raises", "fails on a group of rewards from 0 to 1: KeyError: 'no such"),
     ],
 )
@@ -187,18 +221,69 @@ def test_check_unread_constant_is_refused():
         check(own("truncated", clip_low=0.1), group_size=4)
 
 
-def test_group_advantages_of_ones_own_are_its_and_checked():
-    got = group_advantages(np.array([0.0, 1.0, 5.0]), own(advantage="median"))
-    np.testing.assert_array_equal(got, np.array([-1, 0, 4], np.float32))
-    assert got.dtype == np.float32
-    with pytest.raises(ValueError, match="one_short must return a numpy array of 3 finite floats"):
-        group_advantages(np.array([0.0, 1.0, 5.0]), own(advantage="one_short"))
+def response(reward, mask=(1, 1), turns=()):
+    return Rollout(
+        tokens=np.arange(len(mask), dtype=np.int32),
+        loss_mask=np.array(mask, bool),
+        behavior_logprobs=np.zeros(len(mask), np.float32),
+        token_versions=np.zeros(len(mask), np.int32),
+        finish="stop",
+        reward=reward,
+        turn_rewards=np.array(turns, np.float32),
+    )
 
 
-def test_group_advantages_function_that_writes_into_the_rewards_leaves_them_alone():
+def group_of(rollouts):
+    return Group(
+        ticket_id="t",
+        kind="train",
+        round=0,
+        order=0,
+        prompt_tokens=np.ones(1, np.int32),
+        rollouts=tuple(rollouts),
+        incarnation=0,
+        actor="test",
+        started_s=0.0,
+        finished_s=1.0,
+    )
+
+
+def advantages_of(name, group):
+    return token_advantages(group, np.array([r.reward for r in group]), own(advantage=name))
+
+
+def test_advantages_of_ones_own_are_its_and_checked():
+    group = [response(reward) for reward in (0.0, 1.0, 5.0)]
+    got = advantages_of("median", group)
+    np.testing.assert_array_equal(got, [[-1, -1], [0, 0], [4, 4]])
+    assert got[0].dtype == np.float32
+    with pytest.raises(ValueError, match="one_short must return K=3 finite floats"):
+        advantages_of("one_short", group)
+    np.testing.assert_array_equal(advantages_of("median", [response(0.1)] * 3), np.zeros((3, 2)))
+
+
+def test_advantage_function_that_writes_into_its_arguments_leaves_them_alone():
     rewards = np.array([0.0, 2.0])
-    np.testing.assert_array_equal(group_advantages(rewards, own(advantage="in_place")), [-1, 1])
+    group = [response(reward) for reward in rewards]
+    np.testing.assert_array_equal(token_advantages(group, rewards, own(advantage="in_place")), [[-1, -1], [1, 1]])
     np.testing.assert_array_equal(rewards, [0, 2])
+    advantages_of("spoils_its_arguments", group)
+    assert group[0].loss_mask.all()
+
+
+def test_advantage_of_ones_own_may_be_of_turns_and_of_tokens():
+    # Equal rewards, but turns that differ: a function that reads turns or rollouts is asked.
+    group = [response(1.0, [1, 0, 1, 1], [0.0, 1.0]), response(1.0, [1, 1, 0, 1], [1.0, 0.0]), response(1.0)]
+    of_turns = advantages_of("turn_reward_less_half", group)
+    of_tokens = advantages_of("token_number", group)
+    wanted = [[-0.5, -0.5, 0.5, 0.5], [0.5, 0.5, 0.5, -0.5], [0.25, 0.25]]
+    for got, want in zip(of_turns, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    for got, r in zip(of_tokens, group, strict=True):
+        np.testing.assert_array_equal(got, r.tokens)
+    np.testing.assert_array_equal(np.concatenate(advantages_of("median", group)), 0)
+    assert has_learning_signal(group_of(group), own(advantage="token_number"), masks_truncated=False)
+    assert not has_learning_signal(group_of(group), own(advantage="median"), masks_truncated=False)
 
 
 def test_token_loss_of_ones_own_equals_the_built_in_of_its_equation():
@@ -249,27 +334,12 @@ def test_effective_constants_of_ones_own_keep_a_clip_that_it_may_read_of_any_rat
 
 
 def test_advantage_of_ones_own_gets_the_sampled_tokens_and_the_turns_that_it_names():
-    def response(reward, mask, turns):
-        return Rollout(
-            tokens=np.arange(len(mask), dtype=np.int32),
-            loss_mask=np.array(mask, bool),
-            behavior_logprobs=np.zeros(len(mask), np.float32),
-            token_versions=np.zeros(len(mask), np.int32),
-            finish="stop",
-            reward=reward,
-            turn_rewards=np.array(turns, np.float32),
-        )
-
     group = [response(1.0, [1, 1, 1, 1], []), response(0.0, [1, 0, 1], [0.0, 0.0])]
     config = own(advantage="by_length")
     check(config, group_size=2)
     got = token_advantages(group, np.array([1.0, 0.0]), config)
     np.testing.assert_allclose(got[0], [0.5 / 4] * 4)
     np.testing.assert_allclose(got[1], [-0.5 / 2 + 2] * 3)
-    spoiled = own(advantage="spoils_its_arguments")
-    responses = Responses(num_tokens=np.array([4, 2]), turn_rewards=[])
-    group_advantages(np.array([1.0, 0.0]), spoiled, responses)
-    assert responses.num_tokens.tolist() == [4, 2]
 
 
 def test_effective_constants_name_ones_own_functions():

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from configs.sections import LossConfig
-from learner.objective.losses import effective_constants
+from configs.sections import CorrectionConfig, LossConfig
+from learner.objective.effective_constants import effective_constants
 from tests.learner.objective.test_losses import config_of
 
 COMMON = {
@@ -19,6 +19,8 @@ COMMON = {
 
 SPECIFIED: dict[str, dict[str, Any]] = {
     # What public systems ship.
+    "reinforce": dict(),
+    "ppo_clip": dict(clip_low=0.2, clip_high=0.2, proximal="batch"),
     "grpo_clip": dict(clip_low=0.2, clip_high=0.2),
     "truncated_is": dict(max_weight=5.0),
     "dapo": dict(clip_low=0.2, clip_high=0.28, overlong_buffer_tokens=4096.0, overlong_penalty=1.0),
@@ -42,6 +44,28 @@ def test_effective_constants_leave_out_a_clip_that_is_never_reached():
     assert {k for k in got if "clip" in k} == set() and got["min_weight"] == 0.5
     got = effective_constants(LossConfig(name="grpo_clip"), temperature=1.0, steps_per_proximal=1)
     assert got["clip_low"] == 0.2  # its ratio is to mu
+
+
+def test_effective_constants_show_the_fields_of_a_correction_that_have_an_effect():
+    correction = CorrectionConfig(weight="sequence", reject="turn_mean", max_ratio=3.0)
+    got = effective_constants(LossConfig(name="reinforce", correction=correction), temperature=0.7)
+    assert got == {"name": "reinforce", "proximal": "batch"} | COMMON | {
+        "correction_policy": "proximal",
+        "correction_weight": "sequence",
+        "correction_min_weight": 0.0,
+        "correction_max_weight": 2.0,
+        "correction_outside": "truncate",
+        "correction_reject": "turn_mean",
+        "correction_min_ratio": 0.5,
+        "correction_max_ratio": 3.0,
+    }
+    current = LossConfig(correction=CorrectionConfig(policy="current", veto="sequence"))
+    got = effective_constants(current, temperature=0.7)
+    assert {k: v for k, v in got.items() if k.startswith("correction") or k == "proximal"} == {
+        "correction_policy": "current",
+        "correction_veto": "sequence",
+        "correction_veto_ratio": 1e-4,
+    }
 
 
 def test_effective_constants_dr_grpo_and_proximal_of_the_round():

@@ -29,6 +29,7 @@ EXTREME = np.array([[-300.0, -0.0, -90.0, -5.0, -1.0], [-1e4, -2.0, -0.5, -200.0
 WHOLE: dict[str, Any] = {
     "dapo": dict(overlong_buffer_tokens=4),
     "dr_grpo": dict(advantage="dr_grpo", normalization="constant"),
+    "ppo_clip": dict(proximal="round"),
     "decoupled_ppo": dict(proximal="round"),
     "tis": dict(proximal="round"),
     "masked_is": dict(proximal="round"),
@@ -81,6 +82,10 @@ def objective(name, x, c, mu, prox, seq, adv, k):
 
     w, rho = math.exp(c - mu), math.exp(prox - mu)
     match name:
+        case "reinforce":
+            return adv * x
+        case "ppo_clip":
+            return ppo(math.exp(x - prox))
         case "truncated_is":
             return min(k["max_weight"], w) * adv * x
         case "grpo_clip" | "dapo" | "dr_grpo":
@@ -107,6 +112,10 @@ def was_clipped(name, w, rho, r, s, adv, k):
         return adv < 0 and (ratio < 1 - k["clip_low"] or ratio > k.get("dual_clip", math.inf))
 
     match name:
+        case "reinforce":
+            return False
+        case "ppo_clip":
+            return ppo(r)
         case "truncated_is":
             return w > k["max_weight"]
         case "grpo_clip" | "dapo" | "dr_grpo":
@@ -369,7 +378,7 @@ def test_losses_take_any_shape_and_any_chunk_of_tokens(name, shape):
 
 def test_needs_names_the_inputs_of_each_loss():
     proximal = {name for name in LOSSES if needs(config_of(name)).proximal}
-    assert proximal == {"decoupled_ppo", "tis", "masked_is"}
+    assert proximal == {"ppo_clip", "decoupled_ppo", "tis", "masked_is"}
     assert {name for name in LOSSES if needs(config_of(name)).sequence_ratio} == {"gspo"}
     assert needs(LossConfig(kl_coef=1e-3)) == Needs(proximal=False, reference=True, sequence_ratio=False)
     assert needs(LossConfig()) == Needs(proximal=False, reference=False, sequence_ratio=False)

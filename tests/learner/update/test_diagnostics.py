@@ -157,7 +157,7 @@ def test_measure_under_jit_gives_the_same_numbers():
 
 
 def test_finalize_names_are_the_metrics_that_the_writer_knows():
-    assert finalize(Stats.zeros()).keys() - {"real_tokens"} <= METRICS.keys()
+    assert finalize(Stats.zeros(), corrects=True).keys() - {"real_tokens"} <= METRICS.keys()
 
 
 def test_measure_masked_tokens_do_not_count():
@@ -227,9 +227,9 @@ def test_stats_every_field_says_how_it_merges():
 
 def test_merge_takes_the_largest_of_peaks_adds_logarithms_as_such_and_adds_the_rest():
     one, two = (jax.tree.map(lambda x, n=n: jnp.full_like(x, n), Stats.zeros()) for n in (1, 2))
-    peaks = {"lag_max", "max_abs_log_w", "max_abs_log_w_lag0"}
+    peaks = {"lag_max", "max_abs_log_w", "max_abs_log_w_lag0", "max_log_correction"}
     logs = {f"log_sum{of}{power}" for of in ("_w", "_sequence_w") for power in ("", "2")}
-    logs |= {"log_sum_w_by_lag", "log_sum_w2_by_lag"}
+    logs |= {"log_sum_w_by_lag", "log_sum_w2_by_lag", "log_sum_correction"}
     for field in dataclasses.fields(Stats):
         if field.name not in ("rewards", "response_tokens"):
             want = 2 if field.name in peaks else np.log(np.e + np.e**2) if field.name in logs else 3

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from configs.sections import PackingConfig
 from learner.objective.advantages import group_advantages
-from learner.update.packing import first_fit_decreasing
+from learner.update.packing import first_fit_decreasing, pack_groups
 from tests.learner.streams import config_of, pack, random_group, random_groups, random_rollout
 
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=40)
@@ -230,3 +230,32 @@ def test_pack_groups_lognormal_update_computes_few_tokens_beside_the_real_ones()
     slots = sum(m.batch.tokens.size for m in batches)
     assert slots / sum(g.num_tokens for g in groups) <= 1.06
     assert sorted(i for m in batches for i in m.ticket_ids) == sorted(g.ticket_id for g in groups)
+
+
+@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), rows=st.integers(3, 6))
+def test_pack_groups_whole_groups_are_each_in_one_micro_batch(seed, num_groups, rows):
+    config, groups = config_of(), random_groups(seed, num_groups)
+    packing = PackingConfig(rows=rows, row_tokens=16, whole_groups=True)
+    micros = pack_groups(groups, packing=packing, loss=config.loss, max_response_tokens=12)
+    ended = []
+    for micro in micros:
+        batch = micro.batch
+        assert batch.group_ids is not None and not batch.group_ids[batch.segment_ids == 0].any()
+        sequences = collections.defaultdict(list)
+        for b, s in {(b, s) for b, row in enumerate(batch.segment_ids) for s in row if s}:
+            (number,) = set(batch.group_ids[b, batch.segment_ids[b] == s]) - {0}
+            response = (batch.segment_ids[b] == s) & (batch.group_ids[b] == number)
+            sequences[number].append(batch.tokens[b, response].tobytes())
+        # The groups of a micro-batch are those that end in it, each with all its responses.
+        ended += micro.ticket_ids
+        of_batch = [g for g in groups if g.ticket_id in micro.ticket_ids]
+        want = [sorted(r.tokens.tobytes() for r in g.rollouts) for g in of_batch]
+        assert sorted(map(sorted, sequences.values())) == sorted(want)
+    assert sorted(ended) == sorted(g.ticket_id for g in groups)
+
+
+def test_pack_groups_group_that_fits_no_micro_batch_is_refused():
+    packing = PackingConfig(rows=2, row_tokens=16, whole_groups=True)
+    group = group_of_lengths("t", [16, 9, 9])
+    with pytest.raises(ValueError, match="packing.whole_groups: a group needs 3 rows of 16 tokens, got packing.rows=2"):
+        pack_groups([group], packing=packing, loss=config_of().loss, max_response_tokens=12)

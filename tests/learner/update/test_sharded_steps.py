@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.sections import MeshConfig
+from configs.sections import CorrectionConfig, MeshConfig
 from learner.distributed.sharding import AXES, make_mesh, param_spec
 from learner.model import hf_load as hf_io
 from learner.model import hf_save
@@ -65,7 +65,14 @@ MORE_OTHERS = {
 OTHER_MESHES = {"fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2)}
 # What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
 LOSS: dict[str, Any] = dict(
-    name="gspo", clip_low=0.9, clip_high=9.0, normalization="sequence", kl_coef=0.1, entropy_coef=0.1
+    name="gspo",
+    clip_low=0.9,
+    clip_high=9.0,
+    normalization="sequence",
+    kl_coef=0.1,
+    entropy_coef=0.1,
+    correction=CorrectionConfig(reject="turn", min_ratio=0.2, max_ratio=5.0, veto="group", veto_ratio=0.1),
+    whole_groups=True,
 )
 
 
@@ -109,6 +116,7 @@ def compare(model, meshes, *, shares=False):
     folder = pathlib.Path(tempfile.mkdtemp()) / "model"
     hf_save.save(folder, model, fresh_params(model))
     rows, params, score = train(model, folder, {}, shares=shares)
+    assert all(0 < rows[0][f"correction/{name}"] < 1 for name in ("rejected_tokens", "vetoed_groups")), rows[0]
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, fresh_params(model))
     assert min(jax.tree.leaves(moved)) > 5e-4  # two steps of 1e-2
     for name, axes in meshes.items():
