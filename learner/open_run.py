@@ -34,7 +34,7 @@ from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
-from learner.objective import losses
+from learner.objective.effective_constants import effective_constants
 from learner.parity import LostGroupsFence, ParityFence, max_abs_dlogprob
 from learner.policy_trainer import PolicyTrainer
 from learner.publish.destinations import Destination
@@ -300,7 +300,7 @@ def _open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -
 
 def _say_ready(run: Run, incarnation: int) -> None:
     """Writes the effective loss constants to the run folder and logs them with the run's sizes."""
-    constants = losses.effective_constants(
+    constants = effective_constants(
         run.config.loss,
         temperature=run.config.sampling.temperature,
         steps_per_proximal=run.config.steps_per_proximal,

@@ -263,43 +263,6 @@ def token_loss(
     return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl))
 
 
-def effective_constants(
-    config: LossConfig, *, temperature: float, steps_per_proximal: int = 1
-) -> dict[str, float | str | bool]:
-    """Returns the constants that affect the configured objective, with defaults filled in.
-
-    Args:
-      config: the objective.
-      temperature: temperature of all logprobs and the entropy.
-      steps_per_proximal: `Config.steps_per_proximal`; at 1 a clip of pi / pi_prox has no effect.
-    """
-    used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
-    if needs(config).proximal:
-        if steps_per_proximal == 1 and not custom_functions.is_custom(config.name):
-            used = {name: value for name, value in used.items() if "clip" not in name}
-        used["proximal"] = config.proximal
-    used["advantage"] = config.advantage
-    if config.advantage in ("grpo", "turn_grpo"):
-        used["advantage_eps"] = config.advantage_eps
-        used["advantage_std"] = config.advantage_std
-    if config.advantage == "turn_grpo":
-        used["turn_discount"] = config.turn_discount
-    used["normalization"] = config.normalized_by
-    if config.entropy_coef:
-        used["entropy_coef"] = config.entropy_coef
-    if needs(config).reference:
-        used["kl_coef"] = config.kl_coef
-        used["kl_estimator"] = config.kl_estimator
-        used["reference"] = config.reference_path or "the weights the run started from"
-    if config.overlong_tokens:
-        used["overlong_buffer_tokens"] = float(config.overlong_tokens)
-        used["overlong_penalty"] = config.overlong_penalty
-    if config.length_penalty:
-        used["length_penalty"] = config.length_penalty
-    used["temperature"] = temperature
-    return used
-
-
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
     if not custom_functions.is_custom(config.name):
         return LOSSES[config.name](logprobs, inputs, **config.constants)

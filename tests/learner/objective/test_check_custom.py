@@ -14,7 +14,8 @@ from bridge.rollout_types import Rollout
 from configs.sections import LossConfig
 from learner.objective.advantages import Responses, group_advantages, token_advantages
 from learner.objective.check_custom import check
-from learner.objective.losses import Needs, effective_constants, needs
+from learner.objective.effective_constants import effective_constants
+from learner.objective.losses import Needs, needs
 from tests.learner.objective.test_losses import inputs_of, run
 
 HERE = __name__

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from configs.sections import LossConfig
-from learner.objective.losses import effective_constants
+from learner.objective.effective_constants import effective_constants
 from tests.learner.objective.test_losses import config_of
 
 COMMON = {
