@@ -1,6 +1,7 @@
 """Differentiated function: weighted sum of token losses, and its statistics."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,9 @@ from jaxtyping import Array, Bool, Float
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
 from learner.distributed.channel import Processes
+from learner.distributed.sharding import BATCH_AXES
 from learner.model.architecture import Architecture
+from learner.model.attention.dispatch import choose_path
 from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.objective import losses
@@ -151,3 +154,36 @@ def default_logit_chunk(model: Architecture, mesh: Mesh) -> int:
         return 128 if model.hidden_size < _WIDE else 256
     words = -(-model.vocab_size // mesh.shape["tensor"])
     return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
+
+
+def attention_paths(model_config: Architecture, config: Config, mesh: Mesh) -> dict[int | None, str]:
+    """Returns the attention path by the window of its layers; None is the key of layers without a window.
+
+    Raises:
+      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
+        model.attention does not support this model on these devices.
+    """
+    for name, size, parts in (
+        ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
+        ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),
+        ("the model's num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
+        ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
+    ):
+        if size % parts:
+            raise ValueError(f"{name} ({size}) must be a multiple of {parts} for the mesh {dict(mesh.shape)}")
+    windows = {
+        model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
+    }
+    return {
+        window: choose_path(
+            config.model.attention,
+            device=mesh.devices.flat[0],
+            dtype=jnp.dtype(config.model.compute_dtype),
+            head_dim=model_config.head_dim,
+            window=window,
+            soft_cap=model_config.attention_soft_cap,
+            sequence=mesh.shape["sequence"],
+            has_prefixes=config.packing.share_prompts,
+        )
+        for window in windows
+    }
