@@ -14,6 +14,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -71,6 +72,8 @@ def _check_loss(config: LossConfig) -> None:
         advantages=jnp.array(_ADVANTAGES, jnp.float32),
         loss_mask=jnp.ones(logprobs.shape, jnp.bool_),
         reference_logprobs=logprobs - 0.1 if wanted.reference else None,
+        teacher_logprobs=logprobs - 0.1 if wanted.teacher else None,
+        has_teacher=jnp.ones(logprobs.shape, jnp.bool_) if wanted.teacher else None,
         proximal_logprobs=logprobs - 0.2 if wanted.proximal else None,
         sequence_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.sequence_ratio else None,
     )
@@ -114,7 +117,7 @@ def main() -> None:
     """Checks the functions of the config on standard input."""
     given = json.load(sys.stdin)
     try:
-        check(LossConfig(**given["loss"]), group_size=given["group_size"])
+        check(msgspec.convert(given["loss"], LossConfig), group_size=given["group_size"])
     except ValueError as e:
         sys.exit(f"error: {' '.join(str(e).split())}")
 

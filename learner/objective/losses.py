@@ -77,6 +77,10 @@ class TokenInputs:
     """log pi_prox; see `LossConfig.proximal`."""
     reference_logprobs: Float[Array, "*shape"] | None = None
     """log pi_ref."""
+    teacher_logprobs: Float[Array, "*shape"] | None = None
+    """log pi_T of the token's teacher; not read at tokens without one."""
+    has_teacher: Bool[Array, "*shape"] | None = None
+    """True at tokens with a teacher."""
     sequence_log_ratio: Float[Array, "*shape"] | None = None
     """Mean of log pi - log mu over the trained tokens of the token's sequence."""
 
@@ -89,6 +93,8 @@ class TokenLoss(NamedTuple):
     """True where the correction changed the token's gradient; the mean over trained tokens is the clip fraction."""
     kl: Float[Array, "*shape"]
     """KL estimate against the reference, without its coefficient; 0 without a reference."""
+    teacher_kl: Float[Array, "*shape"]
+    """log pi - log pi_T; 0 without a teacher."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +104,7 @@ class Needs:
     proximal: bool
     reference: bool
     sequence_ratio: bool
+    teacher: bool
 
 
 def needs(config: LossConfig) -> Needs:
@@ -106,6 +113,7 @@ def needs(config: LossConfig) -> Needs:
         proximal="proximal_logprobs" in config.optional_inputs,
         reference=config.kl_coef > 0,
         sequence_ratio="sequence_log_ratio" in config.optional_inputs,
+        teacher=config.teacher_coef > 0,
     )
 
 
@@ -228,13 +236,31 @@ LOSSES: dict[str, Callable[..., Terms]] = {
 """Losses by `LossConfig.name`. Each, like a custom loss, takes the constants of `LossConfig.constants` by name."""
 
 
+def distilled(advantages: Array, teacher_kl: Array, coef: float) -> Array:
+    """Returns the advantages of on-policy distillation, A_t - beta sg(log pi(y_t) - log pi_T(y_t)).
+
+    pi_T is the teacher (Lu and Thinking Machines Lab, "On-Policy Distillation", 2025; the reverse KL of GKD, arXiv
+    2306.13649). Of a state s, grad KL(pi(.|s), pi_T(.|s)) = E_{y ~ pi}[(log pi(y|s) - log pi_T(y|s)) grad log pi(y|s)],
+    since E[grad log pi] = 0. A loss whose gradient is -w A grad log pi, with w = pi / mu, therefore descends beta times
+    the reverse KL at the sampled states. pi is the current policy: with mu instead, the result would be the gradient of
+    no KL, because mu is an older policy and an engine rounds otherwise.
+
+    Args:
+      advantages: A of the rewards.
+      teacher_kl: log pi - log pi_T of the sampled tokens, in nats; 0 without a teacher.
+      coef: beta.
+    """
+    return advantages - coef * jax.lax.stop_gradient(teacher_kl)
+
+
 @jaxtyped(typechecker=beartype)
 def token_loss(
     logprobs: Float[Array, "*shape"], entropy: Float[Array, "*shape"], inputs: TokenInputs, config: LossConfig
 ) -> TokenLoss:
-    """Returns the configured loss of each token with entropy bonus and KL penalty.
+    """Returns the configured loss of each token with distillation, entropy bonus and KL penalty.
 
-    loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
+    loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref), l of the advantages of `distilled`; differentiable
+    in logprobs and entropy only.
 
     Raises:
       ValueError: a required input is missing or differs in shape from the logprobs, or a custom loss cannot be loaded
@@ -248,19 +274,23 @@ def token_loss(
         return jnp.where(mask, x, 0.0)
 
     def constant(x: Array) -> Array:
-        return x if x is mask else jax.lax.stop_gradient(clear(x))
+        return x if x.dtype == jnp.bool_ else jax.lax.stop_gradient(clear(x))
 
     logprobs = clear(logprobs)
     inputs = jax.tree.map(constant, inputs)
+    kl = teacher_kl = jnp.zeros_like(logprobs)  # pyright: ignore[reportUnknownMemberType]
+    if inputs.teacher_logprobs is not None and inputs.has_teacher is not None:
+        teacher_kl = jnp.where(inputs.has_teacher, logprobs - inputs.teacher_logprobs, 0.0)
+        advantages = distilled(inputs.advantages, teacher_kl, config.teacher_coef)
+        inputs = dataclasses.replace(inputs, advantages=advantages)
     loss, clipped = _terms(logprobs, inputs, config)
-    kl = jnp.zeros_like(logprobs)  # pyright: ignore[reportUnknownMemberType]
     if inputs.reference_logprobs is not None:
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
     if config.kl_coef:
         loss = loss + config.kl_coef * kl
     if config.entropy_coef:
         loss = loss - config.entropy_coef * clear(entropy)
-    return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl))
+    return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl), teacher_kl=clear(teacher_kl))
 
 
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
@@ -320,6 +350,8 @@ def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> N
     for name, is_needed, setting in (
         ("proximal_logprobs", wanted.proximal, f"loss.name={config.name}"),
         ("reference_logprobs", wanted.reference, f"loss.kl_coef={config.kl_coef}"),
+        ("teacher_logprobs", wanted.teacher, f"loss.teacher_coef={config.teacher_coef}"),
+        ("has_teacher", wanted.teacher, f"loss.teacher_coef={config.teacher_coef}"),
         ("sequence_log_ratio", wanted.sequence_ratio, f"loss.name={config.name}"),
     ):
         if is_needed and getattr(inputs, name) is None:

@@ -58,6 +58,8 @@ class LossFn:
             loss_mask=jnp.asarray(batch.loss_mask),
             proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
             reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
+            teacher_logprobs=None if anchors.teacher is None else jnp.asarray(anchors.teacher),
+            has_teacher=None if anchors.teacher is None else jnp.asarray(batch.teacher_ids) > 0,
             sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
         )
         is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.proximal == "first_pass" else None
@@ -74,12 +76,14 @@ class LossFn:
                     proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
                 inputs = dataclasses.replace(inputs, proximal_logprobs=proximal)
             result = losses.token_loss(logprobs, entropy, inputs, self.config)
-            return result.loss * weights, (result.clipped, result.kl)
+            return result.loss * weights, (result.clipped, result.kl, result.teacher_kl)
 
         of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights), is_start))
-        total, (scores, (clipped, kl)) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
-        logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
-        stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
+        total, (scores, others) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
+        logprobs, entropy, clipped, kl, teacher_kl = jax.tree.map(_to_token, (*scores, *others))
+        stats = diagnostics.measure(
+            batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, teacher_kl=teacher_kl, step=step
+        )
         return total, jax.lax.stop_gradient((stats, logprobs))
 
     def _sequence_log_ratio(
@@ -114,16 +118,8 @@ def _to_token(x: Array) -> Array:
 
 def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes) -> LossFn:
     """Returns the loss function of a run's model, loss and sampling on its devices; all processes call it."""
-    chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
-    remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=chunk)
-    head = Head(
-        temperature=config.sampling.temperature,
-        soft_cap=model_config.logit_soft_cap,
-        chunk=chunk,
-        words_last=mesh.devices.flat[0].platform == "cpu",
-        mesh=mesh,
-        is_trained=not config.lora.is_on,
-    )
+    head = _head(model_config, config, mesh, is_trained=not config.lora.is_on)
+    remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=head.chunk)
     forward = _forward(model_config, config, mesh, config.lora, remat=remat)
     return LossFn(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
 
@@ -132,6 +128,24 @@ def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Confi
     """Returns the loss function for the model's own parameters, with its adapters off."""
     forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
     return dataclasses.replace(loss_sum, forward=forward)
+
+
+def frozen_loss_fn(model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
+    """Returns the loss function of a model that is only scored, of any architecture."""
+    head = _head(model_config, config, mesh, is_trained=False)
+    forward = _forward(model_config, config, mesh, NO_LORA, remat="none")
+    return LossFn(config=config.loss, proximal=None, forward=forward, head=head, remat="none")
+
+
+def _head(model_config: Architecture, config: Config, mesh: Mesh, *, is_trained: bool) -> Head:
+    return Head(
+        temperature=config.sampling.temperature,
+        soft_cap=model_config.logit_soft_cap,
+        chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh),
+        words_last=mesh.devices.flat[0].platform == "cpu",
+        mesh=mesh,
+        is_trained=is_trained,
+    )
 
 
 def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:

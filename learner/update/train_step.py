@@ -118,6 +118,7 @@ class TrainStep:
         of_tokens = self._batch.advantages
         self._anchors = FrozenLogprobs(
             reference=of_tokens if self.needs.reference else None,
+            teacher=of_tokens if self.needs.teacher else None,
             proximal=of_tokens if self.scores_proximal or self.keeps_logprobs else None,
         )
 
@@ -234,9 +235,9 @@ class TrainStep:
             anchors = dataclasses.replace(anchors, proximal=batch.behavior_logprobs)
         if jax.tree.structure(anchors) != jax.tree.structure(self._anchors):
             raise ValueError(
-                f"loss {self._config.loss.name}: expected logprobs with reference={self.needs.reference} and "
-                f"proximal={self.scores_proximal}, got {jax.tree.map(jnp.shape, anchors)}; "
-                "see learner.update.frozen_policies"
+                f"loss {self._config.loss.name}: expected logprobs with reference={self.needs.reference}, "
+                f"teacher={self.needs.teacher} and proximal={self.scores_proximal}, got "
+                f"{jax.tree.map(jnp.shape, anchors)}; see learner.update.frozen_policies"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
         with self._compiling("accumulate", batch):
