@@ -20,7 +20,7 @@ from bridge.rollout_types import Group, Ticket
 from bridge.validation import is_array
 from bridge.weight_types import Announcement, RunCard, WeightManifest
 
-FORMAT = 13
+FORMAT = 14
 """Format number of everything that outlives a process: messages, stores and checkpoints.
 
 It must increase with any change of a wire type's fields, a store's tables or a checkpoint's metadata. Every other

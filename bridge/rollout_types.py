@@ -150,6 +150,9 @@ class Task:
     """JSON that only verifiers and the environment read."""
     environment: str = ""
     """Name of the environment that a response is an episode of; empty: a response is one turn."""
+    teacher: str = ""
+    """Name of the teacher that scores a response's tokens in the learner (loss.teachers); empty: the one for rows that
+    name none."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if nothing scores the task, or a verifier is named twice."""

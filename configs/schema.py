@@ -101,6 +101,7 @@ class Config:
         self._check_devices()
         self._check_lora()
         self._check_helpers()
+        self.loss.check_teachers(self.prompts, num_helpers=self.helpers.num_engines)
 
     @property
     def shares_devices(self) -> bool:

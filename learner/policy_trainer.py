@@ -1,7 +1,7 @@
 """Policy trainer: train state, epoch buffer and export.
 
 The epoch buffer keeps packed micro-batches in each process's memory with the logprobs of the frozen policies, so no
-policy scores a token twice. It takes 29 bytes per position of a packed row, and 4 more per frozen policy and with
+policy scores a token twice. It takes 30 bytes per position of a packed row, and 4 more per frozen policy and with
 packing.whole_groups. Checkpoints exclude it: they are made between updates, and a learner killed between two epochs
 restarts the batch.
 """
@@ -130,7 +130,7 @@ class PolicyTrainer:
         """
         before = self.steps.pending
         batch = self.steps.spread(micro.batch)
-        anchors = self.anchors.score(batch)
+        anchors = self.anchors.score(batch, micro.teachers)
         self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
         self.kept.add(dataclasses.replace(micro, batch=batch) if self.steps.spreads else micro, anchors)
         jax.block_until_ready(self.steps.pending if micro.ends_pack else before)

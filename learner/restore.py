@@ -21,8 +21,10 @@ from learner.model import hf_load as hf_io
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.lora import LoraBase, abstract_adapters, lora_metadata
+from learner.model.teachers import teacher_architectures
 from learner.policy_trainer import EpochCache, PolicyTrainer, Publishing, saved_part
-from learner.update.frozen_policies import FrozenPolicies, loads_reference
+from learner.update.frozen_policies import FrozenPolicies, TeacherPolicy, loads_reference
+from learner.update.loss_fn import attention_paths, frozen_loss_fn
 from learner.update.optimizer import TrainState
 from learner.update.train_step import TrainStep
 
@@ -174,7 +176,7 @@ def trainer_of(
 def frozen_policies(
     steps: TrainStep, weights: WeightLoader, model_folder: pathlib.Path, *, params: Params, base: LoraBase | None
 ) -> FrozenPolicies:
-    """Loads the reference, if the loss needs one, and freezes `params` as the proximal policy, if it needs one."""
+    """Loads the reference and the teachers, if any, and freezes `params` as the proximal policy, if one is needed."""
     config = weights.config
     reference = pathlib.Path(config.loss.reference_path or model_folder)
 
@@ -191,7 +193,25 @@ def frozen_policies(
         load_reference=load_reference,
         params=params,
         base=None if base is None else base.params,
+        teachers=_load_teachers(weights, model_folder),
     )
+
+
+def _load_teachers(weights: WeightLoader, model_folder: pathlib.Path) -> list[TeacherPolicy]:
+    """Loads the teachers in the compute dtype, split over the mesh like any model."""
+    config, mesh = weights.config, make_mesh(**weights.config.mesh.axes, devices=None)
+    architectures = teacher_architectures(config, weights.architecture, model_folder)
+    teachers: list[TeacherPolicy] = []
+    for (field, folder), architecture in zip(config.loss.teacher_folders.values(), architectures, strict=True):
+        try:
+            attention_paths(architecture, config, mesh)
+        except ValueError as e:
+            raise ValueError(f"{field} {folder}: {e}") from e
+        loader = dataclasses.replace(weights, architecture=architecture)
+        params = loader.load(pathlib.Path(folder), config.model.compute_dtype, source=field)
+        logging.info("teacher loaded field=%s folder=%s", field, folder)
+        teachers.append(TeacherPolicy(params, frozen_loss_fn(architecture, config, mesh).score, mesh))
+    return teachers
 
 
 def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:

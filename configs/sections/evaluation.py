@@ -23,7 +23,7 @@ MAX_SETS = 64
 _SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TAKEN = ("rewards",)
 """Reserved set names. A set named "rewards" would collide with eval/rewards/* metrics of the held-out set."""
-_OF_TRAINING = ("eval_path", "eval_split", "weight", "stage")
+_OF_TRAINING = ("eval_path", "eval_split", "weight", "stage", "teacher")
 """Fields of a source that apply to training only."""
 
 

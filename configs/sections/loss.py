@@ -7,6 +7,7 @@ learner/objective/reward_shaping.py.
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -19,8 +20,10 @@ from configs.sections.base import (
     LocalPath,
     NotNegative,
     Positive,
+    expand_home,
 )
 from configs.sections.correction import CorrectionConfig
+from configs.sections.prompts import PromptsConfig
 
 LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "reinforce": {},
@@ -53,7 +56,7 @@ DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
 
 Proximal = Literal["batch", "round", "published"]
 
-ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo")
+ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo", "none")
 _STANDARDIZED = ("grpo", "turn_grpo")
 """Advantages that divide by a standard deviation."""
 
@@ -65,6 +68,21 @@ CUSTOM_LOSS = custom_functions.Signature(
 """Signature of a custom loss: as in learner/objective/losses.py, with any of the constants of `LossConfig`."""
 OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio", "turn_log_ratio")
 """Loss inputs computed on request. A custom loss lists them in its attribute `needs`."""
+
+MAX_TEACHERS = 127
+"""Most teachers of a run; a packed token's teacher is an int8."""
+_TEACHER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """Teacher of on-policy distillation that rows or problem sources name."""
+
+    path: LocalPath = ""
+    """Hugging Face folder of the teacher's model."""
+
+    def __post_init__(self) -> None:
+        expand_home(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +125,8 @@ class LossConfig(CheckedSection):
     advantage: str = "grpo"
     """Advantage estimator, one of `ADVANTAGE_NAMES`, or `module:function` for a custom one. Both dr_grpo and
     mean_baseline name the same equation. turn_grpo credits the tokens of a turn with the return from that turn on,
-    compared with all turns of the group. All others credit every sampled token with the reward of its response."""
+    compared with all turns of the group. `none` gives 0 to every token, for distillation alone (teacher_coef). All
+    others credit every sampled token with the reward of its response."""
     advantage_eps: Positive = 1e-6
     """Constant added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
     advantage_std: Literal["sample", "population"] = "sample"
@@ -130,6 +149,15 @@ class LossConfig(CheckedSection):
     / 2. `k3`: 1/r - 1 + log r."""
     reference_path: LocalPath = ""
     """Hugging Face folder of the reference model. Empty: the initial weights of the run."""
+    teacher_coef: NotNegative = 0.0
+    """Coefficient of on-policy distillation: every sampled token of a row with a teacher gets coef x (log pi_teacher -
+    log pi) added to its advantage. 0: no teacher."""
+    teacher_path: LocalPath = ""
+    """Hugging Face folder of the teacher of rows that name none. It may have another architecture, but must have the
+    student's tokenizer. Empty: rows that name no teacher are not distilled."""
+    teachers: dict[str, Teacher] = dataclasses.field(default_factory=dict[str, Teacher])
+    """Teachers by name, for the rows that name one: prompts.mixture.NAME.teacher, or the column prompts.teacher_field.
+    Empty: every row has the teacher of teacher_path."""
     overlong_buffer_tokens: CountOrZero | None = None
     """Length of DAPO's soft overlong penalty, in tokens before sampling.max_response_tokens. The reward falls linearly
     by overlong_penalty over them. Episodes count sampled tokens only. 0: off. None: 4096 for dapo, off otherwise."""
@@ -150,6 +178,7 @@ class LossConfig(CheckedSection):
         self._check_constants()
         self._check_weight()
         self._check_whole_method()
+        self._check_distillation()
 
     def _check_constants(self) -> None:
         # The constants of a custom loss are known only after its import, so check the given ones.
@@ -191,6 +220,58 @@ class LossConfig(CheckedSection):
                     "loss.name=grpo_clip for another combination"
                 )
 
+    def _check_distillation(self) -> None:
+        if self.teachers and not self.teacher_coef:
+            raise ValueError("loss.teachers has no effect without loss.teacher_coef > 0; set that or leave it out")
+        if self.teacher_coef and not self.teacher_folders:
+            raise ValueError(
+                f"loss.teacher_coef={self.teacher_coef} requires a teacher; set loss.teacher_path or loss.teachers"
+            )
+        if self.advantage == "none" and not self.teacher_coef:
+            raise ValueError(
+                "loss.advantage=none leaves nothing to learn from without distillation; set loss.teacher_coef and "
+                "loss.teacher_path, or another advantage"
+            )
+        for name, teacher in self.teachers.items():
+            if not _TEACHER_NAME.fullmatch(name):
+                raise ValueError(f"loss.teachers: expected a name of letters, digits, _ and -, got {name!r}")
+            if not teacher.path:
+                raise ValueError(f"loss.teachers.{name}.path: expected a model folder, got none")
+        if len(self.teacher_folders) > MAX_TEACHERS:
+            raise ValueError(f"loss.teachers: expected at most {MAX_TEACHERS}, got {len(self.teacher_folders)}")
+
+    def check_teachers(self, prompts: PromptsConfig, *, num_helpers: int) -> None:
+        """Raises ValueError if problem sources name unknown teachers, a teacher has no rows, or rows lack a teacher.
+
+        Args:
+          prompts: problem sources.
+          num_helpers: `helpers.num_engines`.
+        """
+        named = {name: source.teacher for name, source in prompts.sources.items()}
+        for source, name in named.items():
+            if name and name not in self.teachers:
+                raise ValueError(
+                    f"prompts.mixture.{source}.teacher: expected one of loss.teachers "
+                    f"({', '.join(self.teachers) or 'none'}), got {name!r}"
+                )
+        if prompts.teacher_field and not self.teachers:
+            raise ValueError(f"prompts.teacher_field={prompts.teacher_field} requires loss.teachers")
+        if unused := () if prompts.teacher_field else sorted(self.teachers.keys() - set(named.values())):
+            raise ValueError(
+                f"loss.teachers.{unused[0]} teaches no row; name it in prompts.mixture.NAME.teacher or in a column "
+                "(prompts.teacher_field), or leave it out"
+            )
+        if self.advantage == "none" and not self.teacher_path and not all(named.values()):
+            lacking = ", ".join(source for source, name in named.items() if not name)
+            raise ValueError(
+                "loss.advantage=none requires a teacher for every row; set loss.teacher_path"
+                + (f", or the teacher of each source of prompts.mixture (none: {lacking})" if lacking else "")
+            )
+        if num_helpers and self.teacher_coef:
+            raise ValueError(
+                f"helpers.num_engines={num_helpers} requires loss.teacher_coef=0: a helper's devices hold no teacher"
+            )
+
     def _refuse_unread_constants(self, read: dict[str, Any]) -> None:
         for name, value in self._given.items():
             if name not in read:
@@ -213,7 +294,10 @@ class LossConfig(CheckedSection):
             ("turn_discount", self.advantage == "turn_grpo", "loss.advantage=turn_grpo"),
             ("kl_estimator", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
+            ("teacher_path", self.teacher_coef > 0, "loss.teacher_coef > 0"),
             ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),
+            ("overlong_buffer_tokens", self.advantage != "none", "an advantage of the rewards (loss.advantage)"),
+            ("length_penalty", self.advantage != "none", "an advantage of the rewards (loss.advantage)"),
         ):
             value = getattr(self, name)
             if not is_read and value != defaults[name]:
@@ -331,6 +415,32 @@ class LossConfig(CheckedSection):
     def normalized_by(self) -> Normalization:
         """Normalization with the default of the loss filled in."""
         return self.normalization or NORMALIZATIONS.get(self.name, "token")
+
+    @property
+    def teacher_folders(self) -> dict[str, tuple[str, str]]:
+        """Config field and folder of each teacher by name, in the order of their numbers.
+
+        The teacher of rows that name none has the name "".
+        """
+        named = {name: (f"loss.teachers.{name}.path", self.teachers[name].path) for name in sorted(self.teachers)}
+        return ({"": ("loss.teacher_path", self.teacher_path)} if self.teacher_path else {}) | named
+
+    def teacher_number(self, name: str) -> int:
+        """Returns the number of a row's teacher, from 1; 0 if a row that names none has no teacher.
+
+        Raises:
+          ValueError: `loss.teachers` has no such name.
+        """
+        names = list(self.teacher_folders)
+        if name and name not in names:
+            raise ValueError(f"loss.teachers: expected the row's teacher {name!r}, got {', '.join(names)}")
+        return 1 + names.index(name) if name in names else 0
+
+    @property
+    def frozen_folders(self) -> dict[str, str]:
+        """Folders of the reference and the teachers, by config field."""
+        reference = {"loss.reference_path": self.reference_path} if self.reference_path else {}
+        return reference | dict(self.teacher_folders.values())
 
     @property
     def overlong_tokens(self) -> int:

@@ -94,6 +94,8 @@ class PromptSource(SourceFields):
     """Sampling weight of the source, relative to the weights of the other sources."""
     stage: CountOrZero = 0
     """Stage of the source for prompts.curriculum=stages. Lower stages are trained first."""
+    teacher: str = ""
+    """Teacher of the source's rows that name none, one of loss.teachers. Empty: teacher of loss.teacher_path."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -201,6 +203,8 @@ class PromptsConfig(SourceFields):
     template_arguments_field: str = "template_arguments"
     """Column with a row's own chat template arguments: an object, or a JSON text of one. They override
     `prompts.template_arguments` by name. Empty: not read."""
+    teacher_field: str = ""
+    """Column with the name of a row's teacher, one of loss.teachers. Empty: not read."""
     ignored_fields: str = ""
     """Comma-separated fields of messages and rows that the chat template may omit, for example
     `tool_call_id,name,images`. Rows with any other omitted field are quarantined. Empty: no field may be omitted."""

@@ -32,6 +32,7 @@ from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
 from learner.metrics.trackers import check_installed
 from learner.model.architecture import Architecture
 from learner.model.lora import check_lora
+from learner.model.teachers import teacher_architectures
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROBE_BYTES = 2**16
@@ -100,20 +101,21 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
     Raises:
       ValueError: a check fails; the message names the fix.
     """
-    _check_is_folder(model_folder, "model.path")
+    folders = _check_model_folders(config, model_folder)
     try:
         model = Architecture.from_hf(model_folder)
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
     check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
-    missing = missing_weights(model_folder)
-    if missing:
-        raise ValueError(f"{model_folder}: missing weights: {missing}")
+    for folder in folders:
+        if missing := missing_weights(folder):
+            raise ValueError(f"{folder}: missing weights: {missing}")
     if config.model.max_tokens > model.max_position_embeddings:
         raise ValueError(
             f"model.max_tokens: expected at most {model.max_position_embeddings} (max_position_embeddings of the "
             f"model), got {config.model.max_tokens}"
         )
+    teacher_architectures(config, model, model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size, template=config.prompts.template_settings)
     _check_template(config, tokenizer)
     return tokenizer
@@ -182,9 +184,7 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
       ValueError: a check fails; the message names the folder, the reason and the field.
       OSError: a run that has begun cannot write to its folder.
     """
-    _check_is_folder(model_folder, "model.path")
-    if config.loss.reference_path:
-        _check_is_folder(pathlib.Path(config.loss.reference_path), "loss.reference_path")
+    _check_model_folders(config, model_folder)
     _check_writable(config, pathlib.Path(config.run_dir), "--config.run.dir")
     _check_writable(config, snapshot_root(config), "publish.snapshot_dir")
 
@@ -341,11 +341,12 @@ def missing_weights(folder: pathlib.Path) -> str:
     return f"{', '.join(gone)}, named in {index.name}" if gone else ""
 
 
-def _check_is_folder(folder: pathlib.Path, field: str) -> None:
-    if not folder.is_dir():
-        raise ValueError(
-            f"{field}: no model folder {str(folder)!r}; download one with python -m launch.tools.get_model"
-        )
+def _check_model_folders(config: Config, model_folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders of the policy, the reference and the teachers."""
+    for field, folder in {"model.path": str(model_folder), **config.loss.frozen_folders}.items():
+        if not pathlib.Path(folder).is_dir():
+            raise ValueError(f"{field}: no model folder {folder!r}; download one with python -m launch.tools.get_model")
+    return [model_folder, *map(pathlib.Path, config.loss.frozen_folders.values())]
 
 
 def _refusal(config: Config) -> type[Exception]:

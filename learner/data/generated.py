@@ -79,6 +79,7 @@ class ReasoningGymSource:
             answer_in=source.answer_in,
             metadata=entry if needs_entry else None,
             environment=source.environment,
+            teacher=source.teacher,
         )
         return RawProblem(question, (), task, environment=source.environment)
 

@@ -4,6 +4,7 @@ import dataclasses
 import decimal
 import json
 import math
+from collections.abc import Collection
 from typing import Any
 
 from bridge import code_tests
@@ -42,25 +43,30 @@ class RowFormat:
     metadata_field: str
     tools_field: str = ""
     template_arguments_field: str = ""
+    teacher_field: str = ""
     ignored_fields: frozenset[str] = frozenset()
     """Message and row fields that prompts leave out on purpose."""
     verifiers: frozenset[str]
     """Verifiers that rows may name: built-in ones and custom ones in the config. A file cannot make code be
     imported."""
+    teachers: frozenset[str] = frozenset()
+    """Teachers that rows may name."""
 
     @classmethod
-    def of(cls, prompts: PromptsConfig, source: PromptSource) -> "RowFormat":
-        """Returns the format of one of the config's sources."""
+    def of(cls, prompts: PromptsConfig, source: PromptSource, *, teachers: Collection[str] = ()) -> "RowFormat":
+        """Returns the format of one of the config's sources; `teachers` are the names in loss.teachers."""
         return cls(
             source=source,
             rewards_field=prompts.rewards_field,
             metadata_field=prompts.metadata_field,
             tools_field=prompts.tools_field,
             template_arguments_field=prompts.template_arguments_field,
+            teacher_field=prompts.teacher_field,
             ignored_fields=frozenset(prompts.ignored_names),
             verifiers=frozenset(
                 (*VERIFIERS, *prompts.custom_verifiers, *filter(custom_functions.is_custom, source.parts))
             ),
+            teachers=frozenset(teachers),
         )
 
     @property
@@ -77,7 +83,8 @@ class RowFormat:
 
     @property
     def _own(self) -> tuple[str, ...]:
-        return (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
+        fields = (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
+        return (*fields, self.teacher_field)
 
 
 def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:
@@ -116,7 +123,14 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     question, messages, tools = _prompt(row, form)
     if "judge" in parts:  # the judge prompt contains the question
         metadata = {"question": question, **(metadata or {})}
-    task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
+    task = task_of(
+        answer,
+        parts,
+        answer_in=source.answer_in,
+        metadata=metadata,
+        environment=source.environment,
+        teacher=_teacher(row, form),
+    )
     arguments = _object(row, form.template_arguments_field)
     return RawProblem(question, messages, task, number, source.environment, tools, arguments)
 
@@ -185,6 +199,18 @@ def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
             raise NotARowError(f"{field!r}: the weight of {name!r} must be a finite number and not 0, got {weight!r}")
         parts[name] = float(weight)
     return parts
+
+
+def _teacher(row: dict[str, Any], form: RowFormat) -> str:
+    """Returns the teacher that the row names, else its source's."""
+    given = row.get(form.teacher_field) if form.teacher_field else None
+    if given is None or given == "":
+        return form.source.teacher
+    if not isinstance(given, str) or given not in form.teachers:
+        raise NotARowError(
+            f"{form.teacher_field!r}: no teacher {_short(given)}; there are {', '.join(sorted(form.teachers))}"
+        )
+    return given
 
 
 def _counts(weight: float) -> bool:

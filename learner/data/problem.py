@@ -87,6 +87,7 @@ def task_of(
     answer_in: str,
     metadata: Mapping[str, Any] | None = None,
     environment: str = "",
+    teacher: str = "",
 ) -> Task:
     """Returns the task that scores a response.
 
@@ -96,6 +97,7 @@ def task_of(
       answer_in: part of the response in which verifier `math` looks for the answer.
       metadata: metadata of the row or entry of a generated problem, for verifiers and the environment.
       environment: environment whose episode the response is.
+      teacher: name of the teacher that scores the response's tokens.
     """
     known = dict(metadata or {})
     if "math" in parts:
@@ -105,6 +107,7 @@ def task_of(
         answer=answer_text(answer),
         metadata=json.dumps(known, default=str),
         environment=environment,
+        teacher=teacher,
     )
 
 

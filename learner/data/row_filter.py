@@ -216,7 +216,7 @@ def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
     for name, source in prompts.sources.items():
         if not source.path or source.environment:
             continue
-        form = RowFormat.of(prompts, source)
+        form = dataclasses.replace(RowFormat.of(prompts, source), teacher_field="")  # no part of an answer
         rows = open_rows(source, form.columns)
         indices = range(len(rows))
         if 0 < limit < len(rows):

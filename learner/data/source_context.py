@@ -55,7 +55,7 @@ class SourceContext:
 
     def form(self, source: PromptSource) -> RowFormat:
         """Returns the row format of a source."""
-        return RowFormat.of(self.config.prompts, source)
+        return RowFormat.of(self.config.prompts, source, teachers=self.config.loss.teachers)
 
     def is_held_out(self, raw: RawProblem) -> bool:
         """Returns True if the question's hash holds it out."""

@@ -73,12 +73,19 @@ def rloo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.n
     return (rewards - rewards.mean()) * (rewards.size / (rewards.size - 1))
 
 
+def no_advantage(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
+    """Returns A_i = 0: the rewards do not train, and on-policy distillation alone does (`losses.distilled`)."""
+    del config
+    return np.zeros_like(rewards)
+
+
 ADVANTAGES: dict[str, AdvantageFn] = {
     "grpo": grpo,
     "dr_grpo": mean_baseline,
     "rloo": rloo,
     "mean_baseline": mean_baseline,
     "turn_grpo": grpo,
+    "none": no_advantage,
 }
 """Advantage functions by `LossConfig.advantage`; `turn_grpo` is `grpo` over the returns of a group's turns."""
 

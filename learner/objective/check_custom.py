@@ -86,6 +86,8 @@ def _check_loss(config: LossConfig) -> None:
         advantages=jnp.array(_ADVANTAGES, jnp.float32),
         loss_mask=jnp.ones(logprobs.shape, jnp.bool_),
         reference_logprobs=logprobs - 0.1 if wanted.reference else None,
+        teacher_logprobs=logprobs - 0.1 if wanted.teacher else None,
+        has_teacher=jnp.ones(logprobs.shape, jnp.bool_) if wanted.teacher else None,
         proximal_logprobs=logprobs - 0.2 if wanted.proximal else None,
         sequence_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.sequence_ratio else None,
         turn_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.turn_ratio else None,

@@ -34,6 +34,9 @@ def effective_constants(
         used["kl_coef"] = config.kl_coef
         used["kl_estimator"] = config.kl_estimator
         used["reference"] = config.reference_path or "the weights the run started from"
+    if config.teacher_coef:
+        used["teacher_coef"] = config.teacher_coef
+        used |= {field: folder for field, folder in config.teacher_folders.values()}
     if config.overlong_tokens:
         used["overlong_buffer_tokens"] = float(config.overlong_tokens)
         used["overlong_penalty"] = config.overlong_penalty

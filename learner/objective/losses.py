@@ -77,6 +77,10 @@ class TokenInputs:
     """log pi_prox; see `LossConfig.proximal`."""
     reference_logprobs: Float[Array, "*shape"] | None = None
     """log pi_ref."""
+    teacher_logprobs: Float[Array, "*shape"] | None = None
+    """log pi_T of the token's teacher; not read at tokens without one."""
+    has_teacher: Bool[Array, "*shape"] | None = None
+    """True at tokens with a teacher."""
     sequence_log_ratio: Float[Array, "*shape"] | None = None
     """Mean of log pi - log mu over the trained tokens of the token's sequence."""
     turn_log_ratio: Float[Array, "*shape"] | None = None
@@ -93,6 +97,8 @@ class TokenLoss(NamedTuple):
     """True where the correction changed the token's gradient; the mean over trained tokens is the clip fraction."""
     kl: Float[Array, "*shape"]
     """KL estimate against the reference, without its coefficient; 0 without a reference."""
+    teacher_kl: Float[Array, "*shape"]
+    """log pi - log pi_T; 0 without a teacher."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Needs:
     reference: bool
     sequence_ratio: bool
     turn_ratio: bool = False
+    teacher: bool = False
 
     @property
     def ratios(self) -> bool:
@@ -117,6 +124,7 @@ def needs(config: LossConfig) -> Needs:
         reference=config.kl_coef > 0,
         sequence_ratio="sequence_log_ratio" in config.optional_inputs,
         turn_ratio="turn_log_ratio" in config.optional_inputs,
+        teacher=config.teacher_coef > 0,
     )
 
 
@@ -257,13 +265,31 @@ LOSSES: dict[str, Callable[..., Terms]] = {
 """Losses by `LossConfig.name`. Each, like a custom loss, takes the constants of `LossConfig.constants` by name."""
 
 
+def distilled(advantages: Array, teacher_kl: Array, coef: float) -> Array:
+    """Returns the advantages of on-policy distillation, A_t - beta sg(log pi(y_t) - log pi_T(y_t)).
+
+    pi_T is the teacher (Lu and Thinking Machines Lab, "On-Policy Distillation", 2025; the reverse KL of GKD, arXiv
+    2306.13649). Of a state s, grad KL(pi(.|s), pi_T(.|s)) = E_{y ~ pi}[(log pi(y|s) - log pi_T(y|s)) grad log pi(y|s)],
+    since E[grad log pi] = 0. A loss whose gradient is -w A grad log pi, with w = pi / mu, therefore descends beta times
+    the reverse KL at the sampled states. pi is the current policy: with mu instead, the result would be the gradient of
+    no KL, because mu is an older policy and an engine rounds otherwise.
+
+    Args:
+      advantages: A of the rewards.
+      teacher_kl: log pi - log pi_T of the sampled tokens, in nats; 0 without a teacher.
+      coef: beta.
+    """
+    return advantages - coef * jax.lax.stop_gradient(teacher_kl)
+
+
 @jaxtyped(typechecker=beartype)
 def token_loss(
     logprobs: Float[Array, "*shape"], entropy: Float[Array, "*shape"], inputs: TokenInputs, config: LossConfig
 ) -> TokenLoss:
-    """Returns the configured loss of each token with correction weight, entropy bonus and KL penalty.
+    """Returns the configured loss of each token with correction, distillation, entropy bonus and KL penalty.
 
-    loss = w l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
+    loss = w l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref), l of the advantages of `distilled`; differentiable
+    in logprobs and entropy only.
 
     Raises:
       ValueError: a required input is missing or differs in shape from the logprobs, or a custom loss cannot be loaded
@@ -277,21 +303,25 @@ def token_loss(
         return jnp.where(mask, x, 0.0)
 
     def constant(x: Array) -> Array:
-        return x if x is mask else jax.lax.stop_gradient(clear(x))
+        return x if x.dtype == jnp.bool_ else jax.lax.stop_gradient(clear(x))
 
     logprobs = clear(logprobs)
     inputs = jax.tree.map(constant, inputs)
+    kl = teacher_kl = jnp.zeros_like(logprobs)  # pyright: ignore[reportUnknownMemberType]
+    if inputs.teacher_logprobs is not None and inputs.has_teacher is not None:
+        teacher_kl = jnp.where(inputs.has_teacher, logprobs - inputs.teacher_logprobs, 0.0)
+        advantages = distilled(inputs.advantages, teacher_kl, config.teacher_coef)
+        inputs = dataclasses.replace(inputs, advantages=advantages)
     loss, clipped = _terms(logprobs, inputs, config)
     if inputs.correction_weight is not None:
         loss = inputs.correction_weight * loss
-    kl = jnp.zeros_like(logprobs)  # pyright: ignore[reportUnknownMemberType]
     if inputs.reference_logprobs is not None:
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
     if config.kl_coef:
         loss = loss + config.kl_coef * kl
     if config.entropy_coef:
         loss = loss - config.entropy_coef * clear(entropy)
-    return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl))
+    return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl), teacher_kl=clear(teacher_kl))
 
 
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
@@ -350,6 +380,8 @@ def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> N
     wanted = dict.fromkeys(sorted(config.optional_inputs), f"loss.name={config.name}")
     if config.kl_coef > 0:
         wanted["reference_logprobs"] = f"loss.kl_coef={config.kl_coef}"
+    if config.teacher_coef > 0:
+        wanted |= dict.fromkeys(("teacher_logprobs", "has_teacher"), f"loss.teacher_coef={config.teacher_coef}")
     for name, setting in wanted.items():
         if getattr(inputs, name) is None:
             raise ValueError(f"{setting} needs TokenInputs.{name}, got None (see losses.needs)")

@@ -119,8 +119,8 @@ def trained_tokens(rollout: Rollout, *, masks_truncated: bool) -> Bool[np.ndarra
     return rollout.loss_mask
 
 
-def has_learning_signal(group: Group, loss: LossConfig, *, masks_truncated: bool) -> bool:
-    """Returns True if the rewards (or turn returns) of a group differ and any of its tokens train.
+def has_learning_signal(group: Group, loss: LossConfig, *, masks_truncated: bool, has_teacher: bool = False) -> bool:
+    """Returns True if any token of a group trains, and its rewards (or turn returns) differ or it has a teacher.
 
     DAPO's dynamic sampling keeps groups with 0 < number correct < K (eq. 11). For rewards 0 and 1 that means that not
     all are equal, which generalizes to other rewards. The test uses unshaped rewards, because an overlong penalty makes
@@ -128,6 +128,5 @@ def has_learning_signal(group: Group, loss: LossConfig, *, masks_truncated: bool
     signal.
     """
     rewards = np.array([r.reward for r in group.rollouts], np.float64)
-    return has_signal(credited(group.rollouts, rewards, loss)) and any(
-        trained_tokens(r, masks_truncated=masks_truncated).any() for r in group.rollouts
-    )
+    differs = has_teacher or has_signal(credited(group.rollouts, rewards, loss))
+    return differs and any(trained_tokens(r, masks_truncated=masks_truncated).any() for r in group.rollouts)

@@ -62,6 +62,7 @@ def consume(
 
     for group in groups:
         tally.add(group, planner.ticket(group.ticket_id).task)
+    teachers = [config.loss.teacher_number(planner.ticket(group.ticket_id).task.teacher) for group in groups]
     done = [planner.consume(group.ticket_id) for group in groups]
     return pack_groups(
         groups,
@@ -71,6 +72,7 @@ def consume(
         masks_truncated=config.prompts.truncated_responses == "mask",
         ends_update=done[-1].ends_update,
         ends_round=done[-1].ends_round,
+        teachers=teachers,
         on_group=keep,
     )
 
@@ -142,9 +144,7 @@ class RolloutStream:
             config,
             planner=self.planner,
             ticket_store=self._tickets,
-            has_signal=lambda group: has_learning_signal(
-                group, config.loss, masks_truncated=config.prompts.truncated_responses == "mask"
-            ),
+            has_signal=self._has_signal,
             check=self._check,
             on_filtered=self._observe,
             restores=store.restores(),
@@ -364,6 +364,15 @@ class RolloutStream:
         """
         rewards = [r.reward for r in group.rollouts]
         self.prompts.observe(self.planner.source(group.ticket_id), sum(rewards) / len(rewards))
+
+    def _has_signal(self, group: Group) -> bool:
+        teacher = self.planner.ticket(group.ticket_id).task.teacher
+        return has_learning_signal(
+            group,
+            self._config.loss,
+            masks_truncated=self._config.prompts.truncated_responses == "mask",
+            has_teacher=self._config.loss.teacher_number(teacher) > 0,
+        )
 
     def _check(self, group: Group) -> str | None:
         return self._objection(group, self.planner.ticket(group.ticket_id))

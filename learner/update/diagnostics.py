@@ -91,6 +91,9 @@ class Stats:
     """log of the sum over sequences of prod_t w_t."""
     log_sum_sequence_w2: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     reference_kl_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
+    teacher_kl_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
+    num_teacher_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    """Trained tokens with a teacher."""
     num_tokens_by_lag: Int32[Array, " buckets"] = dataclasses.field(metadata=_COUNT_BY_LAG)
     """Trained tokens by `LAG_BUCKETS`."""
     log_sum_w_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
@@ -126,6 +129,7 @@ def measure(
     entropy: Float[Array, "B S"],
     clipped: Bool[Array, "B S"],
     kl: Float[Array, "B S"],
+    teacher_kl: Float[Array, "B S"],
     step: Int[Array, ""],
     correction: Correction | None = None,
 ) -> Stats:
@@ -137,6 +141,7 @@ def measure(
       entropy: entropy of the policy, in nats.
       clipped: True at tokens that the loss clipped (`losses.TokenLoss`).
       kl: KL to the reference, from the loss; 0 without a reference.
+      teacher_kl: log pi - log pi_T, from the loss; 0 without a teacher.
       step: step of the learner before the update.
       correction: correction of the batch, if it is on. Its statistics are 0 without one.
     """
@@ -180,6 +185,8 @@ def measure(
         log_sum_sequence_w=log_sum(sequence_log_w, is_sequence),
         log_sum_sequence_w2=log_sum(2 * sequence_log_w, is_sequence),
         reference_kl_sum=jnp.sum(jnp.where(mask, kl, 0.0)),
+        teacher_kl_sum=jnp.sum(jnp.where(mask, teacher_kl, 0.0)),
+        num_teacher_tokens=count(mask & (jnp.asarray(batch.teacher_ids) > 0)),
         num_tokens_by_lag=jnp.sum(in_bucket, axis=(1, 2), dtype=jnp.int32),
         log_sum_w_by_lag=log_sum_by_lag(log_w),
         log_sum_w2_by_lag=log_sum_by_lag(2 * log_w),
@@ -258,6 +265,7 @@ def finalize(stats: Stats, *, corrects: bool = False) -> dict[str, Array]:
         "mismatch_kl": -stats.log_w_sum / tokens,
         "mismatch_kl_k3": stats.k3_sum / tokens,
         "reference_kl": stats.reference_kl_sum / jnp.maximum(tokens - stats.num_rejected_tokens, 1),
+        "teacher_kl": stats.teacher_kl_sum / jnp.maximum(stats.num_teacher_tokens, 1),
         "max_abs_dlogprob": stats.max_abs_log_w,
         "max_abs_dlogprob_lag0": jnp.where(stats.num_lag0_tokens > 0, stats.max_abs_log_w_lag0, jnp.nan),
         "clip_fraction": stats.num_clipped_tokens / tokens,

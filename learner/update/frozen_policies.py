@@ -1,4 +1,4 @@
-"""Frozen policies that a loss compares with: the KL reference and the proximal policy.
+"""Frozen policies that a loss compares with: the KL reference, the proximal policy and teachers.
 
 Each is a copy of parameters, split over the mesh like the learner's, with kernels in the compute dtype. They score each
 micro-batch once, in the first epoch over its batch. With adapters the reference is the base with the adapters off,
@@ -7,16 +7,20 @@ which needs no copy, and the proximal policy is a copy of the adapters.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float32
 
 from bridge.param_names import flatten, unflatten
 from configs.schema import Config
-from learner.model.decoder import Params
+from learner.distributed.sharding import batch_sharding, compiler_options
+from learner.model.architecture import Architecture
+from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
 from learner.update.packing import PackedBatch
 
@@ -49,9 +53,9 @@ def freeze(params: Params, config: Config) -> Params:
 
 
 def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
-    """Returns the bytes of a run's frozen weights: the base of adapters, the reference, the proximal policy.
+    """Returns the bytes of a run's frozen weights: teachers, the base of adapters, the reference, the proximal policy.
 
-    `learner.restore` loads the first two; `FrozenPolicies` makes the last.
+    `learner.restore` loads all but the last, which `FrozenPolicies` makes.
 
     Args:
       params: parameters of the model, arrays or their shapes.
@@ -59,7 +63,10 @@ def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
       config: config of the run.
     """
     num_all = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-    total = 0
+    total = sum(
+        num_bytes(abstract_params(Architecture.from_hf(folder), config.model.compute_dtype))
+        for _, folder in config.loss.teacher_folders.values()
+    )
     if config.lora.is_on:
         total += num_all * width(config.base_dtype)
     if loads_reference(config):
@@ -87,9 +94,13 @@ class FrozenLogprobs:
     reference: Float32[Array | np.ndarray, "B S"] | None = None
     proximal: Float32[Array | np.ndarray, "B S"] | None = None
     """Logprobs of pi_prox; None in the first epoch over a batch with `TrainStep.keeps_logprobs`."""
+    teacher: Float32[Array | np.ndarray, "B S"] | None = None
+    """Logprobs of the token's teacher; not read at tokens without one."""
 
 
 NO_FROZEN = FrozenLogprobs()
+
+FrozenParams = tuple[Params | None, Params | None, Params | None, list[Params]]
 
 
 class Scorer(Protocol):
@@ -104,6 +115,32 @@ class Scorer(Protocol):
         ...
 
 
+class TeacherPolicy:
+    """Teacher of on-policy distillation: frozen parameters and their scoring function."""
+
+    def __init__(
+        self, params: Params, score: Callable[[Params, PackedBatch], Float32[Array, "B S"]], mesh: Mesh
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          params: the teacher's parameters, split over the mesh.
+          score: as `Scorer.score`, of the teacher's architecture; pure, for jit.
+          mesh: the mesh.
+        """
+        self.params = params
+
+        def score_own(params: Params, batch: PackedBatch, number: Array) -> Array:
+            mask = jnp.asarray(batch.loss_mask) & (jnp.asarray(batch.teacher_ids) == number)
+            return score(params, dataclasses.replace(batch, loss_mask=mask))
+
+        self._score = jax.jit(score_own, out_shardings=batch_sharding(mesh), compiler_options=compiler_options(mesh))
+
+    def score(self, batch: PackedBatch, number: int) -> Float32[Array, "B S"]:
+        """Returns log pi_T of the trained tokens of teacher `number`, in nats; 0 elsewhere."""
+        return self._score(self.params, batch, np.int8(number))
+
+
 class FrozenPolicies:
     """Frozen policies of the configured loss; most losses need none."""
 
@@ -115,6 +152,7 @@ class FrozenPolicies:
         load_reference: Callable[[], Params],
         params: Params,
         base: Params | None = None,
+        teachers: Sequence[TeacherPolicy] = (),
     ) -> None:
         """Loads the reference and freezes the proximal policy, if the loss needs them.
 
@@ -124,8 +162,9 @@ class FrozenPolicies:
           load_reference: loads the reference's parameters in the compute dtype, split like the learner's.
           params: parameters of the learner, which are published next.
           base: base of `params` if they are adapters; may be the reference.
+          teachers: teachers in the order of their numbers (`LossConfig.teacher_folders`).
         """
-        self._steps, self._base = steps, base
+        self._steps, self._base, self._teachers = steps, base, teachers
         # Without donation the copy shares no buffers with the learner's parameters, which the optimizer may then step.
         self._freeze = jax.jit(lambda tree: freeze(tree, config))
         self._reference = load_reference() if losses.needs(config.loss).reference else None
@@ -143,21 +182,32 @@ class FrozenPolicies:
             self._proximal = self._freeze(params)
 
     @property
-    def params(self) -> tuple[Params | None, Params | None, Params | None]:
-        """Parameters of the reference, the proximal policy and the base of adapters; None where there is no copy."""
-        return self._reference, self._proximal, self._base
+    def params(self) -> FrozenParams:
+        """Parameters of the reference, the proximal policy, the base of adapters and the teachers; None for no copy."""
+        return self._reference, self._proximal, self._base, [teacher.params for teacher in self._teachers]
 
     @params.setter
-    def params(self, params: tuple[Params | None, Params | None, Params | None]) -> None:
-        self._reference, self._proximal, self._base = params
+    def params(self, params: FrozenParams) -> None:
+        self._reference, self._proximal, self._base, of_teachers = params
+        for teacher, own in zip(self._teachers, of_teachers, strict=True):
+            teacher.params = own
 
-    def score(self, batch: PackedBatch) -> FrozenLogprobs:
-        """Returns the batch's logprobs under each frozen policy, on the devices."""
+    def score(self, batch: PackedBatch, teachers: Sequence[int] = ()) -> FrozenLogprobs:
+        """Returns the batch's logprobs under each frozen policy, on the devices.
+
+        `teachers` are the numbers of the teachers in the batch (`MicroBatch.teachers`).
+        """
         reference, proximal = self._reference, self._proximal
         return FrozenLogprobs(
             reference=None if reference is None else self._score_reference(reference, batch),
             proximal=None if proximal is None else self._steps.score(proximal, batch, self._base),
+            teacher=self._score_teachers(batch, teachers) if self._teachers else None,
         )
+
+    def _score_teachers(self, batch: PackedBatch, numbers: Sequence[int]) -> Float32[Array | np.ndarray, "B S"]:
+        scores = [self._teachers[number - 1].score(batch, number) for number in numbers]
+        # No token of a batch without numbers reads the values, but the compiled step expects an array.
+        return sum(scores[1:], start=scores[0]) if scores else batch.behavior_logprobs
 
     def _score_reference(self, reference: Params, batch: PackedBatch) -> jax.Array:
         score = self._steps.score if self._base is None else self._steps.score_base

@@ -1,6 +1,7 @@
 """Differentiated function: weighted sum of token losses, and its statistics."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,9 @@ from jaxtyping import Array, Float
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
 from learner.distributed.channel import Processes
+from learner.distributed.sharding import BATCH_AXES
 from learner.model.architecture import Architecture
+from learner.model.attention.dispatch import choose_path
 from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.objective import losses
@@ -70,6 +73,8 @@ class LossFn:
             loss_mask=jnp.asarray(batch.loss_mask) if correction is None else correction.kept,
             proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
             reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
+            teacher_logprobs=None if anchors.teacher is None else jnp.asarray(anchors.teacher),
+            has_teacher=None if anchors.teacher is None else jnp.asarray(batch.teacher_ids) > 0,
             sequence_log_ratio=sequence_ratio,
             turn_log_ratio=turn_ratio,
             correction_weight=None if correction is None else correction.weight,
@@ -88,15 +93,22 @@ class LossFn:
                     proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
                 inputs = dataclasses.replace(inputs, proximal_logprobs=proximal)
             result = losses.token_loss(logprobs, entropy, inputs, self.config)
-            return result.loss * weights, (result.clipped, result.kl)
+            return result.loss * weights, (result.clipped, result.kl, result.teacher_kl)
 
         of_tokens = jax.tree.map(_to_predictor, (inputs, weights, is_start))
-        total, (scores, (clipped, kl)) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
-        logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
+        total, (scores, others) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
+        logprobs, entropy, clipped, kl, teacher_kl = jax.tree.map(_to_token, (*scores, *others))
         if correction is not None:
             clipped = clipped | correction.bounded
         stats = diagnostics.measure(
-            batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step, correction=correction
+            batch,
+            logprobs=logprobs,
+            entropy=entropy,
+            clipped=clipped,
+            kl=kl,
+            teacher_kl=teacher_kl,
+            step=step,
+            correction=correction,
         )
         return total, jax.lax.stop_gradient((stats, logprobs, rejected))
 
@@ -153,16 +165,8 @@ def _to_token(x: Array) -> Array:
 
 def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes) -> LossFn:
     """Returns the loss function of a run's model, loss and sampling on its devices; all processes call it."""
-    chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
-    remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=chunk)
-    head = Head(
-        temperature=config.sampling.temperature,
-        soft_cap=model_config.logit_soft_cap,
-        chunk=chunk,
-        words_last=mesh.devices.flat[0].platform == "cpu",
-        mesh=mesh,
-        is_trained=not config.lora.is_on,
-    )
+    head = _head(model_config, config, mesh, is_trained=not config.lora.is_on)
+    remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=head.chunk)
     forward = _forward(model_config, config, mesh, config.lora, remat=remat)
     return LossFn(
         config=config.loss,
@@ -178,6 +182,24 @@ def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Confi
     """Returns the loss function for the model's own parameters, with its adapters off."""
     forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
     return dataclasses.replace(loss_sum, forward=forward)
+
+
+def frozen_loss_fn(model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
+    """Returns the loss function of a model that is only scored, of any architecture."""
+    head = _head(model_config, config, mesh, is_trained=False)
+    forward = _forward(model_config, config, mesh, NO_LORA, remat="none")
+    return LossFn(config=config.loss, proximal=None, forward=forward, head=head, remat="none")
+
+
+def _head(model_config: Architecture, config: Config, mesh: Mesh, *, is_trained: bool) -> Head:
+    return Head(
+        temperature=config.sampling.temperature,
+        soft_cap=model_config.logit_soft_cap,
+        chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh),
+        words_last=mesh.devices.flat[0].platform == "cpu",
+        mesh=mesh,
+        is_trained=is_trained,
+    )
 
 
 def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:
@@ -200,3 +222,36 @@ def default_logit_chunk(model: Architecture, mesh: Mesh) -> int:
         return 128 if model.hidden_size < _WIDE else 256
     words = -(-model.vocab_size // mesh.shape["tensor"])
     return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
+
+
+def attention_paths(model_config: Architecture, config: Config, mesh: Mesh) -> dict[int | None, str]:
+    """Returns the attention path by the window of its layers; None is the key of layers without a window.
+
+    Raises:
+      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
+        model.attention does not support this model on these devices.
+    """
+    for name, size, parts in (
+        ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
+        ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),
+        ("the model's num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
+        ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
+    ):
+        if size % parts:
+            raise ValueError(f"{name} ({size}) must be a multiple of {parts} for the mesh {dict(mesh.shape)}")
+    windows = {
+        model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
+    }
+    return {
+        window: choose_path(
+            config.model.attention,
+            device=mesh.devices.flat[0],
+            dtype=jnp.dtype(config.model.compute_dtype),
+            head_dim=model_config.head_dim,
+            window=window,
+            soft_cap=model_config.attention_soft_cap,
+            sequence=mesh.shape["sequence"],
+            has_prefixes=config.packing.share_prompts,
+        )
+        for window in windows
+    }

@@ -26,6 +26,7 @@ class _Micro(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     ends_pack: bool
     ends_update: bool
     ends_round: bool
+    teachers: tuple[int, ...]
 
 
 def encode_batch(batch: PackedBatch) -> bytes:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int8, Int32
 
 from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig, PackingConfig
@@ -116,6 +116,8 @@ class PackedBatch:
     """Groups of `num_groups` without a learning signal (`reward_shaping.has_learning_signal`)."""
     num_truncated: Int32[Array | np.ndarray, ""]
     """Sequences of this batch that the token limit truncated."""
+    teacher_ids: Int8[Array | np.ndarray, "B S"]
+    """Number of the token's teacher (`LossConfig.teacher_number`); 0 for none, and where loss_mask is False."""
     prefix_ids: Int32[Array | np.ndarray, "B S"] | None = None
     """Segment of the shared prompt that a token also attends to, 0 for none; None if prompts are not shared."""
     group_ids: Int32[Array | np.ndarray, "B S"] | None = None
@@ -135,6 +137,8 @@ class MicroBatch:
     """True for the last batch of a pack; the learner may then have to wait for groups."""
     ends_update: bool
     ends_round: bool
+    teachers: tuple[int, ...] = ()
+    """Numbers in `batch.teacher_ids`, except 0."""
 
 
 OnGroup = Callable[[Group, list[Float32[np.ndarray, " T"]]], None]
@@ -148,6 +152,7 @@ class _Sequence:
     rollout: Rollout
     trained: Bool[np.ndarray, " T"]
     advantages: Float32[np.ndarray, " T"]
+    teacher: int
 
     @property
     def size(self) -> int:
@@ -185,6 +190,7 @@ def pack_groups(
     masks_truncated: bool = False,
     ends_update: bool = False,
     ends_round: bool = False,
+    teachers: Sequence[int] = (),
     on_group: OnGroup = lambda group, advantages: None,
 ) -> list[MicroBatch]:
     """Packs complete groups into as many micro-batches as they fill; the flags are set on the last one.
@@ -201,6 +207,7 @@ def pack_groups(
         rewards still count in their groups' advantages.
       ends_update: True if the optimizer steps after these groups.
       ends_round: True if the round is complete with these groups.
+      teachers: number of each group's teacher, 0 for none; empty if no group has one.
       on_group: called with each group and its advantages.
 
     Raises:
@@ -220,7 +227,14 @@ def pack_groups(
         of_group = token_advantages(group.rollouts, shaped, loss)
         on_group(group, of_group)
         sequences = [
-            _Sequence(i, group.prompt_tokens, rollout, trained_tokens(rollout, masks_truncated=masks_truncated), own)
+            _Sequence(
+                group=i,
+                prompt_tokens=group.prompt_tokens,
+                rollout=rollout,
+                trained=trained_tokens(rollout, masks_truncated=masks_truncated),
+                advantages=own,
+                teacher=teachers[i] if teachers else 0,
+            )
             for rollout, own in zip(group.rollouts, of_group, strict=True)
         ]
         for part in parts(group, packing):
@@ -245,6 +259,7 @@ def pack_groups(
                 ends_pack=is_last,
                 ends_update=ends_update and is_last,
                 ends_round=ends_round and is_last,
+                teachers=tuple(np.unique(batch.teacher_ids[batch.teacher_ids > 0]).tolist()),
             )
         )
     return batches
@@ -300,7 +315,7 @@ def _pack_rows(
 
     tokens, positions, segments, prefixes, versions, group_ids = (zeros(np.int32) for _ in range(6))
     behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
-    mask = zeros(np.bool_)
+    mask, teachers = zeros(np.bool_), zeros(np.int8)
     denominator = 0
     numbers: dict[int, int] = {}
     for b, row in enumerate(rows):
@@ -325,6 +340,7 @@ def _pack_rows(
             behavior[b, response:end] = np.where(s.trained, s.rollout.behavior_logprobs, 0)
             advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
             weights[b, response:end] = np.where(s.trained, weight, 0)
+            teachers[b, response:end] = np.where(s.trained, s.teacher, 0)
     sequences = [s for row in rows for unit in row for s in unit.sequences]
     return PackedBatch(
         tokens=tokens,
@@ -341,6 +357,7 @@ def _pack_rows(
         num_groups=np.zeros((), np.int32),
         num_zero_variance_groups=np.zeros((), np.int32),
         num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),
+        teacher_ids=teachers,
         prefix_ids=prefixes if packing.share_prompts else None,
         group_ids=group_ids if packing.whole_groups else None,
     )

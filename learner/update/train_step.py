@@ -16,7 +16,6 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +32,6 @@ from bridge.param_names import combine
 from configs.schema import Config
 from learner.distributed.channel import Processes, SingleProcess
 from learner.distributed.sharding import (
-    BATCH_AXES,
     BatchBroadcast,
     abstract,
     batch_sharding,
@@ -45,13 +43,12 @@ from learner.distributed.sharding import (
     shardings,
 )
 from learner.model.architecture import Architecture
-from learner.model.attention.dispatch import choose_path
 from learner.model.decoder import Params, abstract_params
 from learner.model.lora import abstract_adapters, check_lora, init_adapters
 from learner.objective import losses
 from learner.update import diagnostics
 from learner.update.frozen_policies import NO_FROZEN, FrozenLogprobs, proximal_policy
-from learner.update.loss_fn import make_loss_fn, without_adapters
+from learner.update.loss_fn import attention_paths, make_loss_fn, without_adapters
 from learner.update.optimizer import Accumulator, ApplyUpdate, Metrics, TrainState, init_state, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
 
@@ -122,6 +119,7 @@ class TrainStep:
         of_tokens = self._batch.advantages
         self._anchors = FrozenLogprobs(
             reference=of_tokens if self.needs.reference else None,
+            teacher=of_tokens if self.needs.teacher else None,
             proximal=of_tokens if self.scores_proximal or self.keeps_logprobs else None,
         )
 
@@ -238,9 +236,9 @@ class TrainStep:
             anchors = dataclasses.replace(anchors, proximal=batch.behavior_logprobs)
         if jax.tree.structure(anchors) != jax.tree.structure(self._anchors):
             raise ValueError(
-                f"loss {self._config.loss.name}: expected logprobs with reference={self.needs.reference} and "
-                f"proximal={self.scores_proximal}, got {jax.tree.map(jnp.shape, anchors)}; "
-                "see learner.update.frozen_policies"
+                f"loss {self._config.loss.name}: expected logprobs with reference={self.needs.reference}, "
+                f"teacher={self.needs.teacher} and proximal={self.scores_proximal}, got "
+                f"{jax.tree.map(jnp.shape, anchors)}; see learner.update.frozen_policies"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
         with self._compiling("accumulate", batch):
@@ -373,28 +371,8 @@ def build_train_step(
     check_lora(config.lora, model_config, publishes_adapters=config.publishes_adapters)
     # By default JAX multiplies float32 in TF32 on a GPU and in bfloat16 on a TPU; engines do not.
     jax.config.update("jax_default_matmul_precision", "highest" if config.model.compute_dtype == "float32" else None)
-    for name, size, parts in (
-        ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
-        ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),
-        ("the model's num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
-        ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
-    ):
-        if size % parts:
-            raise ValueError(f"{name} ({size}) must be a multiple of {parts} for the mesh {dict(mesh.shape)}")
+    paths = attention_paths(model_config, config, mesh)
     steps = TrainStep(model_config, config, mesh, hosts)
-    windows = {
-        model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
-    }
-    for window in windows:
-        path = choose_path(
-            config.model.attention,
-            device=mesh.devices.flat[0],
-            dtype=jnp.dtype(config.model.compute_dtype),
-            head_dim=model_config.head_dim,
-            window=window,
-            soft_cap=model_config.attention_soft_cap,
-            sequence=mesh.shape["sequence"],
-            has_prefixes=config.packing.share_prompts,
-        )
+    for window, path in paths.items():
         logging.info("attention path=%s window=%s remat=%s", path, window, steps.remat)
     return steps

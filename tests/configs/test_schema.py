@@ -6,6 +6,8 @@ import pytest
 from configs import sections
 from configs.presets import rolloutpipe
 from configs.schema import Config
+from configs.sections.loss import Teacher
+from configs.sections.prompts import PromptSource
 
 
 def rounds(R=4, U=2, K=2, **fields):
@@ -265,6 +267,12 @@ def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
         (dict(advantage="rloo", turn_discount=0.9), "turn_discount=0.9 has no effect without loss.advantage=turn_grpo"),
         (dict(kl_estimator="k1"), "kl_estimator=k1 has no effect without loss.kl_coef > 0"),
         (dict(reference_path="m"), "reference_path=m has no effect without loss.kl_coef > 0"),
+        (dict(teacher_path="m"), "teacher_path=m has no effect without loss.teacher_coef > 0"),
+        (dict(teachers={"a": Teacher(path="m")}), "loss.teachers has no effect without loss.teacher_coef > 0"),
+        (dict(teacher_coef=1.0), "loss.teacher_coef=1.0 requires a teacher; set loss.teacher_path or loss.teachers"),
+        (dict(advantage="none"), "loss.advantage=none leaves nothing to learn from"),
+        (dict(teacher_coef=1.0, teachers={"a": Teacher()}), "loss.teachers.a.path: expected a model folder, got none"),
+        (dict(teacher_coef=1.0, teachers={"a.b": Teacher(path="m")}), "loss.teachers: expected a name .* got 'a.b'"),
         (dict(overlong_penalty=2.0), "overlong_penalty=2.0 has no effect without loss.overlong_buffer_tokens > 0"),
     ],
 )
@@ -544,3 +552,50 @@ def test_correction_by_the_proximal_policy_reads_loss_proximal():
     assert sections.LossConfig(correction=rejects, proximal="round").proximal == "round"
     with pytest.raises(ValueError, match="loss.proximal=round has no effect"):
         sections.LossConfig(correction=sections.CorrectionConfig(reject="token", policy="current"), proximal="round")
+
+
+TWO_TEACHERS: dict[str, Any] = dict(teacher_coef=1.0, teachers={"a": Teacher(path="m"), "b": Teacher(path="n")})
+
+
+def sources_of(*teachers):
+    sources = {f"s{i}": PromptSource(path=f"{i}.jsonl", teacher=name) for i, name in enumerate(teachers)}
+    return sections.PromptsConfig(mixture=sources)
+
+
+@pytest.mark.parametrize(
+    ("loss", "prompts", "said"),
+    [
+        (TWO_TEACHERS, sections.PromptsConfig(), "loss.teachers.a teaches no row; name it in prompts.mixture.NAME"),
+        (TWO_TEACHERS, sources_of("a", "a"), "loss.teachers.b teaches no row"),
+        (TWO_TEACHERS, sources_of("a", "c"), r"prompts.mixture.s1.teacher: expected one of .*\(a, b\), got 'c'"),
+        ({}, sources_of("a"), "prompts.mixture.s0.teacher: expected one of loss.teachers"),
+        ({}, sections.PromptsConfig(teacher_field="t"), "prompts.teacher_field=t requires loss.teachers"),
+        (
+            TWO_TEACHERS | dict(advantage="none"),
+            sources_of("a", "b", ""),
+            "teacher for every row; .* prompts.mixture .none: s2",
+        ),
+    ],
+)
+def test_teachers_and_rows_that_do_not_meet_are_refused(loss, prompts, said):
+    with pytest.raises(ValueError, match=said):
+        Config(preset="test", loss=sections.LossConfig(**loss), prompts=prompts)
+
+
+def test_teachers_are_numbered_by_name_after_that_of_rows_without_one():
+    loss = sections.LossConfig(**TWO_TEACHERS, teacher_path="p")
+    Config(preset="test", loss=loss, prompts=sources_of("b", "a", ""))
+    assert [loss.teacher_number(name) for name in ("", "a", "b")] == [1, 2, 3]
+    assert list(loss.teacher_folders.values()) == [
+        ("loss.teacher_path", "p"),
+        ("loss.teachers.a.path", "m"),
+        ("loss.teachers.b.path", "n"),
+    ]
+    with pytest.raises(ValueError, match="expected the row's teacher 'c', got , a, b"):
+        loss.teacher_number("c")
+    assert sections.LossConfig(**TWO_TEACHERS).teacher_number("") == 0
+
+
+def test_helper_holds_no_teacher():
+    with pytest.raises(ValueError, match="helpers.num_engines=1 requires loss.teacher_coef=0"):
+        helped(loss=sections.LossConfig(teacher_coef=1.0, teacher_path="m"))

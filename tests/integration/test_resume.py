@@ -1,6 +1,7 @@
 """A killed learner, resumed: with a recorded stream of groups its losses are the uninterrupted run's."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from bridge.rollout_types import Group, Rollout, Ticket
 from bridge.store.open import SqliteStore
 from learner.metrics.metrics_writer import read_rows
+from tests.integration.support.models import make_folder
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = pytest.mark.integration
@@ -207,6 +209,23 @@ def test_learner_killed_between_two_passes_begins_the_batch_anew(
     assert max(moved) > 0.01  # the passes in between made steps
 
 
+def test_killed_learner_with_a_teacher_resumes_on_groups_of_equal_rewards(tmp_path: Path, model: Path):
+    teacher = make_folder(tmp_path / "teacher", family="qwen2", tied=False, seed=1)
+
+    def equal(tickets: list[Ticket]) -> Iterable[Group]:
+        for group in map(answer, tickets):
+            rollouts = tuple(dataclasses.replace(rollout, reward=1.0) for rollout in group.rollouts)
+            yield dataclasses.replace(group, rollouts=rollouts)
+
+    overrides: dict[str, Any] = dict(loss__teacher_coef=1.0, loss__teacher_path=teacher, loss__advantage="none")
+    overrides |= dict(rounds__filter_zero_variance=True, answers=equal)
+    wanted = run_to_the_end(tmp_path / "whole", model, "serial:tiny", kill_at=None, **overrides)
+    got = run_to_the_end(tmp_path / "killed", model, "serial:tiny", kill_at=5, **overrides)
+    check_same(got, wanted, 0.0)
+    for row in got:
+        assert row["reward/zero_variance_groups"] == 1 and row["grad_norm"] > 0 and row["teacher_kl"] != 0
+
+
 def check_same(got: list[dict], wanted: list[dict], rtol: float) -> None:
     """Every group was trained once, in the update and with the numbers of the uninterrupted run."""
     assert [r["step"] for r in got] == list(range(1, NUM_UPDATES + 1))
@@ -214,7 +233,7 @@ def check_same(got: list[dict], wanted: list[dict], rtol: float) -> None:
     trained = [i for r in got for i in r["groups"]]
     assert sorted(trained) == [f"{i:09d}" for i in range(NUM_UPDATES * 4)]
     assert [sorted(r["groups"]) for r in got] == [sorted(r["groups"]) for r in wanted]
-    names = ["loss", "grad_norm", "reward/mean", "entropy", "ess", "reference_kl"]
+    names = ["loss", "grad_norm", "reward/mean", "entropy", "ess", "reference_kl", "teacher_kl"]
     for name in names + [n for n in ("last_epoch/loss", "last_epoch/grad_norm") if n in wanted[0]]:
         # A loss is a sum whose terms nearly cancel, so its rounding is held against the largest of the run.
         numbers = np.array([r[name] for r in wanted])

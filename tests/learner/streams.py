@@ -128,9 +128,9 @@ def random_groups(seed, num_groups):
     return [*groups, random_group(rng, "flat", rewards=(0.1,) * NUM_SAMPLES)]
 
 
-def stream(config, groups):
+def stream(config, groups, **flags):
     """Micro-batches as the learner makes them when these groups are there, two after two, in this order."""
-    return [micro for i in range(0, len(groups), 2) for micro in pack(config, groups[i : i + 2])]
+    return [micro for i in range(0, len(groups), 2) for micro in pack(config, groups[i : i + 2], **flags)]
 
 
 def pack(config, groups, **flags):

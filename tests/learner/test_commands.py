@@ -40,7 +40,7 @@ def test_command_is_told_as_it_is(command):
 
 
 def test_micro_batch_is_told_as_its_shapes_with_what_the_host_knows_of_it():
-    for micro in stream(CONFIG, random_groups(0, 5)):
+    for micro in stream(CONFIG, random_groups(0, 6), teachers=(0, 2)):
         told = decode(encode(Accumulate(micro)), CONFIG.packing)
         assert isinstance(told, Accumulate)
         assert told.micro.batch == jax.tree.map(abstract, micro.batch)

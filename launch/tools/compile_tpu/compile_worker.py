@@ -28,8 +28,9 @@ from configs import overrides
 from configs.schema import Config
 from launch.startup.tiny_model import cache_folder
 from launch.supervision import process_tree
-from learner.distributed.sharding import AXES, compiler_options, make_mesh
+from learner.distributed.sharding import AXES, compiler_options, make_mesh, param_shardings, placed
 from learner.model.architecture import Architecture
+from learner.model.decoder import abstract_params
 from learner.update.packing import empty_batch
 from learner.update.train_step import TrainStep, build_train_step
 
@@ -216,6 +217,11 @@ def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
             math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.shape
         )
 
+    mesh = jax.tree.leaves(state.params)[0].sharding.mesh
+    teachers = [
+        abstract_params(Architecture.from_hf(folder), config.model.compute_dtype)
+        for _, folder in config.loss.teacher_folders.values()
+    ]
     batch = sum(x.nbytes for x in jax.tree.leaves(empty_batch(config.packing)))
     return {
         "parameters": size(state.params),
@@ -224,6 +230,7 @@ def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
         "base": size(steps.abstract_base()),
         # With adapters the reference is the base and needs no extra memory. Only a separate reference model does.
         "reference": size(steps.abstract_base()) if steps.needs.reference and config.loss.reference_path else 0,
+        "teachers": size(placed(teachers, [param_shardings(params, mesh) for params in teachers])),
         "batch": batch // (config.mesh.batch_shards * config.mesh.sequence),
     }
 

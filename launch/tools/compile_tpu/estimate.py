@@ -118,7 +118,7 @@ def hbm_bytes(answer: dict[str, Any]) -> dict[str, int]:
             memory["apply"]["argument"] - memory["accumulate"]["argument"] + base + state["batch"], optimizer
         )
     frozen = max(memory["score"]["argument"] - base - state["batch"], 0) if "score" in memory else 0
-    frozen += state.get("reference", 0)
+    frozen += state.get("reference", 0) + state.get("teachers", 0)
     parts = {"parameters": state["parameters"], "accumulator": state["accumulator"], "batch": state["batch"]}
     parts |= {"frozen base": base} if base else {}
     padding = max(memory["accumulate"]["argument"] - sum(parts.values()), 0)

@@ -116,7 +116,7 @@ def _on_storage(config: Config, settings: DeploySettings) -> Config:
         "run.dir": run_dir,
         "model.path": config.model.path,
         **_prompt_paths(config),
-        "loss.reference_path": config.loss.reference_path,
+        **config.loss.frozen_folders,
     }
     for field, path in paths.items():
         if path and (root not in pathlib.PurePosixPath(path).parents or ".." in path.split("/")):

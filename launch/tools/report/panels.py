@@ -137,7 +137,11 @@ SECTIONS = (
             Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
             Panel(title="Entropy", y_label="nats per token", lines=_lines(entropy="entropy")),
             Panel(title="Loss", y_label="nats, normalized", lines=_lines(loss="loss")),
-            Panel(title="KL to the reference policy", y_label="nats", lines=_lines(reference_kl="KL")),
+            Panel(
+                title="KL to frozen policies",
+                y_label="nats",
+                lines=_lines(reference_kl="reference policy", teacher_kl="teacher, reverse KL"),
+            ),
         ),
     ),
     Section(

@@ -128,6 +128,12 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             LEARNING,
         ),
         Bench(
+            "distillation",
+            "On-policy distillation against RL on the same samples?",
+            "mean of the held-out curve {area_distilled:.2f} (teacher), {area_rl:.2f} (reward), {area_both:.2f} (both)",
+            LEARNING,
+        ),
+        Bench(
             "task_learning",
             "Multi-turn game, tool use and code?",
             "smallest gain {min_gain_guess:.2f}, {min_gain_calculator:.2f} and {min_gain_code:.2f} over three seeds",

@@ -1,3 +1,4 @@
+import dataclasses
 import decimal
 import json
 import math
@@ -120,6 +121,18 @@ def test_parse_row_rewards_are_the_rows_own_or_the_configs():
     assert parts_of(parsed(own, rewards={"my:score": 2.0})) == {"math": 0.5, "my:score": 1.0}
     assert parts_of(parsed(GOOD, rewards={"exact": 2.0, "my:score": -1.0})) == {"exact": 2.0, "my:score": -1.0}
     assert parts_of(parsed(own, rewards_field="", verifier="math")) == {"math": 1.0}
+
+
+def test_parse_row_teacher_is_the_rows_own_or_its_sources():
+    form = dataclasses.replace(form_of(teacher_field="from"), teachers=frozenset({"a", "b"}))
+    form = dataclasses.replace(form, source=dataclasses.replace(form.source, teacher="b"))
+    assert "from" in form.columns
+    for own, want in (({"from": "a"}, "a"), ({"from": None}, "b"), ({"from": ""}, "b"), ({}, "b")):
+        raw = parse_row(1, GOOD | own, form)
+        assert isinstance(raw, RawProblem) and raw.task.teacher == want
+    for unknown in ("c", ["a"], 3):
+        assert str(parse_row(1, GOOD | {"from": unknown}, form)).startswith("'from': no teacher ")
+    assert parsed(GOOD | {"from": "c"}).task.teacher == ""  # the column is not read
 
 
 def test_parse_row_of_reasoning_gym_needs_its_entry_and_takes_it():

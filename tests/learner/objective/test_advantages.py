@@ -51,7 +51,7 @@ def test_grpo_matches_equation_in_plain_python(rewards, eps, less):
     assert np.isfinite(got).all()
 
 
-@given(reward=st.floats(-1e9, 1e9), size=st.integers(1, 64), name=st.sampled_from(sorted(ADVANTAGES)))
+@given(reward=st.floats(-1e9, 1e9), size=st.integers(1, 64), name=st.sampled_from(sorted(ADVANTAGES.keys() - {"none"})))
 def test_zero_variance_group_gives_exact_zeros(reward, size, name):
     rewards = np.full(size, reward)
     assert not has_signal(rewards)

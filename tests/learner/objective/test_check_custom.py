@@ -300,9 +300,9 @@ def test_token_loss_of_ones_own_equals_the_built_in_of_its_equation():
 @pytest.mark.parametrize(
     ("loss", "built_in", "wanted"),
     [
-        ("truncated", LossConfig(name="truncated_is", max_weight=2.0), Needs(False, False, False)),
-        ("clipped_from_proximal", LossConfig(name="decoupled_ppo", clip_high=0.28), Needs(True, False, False)),
-        ("of_sequences", LossConfig(name="gspo"), Needs(False, False, True)),
+        ("truncated", LossConfig(name="truncated_is", max_weight=2.0), Needs(False, False, False, False)),
+        ("clipped_from_proximal", LossConfig(name="decoupled_ppo", clip_high=0.28), Needs(True, False, False, False)),
+        ("of_sequences", LossConfig(name="gspo"), Needs(False, False, True, False)),
     ],
 )
 def test_loss_of_ones_own_gets_what_it_names_and_equals_the_built_in(loss, built_in, wanted):

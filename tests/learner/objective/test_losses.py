@@ -380,8 +380,9 @@ def test_needs_names_the_inputs_of_each_loss():
     proximal = {name for name in LOSSES if needs(config_of(name)).proximal}
     assert proximal == {"ppo_clip", "decoupled_ppo", "tis", "masked_is"}
     assert {name for name in LOSSES if needs(config_of(name)).sequence_ratio} == {"gspo"}
-    assert needs(LossConfig(kl_coef=1e-3)) == Needs(proximal=False, reference=True, sequence_ratio=False)
-    assert needs(LossConfig()) == Needs(proximal=False, reference=False, sequence_ratio=False)
+    assert needs(LossConfig(kl_coef=1e-3)) == Needs(False, True, False, False)
+    assert needs(LossConfig()) == Needs(False, False, False, False)
+    assert needs(LossConfig(teacher_coef=1.0, teacher_path="t")) == Needs(False, False, False, teacher=True)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ def test_group_teaches_what_its_masked_responses_leave():
     all_cut = group(cut, dataclasses.replace(cut, reward=1.0))
     assert not has_learning_signal(all_cut, LossConfig(), masks_truncated=True)
     assert has_learning_signal(all_cut, LossConfig(), masks_truncated=False)
+    equal = group(done, done)
+    assert has_learning_signal(equal, LossConfig(), masks_truncated=True, has_teacher=True)
+    assert not has_learning_signal(all_cut, LossConfig(), masks_truncated=True, has_teacher=True)
 
 
 @pytest.mark.parametrize("normalization", ["token", "sequence", "sequence_sum", "constant"])

@@ -10,10 +10,14 @@ import pytest
 from bridge.rollout_types import Version
 from bridge.store.open import SqliteStore
 from configs import schema, sections
+from configs.sections.loss import Teacher
+from learner.metrics.sample_record import SamplePick
+from learner.metrics.step_metrics import RewardMetrics
 from learner.schedule.group_filter import MAX_REFUSED_PER_TICKET
 from learner.schedule.group_validation import MAX_REFUSED_IN_A_ROW
-from learner.schedule.rollout_stream import RolloutStream
+from learner.schedule.rollout_stream import RolloutStream, consume
 from learner.schedule.ticket_ledger import MAX_REPLACED_PER_GROUP, training_sampling
+from learner.update.auto_shape import AutoShape
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
@@ -75,6 +79,30 @@ def test_the_rth_arrival_withdraws_the_losers(store):
     assert desk.arrive(1) is None
     assert [o for o, _ in desk.offered()] == [1, 3]
     assert [t.order for t in desk.planner.long_queue] == [0, 2]
+
+
+class Taught(Problems):
+    """Problems with an even number name the teacher a."""
+
+    def __call__(self):
+        problem = super().__call__()
+        teacher = "" if self.next % 2 == 0 else "a"
+        return dataclasses.replace(problem, task=dataclasses.replace(problem.task, teacher=teacher))
+
+
+def test_group_of_equal_rewards_with_a_teacher_trains_and_its_batch_names_the_teacher(store):
+    loss = sections.LossConfig(teacher_coef=1.0, teachers={"a": Teacher(path="folder")})
+    prompts = sections.PromptsConfig(teacher_field="teacher")
+    desk = Desk(store, R=3, filter_zero_variance=True, problems=Taught(), loss=loss, prompts=prompts)
+    assert desk.arrive(0, rewards=(1.0, 1.0)) is None
+    assert desk.arrive(1, rewards=(1.0, 1.0)) == "zero_variance"  # replaced by problem 3, without a teacher as well
+    assert desk.arrive(1) is None
+    groups = desk.group_filter.take(2)
+    tally, pick = RewardMetrics(loss, max_response_tokens=16), SamplePick(groups_per_round=3, kept_per_round=0)
+    [micro] = consume(desk.config, desk.planner, tally, AutoShape(desk.config), groups, pick)
+    of_first = groups[0].rollouts
+    assert micro.teachers == (1,) and np.sum(micro.batch.teacher_ids) == sum(r.tokens.size for r in of_first)
+    assert np.count_nonzero(micro.batch.loss_mask) == 2 * np.sum(micro.batch.teacher_ids)
 
 
 def test_group_without_signal_makes_way_for_another_prompt_of_its_round(store):

@@ -33,7 +33,7 @@ def group(name, *rollouts):
     return dataclasses.replace(base, rollouts=rollouts)
 
 
-def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, step=STEP):
+def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, teacher_kl=0.0, step=STEP):
     full = jnp.full(batch.tokens.shape, np.log(1 / 8), jnp.float32) + dlogprobs
     return measure(
         batch,
@@ -41,6 +41,7 @@ def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, step=S
         entropy=jnp.full(batch.tokens.shape, entropy, jnp.float32),
         clipped=jnp.zeros(batch.tokens.shape, bool) if clipped is None else clipped,
         kl=jnp.full(batch.tokens.shape, kl, jnp.float32),
+        teacher_kl=jnp.where(jnp.asarray(batch.teacher_ids) > 0, teacher_kl, 0.0),
         step=jnp.int32(step),
     )
 
@@ -53,7 +54,9 @@ FRESH = rollout([1], [6], reward=0.0)
 def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
     batch = pack(config_of(), [group("a", SPANNING, FRESH)])[0].batch
     clipped = batch.behavior_logprobs < np.log(1 / 16)  # the token of weight 4
-    got = finalize(measured(batch, clipped=jnp.asarray(clipped & batch.loss_mask), kl=0.125))
+    taught = batch.loss_mask & (batch.token_versions == STEP)  # two of the five tokens
+    batch = dataclasses.replace(batch, teacher_ids=taught.astype(np.int8))
+    got = finalize(measured(batch, clipped=jnp.asarray(clipped & batch.loss_mask), kl=0.125, teacher_kl=0.75))
     want = {
         "tokens": 5,
         "real_tokens": 7,  # and two prompts of one token
@@ -78,6 +81,7 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         "lag/ess_4-7": np.nan,
         "lag/ess_8_up": np.nan,
         "reference_kl": 0.125,
+        "teacher_kl": 0.75,
         "mismatch_kl": -np.log(4 * 0.5) / 5,
         "mismatch_kl_k3": 7.5 / 5 - 1 - np.log(2) / 5,
         "max_abs_dlogprob": np.log(4),
@@ -207,12 +211,17 @@ def test_measure_weights_beyond_float32_keep_their_ess():
 def test_merge_of_any_split_equals_the_numbers_of_all_tokens_at_once(seed, order, cut):
     rng = np.random.default_rng(seed)
     groups = [random_group(rng, f"t{i}", rewards=rng.choice([1000.0, 1000.1], 3)) for i in range(4)]
-    (whole,) = pack(config_of(rows=16), groups)
-    want = finalize(measured(whole.batch, kl=0.5))
+    teachers = {g.ticket_id: int(rng.integers(2)) for g in groups}
+
+    def pack_some(config, some):
+        return pack(config, some, teachers=[teachers[g.ticket_id] for g in some])
+
+    (whole,) = pack_some(config_of(rows=16), groups)
+    want = finalize(measured(whole.batch, kl=0.5, teacher_kl=0.75))
     stats = Stats.zeros()
     for part in ([groups[i] for i in order[:cut]], [groups[i] for i in order[cut:]]):
-        for micro in pack(config_of(), part) if part else []:
-            stats = merge(stats, measured(micro.batch, kl=0.5))
+        for micro in pack_some(config_of(), part) if part else []:
+            stats = merge(stats, measured(micro.batch, kl=0.5, teacher_kl=0.75))
     got = finalize(stats)
     for name in want.keys() - {"packing/fill"}:
         # float32 keeps 1000.1 to 6e-5, which is what limits the rewards' std of 0.05

@@ -14,7 +14,8 @@ from learner.distributed.sharding import AXES, make_mesh, param_spec
 from learner.model import hf_load as hf_io
 from learner.model import hf_save
 from learner.model.decoder import init_params
-from learner.update.frozen_policies import FrozenLogprobs
+from learner.update.frozen_policies import FrozenLogprobs, TeacherPolicy
+from learner.update.loss_fn import frozen_loss_fn
 from learner.update.train_step import build_train_step
 from tests.learner import eight_devices
 from tests.learner.streams import config_of, model_of, random_groups, stream
@@ -63,7 +64,7 @@ MORE_OTHERS = {
     "gemma2": model_of("gemma2", "Gemma2", **_GEMMA, attn_logit_softcapping=2.0),
 }
 OTHER_MESHES = {"fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2)}
-# What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
+# What asks most of a mesh: the mean over a sequence, whose tokens may be split, frozen policies, and the entropy.
 LOSS: dict[str, Any] = dict(
     name="gspo",
     clip_low=0.9,
@@ -73,6 +74,8 @@ LOSS: dict[str, Any] = dict(
     entropy_coef=0.1,
     correction=CorrectionConfig(reject="turn", min_ratio=0.2, max_ratio=5.0, veto="group", veto_ratio=0.1),
     whole_groups=True,
+    teacher_coef=0.3,
+    teacher_path="the reference",
 )
 
 
@@ -94,11 +97,13 @@ def train(model, folder, axes, *, shares):
         return hf_io.load(folder, sharding_fn=lambda p, s: jax.NamedSharding(mesh, param_spec(p, s, mesh)))[1]
 
     state, reference, rows = steps.init(load()), load(), []
+    teacher = TeacherPolicy(jax.tree.map(lambda x: 0.9 * x, reference), frozen_loss_fn(model, config, mesh).score, mesh)
     groups = random_groups(0, 12)
     for _ in range(2):
-        for micro in stream(config, groups):
-            scores = steps.score(reference, micro.batch) if steps.needs.reference else None
-            state = steps.accumulate(state, micro.batch, FrozenLogprobs(reference=scores))
+        for micro in stream(config, groups, teachers=(0, 1)):
+            batch = steps.put(micro.batch)
+            scores = FrozenLogprobs(reference=steps.score(reference, batch), teacher=teacher.score(batch, 1))
+            state = steps.accumulate(state, batch, scores)
         state, metrics = steps.apply(state)
         rows.append(jax.device_get(metrics))
     assert steps.num_compilations == 2

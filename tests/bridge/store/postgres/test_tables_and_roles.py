@@ -32,9 +32,9 @@ def test_format_of_another_build_refused(database):
     create_run(database, run="r", name="n", actor_role="sluice_actor")
     with connect(database) as db:
         db.execute("UPDATE sluice.format SET number = 99")
-    with pytest.raises(ValueError, match="expected format 13, got 99"):
+    with pytest.raises(ValueError, match="expected format 14, got 99"):
         open_store(database, run="r")
-    with pytest.raises(ValueError, match="expected format 13, got 99"):
+    with pytest.raises(ValueError, match="expected format 14, got 99"):
         create_run(database, run="r", name="n", actor_role="x")
 
 
