@@ -31,6 +31,7 @@ from configs.sections import (
     RunConfig,
     SamplesConfig,
     SamplingConfig,
+    SftConfig,
     StoreConfig,
     SupervisionConfig,
 )
@@ -57,6 +58,7 @@ class Config:
     admission: AdmissionConfig = AdmissionConfig()
     publish: PublishConfig = PublishConfig()
     loss: LossConfig = LossConfig()
+    sft: SftConfig = SftConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     packing: PackingConfig = PackingConfig()
     mesh: MeshConfig = MeshConfig()
@@ -99,6 +101,7 @@ class Config:
         self._check_devices()
         self._check_lora()
         self._check_helpers()
+        self.sft.check_beside(self.loss, self.prompts, self.sampling, self.rounds, self.actor, self.helpers)
 
     @property
     def shares_devices(self) -> bool:

@@ -213,6 +213,11 @@ def topr_loss(logprobs: Array, inputs: TokenInputs, *, min_weight: float, max_we
     return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, ~is_positive & (tapered != ratio)
 
 
+def sft_loss(logprobs: Array, inputs: TokenInputs) -> Terms:
+    """Computes the negative log-likelihood of supervised fine-tuning: l = -log pi."""
+    return -logprobs, jnp.zeros_like(logprobs, jnp.bool_)  # pyright: ignore[reportUnknownMemberType]
+
+
 LOSSES: dict[str, Callable[..., Terms]] = {
     "grpo_clip": grpo_clip_loss,
     "dapo": grpo_clip_loss,
@@ -224,6 +229,7 @@ LOSSES: dict[str, Callable[..., Terms]] = {
     "masked_is": masked_is_loss,
     "cispo": cispo_loss,
     "topr": topr_loss,
+    "sft": sft_loss,
 }
 """Losses by `LossConfig.name`. Each, like a custom loss, takes the constants of `LossConfig.constants` by name."""
 
@@ -278,11 +284,13 @@ def effective_constants(
         if steps_per_proximal == 1 and not custom_functions.is_custom(config.name):
             used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
-    used["advantage"] = config.advantage
-    if config.advantage in ("grpo", "turn_grpo"):
+    advantage = "" if config.is_supervised else config.advantage
+    if advantage:
+        used["advantage"] = advantage
+    if advantage in ("grpo", "turn_grpo"):
         used["advantage_eps"] = config.advantage_eps
         used["advantage_std"] = config.advantage_std
-    if config.advantage == "turn_grpo":
+    if advantage == "turn_grpo":
         used["turn_discount"] = config.turn_discount
     used["normalization"] = config.normalized_by
     if config.entropy_coef:
