@@ -31,6 +31,7 @@ from configs.sections import (
     RunConfig,
     SamplesConfig,
     SamplingConfig,
+    SftConfig,
     StoreConfig,
     SupervisionConfig,
 )
@@ -56,6 +57,7 @@ class Config:
     admission: AdmissionConfig = AdmissionConfig()
     publish: PublishConfig = PublishConfig()
     loss: LossConfig = LossConfig()
+    sft: SftConfig = SftConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     packing: PackingConfig = PackingConfig()
     mesh: MeshConfig = MeshConfig()
@@ -102,6 +104,7 @@ class Config:
         self._check_lora()
         self._check_helpers()
         self.loss.check_teachers(self.prompts, num_helpers=self.helpers.num_engines)
+        self.sft.check_beside(self.loss, self.prompts, self.sampling, self.rounds, self.actor, self.helpers)
 
     @property
     def shares_devices(self) -> bool:

@@ -11,6 +11,7 @@ from launch.cli import USAGE_ERROR
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "local": ("launch.local", "train on this machine: learner, actors and their supervisor"),
+    "sft": ("launch.sft", "supervised fine-tuning on this machine"),
     "learner": ("launch.learner", "one learner process"),
     "actor": ("launch.actor", "one actor, on this machine or another"),
     "ray": ("launch.ray", "train on a Ray cluster"),

@@ -85,7 +85,9 @@ def train(
     run_dir: PathLike | None = None,
     on_output: Callable[[str], None] | None = print,
 ) -> TrainedRun:
-    """Trains on this machine, like `python -m launch.local`; continues a run that its folder already holds.
+    """Trains on this machine, like `python -m launch.local`, or `launch.sft` for a supervised config.
+
+    Continues a run that its folder already holds.
 
     Args:
       config: a config, or a name as in `load_config`.
@@ -100,7 +102,7 @@ def train(
     given = load_config(config) if isinstance(config, str) else config
     given = with_fields(given, dict(fields or {}) | ({"run.dir": os.fspath(run_dir)} if run_dir is not None else {}))
     with _config_file(given) as file:
-        _run("launch.local", [f"--config={file}"], on_output)
+        _run("launch.sft" if given.loss.is_supervised else "launch.local", [f"--config={file}"], on_output)
     folder = pathlib.Path(given.run_dir)
     return TrainedRun(folder, json.loads(RunFolder(folder).summary.read_text()))
 

@@ -44,7 +44,8 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
     # complete lines only: a killed learner leaves a partial one
     _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()
     steps = [r for r in rows if r["kind"] == "step"]
-    evals = [r for r in rows if r["kind"] == "eval"]
+    held_out = [r for r in rows if r["kind"] == "eval"]
+    evals, losses = ([r for r in held_out if f"eval/{of}" in r] for of in ("reward", "loss"))
     of_sets = {r["set"]: r for r in rows if "set" in r}
     rounds = [r for r in rows if r["kind"] == "round"]
     probes = [r for r in rows if r["kind"] == "probe"]
@@ -63,7 +64,9 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
         "checkpoint": last_checkpoint(RunFolder(prepared.folder)),
         "held_out_reward_start": evals[0]["eval/reward"] if evals else None,
         "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
-        "held_out_problems": evals[-1]["problems"] if evals else 0,
+        "held_out_loss_start": losses[0]["eval/loss"] if losses else None,
+        "held_out_loss_end": losses[-1]["eval/loss"] if losses else None,
+        "held_out_problems": held_out[-1]["problems"] if held_out else 0,
         "held_out": [[r["step"], r["eval/reward"]] for r in evals],
         "evaluations": {name: _estimates(row) for name, row in sorted(of_sets.items())},
         "truncated_responses": mean(steps, "response/truncated"),
@@ -77,8 +80,8 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
         "waiting_ratio": mean(rounds, "round/waiting_ratio"),
         "waiting_ratio_eq4": mean(rounds, "round/waiting_ratio_eq4"),
         "parity_max_abs_dlogprob": max(known(probes, "parity/max_abs_dlogprob"), default=None),
-        "trained_groups": sum(len(r["groups"]) for r in steps),
-        "dropped_groups": steps[-1]["groups/dropped"] if steps else 0,
+        "trained_groups": sum(len(r.get("groups", ())) for r in steps),
+        "dropped_groups": steps[-1].get("groups/dropped", 0) if steps else 0,
         "engines": engines(RunFolder(prepared.folder).events),
     }
 
@@ -153,6 +156,8 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
         row("steps kept in the last checkpoint", summary["checkpoint"] or 0, "d")
     row("held-out reward, start", summary["held_out_reward_start"])
     row("held-out reward, end", summary["held_out_reward_end"])
+    row("held-out loss, start", summary["held_out_loss_start"], unit=" nats/token")
+    row("held-out loss, end", summary["held_out_loss_end"], unit=" nats/token")
     row("held-out problems", summary["held_out_problems"], "d")
     for name, found in summary["evaluations"].items():
         for metric, value in found.items():

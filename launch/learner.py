@@ -5,9 +5,11 @@ and Open MPI set each process's index. Elsewhere, set --coordinator, --num_proce
 """
 
 import contextlib
+import functools
 import os
 import sqlite3
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
@@ -21,6 +23,7 @@ from launch.supervision.process_tree import die_with_parent
 if TYPE_CHECKING:
     from learner.distributed.channel import Processes
     from learner.gradient_helper.helper_client import HelperStarter
+    from learner.learner_process import LearnerProcess
     from learner.publish.destinations import Destination
     from learner.replicate import Replicator
 
@@ -91,7 +94,7 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
         init_timeout_s=config.supervision.connect_timeout_s,
     )
     if identity == ALONE:
-        return prepare_run.prepare_run(("learner",), num_hosts=1), SingleProcess()
+        return prepare_run.prepare_run(("learner",), num_hosts=1, is_supervised=None), SingleProcess()
     from learner.distributed.initialize import connect, disconnect
 
     # Connect before reading prompts, which may take longer than the connection timeout of the other processes.
@@ -119,9 +122,9 @@ def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
             cli.end("learner process 0 could not set up the run; see its log", code)
-        return prepare_run.prepare_run(("learner",), num_hosts=hosts.count)
+        return prepare_run.prepare_run(("learner",), num_hosts=hosts.count, is_supervised=None)
     try:
-        prepared = prepare_run.prepare_run(("learner",), num_hosts=hosts.count)
+        prepared = prepare_run.prepare_run(("learner",), num_hosts=hosts.count, is_supervised=None)
     except BaseException as e:
         start.broadcast(b"%d" % cli.start_code(e), timeout_s=start_s)
         raise
@@ -140,28 +143,17 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
     from learner.checkpoint_hosts import CheckpointError
     from learner.heartbeat import Stopped
     from learner.metrics.trackers import KINDS
-    from learner.open_run import open_run
-    from learner.train import train
     from learner.update_metrics import NotFiniteError
 
     parts, run = contextlib.ExitStack(), None
     try:
         with cli.start_errors():
-            destinations = _destinations(prepared, parts, lead.hosts)
-            run = open_run(
-                prepared.config,
-                prepared.folder,
-                prepared.model_folder,
-                liveness=liveness,
-                destinations=destinations,
-                lead=lead,
-                helper=_helper(prepared, lead.hosts),
-            )
+            run, train = _open(prepared, parts, lead, liveness)
             if any(name in KINDS for name in prepared.config.run.tracker_names):
                 # The trackers must start after the metrics file is truncated to the resume point.
                 parts.callback(TrackerService(prepared.config, prepared.folder).close)
         with contextlib.closing(run):
-            train(run)
+            train()
     except Stopped:
         if run is not None:
             logging.info("stopped step=%d resume_step=%d", run.step, run.checkpoints.latest or 0)
@@ -186,6 +178,31 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
     finally:
         parts.close()
     return 0
+
+
+def _open(
+    prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, lead: "Replicator", liveness: Liveness
+) -> "tuple[LearnerProcess, Callable[[], None]]":
+    """Returns the run's components and the function that trains it; services close with `parts`."""
+    config, folder, model_folder = prepared.config, prepared.folder, prepared.model_folder
+    if config.loss.is_supervised:
+        from learner.supervised import open_sft, train_sft
+
+        supervised = open_sft(config, folder, model_folder, liveness=liveness, lead=lead)
+        return supervised, functools.partial(train_sft, supervised)
+    from learner.open_run import open_run
+    from learner.train import train
+
+    run = open_run(
+        config,
+        folder,
+        model_folder,
+        liveness=liveness,
+        destinations=_destinations(prepared, parts, lead.hosts),
+        lead=lead,
+        helper=_helper(prepared, lead.hosts),
+    )
+    return run, functools.partial(train, run)
 
 
 def _follow(prepared: prepare_run.PreparedRun, hosts: "Processes", liveness: Liveness) -> int:
@@ -227,7 +244,7 @@ def _destinations(
     prepared: prepare_run.PreparedRun, parts: contextlib.ExitStack, hosts: "Processes"
 ) -> "list[Destination]":
     """Returns the publish targets to other machines for this process's weights; their services close with `parts`."""
-    if prepared.config.publish.serve == "none":
+    if prepared.config.publish.serve == "none" or prepared.config.loss.is_supervised:
         return []
     from launch.services.snapshot_service import SnapshotService
 

@@ -101,6 +101,27 @@ class MetricsTail:
         return replaced, [json.loads(line) for line in data[:whole].splitlines()]
 
 
+_COLUMNS = (
+    ("reward", "reward/mean", 3),
+    ("lag", "lag/mean", 2),
+    ("lag max", "lag/max", 0),
+    ("ESS", "ess", 3),
+    ("KL", "mismatch_kl_k3", 4),
+    ("entropy", "entropy", 3),
+    ("tokens/s", "tokens_per_s", 0),
+    ("wait s", "time/wait_s", 2),
+    ("train s", "time/train_s", 2),
+)
+"""Title, metric and digits of the numbers of the last update."""
+_SUPERVISED_COLUMNS = (
+    ("loss", "loss", 3),
+    ("grad norm", "grad_norm", 3),
+    ("entropy", "entropy", 3),
+    ("tokens/s", "tokens_per_s", 0),
+    ("train s", "time/train_s", 2),
+)
+
+
 class RunView:
     """Terminal view of a run."""
 
@@ -138,9 +159,11 @@ class RunView:
     def line(self) -> str:
         """Returns the latest step in one line; requires at least one step."""
         s = self.steps[-1]
+        of_kind = f"reward {_number(s, 'reward/mean')} lag {_number(s, 'lag/mean', 1)} ess {_number(s, 'ess')}"
+        if self._config.loss.is_supervised:
+            of_kind = f"loss {_number(s, 'loss')}"
         return (
-            f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
-            f"lag {_number(s, 'lag/mean', 1)} ess {_number(s, 'ess')} "
+            f"step {s['step']}/{self._config.run.num_updates} {of_kind} "
             f"tokens/s {_number(s, 'tokens_per_s', 0)} eta {self._eta()}"
         )
 
@@ -181,34 +204,27 @@ class RunView:
 
     def _numbers(self) -> Table:
         table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box separates columns by a space
-        columns = (
-            ("reward", "reward/mean", 3),
-            ("lag", "lag/mean", 2),
-            ("lag max", "lag/max", 0),
-            ("ESS", "ess", 3),
-            ("KL", "mismatch_kl_k3", 4),
-            ("entropy", "entropy", 3),
-            ("tokens/s", "tokens_per_s", 0),
-            ("wait s", "time/wait_s", 2),
-            ("train s", "time/train_s", 2),
-        )
+        columns = _SUPERVISED_COLUMNS if self._config.loss.is_supervised else _COLUMNS
         last = self.steps[-1] if self.steps else {}
         for title, _, _ in columns:
             table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("waiting", justify="right", no_wrap=True)
-        table.add_row(
-            *(_number(last, name, digits) for _, name, digits in columns),
-            _number(self.rounds[-1], "round/waiting_ratio") if self.rounds else "-",
-        )
+        shown = [_number(last, name, digits) for _, name, digits in columns]
+        if not self._config.loss.is_supervised:
+            table.add_column("waiting", justify="right", no_wrap=True)
+            shown.append(_number(self.rounds[-1], "round/waiting_ratio") if self.rounds else "-")
+        table.add_row(*shown)
         return table
 
     def _curves(self) -> Table:
         table = Table.grid(padding=(0, 1))
-        table.add_row("train reward", Text(sparkline([r["reward/mean"] for r in self.steps]), style="green"))
-        shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
+        name, metric = ("loss", "loss") if self._config.loss.is_supervised else ("reward", "reward/mean")
+        table.add_row(f"train {name}", Text(sparkline([r[metric] for r in self.steps]), style="green"))
+        shown = [f"{_number(e, f'eval/{name}')}@{e['step']}" for e in self.evals[-6:]]
         table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
         for name, row in sorted(self.sets.items()):
             table.add_row(name, Text(f"{format_estimates(row)}  @{row['step']}", style="cyan"))
+        if self._config.loss.is_supervised:
+            return table
         last = self.steps[-1] if self.steps else {}
         table.add_row("truncated", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
         return table
@@ -227,7 +243,8 @@ def format_estimates(row: Mapping[str, Any]) -> str:
     prefix = f"eval/{row['set']}/"
     texts = []
     for key, value in row.items():
-        if key.startswith(prefix) and "@" in key and not key.endswith("_stderr") and value is not None:
+        is_estimate = "@" in key or key == f"{prefix}loss"
+        if key.startswith(prefix) and is_estimate and not key.endswith("_stderr") and value is not None:
             error = row.get(f"{key}_stderr")
             texts.append(f"{key.removeprefix(prefix)} {value:.3f}" + ("" if error is None else f"+-{error:.3f}"))
     return " ".join(texts)
@@ -302,7 +319,8 @@ class PlainProgress:
         """Prints lines for new metric rows; called repeatedly."""
         for row in rows:
             if row["kind"] == "eval":
-                self._say(f"held-out reward {row['eval/reward']:.3f} at step {row['step']}")
+                name = "reward" if "eval/reward" in row else "loss"
+                self._say(f"held-out {name} {_number(dict(row), f'eval/{name}')} at step {row['step']}")
             if row["kind"].startswith(OF_SET):
                 self._say(f"evaluation {row['set']} {format_estimates(row)} at step {row['step']}")
         now_s = self._clock()

@@ -6,6 +6,7 @@ when the run ends.
 
 import contextlib
 import sys
+from collections.abc import Sequence
 
 from launch import cli
 from launch.finalize import finalize_run
@@ -18,9 +19,14 @@ CODES = {RunOutcome.DONE: 0, RunOutcome.INTERRUPTED: 130, RunOutcome.FAILED: 1, 
 
 def main() -> int:
     """Runs training; returns 0 if complete, 130 if interrupted, 1 if it failed, 2 if it cannot start."""
+    return train(("learner", "actor"))
+
+
+def train(roles: Sequence[str], *, is_supervised: bool = False) -> int:
+    """Runs training with processes of these roles, for a run with or without actors; returns as `main`."""
     with cli.usage_errors(), contextlib.closing(StartupStatus()) as at:
-        prepared = prepare_run.prepare_run(("learner", "actor"), at)
-        at("starting the learner and the actors")
+        prepared = prepare_run.prepare_run(roles, at, is_supervised=is_supervised)
+        at("starting the learner" + " and the actors" * ("actor" in roles))
         supervisor = Supervisor(prepared)
     ending = supervisor.run()
     finalize_run(prepared, ending)

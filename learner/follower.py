@@ -16,7 +16,7 @@ from learner.data.tokenizer import load_tokenizer
 from learner.distributed.channel import Processes
 from learner.distributed.sharding import make_mesh
 from learner.model.architecture import Architecture
-from learner.policy_trainer import PolicyTrainer
+from learner.policy_trainer import NoPublisher, PolicyTrainer
 from learner.publish.destinations import Destination
 from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
@@ -32,7 +32,7 @@ class Follower:
     config: Config
     hosts: Processes
     trainer: PolicyTrainer
-    publisher: Publisher
+    publisher: Publisher | NoPublisher
     checkpoints: Checkpoints
     liveness: Liveness
     has_updated: bool = False
@@ -60,7 +60,7 @@ def join_run(
     liveness: Liveness | None = None,
     destinations: Sequence[Destination] = (),
 ) -> Follower:
-    """Builds a follower, calling the collective parts of the leader's `open_run` in the same order.
+    """Builds a follower, calling the collective parts of the leader's `open_run` or `open_sft` in the same order.
 
     Stop signals forward a stop request to the leader, which stops all processes. `destinations` receive this
     process's rows of the weights in addition to local shared memory and the bucket.
@@ -82,15 +82,18 @@ def join_run(
     weights = WeightLoader(config, architecture)
     base = load_base(weights, model_folder)
     _, state, _ = restore(checkpoints, steps, weights, folder, model_folder, base)
-    publisher = open_publisher(
-        config,
-        folder,
-        tokenizer_hash=load_tokenizer(model_folder, vocab_size=architecture.vocab_size).fingerprint,
-        names=published_names(architecture, config),
-        hosts=hosts,
-        token=read_token() if config.publish.leaves_the_machine else None,
-        destinations=destinations,
-    )
+    if config.loss.is_supervised:
+        publisher = NoPublisher()
+    else:
+        publisher = open_publisher(
+            config,
+            folder,
+            tokenizer_hash=load_tokenizer(model_folder, vocab_size=architecture.vocab_size).fingerprint,
+            names=published_names(architecture, config),
+            hosts=hosts,
+            token=read_token() if config.publish.leaves_the_machine else None,
+            destinations=destinations,
+        )
     trainer = trainer_of(
         config,
         architecture,

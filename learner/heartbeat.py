@@ -38,11 +38,12 @@ class LearnerHeartbeat:
         leader_lease_s: float,
         hosts: Processes | None = None,
         say_alive: Callable[[], None] = lambda: None,
+        has_actors: bool = True,
     ) -> None:
         """Prepares the threads without starting them.
 
         `stop` is set when any process in `hosts` is asked to stop. The parent process reads `liveness`. `say_alive`
-        sends a keep-alive to the followers whenever the learner waits.
+        sends a keep-alive to the followers whenever the learner waits. Without `has_actors` no actor is missed.
         """
         self._hosts, self._say_alive = hosts or SingleProcess(), say_alive
         self._store = store
@@ -55,7 +56,7 @@ class LearnerHeartbeat:
         # Separate thread: heartbeats block while the store is unreachable, but stop requests must still be handled.
         self._stop_listener = threading.Thread(target=self._listen_for_stop, name="ear", daemon=True)
         self._checked_s = self._warned_s = time.monotonic()
-        self._has_no_actors = False
+        self._has_actors, self._has_no_actors = has_actors, False
         self._has_updated = False
 
     def start(self) -> None:
@@ -102,7 +103,7 @@ class LearnerHeartbeat:
 
     def _look_for_actors(self) -> None:
         now = time.monotonic()
-        if now - self._checked_s < ACTORS_CHECK_S:
+        if not self._has_actors or now - self._checked_s < ACTORS_CHECK_S:
             return
         self._checked_s = now
         self._has_no_actors = not live_actors(self._store)

@@ -30,6 +30,7 @@ from learner.evaluation.pinned_requests import PROBE_TOKENS, PinnedRequests, pro
 from learner.gradient_helper.helper_client import HelperStarter, open_helper
 from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
 from learner.heartbeat import live_actors
+from learner.learner_process import LearnerProcess
 from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
@@ -99,7 +100,7 @@ def open_run(
     tokenizer = load_tokenizer(
         model_folder, vocab_size=architecture.vocab_size, template=config.prompts.template_settings
     )
-    problems = _open_problems(config, folder, tokenizer)
+    problems = open_problems(config, folder, tokenizer)
     lead = lead or Replicator(SingleProcess())
     report_phase("setting up the devices")
     steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
@@ -120,12 +121,14 @@ def open_run(
     context.wait_hooks += [parity.poll, lost.look, run.evaluations.look, run.look_at_helper]
     run.heartbeat.report_progress()
     end_phase()
-    _say_ready(run, context.incarnation)
+    report_ready(run, context.incarnation)
     return run
 
 
 @dataclasses.dataclass(frozen=True)
-class _Problems:
+class OpenedProblems:
+    """Training problems and evaluation sets of a run."""
+
     prompts: PromptStream
     held_out: list[Problem]
     sets: list[ProblemSet]
@@ -198,7 +201,7 @@ def _build(
     context: RunContext,
     architecture: Architecture,
     tokenizer: Tokenizer,
-    problems: _Problems,
+    problems: OpenedProblems,
     restored: _Restored,
     publisher: Publisher,
     helper: HelperStarter | None,
@@ -214,7 +217,7 @@ def _build(
         folder,
         restored_step=step,
         incarnation=context.incarnation,
-        view=_board(config, folder, step, context.incarnation),
+        view=open_board(config, folder, step, context.incarnation),
     )
     samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode_all, restored_step=step)
     stream = RolloutStream(
@@ -272,7 +275,7 @@ def _build(
     )
 
 
-def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
+def open_board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
     """Returns the TensorBoard sink if the config asks for it; other trackers run in separate processes."""
     if "tensorboard" not in config.run.tracker_names:
         return None
@@ -281,7 +284,7 @@ def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) ->
     return TensorBoardSink(RunFolder(folder).tensorboard, restored_step=step, incarnation=incarnation, about=table())
 
 
-def _open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> _Problems:
+def open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> OpenedProblems:
     """Opens prompts and evaluation sets, and quarantines invalid rows."""
     gold_failures = read_gold_failures(RunFolder(folder).gold_failures)
     quarantine = Quarantine(RunFolder(folder).quarantine)
@@ -295,10 +298,10 @@ def _open_problems(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -
         digests={f"evaluation.sets.{name}": one.digest for name, one in own.items()},
     )
     quarantine.add(*bad, *bad_rows(own.values()))
-    return _Problems(prompts, held_out, all_sets(config, own, held_out))
+    return OpenedProblems(prompts, held_out, all_sets(config, own, held_out))
 
 
-def _say_ready(run: Run, incarnation: int) -> None:
+def report_ready(run: LearnerProcess, incarnation: int) -> None:
     """Writes the effective loss constants to the run folder and logs them with the run's sizes."""
     constants = effective_constants(
         run.config.loss,

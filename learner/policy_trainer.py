@@ -84,6 +84,17 @@ class Publishing(Protocol):
         ...
 
 
+class NoPublisher:
+    """Publisher of a run without actors."""
+
+    def publish(self, params: Params, *, step: int, must_publish: bool = False) -> None:
+        """Publishes nothing."""
+        del params, step, must_publish
+
+    def close(self) -> None:
+        """Holds no resources."""
+
+
 @dataclasses.dataclass
 class PolicyTrainer:
     """Train state, the operations that change it, and the publisher and checkpoints that receive it."""

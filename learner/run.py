@@ -1,75 +1,43 @@
-"""Run: the components of one learner process, built from config and run folder, or resumed."""
+"""Run: the components of a learner process that trains by reinforcement learning."""
 
-import contextlib
 import dataclasses
-import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from bridge.codec import FORMAT
 from bridge.device_turns import TrainerTurn
-from bridge.files import RunLock
-from bridge.store.sql.learner_side import LearnerStore
-from bridge.timeline import Timeline
-from configs.schema import Config
-from learner.checkpoint import Checkpoints
-from learner.commands import Command, Save, ScoreBatch, WriteExactParams
+from learner.commands import Save, ScoreBatch, WriteExactParams
 from learner.data.problem import Problem
-from learner.data.tokenizer import Tokenizer
 from learner.evaluation.evaluator import Evaluator
 from learner.evaluation.pinned_requests import PinnedRequests
 from learner.gradient_helper.helper_client import GradientHelper, State
 from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
-from learner.heartbeat import LearnerHeartbeat
-from learner.metrics.metrics_writer import MetricsWriter
+from learner.learner_process import LearnerProcess
 from learner.metrics.sample_log import SampleLog
-from learner.model.architecture import Architecture
-from learner.policy_trainer import PolicyTrainer
 from learner.publish.publisher import Publisher
-from learner.replicate import Replicator
 from learner.restore import TimeoutAnchors
 from learner.schedule.rollout_stream import RolloutStream
 from learner.update.packing import PackedBatch
 
 
-@dataclasses.dataclass
-class Run:
-    """Components of one learner process."""
+@dataclasses.dataclass(kw_only=True)
+class Run(LearnerProcess):
+    """Components of one learner process, built from config and run folder, or resumed."""
 
-    config: Config
-    folder: pathlib.Path
-    architecture: Architecture
-    tokenizer: Tokenizer
     held_out: list[Problem]
-    store: LearnerStore
     timeouts: TimeoutAnchors
     stream: RolloutStream
-    trainer: PolicyTrainer
-    lead: Replicator
-    last_saved_step: int
-    """Step of the last checkpoint begun; `checkpoints.latest` is the last one committed."""
     publisher: Publisher
-    checkpoints: Checkpoints
     evaluations: Evaluator
     probe: PinnedRequests
-    metrics: MetricsWriter
     samples: SampleLog
-    timeline: Timeline
-    heartbeat: LearnerHeartbeat
-    lock: RunLock
     turn: TrainerTurn | None
     """Turn on the devices that engines share; None if the learner has its own."""
     helper: GradientHelper | None
     """Helper on engines' devices; None without helpers.num_engines."""
     scale_down: ScaleDownPolicy
-    finished_step: int | None
-    """Step at which the run had finished before this start reopened it, or None."""
-    on_stop: Save | None = None
-    """Checkpoint to save if the learner is asked to stop before the next update."""
 
     @property
     def step(self) -> int:
@@ -123,53 +91,20 @@ class Run:
             self.give_devices_back()
         return logprobs
 
-    def do(self, command: Command) -> Any:
-        """Performs a command on all learner processes and returns this process's result."""
-        return self.lead.do(command, self.trainer)
+    def begin_save(self) -> dict[str, Any]:
+        """Returns the stream's position; `acknowledge` later deletes its groups from the store."""
+        return self.stream.begin_save()
 
-    def save(self) -> None:
-        """Starts a checkpoint of the current state after the previous save has finished; call it between updates."""
-        self._start(self.checkpoint())
-
-    def checkpoint(self) -> Save:
-        """Returns a checkpoint command with the current host state; its arrays are read when it is performed."""
-        of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
-        model = json.loads(self.architecture.hf_json)
-        of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
-        of_run["optimizer"] = self.config.optimizer.name
-        host_state = of_run | self.stream.begin_save()
-        return Save(self.step, host_state)
-
-    def save_on_stop(self) -> None:
-        """Saves the checkpoint in `on_stop` if it is newer than the last one, and waits for the commit."""
-        if self.on_stop is not None and self.on_stop.step > self.last_saved_step:
-            self.take_devices(self.heartbeat.report_progress)
-            self._start(self.on_stop)
-            self.stream.acknowledge(self.checkpoints.wait())
+    def acknowledge(self, step: int | None) -> None:
+        """Deletes the groups in the committed checkpoint of `step` from the store; None does nothing."""
+        self.stream.acknowledge(step)
 
     def _start(self, save: Save) -> None:
-        self.stream.acknowledge(self.checkpoints.wait())
-        self.heartbeat.report_progress()
+        self.take_devices(self.heartbeat.report_progress)
         # Anchors are read here, not in checkpoint(): per save instead of per update.
-        self.do(dataclasses.replace(save, host_state=save.host_state | self.timeouts.state_dict()))
-        self.last_saved_step = save.step
-        self.heartbeat.report_progress()
+        super()._start(dataclasses.replace(save, host_state=save.host_state | self.timeouts.state_dict()))
 
-    def close(self) -> None:
-        """Releases all resources after the save in progress has finished; the next start publishes again."""
-        with contextlib.ExitStack() as parts:  # closes every part, even if one raises
-            for part in (
-                self.store,
-                self.timeline,
-                self.metrics,
-                self.samples,
-                self.checkpoints,
-                self.publisher,
-            ):
-                parts.callback(part.close)
-            if self.turn is not None:
-                parts.callback(self.turn.close)
-            if self.helper is not None:
-                parts.callback(self.helper.close)
-            self.heartbeat.stop()
-        self.lock.release()
+    def close_parts(self) -> list[Any]:
+        """Returns the components that `close` closes; the next start publishes again."""
+        optional = [part for part in (self.turn, self.helper) if part is not None]
+        return [*super().close_parts(), self.samples, self.publisher, *optional]

@@ -144,6 +144,7 @@ def open_context(config: Config, folder: pathlib.Path, lead: Replicator, livenes
         leader_lease_s=config.supervision.leader_lease_s,
         hosts=lead.hosts,
         say_alive=lead.keep_alive,
+        has_actors=not config.loss.is_supervised,
     )
     heartbeat.start()  # before the restore, which may take longer than the lease
     return RunContext(

@@ -9,18 +9,18 @@ sequence; the ESS here is per token, as in their public code.
 import dataclasses
 import pathlib
 import time
-from typing import Any
 
 import jax
 from absl import logging
 
 from configs.run_folder import RunFolder
 from learner import parity
-from learner.commands import Accumulate, AccumulateAgain, Apply, Command, Discard, Merge, Publish, SaveModel
+from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Merge, Publish, SaveModel
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
 from learner.gradient_helper.gradient_ledger import TOLERANCE
 from learner.gradient_helper.helper_client import GradientHelper
 from learner.heartbeat import Stopped
+from learner.learner_process import compute
 from learner.run import Run
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.packing import MicroBatch
@@ -259,27 +259,13 @@ def update(run: Run, step_metrics: StepMetrics) -> None:
     }
     run.metrics.write("step", run.step, row, groups=ticket_ids)
     run.samples.trained(run.step, run.stream.take_samples())
-    step_metrics.check_skipped()
+    step_metrics.check_skipped(run.step)
 
 
 def apply(run: Run, step_metrics: StepMetrics, epoch: int) -> None:
     """Makes the optimizer step that ends an epoch."""
     metrics, start, end = compute(run, Apply(epoch), "apply", step=run.step + 1, epoch=epoch)
     step_metrics.add_epoch(metrics, start, end)
-
-
-def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:
-    """Performs a command on all processes and returns (result, start, end), in monotonic seconds.
-
-    The event log records it under `name`, and notes a compilation.
-    """
-    num_before = run.trainer.steps.num_compilations
-    start = time.monotonic()
-    result = run.do(command)
-    end = time.monotonic()
-    compiled = {"compiled": True} if run.trainer.steps.num_compilations != num_before else {}
-    run.timeline.took(name, start, end, **about, **compiled)
-    return result, start, end
 
 
 def publish(run: Run) -> None:
@@ -377,13 +363,7 @@ def finish(run: Run) -> None:
     take_devices(run)
     await_weights(run)
     with run.timeline.measure("save"):
-        run.stream.acknowledge(run.checkpoints.wait())
-        run.heartbeat.report_progress()
-        if (run.checkpoints.latest or 0) != run.step:
-            run.save()
-            run.stream.acknowledge(run.checkpoints.wait())
-            run.heartbeat.report_progress()
-            run.checkpoints.check_saved(run.step)
+        run.save_last()
     target = RunFolder(run.folder).model(run.step)
     if not target.exists():
         with run.timeline.measure("write model"):

@@ -31,21 +31,12 @@ class NotFiniteError(RuntimeError):
     """Raised if too many consecutive optimizer steps are skipped, since training does not recover by itself."""
 
 
-class StepMetrics:
-    """Collector of an update's micro-batches and epochs for its row of metrics."""
+class UpdateMetrics:
+    """Collector of an update's micro-batches and epochs: its times, speed and optimizer steps."""
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        lora: LoraConfig = NO_LORA,
-        stream: RolloutStream,
-        store: LearnerStore,
-        num_skipped: int,
-    ) -> None:
-        """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
-        self._architecture, self._stream, self._store = architecture, stream, store
-        self._lora = lora
+    def __init__(self, architecture: Architecture, *, lora: LoraConfig = NO_LORA, num_skipped: int) -> None:
+        """Starts an update; `num_skipped` counts the optimizer steps skipped before."""
+        self._architecture, self._lora = architecture, lora
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
         """Metrics of the optimizer steps, one per epoch."""
@@ -54,7 +45,6 @@ class StepMetrics:
         self._num_skipped = num_skipped
         self._num_skipped_in_a_row = 0
         self._peak_flops = peak_flops(jax.devices()[0].device_kind)
-        self._wait_s_before = stream.wait_s
         self._last_end_s: float | None = None
 
     def add_batch(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
@@ -72,7 +62,6 @@ class StepMetrics:
     def computed(self, start_s: float, end_s: float) -> None:
         """Adds the time of any other computation for the update, as in later epochs."""
         self._train_s += end_s - start_s
-        self._stream.trained(start_s, end_s)
 
     def drop(self) -> None:
         """Forgets the groups of a discarded batch; its times are kept."""
@@ -89,9 +78,8 @@ class StepMetrics:
     def row(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
         """Returns the update's metrics and group ids, and resets the collector; its last epoch ended at `end_s`."""
         metrics, last = self._of_passes[0], self._of_passes[-1]
-        wait_s = self._stream.wait_s - self._wait_s_before
+        wait_s = self._take_wait_s()
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
-        dropped, blocked = self._stream.group_filter.dropped, self._stream.planner.num_blocked
         row = dict(metrics) | {
             **({LAST_EPOCH.format(name): last[name] for name in SHOWN_OF_LAST_EPOCH} if last is not metrics else {}),
             "skipped_updates": self._num_skipped,
@@ -99,29 +87,24 @@ class StepMetrics:
             **self._flops(metrics),
             **peak_memory(),
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
-            "groups/dropped": sum(dropped.values()),
-            "groups/reissued": self._store.num_reissued(),
-            "groups/unreadable": self._store.num_unreadable,
-            **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
-            **{f"window/blocked_by_{bound}": blocked.get(bound, 0) for bound in ("queue", "lag")},
-            "ess_stops": self._stream.num_dropped_updates,
             "time/step_s": step_s,
             "time/train_s": self._train_s,
             "time/wait_s": wait_s,
-            **self._stream.prompts.metrics(),
-            **self._stream.take_rewards(),
-            **self._actor_metrics(),
         }
         ids, self._ticket_ids, self._of_passes = self._ticket_ids, [], []
         self._train_s = self._helper_s = self._sum_squared_lengths = 0.0
-        self._wait_s_before, self._last_end_s = self._stream.wait_s, end_s
+        self._last_end_s = end_s
         return row, ids
 
-    def check_skipped(self) -> None:
+    def _take_wait_s(self) -> float:
+        """Returns the seconds that the learner waited for the update's data."""
+        return 0.0
+
+    def check_skipped(self, step: int) -> None:
         """Raises NotFiniteError if the last `MAX_SKIPPED_IN_A_ROW` optimizer steps were skipped."""
         if self._num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(
-                f"the last {self._num_skipped_in_a_row} optimizer steps, up to step {self._stream.step}, had a loss or "
+                f"the last {self._num_skipped_in_a_row} optimizer steps, up to step {step}, had a loss or "
                 "gradient that was not finite; the parameters are unchanged. "
                 "Usual causes: a learning rate or a ratio that grew too large (see loss, grad_norm and ratio/p99 of "
                 "the last finite steps in metrics.jsonl), input that is not finite, and updates without trained "
@@ -141,6 +124,50 @@ class StepMetrics:
         per_s = flops / max(self._train_s + self._helper_s, 1e-9)
         peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
+
+
+class StepMetrics(UpdateMetrics):
+    """Collector for a run on groups: adds the metrics of its stream, store and actors."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        lora: LoraConfig = NO_LORA,
+        stream: RolloutStream,
+        store: LearnerStore,
+        num_skipped: int,
+    ) -> None:
+        """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
+        super().__init__(architecture, lora=lora, num_skipped=num_skipped)
+        self._stream, self._store = stream, store
+        self._wait_s_before = stream.wait_s
+
+    def computed(self, start_s: float, end_s: float) -> None:
+        """Adds the time of any other computation for the update, and tells the stream."""
+        super().computed(start_s, end_s)
+        self._stream.trained(start_s, end_s)
+
+    def row(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
+        """Returns the update's metrics and group ids, and resets the collector; its last epoch ended at `end_s`."""
+        row, ids = super().row(end_s)
+        dropped, blocked = self._stream.group_filter.dropped, self._stream.planner.num_blocked
+        row |= {
+            "groups/dropped": sum(dropped.values()),
+            "groups/reissued": self._store.num_reissued(),
+            "groups/unreadable": self._store.num_unreadable,
+            **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
+            **{f"window/blocked_by_{bound}": blocked.get(bound, 0) for bound in ("queue", "lag")},
+            "ess_stops": self._stream.num_dropped_updates,
+            **self._stream.prompts.metrics(),
+            **self._stream.take_rewards(),
+            **self._actor_metrics(),
+        }
+        return row, ids
+
+    def _take_wait_s(self) -> float:
+        wait_s, self._wait_s_before = self._stream.wait_s - self._wait_s_before, self._stream.wait_s
+        return wait_s
 
     def _actor_metrics(self) -> dict[str, float]:
         """Returns the slowest actor's last weight update times, and sums of discards and failures over actors."""

@@ -136,6 +136,12 @@ def turn_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids
     return leading if leading in added else None
 
 
+def answer_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids: Iterable[int]) -> int | None:
+    """Returns the first stop token behind an assistant message that ends a conversation; None if there is none."""
+    stops = set(stop_token_ids)
+    return next((i for i in _behind_answer(tokenizer, chat, 2) if i in stops), None)
+
+
 def _behind_answer(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, count: int) -> list[int]:
     """Returns the tokens after the assistant's words in a `count`-message conversation; [] if the template fails."""
     try:

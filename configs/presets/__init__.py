@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from configs.presets import pipelinerl, roll_flash, rolloutpipe, rollpacker, tiny, tpu
+from configs.presets import pipelinerl, roll_flash, rolloutpipe, rollpacker, sft, tiny, tpu
 from configs.schema import Config
 
 PRESETS = {
@@ -19,6 +19,7 @@ PRESETS = {
 NAMES: dict[str, Callable[..., Config]] = {
     **PRESETS,
     "colocated": rolloutpipe.colocated,
+    "sft": sft.sft,
     "tiny": tiny.tiny,
     "tiny_calculator": tiny.tiny_calculator,
     "tiny_code": tiny.tiny_code,

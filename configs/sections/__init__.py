@@ -10,6 +10,7 @@ from configs.sections.prompts import PromptsConfig
 from configs.sections.rewards import JudgeConfig, RewardsConfig
 from configs.sections.run import CheckpointConfig, RunConfig, SamplesConfig, StoreConfig, SupervisionConfig
 from configs.sections.schedule import AdmissionConfig, PublishConfig, RoundsConfig
+from configs.sections.sft import SftConfig
 
 __all__ = [
     "ActorConfig",
@@ -35,6 +36,7 @@ __all__ = [
     "RunConfig",
     "SamplesConfig",
     "SamplingConfig",
+    "SftConfig",
     "StoreConfig",
     "SupervisionConfig",
 ]

@@ -38,11 +38,15 @@ LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "masked_is": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "min_weight": 0.5, "max_weight": 2.0},
     "cispo": {"clip_low": 0.1, "clip_high": 0.1},
     "topr": {"min_weight": 0.0, "max_weight": 1.0},
+    "sft": {},
 }
 """Default constants per loss, as published systems ship them (None: off). CISPO uses the values of ROLL Flash;
 MiniMax-M1 sets clip_low=1 (no lower bound) and tunes clip_high."""
 
 Normalization = Literal["token", "sequence", "sequence_sum", "constant"]
+
+SUPERVISED = "sft"
+"""Loss of supervised fine-tuning. It reads no rewards, and the run has no actors."""
 
 PROXIMAL_LOSSES = ("ppo_clip", "decoupled_ppo", "tis", "masked_is")
 """Losses that use a proximal policy pi_prox distinct from the sampling policy mu."""
@@ -99,7 +103,7 @@ class LossConfig(CheckedSection):
     dapo and dr_grpo are grpo_clip with the other settings of their papers required. dapo requires advantage=grpo,
     normalization=token, the overlong penalty and rounds.filter_zero_variance (dynamic sampling). dr_grpo requires
     advantage=dr_grpo and normalization=constant. gspo requires normalization=sequence, because its gradient is exact
-    only with that average."""
+    only with that average. sft is supervised fine-tuning, for launch.sft."""
     clip_low: FractionOrZero | None = None
     """Lower clip distance e_low: ratios are clipped to [1 - e_low, 1 + e_high]. 1: no lower bound. None: default of the
     loss."""
@@ -296,8 +300,11 @@ class LossConfig(CheckedSection):
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("teacher_path", self.teacher_coef > 0, "loss.teacher_coef > 0"),
             ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),
-            ("overlong_buffer_tokens", self.advantage != "none", "an advantage of the rewards (loss.advantage)"),
-            ("length_penalty", self.advantage != "none", "an advantage of the rewards (loss.advantage)"),
+            *(
+                (name, self.reads_rewards, "an advantage of the rewards (loss.advantage)")
+                for name in ("overlong_buffer_tokens", "length_penalty")
+            ),
+            ("advantage", not self.is_supervised, "a loss of reinforcement learning (loss.name)"),
         ):
             value = getattr(self, name)
             if not is_read and value != defaults[name]:
@@ -342,6 +349,16 @@ class LossConfig(CheckedSection):
             raise ValueError(
                 f"loss.{name}={value} has no effect: {why}. Leave it out (None), or set rounds.epochs=2, or {more}"
             )
+
+    @property
+    def reads_rewards(self) -> bool:
+        """True if advantages are computed from rewards."""
+        return not self.is_supervised and self.advantage != "none"
+
+    @property
+    def is_supervised(self) -> bool:
+        """True for supervised fine-tuning."""
+        return self.name == SUPERVISED
 
     @property
     def constants(self) -> dict[str, float]:

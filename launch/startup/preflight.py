@@ -153,6 +153,8 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     """
     size = config.actor.max_num_seqs
     notes: list[str] = []
+    if config.loss.is_supervised:
+        return notes
     if config.environments_played and not config.actor.prefix_caching:
         notes.append(
             "warning: actor.prefix_caching=false recomputes all earlier turns of an episode in each turn; "
@@ -198,7 +200,7 @@ def check_snapshot_room(
 ) -> None:
     """Checks the space for two snapshot slots of this host's rows and one copy per local engine, in the served dtype.
 
-    The run's existing snapshots are overwritten, so their bytes count as free.
+    The run's existing snapshots are overwritten, so their bytes count as free. A supervised run has none.
 
     Args:
       config: run config.
@@ -210,6 +212,8 @@ def check_snapshot_room(
     Raises:
       ValueError: there is too little space (OSError if the run has begun).
     """
+    if config.loss.is_supervised:
+        return
     num_params = _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
     num_bytes = num_params * _BYTES[config.model.served_dtype]
     existing = _existing(snapshot_root(config))

@@ -35,7 +35,11 @@ class PreparedRun:
 
 
 def prepare_run(
-    roles: Collection[str], status: Callable[[str], None] = report_phase, *, num_hosts: int | None = None
+    roles: Collection[str],
+    status: Callable[[str], None] = report_phase,
+    *,
+    num_hosts: int | None = None,
+    is_supervised: bool | None = False,
 ) -> PreparedRun:
     """Reads the flags, makes the tiny model if needed, runs all checks, and opens the run folder.
 
@@ -45,6 +49,7 @@ def prepare_run(
       roles: "learner", "actor" or both; decides which custom functions are tested on this machine.
       status: called with a short description of each step.
       num_hosts: machines of the learner, as in `preflight.check_snapshot_room`.
+      is_supervised: True if the command trains supervised runs, False if runs with actors, None if both.
 
     Raises:
       ValueError: a check fails; the run folder is unchanged.
@@ -53,7 +58,7 @@ def prepare_run(
     print_config()
     status("checking the config")
     from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
-    from launch.startup.gold_answers import check_gold_answers
+    from launch.startup.gold_answers import GoldAnswerReport, check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model
     from learner.data.row_filter import write_gold_failures
 
@@ -64,6 +69,7 @@ def prepare_run(
         if cli._overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(run_dir)
+        check_kind(prepared.config, is_supervised)
         notes = settle_run_id(prepared.config)
         status("checking devices, folders and disk space")
         preflight.check_folders(prepared.config, prepared.model_folder)
@@ -80,6 +86,7 @@ def prepare_run(
     given = overrides.apply(config, cli._overrides)
     # Input paths become absolute, so that any working directory works. The run folder's stays relative: it may move.
     config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
+    check_kind(config, is_supervised)
     check_run_folder(config)
     config = with_template_date(config)  # the checks below must use the run's final template
     _check_tiny_model_fits(config)
@@ -89,8 +96,10 @@ def prepare_run(
     notes += preflight.check_functions(config, roles)  # before the check of reference answers, which uses the verifiers
     status("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)
-    status("checking reference answers")
-    answers = check_gold_answers(config, roles, show=functools.partial(print, flush=True))
+    answers = GoldAnswerReport(gold_failures={}, notes=[])
+    if not config.loss.is_supervised:
+        status("checking reference answers")
+        answers = check_gold_answers(config, roles, show=functools.partial(print, flush=True))
     status("reading the prompts")
     notes += answers.notes + preflight.check(
         config, model_folder, gold_failures=answers.gold_failures, roles=roles, num_hosts=num_hosts
@@ -106,6 +115,18 @@ def prepare_run(
     record_start(RunFolder(folder).provenance)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return PreparedRun(config, folder, model_folder)
+
+
+def check_kind(config: Config, is_supervised: bool | None) -> None:
+    """Raises ValueError if a command does not train runs of this config's kind (see `prepare_run`)."""
+    if is_supervised is None or config.loss.is_supervised == is_supervised:
+        return
+    if is_supervised:
+        raise ValueError(
+            f"--config: expected loss.name=sft, as in --config=sft, got {config.loss.name}; reinforcement learning "
+            "starts with python -m launch.local"
+        )
+    raise ValueError("--config: loss.name=sft trains without actors; start it with python -m launch.sft")
 
 
 def config() -> Config:

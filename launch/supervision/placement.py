@@ -89,6 +89,8 @@ class Placement:
 def place(config: Config, machine: Machine) -> Placement:
     """Assigns devices and cores to the learner and the engines; raises ValueError if there are too few devices."""
     learner = _ids(config.mesh.devices)
+    if config.loss.is_supervised:
+        return Placement(learner=learner or tuple(machine.gpus[: config.mesh.num_devices]), engines=())
     if config.actor.devices:
         groups: Sequence[tuple[str, ...]] = config.actor.device_groups
         learner = learner or _left_by_engines(config, machine.gpus)

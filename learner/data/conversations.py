@@ -27,13 +27,16 @@ class NotAPromptError(ValueError):
     """Reason why a prompt cannot be used."""
 
 
-def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tuple[str, tuple[JsonObject, ...]]:
+def read_prompt(
+    prompt: Any, field: str, *, ignored: Collection[str] = (), is_whole: bool = False
+) -> tuple[str, tuple[JsonObject, ...]]:
     """Returns (question, messages); messages is empty if the prompt is plain text.
 
     Args:
       prompt: text, a message, a list of messages, or JSON text of a message or list.
       field: name of the row's field, for errors.
       ignored: message fields to drop (`prompts.ignored_fields`).
+      is_whole: True if the last message may be the assistant's tool calls, as in a supervised conversation.
 
     Raises:
       NotAPromptError: the prompt has another type, has no text, or contains media.
@@ -55,7 +58,7 @@ def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tu
     asked = [m for m in messages if m["role"] not in ("system", "developer")] or messages
     if not any(text_of(m).strip() for m in asked):
         raise NotAPromptError(f"{field!r} is empty: no message has text")
-    if messages[-1].get("tool_calls") or messages[-1].get("function_call"):
+    if not is_whole and (messages[-1].get("tool_calls") or messages[-1].get("function_call")):
         raise NotAPromptError(f"{field!r} must not end with tool calls without tool results")
     return "\n".join(map(text_of, messages)), messages
 

@@ -166,7 +166,7 @@ class GeneratedProblems:
         problem = _tokenize(raw, index, self._name, self._setting, self._path)
         if isinstance(problem, BadRow):
             return problem
-        size = problem.prompt_tokens.size
+        size = problem.num_tokens
         if not 0 < size <= max_tokens:
             return BadRow.of_size(index, size, max_tokens=max_tokens, path=self._path)
         return problem
@@ -242,7 +242,7 @@ def draw_held_out(
             f"{_source_text(field, source)} has only {len(found)} distinct held-out problems in {_MAX_DRAWS} draws; "
             f"lower {bound} ({num_problems}) or widen its arguments"
         )
-    longest = max(p.prompt_tokens.size for p in found.values())
+    longest = max(p.num_tokens for p in found.values())
     if longest > setting.max_tokens:
         raise ValueError(
             f"prompts of {_source_text(field, source)} have up to {longest} tokens; model.max_tokens less the tokens "

@@ -197,7 +197,10 @@ def open_sources(
 
 def check_epochs(config: Config, opened: Sequence[OpenedSource]) -> None:
     """Raises ValueError if the run needs the rows of a file more than `prompts.num_epochs` times."""
-    bound, per_update = config.prompts.num_epochs, config.rounds.groups_per_update
+    bound = config.prompts.num_epochs
+    per_update, unit = config.rounds.groups_per_update, "groups"
+    if config.loss.is_supervised:
+        per_update, unit = config.sft.rows_per_update, "rows"
     all_weights = sum(o.source.weight for o in opened)
     for source in opened if bound else ():
         if source.is_endless:
@@ -206,7 +209,7 @@ def check_epochs(config: Config, opened: Sequence[OpenedSource]) -> None:
         num_updates = int(num_groups + 1e-6) // per_update
         if num_updates < config.run.num_updates:
             raise ValueError(
-                f"run.num_updates: expected at most {num_updates} updates of {per_update} groups from the "
+                f"run.num_updates: expected at most {num_updates} updates of {per_update} {unit} from the "
                 f"{len(source.problems)} rows of {source.source.path} (prompts.num_epochs={bound}), got "
                 f"{config.run.num_updates}"
             )

@@ -2,9 +2,10 @@
 
 import dataclasses
 import decimal
+import itertools
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bridge import code_tests
@@ -13,8 +14,16 @@ from bridge.text.chat_template import JsonObject
 from configs import custom_functions
 from configs.sections import PromptsConfig
 from configs.sections.prompts import VERIFIERS, PromptSource
-from learner.data.conversations import MEDIA_PREFIXES, NotAPromptError, is_media, is_unicode, read_prompt, read_tools
-from learner.data.problem import Answer, RawProblem, task_of
+from learner.data.conversations import (
+    MEDIA_PREFIXES,
+    NotAPromptError,
+    is_media,
+    is_unicode,
+    read_prompt,
+    read_tools,
+    text_of,
+)
+from learner.data.problem import Answer, RawProblem, answer_text, task_of
 
 _NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
 """Verifiers that read only the row's metadata or the response."""
@@ -51,10 +60,26 @@ class RowFormat:
     imported."""
     teachers: frozenset[str] = frozenset()
     """Teachers that rows may name."""
+    response_field: str = ""
+    """Column with the response of supervised rows; empty: rows are for reinforcement learning."""
 
     @classmethod
-    def of(cls, prompts: PromptsConfig, source: PromptSource, *, teachers: Collection[str] = ()) -> "RowFormat":
-        """Returns the format of one of the config's sources; `teachers` are the names in loss.teachers."""
+    def of(
+        cls,
+        prompts: PromptsConfig,
+        source: PromptSource,
+        *,
+        teachers: Collection[str] = (),
+        response_field: str = "",
+    ) -> "RowFormat":
+        """Returns the format of one of the config's sources.
+
+        Args:
+          prompts: the run's prompts.
+          source: the source.
+          teachers: names in loss.teachers.
+          response_field: makes the rows supervised.
+        """
         return cls(
             source=source,
             rewards_field=prompts.rewards_field,
@@ -67,6 +92,7 @@ class RowFormat:
                 (*VERIFIERS, *prompts.custom_verifiers, *filter(custom_functions.is_custom, source.parts))
             ),
             teachers=frozenset(teachers),
+            response_field=response_field,
         )
 
     @property
@@ -83,6 +109,8 @@ class RowFormat:
 
     @property
     def _own(self) -> tuple[str, ...]:
+        if self.response_field:
+            return self.source.prompt_field, self.response_field
         fields = (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
         return (*fields, self.teacher_field)
 
@@ -101,16 +129,13 @@ def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem |
 
 def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     """Returns the problem of row `number`, as `parse_row`, or raises NotARowError if it is invalid."""
+    if form.response_field:
+        return _supervised(number, row, form)
     source = form.source
     parts = _parts(row, form)
     needs_answer = not (parts.keys() <= _NEED_NO_ANSWER)  # episodes without verifiers need none
     wanted = (source.prompt_field, *((source.answer_field,) if needs_answer else ()))
-    missing = [f for f in wanted if _is_missing(row.get(f))]
-    if missing:
-        raise NotARowError(
-            f"no field {' and no field '.join(map(repr, missing))}, or it is null or NaN "
-            f"(fields: {', '.join(sorted(map(str, row)))})"
-        )
+    _check_there(row, wanted)
     answer = _answer(row.get(source.answer_field), source.answer_field, needs_answer)
     metadata = _object(row, form.metadata_field)
     if "reasoning_gym" in parts and not _is_entry(metadata):
@@ -133,6 +158,34 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     )
     arguments = _object(row, form.template_arguments_field)
     return RawProblem(question, messages, task, number, source.environment, tools, arguments)
+
+
+def _supervised(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
+    """Returns a supervised row. Its question is that of the same prompt in reinforcement learning."""
+    _check_there(row, (form.source.prompt_field,))
+    response, field = row.get(form.response_field), form.response_field
+    question, messages, tools = _prompt(row, form)
+    if _is_missing(response):
+        if not any(m["role"] == "assistant" for m in messages):
+            raise NotARowError(f"no field {field!r}, and no assistant message in {form.source.prompt_field!r}")
+        asked = itertools.takewhile(lambda m: m["role"] != "assistant", messages)
+        question, text = "\n".join(map(text_of, asked)), ""
+        if not question.strip():
+            raise NotARowError(f"{form.source.prompt_field!r} must have text before the first assistant message")
+    else:
+        text = answer_text(_answer(response, field, is_needed=True))
+    task = task_of("", form.source.parts, answer_in=form.source.answer_in)
+    return RawProblem(
+        question, messages, task, number, "", tools, _object(row, form.template_arguments_field), response=text
+    )
+
+
+def _check_there(row: dict[str, Any], wanted: Sequence[str]) -> None:
+    if missing := [f for f in wanted if _is_missing(row.get(f))]:
+        raise NotARowError(
+            f"no field {' and no field '.join(map(repr, missing))}, or it is null or NaN "
+            f"(fields: {', '.join(sorted(map(str, row)))})"
+        )
 
 
 def _is_missing(value: Any) -> bool:
@@ -170,7 +223,8 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
         )
     tools = row.get(form.tools_field) if form.tools_field and form.tools_field not in ignored else None
     try:
-        question, messages = read_prompt(row[field], field, ignored=ignored)
+        is_whole = bool(form.response_field) and _is_missing(row.get(form.response_field))
+        question, messages = read_prompt(row[field], field, ignored=ignored, is_whole=is_whole)
         read = read_tools(tools, form.tools_field) if tools and tools != "[]" else ()
     except NotAPromptError as e:
         raise NotARowError(str(e)) from e

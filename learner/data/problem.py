@@ -12,12 +12,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from bridge.rollout_types import RewardPart, Task
 from bridge.text.chat_template import JsonObject
 
 Answer = str | int | float | decimal.Decimal
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """Tokens after a prompt that the model learns to write."""
+
+    tokens: Int32[np.ndarray, " T"]
+    loss_mask: Bool[np.ndarray, " T"]
+    """True at trained tokens: the assistant's, with the token that ends each of its turns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +38,14 @@ class Problem:
     task: Task
     source: str = ""
     """Name of the source in `prompts.mixture`; empty for a single source."""
+    completions: tuple[Completion, ...] = ()
+    """Completions of a supervised row; empty in reinforcement learning. A conversation has several if its template
+    renders earlier turns differently when later ones follow."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the prompt with its longest completion."""
+        return self.prompt_tokens.size + max((c.tokens.size for c in self.completions), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +64,8 @@ class RawProblem:
     """JSON schemas of the tools, for the chat template."""
     template_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Chat template variables, which override `prompts.template_arguments`."""
+    response: str = ""
+    """Text that a supervised row's model learns to write after the prompt; empty: the assistant messages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +81,9 @@ class BadRow:
     """True if the row is well-formed but its prompt is too long or empty."""
 
     @classmethod
-    def of_size(cls, row: int, size: int, *, max_tokens: int, path: str) -> "BadRow":
-        """Returns a row whose prompt has `size` tokens."""
-        return cls(row, f"prompt has {size} tokens, expected 1 to {max_tokens}", path, is_too_long=True)
+    def of_size(cls, row: int, size: int, *, max_tokens: int, path: str, what: str = "prompt") -> "BadRow":
+        """Returns a row whose prompt, or what else `what` names, has `size` tokens."""
+        return cls(row, f"{what} has {size} tokens, expected 1 to {max_tokens}", path, is_too_long=True)
 
 
 def answer_text(answer: Answer) -> str:

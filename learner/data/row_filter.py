@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from bridge.files import replace_file
 from bridge.rollout_types import Task
 from configs.sections import PromptsConfig
+from learner.data.completions import joined, render_completions
 from learner.data.parse_row import RowFormat, parse_row
 from learner.data.problem import BadRow, RawProblem
 from learner.data.readers import Row, Rows, open_rows
@@ -95,9 +96,10 @@ class RowFilter:
             raise ValueError(f"{self.path} has no usable row ({len(found.bad)} malformed{first})")
         for name in self.measured:
             if found.too_long[name] and not found.sides[name]:
+                less = "" if self.form.response_field else " - sampling.max_response_tokens"
                 raise ValueError(
                     f"no prompt fits: all {found.too_long[name]} of {self.path} are empty or longer than "
-                    f"{self.max_tokens} tokens (model.max_tokens - sampling.max_response_tokens)"
+                    f"{self.max_tokens} tokens (model.max_tokens{less})"
                 )
         return FilterResult(
             path=self.path,
@@ -114,7 +116,7 @@ class RowFilter:
         )
 
     def _sort(self, batch: Sequence[Row | str | None], found: "_FilterCounts") -> None:
-        kept: list[tuple[int, RawProblem, str, str]] = []
+        kept: list[tuple[int, RawProblem, str, list[str]]] = []
         first, found.next_row = found.next_row, found.next_row + len(batch)
         for number, row in enumerate(batch, start=first):
             if row is None:
@@ -131,10 +133,11 @@ class RowFilter:
                 found.keep(number - 1, raw, side)
             else:
                 found.too_long[side] += 1
-                found.bad.append(BadRow.of_size(number, size, max_tokens=self.max_tokens, path=self.path))
+                what = "row" if self.form.response_field else "prompt"
+                found.bad.append(BadRow.of_size(number, size, max_tokens=self.max_tokens, path=self.path, what=what))
 
-    def _prompt_of(self, number: int, row: Row | str) -> BadRow | tuple[RawProblem, str, str]:
-        """Returns (problem, side, prompt text), or a `BadRow`."""
+    def _prompt_of(self, number: int, row: Row | str) -> BadRow | tuple[RawProblem, str, list[str]]:
+        """Returns (problem, side, texts to measure), or a `BadRow`; a supervised row has a text per sequence."""
         raw = row if isinstance(row, str) else parse_row(number, row, self.form)
         if isinstance(raw, str):
             return BadRow(number, raw, self.path)
@@ -142,16 +145,19 @@ class RowFilter:
             return BadRow(number, self.gold_failures[number], self.path)
         side = self.side(raw)
         if side not in self.measured:
-            return raw, side, ""
+            return raw, side, []
         try:
-            return raw, side, render(raw, self.tokenizer, self.prompts)
+            if self.form.response_field:
+                sequences = render_completions(raw, self.tokenizer, self.prompts)
+                return raw, side, [joined(pieces) for pieces in sequences]
+            return raw, side, [render(raw, self.tokenizer, self.prompts)]
         except ValueError as e:  # the chat template rejects the roles or their order
             return BadRow(number, str(e), self.path)
 
-    def _sizes(self, kept: Sequence[tuple[int, RawProblem, str, str]]) -> list[int | None]:
-        """Returns the tokens of each prompt, or None if its side is not measured."""
-        sizes = iter(self.tokenizer.num_tokens([text for *_, side, text in kept if side in self.measured]))
-        return [next(sizes) if side in self.measured else None for *_, side, _ in kept]
+    def _sizes(self, kept: Sequence[tuple[int, RawProblem, str, list[str]]]) -> list[int | None]:
+        """Returns the tokens of each row's longest text, or None if its side is not measured."""
+        sizes = iter(self.tokenizer.num_tokens([text for *_, texts in kept for text in texts]))
+        return [max((next(sizes) for _ in texts), default=None) for *_, texts in kept]
 
 
 def _quantiles(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -176,6 +182,7 @@ class _FilterCounts:
         self.digest.update(
             repr(
                 (side, raw.question, raw.messages, raw.task, raw.environment, raw.tools, raw.template_arguments)
+                + ((raw.response,) if raw.response else ())
             ).encode()
         )
         question, answer = hash(raw.question.strip()), hash(raw.task.answer)

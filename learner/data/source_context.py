@@ -5,6 +5,7 @@ from typing import Protocol
 
 from configs.schema import Config
 from configs.sections.prompts import PromptSource
+from learner.data.completions import tokenize_completions
 from learner.data.parse_row import RowFormat
 from learner.data.problem import BadRow, Problem, RawProblem, is_held_out
 from learner.data.row_filter import FilterResult
@@ -50,12 +51,17 @@ class SourceContext:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a prompt: model.max_tokens minus the response."""
+        """Maximum tokens of a prompt: model.max_tokens minus the response; of a supervised row with its response."""
+        if self.config.loss.is_supervised:
+            return self.config.model.max_tokens
         return max_prompt_tokens(self.config, response_tokens=self.response_tokens)
 
     def form(self, source: PromptSource) -> RowFormat:
         """Returns the row format of a source."""
-        return RowFormat.of(self.config.prompts, source, teachers=self.config.loss.teachers)
+        response_field = self.config.sft.response_field if self.config.loss.is_supervised else ""
+        return RowFormat.of(
+            self.config.prompts, source, teachers=self.config.loss.teachers, response_field=response_field
+        )
 
     def is_held_out(self, raw: RawProblem) -> bool:
         """Returns True if the question's hash holds it out."""
@@ -66,7 +72,13 @@ class SourceContext:
         return raw.question.strip() in self.evaluated
 
     def tokenize(self, raw: RawProblem, name: str) -> Problem:
-        """Returns the tokenized problem of source `name`, or raises ValueError if the chat template rejects it."""
+        """Returns the tokenized problem of source `name`, or raises ValueError if the chat template rejects it.
+
+        A generated problem has no response; a supervised run learns its reference answer.
+        """
+        if self.config.loss.is_supervised:
+            raw = raw if raw.row else dataclasses.replace(raw, response=raw.task.answer)
+            return tokenize_completions(raw, self.tokenizer, self.config.prompts, source=name)
         return tokenize(raw, self.tokenizer, self.config.prompts, source=name)
 
 

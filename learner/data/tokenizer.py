@@ -225,21 +225,26 @@ def render(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
       ValueError: a chat template is required and missing, it rejects the messages or leaves out a part, or the prompt
         has a token without an embedding in the model.
     """
-    messages = _messages(raw, tokenizer, config)
+    messages = messages_of(raw, tokenizer, config)
     text = _chat(raw, messages, tokenizer) if messages else _plain(raw, tokenizer, config)
+    check_embedded(text, tokenizer)
+    return text
+
+
+def check_embedded(text: str, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if a prompt has a token without an embedding in the model."""
     if any(token in text for token in tokenizer.beyond):
         ids = set(tokenizer.encode(text).tolist())
         for token, token_id in tokenizer.beyond.items():
             if token_id in ids:
                 raise ValueError(f"the prompt has token {token!r} ({token_id}), which the model has no embedding for")
-    return text
 
 
 def tokenize(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig, *, source: str = "") -> Problem:
     """Renders and tokenizes a prompt of source `source`; raises ValueError as `render`."""
     task = raw.task
     # the environment continues the conversation
-    if raw.environment and (messages := _messages(raw, tokenizer, config)):
+    if raw.environment and (messages := messages_of(raw, tokenizer, config)):
         asked = asks_of(messages, tools=raw.tools, arguments=raw.template_arguments)
         task = dataclasses.replace(task, metadata=json.dumps(json.loads(task.metadata) | asked))
     return Problem(raw.question, tokenizer.encode(render(raw, tokenizer, config)), task, source)
@@ -273,7 +278,7 @@ def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
     return text if text.startswith(beginning) else beginning + text
 
 
-def _messages(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> tuple[JsonObject, ...]:
+def messages_of(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> tuple[JsonObject, ...]:
     """Returns the prompt's messages if a chat template is applied, else ()."""
     if config.chat_template == "off" or (config.chat_template == "auto" and not tokenizer.chat.exists):
         return ()

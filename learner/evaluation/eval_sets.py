@@ -98,7 +98,8 @@ def _open(name: str, how: EvaluationSet, setting: SourceContext) -> ProblemSet:
 
 
 def _of_held_out(name: str, how: EvaluationSet, problems: Sequence[Problem], max_tokens: int) -> ProblemSet:
-    longest = max((p.prompt_tokens.size for p in problems), default=0)
+    # The completion of a supervised row is part of it, and nothing is sampled.
+    longest = max((p.prompt_tokens.size for p in problems if not p.completions), default=0)
     if longest + how.max_tokens > max_tokens:
         raise ValueError(
             f"evaluation.sets.{name}.max_tokens ({how.max_tokens}) and the longest held-out prompt, {longest} tokens, "

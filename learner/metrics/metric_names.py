@@ -172,6 +172,7 @@ METRICS: dict[str, str] = {
     "helper/start_s": "seconds until the helper had the engines' devices and the parameters; 0 if it did not help",
     "helper/hand_over_s": "seconds at a round's end until the helper's sum of gradients was in the learner's",
     "helper/lost": "processes of the helper that were lost in a round; the learner computes their micro-batches",
+    "eval/loss": "nats: mean negative log-likelihood over the trained tokens of held-out rows; only with loss.name=sft",
     "eval/reward": "mean reward over the held-out problems",
     "eval/reward_stderr": "standard error of eval/reward, clustered by problem; NaN for a single problem",
     "eval/unscored_problems": "number of held-out problems that could not be scored, excluded from eval/reward",
@@ -198,6 +199,7 @@ FAMILIES: dict[str, str] = {
     "rewards/?*": "mean unweighted score of a verifier, over the update's responses that it scored",
     "eval/rewards/?*": "mean unweighted score of a verifier, over the evaluation's responses that it scored",
     # `*` is the name of an evaluation set; `@k` is the number of samples (docs/evaluation.md)
+    "eval/?*/loss": "nats: mean negative log-likelihood over the trained tokens of an evaluation set's rows",
     "eval/?*/rewards/?*": "mean unweighted score of a verifier, over the responses of an evaluation set that it scored",
     "eval/?*/avg@*_stderr": "standard error of avg@k, clustered by problem; NaN for a single problem",
     "eval/?*/pass@*_stderr": "standard error of pass@k, clustered by problem; NaN for a single problem",

@@ -21,11 +21,13 @@ def effective_constants(
     used |= {f"correction_{name}": value for name, value in config.correction.effective.items()}
     if needs(config).proximal:
         used["proximal"] = config.proximal
-    used["advantage"] = config.advantage
-    if config.advantage in ("grpo", "turn_grpo"):
+    advantage = "" if config.is_supervised else config.advantage
+    if advantage:
+        used["advantage"] = advantage
+    if advantage in ("grpo", "turn_grpo"):
         used["advantage_eps"] = config.advantage_eps
         used["advantage_std"] = config.advantage_std
-    if config.advantage == "turn_grpo":
+    if advantage == "turn_grpo":
         used["turn_discount"] = config.turn_discount
     used["normalization"] = config.normalized_by
     if config.entropy_coef:

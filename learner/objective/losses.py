@@ -248,6 +248,11 @@ def topr_loss(logprobs: Array, inputs: TokenInputs, *, min_weight: float, max_we
     return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, ~is_positive & (tapered != ratio)
 
 
+def sft_loss(logprobs: Array, inputs: TokenInputs) -> Terms:
+    """Computes the negative log-likelihood of supervised fine-tuning: l = -log pi."""
+    return -logprobs, jnp.zeros_like(logprobs, jnp.bool_)  # pyright: ignore[reportUnknownMemberType]
+
+
 LOSSES: dict[str, Callable[..., Terms]] = {
     "reinforce": reinforce_loss,
     "ppo_clip": ppo_clip_loss,
@@ -261,6 +266,7 @@ LOSSES: dict[str, Callable[..., Terms]] = {
     "masked_is": masked_is_loss,
     "cispo": cispo_loss,
     "topr": topr_loss,
+    "sft": sft_loss,
 }
 """Losses by `LossConfig.name`. Each, like a custom loss, takes the constants of `LossConfig.constants` by name."""
 

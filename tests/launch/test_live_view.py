@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from configs.schema import Config
-from configs.sections import RunConfig
-from launch.live_view import MetricsTail, RunView, sparkline, state_texts
+from configs.sections import LossConfig, RunConfig
+from launch.live_view import MetricsTail, PlainProgress, RunView, sparkline, state_texts
 
 
 def step_row(step, **values):
@@ -231,3 +231,24 @@ def test_view_of_80_columns_breaks_no_word(file, tmp_path):
         *words,
         *(word.partition("reinforcement/")[2] for word in words),
     }
+
+
+def test_supervised_run_shows_its_losses_and_no_samples(tmp_path, file):
+    config = Config(preset="sft", loss=LossConfig(name="sft"), run=RunConfig(name="mine", num_updates=40))
+    view, lines = RunView(config, tmp_path), []
+    losses = [{"kind": "step", "step": i, "loss": 3.0 - i, "tokens_per_s": 1234.0} for i in (1, 2)]
+    append(
+        file,
+        {"kind": "eval", "step": 0, "eval/loss": 2.75},
+        *losses,
+        {"kind": "eval/b", "set": "b", "step": 2, "eval/b/loss": 0.5},
+    )
+    PlainProgress(view, lines.append).update(view.update())
+    assert [line.partition("] ")[2] for line in lines] == [
+        "held-out loss 2.750 at step 0",
+        "evaluation b loss 0.500 at step 2",
+        "step 2/40 loss 1.000 tokens/s 1,234 eta -",
+    ]
+    text = shown(view)
+    assert "train loss" in text and "2.750@0" in text and "loss 0.500" in text
+    assert "reward" not in text and "lag" not in text and "truncated" not in text

@@ -74,6 +74,8 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "checkpoint": None,
         "held_out_reward_start": 0.25,
         "held_out_reward_end": 0.5,
+        "held_out_loss_start": None,
+        "held_out_loss_end": None,
         "held_out_problems": 60,
         "held_out": [[0, 0.25], [4, 0.5]],
         "evaluations": {},
@@ -92,6 +94,17 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "trained_groups": 8,
         "dropped_groups": 5.0,
     }
+
+
+def test_summarize_of_a_supervised_run_has_its_held_out_losses(prepared):
+    evals = [{"kind": "eval", "step": step, "eval/loss": loss, "problems": 64} for step, loss in ((0, 2.5), (2, 0.5))]
+    write(
+        prepared,
+        [evals[0], *({"kind": "step", "step": i, "time/step_s": 1.0, "sequences": 4} for i in (1, 2)), evals[1]],
+    )
+    got = finalize.summarize(prepared, RunOutcome.DONE)
+    assert (got["held_out_loss_start"], got["held_out_loss_end"], got["held_out_problems"]) == (2.5, 0.5, 64)
+    assert (got["held_out_reward_end"], got["held_out"], got["learning_speed"], got["steps"]) == (None, [], None, 2)
 
 
 def test_summarize_of_a_run_that_measured_nothing_is_null(prepared):

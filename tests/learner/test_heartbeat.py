@@ -1,7 +1,7 @@
 """What a learner's pulse says while it starts, works and waits."""
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -74,6 +74,13 @@ def test_learner_without_a_live_actor_says_so_until_one_lives(s):
     s.here_s += heart_module.ACTORS_CHECK_S / 2 - 1
     s.actor_beat_s = s.here_s
     s.here_s += 1
+    s.heartbeat.check()
+    assert s.said()[1] is Activity.WAITING
+
+
+def test_learner_of_a_run_without_actors_misses_none(s):
+    s.heartbeat = LearnerHeartbeat(cast(Any, s), s.stop, s.liveness, leader_lease_s=30.0, has_actors=False)
+    s.here_s += 2 * heart_module.ACTORS_CHECK_S
     s.heartbeat.check()
     assert s.said()[1] is Activity.WAITING
 

@@ -1,8 +1,9 @@
 import contextlib
+import functools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -14,13 +15,14 @@ from configs.run_folder import RunFolder
 from learner import parity, train
 from learner.commands import Publish
 from learner.heartbeat import LearnerHeartbeat, Stopped
+from learner.learner_process import LearnerProcess
 from learner.run import Run
 from learner.train import is_save_due
 
 
 def run_of(*, when="every", save_every=3, num_updates=10, step=0, saved=0) -> Any:
     """A run of 4 updates a round, by rounds or by window."""
-    return SimpleNamespace(
+    run = SimpleNamespace(
         config=schema.Config(
             preset="test",
             run=sections.RunConfig(num_updates=num_updates),
@@ -37,7 +39,10 @@ def run_of(*, when="every", save_every=3, num_updates=10, step=0, saved=0) -> An
         turn=None,
         helper=None,
         score=mock.Mock(),
+        acknowledge=mock.Mock(),
     )
+    run.save_last = functools.partial(LearnerProcess.save_last, cast(Any, run))
+    return run
 
 
 def saved_steps(run) -> list[int]:

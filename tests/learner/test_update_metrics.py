@@ -37,7 +37,7 @@ def update(books: StepMetrics, skipped: int) -> dict[str, Any]:
     """The row of one update."""
     books.add_epoch({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
     row, _ = books.row(1.0)
-    books.check_skipped()
+    books.check_skipped(7)
     return row
 
 
@@ -111,17 +111,17 @@ def test_check_skipped_counts_passes_and_one_that_is_made_breaks_the_row():
         books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
         if skipped % 2 == 0:
             row, _ = books.row(1.0)
-            books.check_skipped()
+            books.check_skipped(7)
             assert row["skipped_updates"] == row["skipped_in_a_row"] == skipped
     for skipped in (5, 6):
         books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
     books.row(1.0)
     with pytest.raises(NotFiniteError, match="the last 6 optimizer steps"):
-        books.check_skipped()
+        books.check_skipped(7)
     for skipped in (7, 7):
         books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
     row, _ = books.row(1.0)
-    books.check_skipped()
+    books.check_skipped(7)
     assert (row["skipped_updates"], row["skipped_in_a_row"]) == (7, 0)
 
 

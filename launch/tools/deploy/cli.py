@@ -53,7 +53,8 @@ def main() -> int:
         if not _OUT.value or not given["target"]:
             raise ValueError("set --target=kubernetes or --target=slurm, and --out=FOLDER")
         given |= {name: tuple(given[name]) for name in _REPEATED}
-        deployment = deploy(prepare_run.config(), DeploySettings(**given))
+        prepare_run.check_kind(config := prepare_run.config(), is_supervised=False)
+        deployment = deploy(config, DeploySettings(**given))
         render = kubernetes.render if given["target"] == "kubernetes" else slurm.render
         folder = pathlib.Path(_OUT.value)
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,13 @@ from configs.sections import (
     EvaluationConfig,
     EvaluationSet,
     LoraConfig,
+    LossConfig,
     MeshConfig,
     ModelConfig,
     PackingConfig,
     RunConfig,
     SamplingConfig,
+    SftConfig,
 )
 from configs.sections.evaluation import HELD_OUT
 from configs.sections.prompts import HUGGING_FACE
@@ -121,7 +123,7 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     raw["mesh"] = dataclasses.asdict(MeshConfig())
     raw["learner"] |= {"num_processes": 1}
     raw["sampling"] |= {"max_response_tokens": response_tokens}
-    raw["loss"] |= {"overlong_buffer_tokens": 0}  # nothing is trained
+    raw["loss"], raw["sft"] = dataclasses.asdict(LossConfig()), dataclasses.asdict(SftConfig())  # nothing is trained
     raw["lora"] = dataclasses.asdict(LoraConfig())
     raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged"}
     raw["evaluation"] |= {"sets": {name: dataclasses.asdict(one) for name, one in sets.items()}}

@@ -136,7 +136,11 @@ SECTIONS = (
             Panel(title="Learning rate", y_label="learning rate", lines=_lines(learning_rate="learning rate")),
             Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
             Panel(title="Entropy", y_label="nats per token", lines=_lines(entropy="entropy")),
-            Panel(title="Loss", y_label="nats, normalized", lines=_lines(loss="loss")),
+            Panel(
+                title="Loss",
+                y_label="nats, normalized",
+                lines=(Line(metric="loss", label="training"), Line(metric="eval/loss", label="held-out", kind="eval")),
+            ),
             Panel(
                 title="KL to frozen policies",
                 y_label="nats",
@@ -242,13 +246,13 @@ def of_set(kind: str, names: Mapping[str, Collection[str]]) -> Panel:
     """
     name = HELD_OUT if kind == "eval" else kind.removeprefix("eval/")
     head = f"eval/{name}/"
-    patterns = tuple(Line(metric=f"{head}{estimate}*", kind=kind) for estimate in ("avg@", "pass@", "maj@"))
+    patterns = tuple(Line(metric=f"{head}{estimate}", kind=kind) for estimate in ("avg@*", "pass@*", "maj@*", "loss"))
     found = expand(Panel(title="", y_label="", lines=patterns), names)
     if kind == "eval" and all(line.metric.endswith("@1") for line in found):
         found = []
     return Panel(
         title=f"Evaluation set {name}",
-        y_label="fraction, or mean reward",
+        y_label="fraction, mean reward, or loss in nats",
         lines=tuple(dataclasses.replace(line, label=line.metric.removeprefix(head)) for line in found),
         note="Error bars: one standard error.",
     )

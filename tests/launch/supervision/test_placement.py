@@ -11,9 +11,17 @@ import pytest
 from configs.presets.rolloutpipe import cgp
 from configs.presets.rolloutpipe import colocated as colocated_preset
 from configs.schema import Config
-from configs.sections import ActorConfig, HelpersConfig, LearnerConfig, MeshConfig, PackingConfig, RoundsConfig
+from configs.sections import (
+    ActorConfig,
+    HelpersConfig,
+    LearnerConfig,
+    LossConfig,
+    MeshConfig,
+    PackingConfig,
+    RoundsConfig,
+)
 from launch.supervision import backend, placement
-from launch.supervision.placement import Machine, of_one_engine, place
+from launch.supervision.placement import EnginePlace, Machine, Placement, of_one_engine, place
 
 MESH = MeshConfig()
 
@@ -236,3 +244,11 @@ def test_process_is_bound_with_threads_that_it_has_already():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[True, True]\n"
+
+
+@pytest.mark.parametrize(("num_gpus", "devices", "learner"), [(0, "", ()), (4, "", ("0", "1")), (4, "2,3", ("2", "3"))])
+def test_supervised_run_has_a_learner_on_its_meshs_devices_and_no_engine(num_gpus, devices, learner):
+    mesh = MeshConfig(fsdp=2, devices=devices)
+    config = Config(preset="test", loss=LossConfig(name="sft"), mesh=mesh, actor=ActorConfig(num_engines=2))
+    found = place(config, machine(num_gpus))
+    assert found == Placement(learner=learner, engines=()) and found.helper == EnginePlace()

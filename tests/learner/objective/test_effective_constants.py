@@ -107,3 +107,8 @@ def test_effective_constants_kl_and_entropy_appear_with_their_coefficient():
         "entropy_coef": 0.01,
     }
     assert "started from" in str(effective_constants(LossConfig(kl_coef=1.0), temperature=1.0)["reference"])
+
+
+def test_effective_constants_of_supervised_rows_name_no_advantage():
+    want = {"name": "sft", "normalization": "token", "temperature": 1.0}
+    assert effective_constants(LossConfig(name="sft"), temperature=1.0) == want

@@ -98,6 +98,8 @@ def objective(name, x, c, mu, prox, seq, adv, k):
             return rho * ppo(math.exp(x - prox)) if k["min_weight"] <= rho <= k["max_weight"] else 0.0
         case "cispo":
             return between(w, 1 - k["clip_low"], 1 + k["clip_high"]) * adv * x
+        case "sft":
+            return x
         case "topr":
             return (1.0 if adv > 0 else between(w, k["min_weight"], k["max_weight"])) * adv * x
     raise AssertionError(name)
@@ -128,6 +130,8 @@ def was_clipped(name, w, rho, r, s, adv, k):
             return ppo(r) or not k["min_weight"] <= rho <= k["max_weight"]
         case "cispo":
             return not 1 - k["clip_low"] <= w <= 1 + k["clip_high"]
+        case "sft":
+            return False
         case "topr":
             return adv <= 0 and not k["min_weight"] <= w <= k["max_weight"]
     raise AssertionError(name)

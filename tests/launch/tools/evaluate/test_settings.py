@@ -145,6 +145,13 @@ def test_settle_of_a_run_with_adapters_serves_the_folder_without_any(model):
         settled(model, base=base, given={"lora.rank": "4"})
 
 
+def test_settle_of_a_supervised_run_asks_its_prompts_as_any_other(model):
+    base = overrides.load_preset("sft")
+    assert base.loss.is_supervised and base.sft.rows_per_update > 0
+    config = settled(model, base=base)
+    assert not config.loss.is_supervised and config.evaluation.num_problems == base.evaluation.num_problems
+
+
 def test_settle_response_that_leaves_no_room_is_refused(model):
     assert settled(model, "a.jsonl", max_tokens=2000).model.max_tokens == 2048
     with pytest.raises(ValueError, match="leave no space for a prompt"):

@@ -1,0 +1,57 @@
+"""Config section of supervised fine-tuning."""
+
+import dataclasses
+
+from configs.sections.actor import ActorConfig, SamplingConfig
+from configs.sections.base import CheckedSection, Count
+from configs.sections.helpers import HelpersConfig
+from configs.sections.loss import SUPERVISED, LossConfig
+from configs.sections.prompts import PromptsConfig
+from configs.sections.schedule import RoundsConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SftConfig(CheckedSection):
+    """Supervised fine-tuning on the rows of `prompts`, with loss.name=sft."""
+
+    rows_per_update: Count = 32
+    """Rows per update, which is one optimizer step."""
+    response_field: str = "response"
+    """Column with the text that the model learns to write after the prompt. A row without it must be a conversation: a
+    list of messages in the column of the prompt, of which all assistant messages are trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.response_field:
+            raise ValueError("sft.response_field must be the name of a column, got an empty name")
+
+    def check_beside(
+        self,
+        loss: LossConfig,
+        prompts: PromptsConfig,
+        sampling: SamplingConfig,
+        rounds: RoundsConfig,
+        actor: ActorConfig,
+        helpers: HelpersConfig,
+    ) -> None:
+        """Raises ValueError if other sections ask for what supervised fine-tuning cannot do, or do not choose it."""
+        if not loss.is_supervised:
+            for field in dataclasses.fields(self):
+                if (value := getattr(self, field.name)) != field.default:
+                    raise ValueError(f"sft.{field.name}={value} has no effect without loss.name={SUPERVISED}")
+            return
+        for name, got, wanted in (
+            ("sampling.temperature", sampling.temperature, 1.0),
+            ("rounds.epochs", rounds.epochs, 1),
+            ("prompts.curriculum", prompts.curriculum, "none"),
+            ("actor.colocated", actor.colocated, False),
+            ("helpers.num_engines", helpers.num_engines, 0),
+        ):
+            if got != wanted:
+                raise ValueError(f"loss.name={SUPERVISED} requires {name}={wanted}, got {got}")
+        for source in prompts.sources.values():
+            if source.environment:
+                raise ValueError(
+                    f"loss.name={SUPERVISED} trains rows of a file or a task, got environment {source.environment}. "
+                    "Write its episodes as conversations into a file, and set prompts.path"
+                )
