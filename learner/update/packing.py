@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int16, Int32
+from msgspec import UNSET
 
 from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig, PackingConfig
+from learner.model.routing_replay import RoutingShape
 from learner.objective.advantages import token_advantages
 from learner.objective.losses import token_weight
 from learner.objective.reward_shaping import has_learning_signal, num_sampled, shaped_rewards, trained_tokens
@@ -117,6 +119,8 @@ class PackedBatch:
     """Sequences of this batch that the token limit truncated."""
     prefix_ids: Int32[Array | np.ndarray, "B S"] | None = None
     """Segment of the shared prompt that a token also attends to, 0 for none; None if prompts are not shared."""
+    routed_experts: Int16[Array | np.ndarray, "B S layers k"] | None = None
+    """Experts of each token by the engine's router, -1 where not captured; None without model.routing_replay."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,6 +184,7 @@ def pack_groups(
     loss: LossConfig,
     max_response_tokens: int,
     masks_truncated: bool = False,
+    routing: RoutingShape | None = None,
     ends_update: bool = False,
     ends_round: bool = False,
     on_group: OnGroup = lambda group, advantages: None,
@@ -195,6 +200,7 @@ def pack_groups(
       max_response_tokens: constant of normalization=constant, and length at which the overlong penalty is full.
       masks_truncated: True if tokens of truncated responses are not trained (prompts.truncated_responses=mask). Their
         rewards still count in their groups' advantages.
+      routing: sizes of the routing to replay; None replays none. A shared prompt has the routing of one response.
       ends_update: True if the optimizer steps after these groups.
       ends_round: True if the round is complete with these groups.
       on_group: called with each group and its advantages.
@@ -226,7 +232,7 @@ def pack_groups(
     batches = []
     for n, chunk in enumerate(chunks):
         done = [i for i in range(len(groups)) if last[i] == n]
-        batch = _pack_rows([[units[j] for j in row] for row in chunk], packing, loss, max_response_tokens)
+        batch = _pack_rows([[units[j] for j in row] for row in chunk], packing, loss, max_response_tokens, routing)
         batch = dataclasses.replace(
             batch,
             num_groups=np.asarray(len(done), np.int32),
@@ -246,9 +252,9 @@ def pack_groups(
     return batches
 
 
-def empty_batch(packing: PackingConfig) -> PackedBatch:
+def empty_batch(packing: PackingConfig, routing: RoutingShape | None = None) -> PackedBatch:
     """Returns a batch of padding only, with the shapes and dtypes of every batch."""
-    return _pack_rows([], packing, LossConfig(), max_response_tokens=1)
+    return _pack_rows([], packing, LossConfig(), 1, routing)
 
 
 def _check_fits(group: Group, packing: PackingConfig) -> None:
@@ -261,7 +267,11 @@ def _check_fits(group: Group, packing: PackingConfig) -> None:
 
 
 def _pack_rows(
-    rows: list[list[_Unit]], packing: PackingConfig, loss: LossConfig, max_response_tokens: int
+    rows: list[list[_Unit]],
+    packing: PackingConfig,
+    loss: LossConfig,
+    max_response_tokens: int,
+    routing: RoutingShape | None,
 ) -> PackedBatch:
     def zeros(dtype: type[np.generic]) -> np.ndarray:
         return np.zeros((packing.rows, packing.row_tokens), dtype)
@@ -269,6 +279,7 @@ def _pack_rows(
     tokens, positions, segments, prefixes, versions = (zeros(np.int32) for _ in range(5))
     behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
     mask = zeros(np.bool_)
+    routed = None if routing is None else routing.nothing(packing.rows, packing.row_tokens)
     denominator = 0
     for b, row in enumerate(rows):
         for s, place in _places(row):
@@ -276,8 +287,8 @@ def _pack_rows(
             response = end - s.rollout.tokens.size
             weight, share = token_weight(loss.normalized_by, int(s.trained.sum()), max_response_tokens)
             denominator += share
+            shared = slice(place.prefix_start, place.prefix_start + place.first)
             if place.prefix:
-                shared = slice(place.prefix_start, place.prefix_start + place.first)
                 tokens[b, shared] = s.prompt_tokens[: place.first]
                 positions[b, shared] = np.arange(place.first)
                 segments[b, shared] = place.prefix
@@ -291,6 +302,10 @@ def _pack_rows(
             behavior[b, response:end] = np.where(s.trained, s.rollout.behavior_logprobs, 0)
             advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
             weights[b, response:end] = np.where(s.trained, weight, 0)
+            if routed is not None and s.rollout.routed_experts is not UNSET:
+                routed[b, start : end - 1] = s.rollout.routed_experts[place.first :]
+                if place.prefix:
+                    routed[b, shared] = s.rollout.routed_experts[: place.first]
     sequences = [s for row in rows for unit in row for s in unit.sequences]
     return PackedBatch(
         tokens=tokens,
@@ -308,6 +323,7 @@ def _pack_rows(
         num_zero_variance_groups=np.zeros((), np.int32),
         num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),
         prefix_ids=prefixes if packing.share_prompts else None,
+        routed_experts=routed,
     )
 
 

@@ -216,7 +216,7 @@ def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
             math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.shape
         )
 
-    batch = sum(x.nbytes for x in jax.tree.leaves(empty_batch(config.packing)))
+    batch = sum(x.nbytes for x in jax.tree.leaves(empty_batch(config.packing, steps.routing)))
     return {
         "parameters": size(state.params),
         "optimizer": size(state.opt_state),
