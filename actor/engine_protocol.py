@@ -4,15 +4,17 @@ With publish.at_publish=abort_and_resume a weight update aborts all requests, an
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
+from msgspec import UNSET, UnsetType
 
 from bridge.heartbeat_types import DecodeSpeed
-from bridge.rollout_types import Finish, Sampling, Version
+from bridge.rollout_types import Finish, RoutedExperts, Sampling, Version, extend_routing
 from bridge.weight_types import WeightManifest
 
 
@@ -38,6 +40,8 @@ class Sample:
     finish: Finish
     episode: Episode | None = None
     """Multi-turn data; None for a single response, of which every token was sampled."""
+    routed_experts: RoutedExperts | UnsetType = UNSET
+    """Routing of prompt and response; UNSET if not captured."""
 
     @property
     def num_sampled(self) -> int:
@@ -201,10 +205,18 @@ class PartialSample:
     tokens: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
     token_versions: tuple[Version, ...]
+    routed_experts: RoutedExperts | UnsetType = UNSET
+    """Routing of the request's prompt and tokens; UNSET if not captured."""
 
     def finished(self, finish: Finish) -> Sample:
         """Returns the response that these tokens complete."""
-        return Sample(tokens=self.tokens, logprobs=self.logprobs, token_versions=self.token_versions, finish=finish)
+        return Sample(
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            token_versions=self.token_versions,
+            finish=finish,
+            routed_experts=self.routed_experts,
+        )
 
 
 def concat(parts: Sequence[PartialSample]) -> PartialSample:
@@ -213,6 +225,7 @@ def concat(parts: Sequence[PartialSample]) -> PartialSample:
         tokens=np.concatenate([p.tokens for p in parts]),
         logprobs=np.concatenate([p.logprobs for p in parts]),
         token_versions=tuple(v for p in parts for v in p.token_versions),
+        routed_experts=functools.reduce(extend_routing, (p.routed_experts for p in parts if p.tokens.size), UNSET),
     )
 
 

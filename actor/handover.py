@@ -68,4 +68,5 @@ def _request(
         finish=finish,
         reward=judged.reward if judged is not None else None,
         scores=judged.scores if judged is not None else (),
+        routed_experts=sample.routed_experts,
     )

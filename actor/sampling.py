@@ -188,4 +188,9 @@ class Sampler:
 
 
 def _partial(begun: RequestProgress) -> PartialSample:
-    return PartialSample(tokens=begun.tokens, logprobs=begun.behavior_logprobs, token_versions=begun.versions)
+    return PartialSample(
+        tokens=begun.tokens,
+        logprobs=begun.behavior_logprobs,
+        token_versions=begun.versions,
+        routed_experts=begun.routed_experts,
+    )

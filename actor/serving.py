@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from absl import logging
+from msgspec import UNSET
 
 from actor.admission import Admission
 from actor.circuit_breaker import CircuitBreaker
@@ -65,7 +66,7 @@ def build_group(
         round=ticket.round,
         order=ticket.order,
         prompt_tokens=ticket.prompt_tokens,
-        rollouts=tuple(_rollout(*members[index]) for index in sorted(members)),
+        rollouts=tuple(_rollout(*members[index], is_trained=ticket.kind != "eval") for index in sorted(members)),
         incarnation=newest.incarnation,
         older_versions=tuple(older),
         actor=actor,
@@ -81,7 +82,8 @@ def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
     return versions if is_mixed else versions[-1:]
 
 
-def _rollout(sample: Sample, judged: RewardResult, response: Response | None) -> Rollout:
+def _rollout(sample: Sample, judged: RewardResult, response: Response | None, *, is_trained: bool) -> Rollout:
+    """Returns a rollout, without its routing unless the learner computes its logprobs (training, probes)."""
     episode = sample.episode or Episode(
         sampled=np.ones(sample.tokens.size, np.bool_), turn_rewards=np.zeros(0, np.float32)
     )
@@ -96,6 +98,7 @@ def _rollout(sample: Sample, judged: RewardResult, response: Response | None) ->
         turn_rewards=episode.turn_rewards,
         num_thinking_tokens=response.num_thinking_tokens if response is not None else 0,
         is_thinking_finished=response is None or response.is_thinking_finished,
+        routed_experts=sample.routed_experts if is_trained else UNSET,
     )
 
 

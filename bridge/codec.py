@@ -1,8 +1,8 @@
 """Wire format: msgpack, decoded into validated types. Pickle is never used.
 
-A message is `[format, type name, body]`. The body is a map with exactly the type's fields. An array in the body is
-`[dtype, raw little-endian bytes]`. `decode` raises ValueError for any malformed message. A decoded value has passed its
-type's `__post_init__`.
+A message is `[format, type name, body]`. The body is a map with exactly the type's fields, without those that are
+msgspec's UNSET. An array in the body is `[dtype, raw little-endian bytes]`, with its shape as third element if it is no
+vector. `decode` raises ValueError for any malformed message. A decoded value has passed its type's `__post_init__`.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ from bridge.weight_types import Announcement, RunCard, WeightManifest
 FORMAT = 14
 """Format number of everything that outlives a process: messages, stores and checkpoints.
 
-It must increase with any change of a wire type's fields, a store's tables or a checkpoint's metadata. Every other
+It must increase with any change of a wire type's fields, a store's tables or a checkpoint's metadata, except for a new
+field that is UNSET by default: older messages lack it, and older builds reject only messages that have it. Every other
 number is rejected: no older format can be read."""
 
 TYPES = (Ticket, TicketProgress, Group, WeightManifest, Heartbeat, Announcement, RunCard)
@@ -33,7 +34,13 @@ MAX_BYTES = 64 * 2**20
 """Default limit on the size of one message, in bytes."""
 
 _MAX_ERROR_CHARS = 500
-_DTYPES = {"<i4": np.dtype(np.int32), "|b1": np.dtype(np.bool_), "<f4": np.dtype(np.float32)}
+_DTYPES = {
+    "<i4": np.dtype(np.int32),
+    "|b1": np.dtype(np.bool_),
+    "<f4": np.dtype(np.float32),
+    "|u1": np.dtype(np.uint8),
+    "<u2": np.dtype(np.uint16),
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Readers (SQLite, numpy) store integers in 64 signed bits. msgpack alone would allow 2**64 - 1.
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -65,6 +72,8 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class _Array(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     dtype: str
     data: bytes
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**31)], ...], msgspec.Meta(max_length=3)] = ()
+    """Shape of an array of several dims; empty for a vector."""
 
 
 def encode(obj: Message, *, max_bytes: int = MAX_BYTES) -> bytes:
@@ -105,8 +114,8 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
             raise ValueError(f"message: expected a {type_.__name__}, got a {_brief(repr(message.type))}")
         if message.format != FORMAT:
             raise OtherFormatError.of(message.type, message.format)
-        fields = msgspec.msgpack.decode(message.body, type=_strict(type_))
-        return msgspec.convert(fields, type_, from_attributes=True, dec_hook=_unpack)
+        msgspec.msgpack.decode(message.body, type=_strict(type_))  # raises for fields that the next line would skip
+        return msgspec.msgpack.decode(message.body, type=type_, dec_hook=_unpack)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as e:
         raise ValueError(f"malformed {type_.__name__} message: {_brief(str(e))}") from None
 
@@ -125,14 +134,19 @@ def _names() -> str:
 
 @functools.cache
 def _strict(type_: type) -> Any:
-    """Returns a struct type with the dataclass's fields, all required and no others allowed.
+    """Returns a struct type with the dataclass's fields, required unless UNSET by default, and no others allowed.
 
     msgspec skips unknown keys of a dataclass and fills in its defaults. Between two builds with different fields, both
     would lose data silently.
     """
     hints = typing.get_type_hints(type_, include_extras=True)
-    fields = [(f.name, _strict_field(hints[f.name])) for f in dataclasses.fields(type_)]
-    return msgspec.defstruct(type_.__name__, fields, forbid_unknown_fields=True)
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        (f.name, _strict_field(hints[f.name]), msgspec.UNSET)
+        if f.default is msgspec.UNSET
+        else (f.name, _strict_field(hints[f.name]))
+        for f in dataclasses.fields(type_)
+    ]
+    return msgspec.defstruct(type_.__name__, fields, forbid_unknown_fields=True, kw_only=True)
 
 
 def _strict_field(hint: Any) -> Any:
@@ -155,9 +169,10 @@ def _is_array(hint: Any) -> bool:
 
 
 def _pack(value: Any) -> Any:
-    if is_array(value) and value.ndim == 1 and value.dtype in _NAMES:
+    if is_array(value) and 1 <= value.ndim <= 3 and value.dtype in _NAMES:
         name = _NAMES[value.dtype]
-        return _Array(name, value.astype(name, copy=False).tobytes())
+        data = value.astype(name, copy=False).tobytes()
+        return (name, data) if value.ndim == 1 else (name, data, value.shape)
     if isinstance(value, np.generic):
         return typing.cast("np.generic[Any]", value).item()
     raise TypeError(
@@ -165,10 +180,10 @@ def _pack(value: Any) -> Any:
     )
 
 
-def _unpack(_: type, value: Any) -> np.ndarray:
-    if not isinstance(value, _Array) or value.dtype not in _DTYPES:
-        got = getattr(value, "dtype", type(value).__name__)
-        raise ValueError(f"an array's dtype must be one of {list(_DTYPES)}, got {_brief(repr(got))}")
+def _unpack(_: type, fields: Any) -> np.ndarray:
+    value = msgspec.convert(fields, _Array)
+    if value.dtype not in _DTYPES:
+        raise ValueError(f"an array's dtype must be one of {list(_DTYPES)}, got {_brief(repr(value.dtype))}")
     if len(value.data) % _DTYPES[value.dtype].itemsize:
         raise ValueError(f"array: {len(value.data)} bytes are not a multiple of the size of {value.dtype}")
     if value.dtype == "|b1" and value.data.strip(b"\x00\x01"):
@@ -176,4 +191,4 @@ def _unpack(_: type, value: Any) -> np.ndarray:
         raise ValueError("array: bool values must be bytes 0 and 1")
     array = np.frombuffer(value.data, value.dtype).astype(_DTYPES[value.dtype], copy=False)
     array.flags.writeable = False
-    return array
+    return array.reshape(value.shape) if value.shape else array

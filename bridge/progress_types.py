@@ -11,9 +11,18 @@ from typing import Annotated
 import numpy as np
 from blake3 import blake3
 from jaxtyping import Float32, Int32
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from bridge.rollout_types import MAX_REWARD_PARTS, MAX_SAMPLES, Finish, RewardScore, Ticket, Version
+from bridge.rollout_types import (
+    MAX_REWARD_PARTS,
+    MAX_SAMPLES,
+    Finish,
+    RewardScore,
+    RoutedExperts,
+    Ticket,
+    Version,
+    check_routing,
+)
 from bridge.validation import check_choice, check_name, check_vector
 
 MAX_ACTORS = 8
@@ -21,7 +30,8 @@ MAX_ACTORS = 8
 hands nothing over, so the ticket keeps the progress before."""
 
 MAX_TOKENS = 2**21
-"""Most tokens of one ticket's progress. A token takes 16 bytes, and a message at most 64 MiB (`codec.MAX_BYTES`)."""
+"""Most tokens of one ticket's progress. A token takes 16 bytes, and a message at most 64 MiB (`codec.MAX_BYTES`). Their
+routing is bounded by the run's config (`learner.model.routing_replay.routing_shape`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +51,11 @@ class RequestProgress:
     reward: float | None = None
     """Reward of a finished response; None if it has not been scored."""
     scores: Annotated[tuple[RewardScore, ...], Meta(max_length=MAX_REWARD_PARTS)] = ()
+    routed_experts: RoutedExperts | UnsetType = UNSET
+    """Routing of prompt and response, as in `Rollout`."""
 
     def __post_init__(self) -> None:
+        check_routing(self.routed_experts)
         check_vector("tokens", self.tokens, np.int32)
         check_vector("behavior_logprobs", self.behavior_logprobs, np.float32)
         check_vector("incarnations", self.incarnations, np.int32)

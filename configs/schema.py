@@ -101,6 +101,8 @@ class Config:
         if "judge" in self.parts and not self.judge.is_on:
             raise ValueError("verifier=judge requires judge.url with judge.model, or judge.colocate")
         self._check_devices()
+        if self.model.routing_replay and not self.actor.prefix_caching:
+            raise ValueError("model.routing_replay requires actor.prefix_caching=True, got False")
         self._check_lora()
         self._check_helpers()
         self.loss.check_teachers(self.prompts, num_helpers=self.helpers.num_engines)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from configs.sections import PackingConfig
+from learner.model.routing_replay import RoutingShape
 from learner.policy_trainer import PolicyTrainer
 from learner.update.packed_codec import decode_batch, decode_micro, encode_batch, encode_micro
 from learner.update.packing import MicroBatch, PackedBatch
@@ -185,7 +186,7 @@ def encode(command: Command) -> bytes:
     return msgspec.msgpack.encode(_Message(type(command).__name__, msgspec.Raw(msgspec.msgpack.encode(fields))))
 
 
-def decode(data: bytes, packing: PackingConfig) -> Command:
+def decode(data: bytes, packing: PackingConfig, routing: RoutingShape | None = None) -> Command:
     """Deserializes a command.
 
     Raises:
@@ -197,9 +198,9 @@ def decode(data: bytes, packing: PackingConfig) -> Command:
         if kind is None:
             raise ValueError(f"command: unknown kind {message.kind[:50]!r}; run all processes with the same build")
         if kind is Accumulate:
-            return Accumulate(decode_micro(msgspec.msgpack.decode(message.fields, type=bytes), packing))
+            return Accumulate(decode_micro(msgspec.msgpack.decode(message.fields, type=bytes), packing, routing))
         if kind is ScoreBatch:
-            return ScoreBatch(decode_batch(msgspec.msgpack.decode(message.fields, type=bytes), packing))
+            return ScoreBatch(decode_batch(msgspec.msgpack.decode(message.fields, type=bytes), packing, routing))
         return msgspec.msgpack.decode(message.fields, type=kind)
     except msgspec.MsgspecError as e:
         raise ValueError(f"command: malformed: {e}; run all processes with the same build") from None

@@ -35,6 +35,7 @@ from learner.metrics.metrics_writer import MetricsWriter, View
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
+from learner.model.routing_replay import routing_shape
 from learner.objective.effective_constants import effective_constants
 from learner.parity import LostGroupsFence, ParityFence, max_abs_dlogprob
 from learner.policy_trainer import PolicyTrainer
@@ -61,7 +62,7 @@ def readmission_of(run: Run) -> ParityFence:
 
     def score(group: Group) -> float:
         run.heartbeat.report_progress()
-        return max_abs_dlogprob(run.score, group, run.stream.packing)
+        return max_abs_dlogprob(run.score, group, run.stream.packing, run.stream.routing)
 
     return ParityFence(
         run.store,
@@ -228,6 +229,7 @@ def _build(
         timeline=context.timeline,
         incarnation=context.incarnation,
         vocab_size=architecture.vocab_size,
+        routing=routing_shape(config, architecture),
         step=step,
         on_wait=context.check,
         between_batches=context.look,

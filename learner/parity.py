@@ -26,6 +26,7 @@ from configs.sections import LossConfig, PackingConfig
 from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests, pinned_tickets
 from learner.heartbeat import live_actors
+from learner.model.routing_replay import RoutingShape
 from learner.update.packing import PackedBatch, pack_groups
 
 _ANY_LOSS = LossConfig()
@@ -36,10 +37,12 @@ ScoreFunction = Callable[[PackedBatch], Float32[np.ndarray, "B S"]]
 """Function that returns log pi of a batch's trained tokens by the learner's current weights, in nats."""
 
 
-def max_abs_dlogprob(score: ScoreFunction, group: Group, packing: PackingConfig) -> float:
+def max_abs_dlogprob(
+    score: ScoreFunction, group: Group, packing: PackingConfig, routing: RoutingShape | None = None
+) -> float:
     """Returns the largest |log pi - log mu| over a group's sampled tokens, in nats, by weights of its version."""
     worst = 0.0
-    for micro in pack_groups([group], packing=packing, loss=_ANY_LOSS, max_response_tokens=1):
+    for micro in pack_groups([group], packing=packing, loss=_ANY_LOSS, max_response_tokens=1, routing=routing):
         logprobs = score(micro.batch)
         off = np.abs(logprobs - micro.batch.behavior_logprobs)[np.asarray(micro.batch.loss_mask)]
         worst = float(np.maximum(worst, off.max(initial=0.0)))  # np.maximum keeps NaN, which exceeds every tolerance
@@ -51,6 +54,7 @@ def settle(
     *,
     score: ScoreFunction,
     packing: PackingConfig,
+    routing: RoutingShape | None = None,
     bound: float,
     fence: Callable[[str, str, float], None],
     before_score: Callable[[], None] = lambda: None,
@@ -67,7 +71,7 @@ def settle(
         nonlocal worst
         del ticket
         before_score()
-        off = max_abs_dlogprob(score, group, packing)
+        off = max_abs_dlogprob(score, group, packing, routing)
         if off <= bound:
             worst = max(worst, off)
             return True

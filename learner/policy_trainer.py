@@ -1,9 +1,9 @@
 """Policy trainer: train state, epoch buffer and export.
 
 The epoch buffer keeps packed micro-batches in each process's memory with the logprobs of the frozen policies, so no
-policy scores a token twice. It takes 30 bytes per position of a packed row, and 4 more per frozen policy and with
-packing.whole_groups. Checkpoints exclude it: they are made between updates, and a learner killed between two epochs
-restarts the batch.
+policy scores a token twice. It takes 30 bytes per position of a packed row, 4 more per frozen policy and with
+packing.whole_groups, and with routing replay 2 per layer and expert of a token. Checkpoints exclude it: they are made
+between updates, and a learner killed between two epochs restarts the batch.
 """
 
 import dataclasses

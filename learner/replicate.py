@@ -53,7 +53,7 @@ def follow(trainer: PolicyTrainer, hosts: Processes, config: Config, *, did: Cal
     channel = hosts.channel(_CHANNEL)
     silence_s = config.supervision.start_timeout_s
     while True:
-        command = decode(channel.broadcast(None, timeout_s=silence_s), config.packing)
+        command = decode(channel.broadcast(None, timeout_s=silence_s), config.packing, trainer.steps.routing)
         if isinstance(command, End):
             return command.code
         command.perform(trainer)

@@ -319,6 +319,7 @@ def check_parity(run: Run) -> None:
                 run.probe,
                 score=run.score,
                 packing=run.stream.packing,
+                routing=run.stream.routing,
                 bound=run.config.parity_bound,
                 fence=fence,
                 before_score=run.heartbeat.report_progress,

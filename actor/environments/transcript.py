@@ -1,15 +1,17 @@
 """Tokens, masks and logprobs of an episode."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
+from msgspec import UNSET
 
 from actor.engine_protocol import Engine, Episode, Sample
 from actor.environments.protocol import EpisodeError
-from bridge.rollout_types import Finish, Sampling, Version
+from bridge.rollout_types import Finish, Sampling, Version, extend_routing
 from bridge.text.chat_template import PROMPT_TEMPLATE, JsonObject
 
 
@@ -68,6 +70,9 @@ class Transcript:
             ),
             token_versions=tuple(first if v is None else v for v in versions),
             finish=finish,
+            routed_experts=functools.reduce(
+                extend_routing, (p.routed_experts for p in self._parts if isinstance(p, Sample)), UNSET
+            ),
             episode=Episode(
                 sampled=np.concatenate([np.full(_tokens(p).size, isinstance(p, Sample)) for p in self._parts]),
                 turn_rewards=np.asarray(self._rewards, np.float32),

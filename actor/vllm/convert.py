@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
+from msgspec import UNSET
 
 from actor.engine_protocol import EngineDeadError, EngineStats, PartialSample
 from bridge.heartbeat_types import MAX_SPEEDS, DecodeSpeed
@@ -161,6 +162,7 @@ def to_partial_sample(completion: "CompletionOutput", version: Version | None = 
     Raises:
       EngineDeadError: logprobs or versions do not match the tokens.
     """
+    routing = completion.routed_experts
     num_tokens = len(completion.token_ids)
     if not num_tokens:
         return PartialSample(tokens=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), token_versions=())
@@ -168,6 +170,7 @@ def to_partial_sample(completion: "CompletionOutput", version: Version | None = 
         tokens=np.asarray(completion.token_ids, np.int32),
         logprobs=_sampled_logprobs(completion),
         token_versions=_token_versions(completion) if version is None else (version,) * num_tokens,
+        routed_experts=UNSET if routing is None else routing,
     )
 
 

@@ -52,6 +52,7 @@ def engine_arguments(
 
     from actor.vllm import worker
 
+    replays, on_cpu = config.model.routing_replay, current_platform.is_cpu()
     of_adapters = lora_serving.engine_arguments(config) if config.publishes_adapters else {}
     return AsyncEngineArgs(
         model=str(model_folder),
@@ -62,11 +63,14 @@ def engine_arguments(
         max_num_seqs=config.actor.max_num_seqs,
         tensor_parallel_size=config.actor.tensor_parallel_size,
         gpu_memory_utilization=config.actor.gpu_memory_utilization,
-        enforce_eager=config.actor.enforce_eager,
+        # A compiled model of a CPU would not call the capture that is attached after its compilation.
+        enforce_eager=config.actor.enforce_eager or (replays and on_cpu),
         enable_sleep_mode=config.shares_devices and current_platform.is_sleep_mode_available(),
         enable_prefix_caching=config.actor.prefix_caching,
         # Chunked prefill resets a request's random state, which a CPU's cannot do (vLLM 0.32: the engine dies).
-        enable_chunked_prefill=False if is_seeded and current_platform.is_cpu() else None,
+        enable_chunked_prefill=False if is_seeded and on_cpu else None,
+        enable_return_routed_experts=replays and not on_cpu,
+        **(_ROUTING_ON_CPU if replays and on_cpu else {}),
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=worker.BACKEND),
@@ -77,6 +81,10 @@ def engine_arguments(
     )
 
 
+_ROUTING_ON_CPU = {
+    "worker_cls": "actor.vllm.routing_cpu.RoutingCpuWorker",
+    "scheduler_cls": "actor.vllm.routing_cpu.RoutingScheduler",
+}
 _UNSAFE = re.compile(r"[^\w@%+=,./-]")
 """Characters that a shell or LD_PRELOAD does not read as part of a path."""
 

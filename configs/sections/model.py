@@ -141,6 +141,10 @@ class ModelConfig(CheckedSection):
     served_dtype: Dtype = "float32"
     """Dtype of published weights and of the engine. `float32`: full precision. `bfloat16`: half the transfer size and
     engine memory for weights."""
+    routing_replay: bool = False
+    """True if the learner routes each token of a mixture-of-experts model to the experts that the engine chose (R3: Ma
+    et al., 2025). False: the learner's own router chooses. Requires actor.prefix_caching. Costs layers * experts per
+    token bytes per token of a group, twice that with over 256 experts."""
     remat: Literal["auto", "full", "attention", "gate", "dots", "none"] = "auto"
     """Activations that the backward pass recomputes. `full`: whole layers. `attention`: all but attention (splash and
     xla; cuDNN attention is recomputed). `gate`: the MLP's gate projection and elementwise operations. `dots`:

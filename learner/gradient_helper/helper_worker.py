@@ -155,7 +155,7 @@ class HelperWorker:
     def _add(self, request: AddBatch) -> BatchAdded:
         assert self._state is not None and self._policies is not None
         file = pathlib.Path(request.file)
-        batch = self._steps.put(read_tree(file, empty_batch(self._config.packing)))
+        batch = self._steps.put(read_tree(file, empty_batch(self._config.packing, self._steps.routing)))
         file.unlink()
         start_s = time.monotonic()
         base = None if self._base is None else self._base.params

@@ -45,6 +45,12 @@ METRICS: dict[str, str] = {
     "response/thinking_tokens": "tokens: mean thinking length over the update's responses, including the marks",
     "response/thinking_unfinished": "fraction of the update's responses that end inside their thinking",
     "response/truncated": "fraction of the update's responses truncated by a limit of tokens or turns",
+    "routing/captured": "fraction of the update's responses with their engine's routing; only with "
+    "model.routing_replay",
+    "routing/max_load": "load of the most loaded expert of any layer over its layer's mean, by the update's replayed "
+    "routing; 1 is balanced",
+    "routing/load_entropy": "entropy of the load over a layer's experts, as a fraction of log(experts), mean over "
+    "layers; 1 is balanced",
     "loss": "nats: normalized objective",
     "entropy": "nats: mean policy entropy over trained tokens",
     "grad_norm": "global gradient norm before clipping",
@@ -112,6 +118,7 @@ METRICS: dict[str, str] = {
     "groups/future_version": "cumulative number of rejected groups: weights newer than the learner's",
     "groups/impossible_logprob": "cumulative number of rejected groups: behavior logprob that no sampled token can "
     "have",
+    "groups/impossible_routing": "cumulative number of rejected groups: routed experts of another model, or one twice",
     "groups/extreme_reward": "cumulative number of rejected groups: reward too large for float32 advantages",
     "window/blocked_by_queue": "cumulative number of times that ticket issue paused because the ready queue was full",
     "window/blocked_by_lag": "cumulative number of times that ticket issue paused because of the async ratio or the "

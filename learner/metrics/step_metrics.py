@@ -12,18 +12,22 @@ import numpy as np
 from bridge.rollout_types import Group, RewardScore, Task, Verdict
 from configs.sections import LossConfig
 from learner.metrics.sample_record import is_episode, mean_scores
+from learner.model.routing_replay import ExpertLoad, RoutingShape
 from learner.objective.reward_shaping import num_sampled, shaping_parts
 
 
 class RewardMetrics:
-    """Accumulator of an update's verdicts, scores, turns and shaping parts."""
+    """Accumulator of an update's verdicts, scores, turns, shaping parts and expert load."""
 
-    def __init__(self, config: LossConfig, *, max_response_tokens: int) -> None:
+    def __init__(self, config: LossConfig, *, max_response_tokens: int, routing: RoutingShape | None = None) -> None:
         self._config, self._max_response_tokens = config, max_response_tokens
+        self._expert_load = None if routing is None else ExpertLoad(routing)
         self.clear()
 
     def clear(self) -> None:
         """Discards the accumulated values, after an update is made or dropped."""
+        if self._expert_load is not None:
+            self._expert_load.clear()
         self._scores: list[RewardScore] = []
         self._num_unscored = 0
         self._turns: list[int] = []
@@ -38,6 +42,8 @@ class RewardMetrics:
 
     def add(self, group: Group, task: Task) -> None:
         """Adds a trained group and the task that scored its responses."""
+        if self._expert_load is not None:
+            self._expert_load.add(group)
         lengths = np.array([num_sampled(r) for r in group.rollouts])
         for rollout, num in zip(group.rollouts, lengths.tolist(), strict=True):
             self._scores += rollout.scores
@@ -66,5 +72,7 @@ class RewardMetrics:
         if self._thinking:
             tokens, unfinished = np.mean(self._thinking, axis=0).tolist()
             found |= {"response/thinking_tokens": tokens, "response/thinking_unfinished": unfinished}
+        if self._expert_load is not None:
+            found |= self._expert_load.metrics
         self.clear()
         return found

@@ -26,7 +26,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from configs.sections.model import LoraConfig
 from learner.model.activation_sharding import ActivationSharding
@@ -58,7 +58,7 @@ the MLP's gate projection and elementwise operations. `dots`: elementwise operat
 Params = dict[str, Any]
 """Nested dict of arrays; `bridge.param_names.flatten` returns its paths."""
 Apply = Callable[..., Array]
-"""Forward function (params, tokens, positions, segment_ids, prefix_ids=None); see `make_apply`."""
+"""Forward function (params, tokens, positions, segment_ids, prefix_ids=None, routed_experts=None): `make_apply`."""
 Attend = Callable[..., Array]
 """`learner.model.attention.dispatch.attention` with options bound: (q, k, v, segment_ids, *, window, prefix_ids)."""
 
@@ -139,7 +139,7 @@ class Experts(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerInputs:
-    """Inputs that all layers of a forward pass share, except the residual stream."""
+    """Inputs of a layer, except the residual stream."""
 
     rotation: Rotation
     attend: Callable[[Array, Array, Array], Array]
@@ -147,6 +147,8 @@ class LayerInputs:
     is_real: Bool[Array, "..."]
     """False for padding; has the residual stream's leading dims."""
     placement: ActivationSharding
+    replayed: Int[Array, "... k"] | None = None
+    """Experts of each token in this layer (`learner.model.moe.route`); None without routing replay."""
 
 
 class Layer(nnx.Module):
@@ -220,6 +222,7 @@ class Layer(nnx.Module):
             normalize=c.norm_topk_prob,
             layout=ExpertLayout() if placement.mesh is None else ExpertLayout.of(placement.specs),
             mesh=placement.mesh,
+            replayed=inputs.replayed,
         )
 
 
@@ -246,6 +249,7 @@ class Decoder(nnx.Module):
         positions: Array,
         segment_ids: Array,
         prefix_ids: Array | None,
+        routed_experts: Array | None,
         *,
         checkpoint,
         attend: Attend,
@@ -258,13 +262,13 @@ class Decoder(nnx.Module):
         is_real = (segment_ids != 0).reshape(lead)
         structure, stacked = nnx.graphdef(self.layers), nnx.to_pure_dict(nnx.state(self.layers))
 
-        def one_layer(x: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
-            weights, is_windowed = xs
+        def one_layer(x: Array, xs: tuple[Any, Array, Array | None]) -> tuple[Array, None]:
+            weights, is_windowed, replayed = xs
             mix = _windowed(functools.partial(attend, prefix_ids=prefix_ids), c, is_windowed, segment_ids)
             turn = (
                 rotation if local is None else jax.tree.map(functools.partial(jnp.where, is_windowed), local, rotation)
             )
-            inputs = LayerInputs(rotation=turn, attend=mix, is_real=is_real, placement=placement)
+            inputs = LayerInputs(rotation=turn, attend=mix, is_real=is_real, placement=placement, replayed=replayed)
             return nnx.merge(structure, placement.layer(weights))(x, inputs), None
 
         x = placement.embed(self.embed.embedding[...], tokens)
@@ -272,7 +276,11 @@ class Decoder(nnx.Module):
             x *= jnp.asarray(c.hidden_size**0.5, x.dtype)
         x = placement.tokens(x.reshape(*lead, c.hidden_size))
         windowed = jnp.array(c.windowed_layers or (False,) * c.num_layers)
-        x, _ = jax.lax.scan(checkpoint(one_layer), x, (stacked, windowed))
+        replayed = None
+        if routed_experts is not None:
+            of_layers = jnp.moveaxis(routed_experts, 2, 0)
+            replayed = of_layers.reshape(c.num_layers, *lead, c.num_experts_per_token)
+        x, _ = jax.lax.scan(checkpoint(one_layer), x, (stacked, windowed, replayed))
         return self.final_norm(x).reshape(*tokens.shape, c.hidden_size)
 
 
@@ -330,8 +338,9 @@ def make_apply(
 ) -> Apply:
     """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S], prefix_ids=None)`.
 
-    It returns the final hidden states [B, S, D] in the compute dtype. They are finite but meaningless on padding
-    (segment 0). Build it once and jit its callers, because each make_apply call creates a new function to compile.
+    A last argument `routed_experts` [B, S, layers, k] replaces the router's choice of experts (`moe.route`). It returns
+    the final hidden states [B, S, D] in the compute dtype. They are finite but meaningless on padding (segment 0).
+    Build it once and jit its callers, because each make_apply call creates a new function to compile.
 
     Args:
       config: the model.
@@ -368,12 +377,14 @@ def make_apply(
         positions: ArrayLike,
         segment_ids: ArrayLike,
         prefix_ids: ArrayLike | None = None,
+        routed_experts: ArrayLike | None = None,
     ) -> Array:
         return nnx.merge(structure, params)(
             jnp.asarray(tokens),
             jnp.asarray(positions),
             jnp.asarray(segment_ids),
             None if prefix_ids is None else jnp.asarray(prefix_ids),
+            None if routed_experts is None else jnp.asarray(routed_experts),
             checkpoint=REMAT[remat],
             attend=functools.partial(attention, **options),
             placement=placement,

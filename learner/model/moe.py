@@ -103,15 +103,27 @@ class ExpertLayout:
 
 
 def route(
-    x: Float[Array, "N D"], kernel: Float[Array, "E D"], *, num_per_token: int, normalize: bool
+    x: Float[Array, "N D"],
+    kernel: Float[Array, "E D"],
+    *,
+    num_per_token: int,
+    normalize: bool,
+    replayed: Int[Array, "N k"] | None = None,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """Returns the k largest of softmax(x kernel^T), in float32, and the indices of their experts.
 
     With `normalize` the k weights are divided by their sum. This matches Qwen3-MoE's reference code, except that logits
     stay float32 instead of being rounded to the compute dtype.
+
+    Tokens with `replayed` experts (>= 0) use those instead, with weights as if they were the largest (R3, Ma et al.,
+    2025): p_e, divided by the sum of p over the replayed experts with `normalize`.
     """
     logits = jnp.einsum("nd,ed->ne", x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
-    weights, experts = jax.lax.top_k(jax.nn.softmax(logits, -1), num_per_token)
+    probabilities = jax.nn.softmax(logits, -1)
+    weights, experts = jax.lax.top_k(probabilities, num_per_token)
+    if replayed is not None:
+        experts = jnp.where(replayed >= 0, replayed.astype(experts.dtype), experts)
+        weights = jnp.take_along_axis(probabilities, experts, axis=-1)
     if normalize:
         weights = weights / weights.sum(-1, keepdims=True)
     return weights, experts
@@ -179,6 +191,7 @@ def moe_mlp(
     normalize: bool,
     layout: ExpertLayout,
     mesh: Mesh | None,
+    replayed: Int[Array, "... k"] | None = None,
 ) -> Float[Array, "... D"]:
     """Returns the layer's MLP, in x's dtype; padding tokens are not routed and give zero.
 
@@ -191,14 +204,16 @@ def moe_mlp(
       normalize: see `route`.
       layout: partition specs of the kernels.
       mesh: device mesh; None computes everything locally.
+      replayed: experts of each token instead of the router's choice; -1 where it chooses (`route`).
     """
     num_shards = 1 if mesh is None else axes_size(mesh, layout.expert)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     multiply = grouped_matmul(device.platform)
 
-    def local(x: Array, is_real: Array, router: Array, kernels: Kernels) -> Array:
+    def local(x: Array, is_real: Array, replayed: Array | None, router: Array, kernels: Kernels) -> Array:
         tokens = x.reshape(-1, x.shape[-1])
-        weights, experts = route(tokens, router, num_per_token=num_per_token, normalize=normalize)
+        given = None if replayed is None else replayed.reshape(-1, num_per_token)
+        weights, experts = route(tokens, router, num_per_token=num_per_token, normalize=normalize, replayed=given)
         experts = jnp.where(is_real.reshape(-1, 1), experts, -1)
         layouts = (layout.gate, layout.gate, layout.down)
         gate, up, down = (_gather_kernel(w.astype(x.dtype), spec) for w, spec in zip(kernels, layouts, strict=True))
@@ -216,13 +231,13 @@ def moe_mlp(
         return out.reshape(x.shape)
 
     if mesh is None:
-        return local(x, is_real, router, kernels)
+        return local(x, is_real, replayed, router, kernels)
     # Flattened tokens are split over the batch axes only: `sequence` has size 1 and is named for the vma checker.
     tokens = PartitionSpec((*BATCH_AXES, "sequence")) if x.ndim == 2 else PartitionSpec(BATCH_AXES, "sequence")
-    specs = (tokens, tokens, PartitionSpec(), (layout.gate, layout.gate, layout.down))
+    specs = (tokens, tokens, tokens, PartitionSpec(), (layout.gate, layout.gate, layout.down))
     # A Pallas kernel does not declare the axes over which its output varies, so vma is not checked.
     run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)
-    return run(x, is_real, router, kernels)
+    return run(x, is_real, replayed, router, kernels)
 
 
 def _grouped_mlp(rows: Array, kernels: Kernels, sizes: Array, multiply: GroupedMatmul) -> Array:

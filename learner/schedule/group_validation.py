@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from bridge.rollout_types import MAX_ABS_REWARD, Group, Rollout, Ticket, Version
+from learner.model.routing_replay import RoutingShape
 
 MIN_LOGPROB = math.log(2.0**-149) - 0.5
 """Lowest valid logprob, in nats. Sampling uses probabilities in float32, whose smallest number is 2^-149, with a
@@ -27,6 +28,7 @@ REASONS = {
     "its prompt",
     "future_version": "weights newer than the learner's",
     "impossible_logprob": f"a behavior logprob below {MIN_LOGPROB:.0f}, which no sampled token can have",
+    "impossible_routing": "routed experts of another model, or the same expert twice for one token",
     "extreme_reward": f"a reward, of a response or a turn, beyond {MAX_ABS_REWARD:g}, too large for float32 advantages",
 }
 """Reasons of rejection and their meanings; each is counted as `groups/<reason>`."""
@@ -40,6 +42,8 @@ class GroupLimits:
     """Vocabulary size of the model: rows of its embedding."""
     max_tokens: int
     """Maximum tokens of prompt and response together (`model.max_tokens`)."""
+    routing: RoutingShape | None = None
+    """Sizes of the routing that is replayed; None if it is not read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +108,8 @@ def _rollout_objection(
         return "future_version"
     if np.any(rollout.behavior_logprobs[rollout.loss_mask] < MIN_LOGPROB):
         return "impossible_logprob"
+    if limits.routing is not None and not limits.routing.fits(rollout.routed_experts):
+        return "impossible_routing"
     if abs(rollout.reward) > MAX_ABS_REWARD or np.any(np.abs(rollout.turn_rewards) > MAX_ABS_REWARD):
         return "extreme_reward"
     return None

@@ -24,6 +24,7 @@ from learner.data.problem import Problem
 from learner.metrics.sample_record import PickedGroup, SamplePick
 from learner.metrics.step_metrics import RewardMetrics
 from learner.metrics.step_timer import WaitingRatios
+from learner.model.routing_replay import RoutingShape
 from learner.objective.reward_shaping import has_learning_signal
 from learner.schedule import group_validation
 from learner.schedule.frontier_width import FrontierWidth
@@ -45,6 +46,7 @@ def consume(
     shape: AutoShape,
     groups: Sequence[Group],
     pick: SamplePick,
+    routing: RoutingShape | None = None,
 ) -> list[MicroBatch]:
     """Records groups of one update as trained, with their rewards and text samples, and packs them.
 
@@ -70,6 +72,7 @@ def consume(
         loss=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
         masks_truncated=config.prompts.truncated_responses == "mask",
+        routing=routing,
         ends_update=done[-1].ends_update,
         ends_round=done[-1].ends_round,
         teachers=teachers,
@@ -112,6 +115,7 @@ class RolloutStream:
         timeline: Timeline,
         incarnation: int,
         vocab_size: int,
+        routing: RoutingShape | None = None,
         step: int = 0,
         on_wait: Callable[[], None] = lambda: None,
         between_batches: Callable[[], None] = lambda: None,
@@ -127,6 +131,7 @@ class RolloutStream:
           timeline: timeline that records issues, decided races and checkpoints.
           incarnation: incarnation of the learner.
           vocab_size: vocabulary size of the model; groups with other token ids are rejected.
+          routing: sizes of the routing that is replayed; None if it is not.
           step: step of the learner.
           on_wait: called on every poll that finds no group; may raise.
           between_batches: called between two micro-batches; may raise.
@@ -137,7 +142,11 @@ class RolloutStream:
         self.prompts = prompts
         self._check_while_waiting, self._meanwhile, self._on_group = on_wait, between_batches, on_group
         self._incarnation = incarnation
-        self._limits = group_validation.GroupLimits(vocab_size=vocab_size, max_tokens=config.model.max_tokens)
+        self.routing = routing
+        """Sizes of the routing that batches hold; None without model.routing_replay."""
+        self._limits = group_validation.GroupLimits(
+            vocab_size=vocab_size, max_tokens=config.model.max_tokens, routing=routing
+        )
         self._refusals = group_validation.RejectionCounter()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
         self.group_filter: GroupFilter[Group] = GroupFilter(
@@ -165,7 +174,8 @@ class RolloutStream:
         self._race_places = RaceCapacity(config, store)
         self._frontier_width = FrontierWidth(config, store, on_wait=self._while_waiting)
         self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.max_lag_steps is not None)
-        self._tally = RewardMetrics(config.loss, max_response_tokens=config.sampling.max_response_tokens)
+        max_response_tokens = config.sampling.max_response_tokens
+        self._tally = RewardMetrics(config.loss, max_response_tokens=max_response_tokens, routing=routing)
         self._shape = AutoShape(config)
         self._pick = SamplePick(
             groups_per_round=config.rounds.groups_per_round, kept_per_round=config.samples.groups_per_round
@@ -218,7 +228,7 @@ class RolloutStream:
                 self._observe(group)
                 self._frontier_width.observe(group)
                 self._on_group(group)
-            yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick)
+            yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick, self.routing)
 
     def poll(self) -> None:
         """Reads arrivals without waiting, during computation: they may decide a race or empty the backlog."""

@@ -211,4 +211,6 @@ class FrozenPolicies:
 
     def _score_reference(self, reference: Params, batch: PackedBatch) -> jax.Array:
         score = self._steps.score if self._base is None else self._steps.score_base
+        if batch.routed_experts is not None:  # another model, which routes by itself
+            batch = dataclasses.replace(batch, routed_experts=jnp.full_like(batch.routed_experts, -1))
         return score(reference, batch)

@@ -150,7 +150,9 @@ class LossFn:
         return _to_token(token_scores(self.head, hidden, output_head(params), targets, mask).logprobs)
 
     def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
-        return self.forward(params, batch.tokens, batch.positions, batch.segment_ids, batch.prefix_ids)
+        return self.forward(
+            params, batch.tokens, batch.positions, batch.segment_ids, batch.prefix_ids, batch.routed_experts
+        )
 
 
 def _to_predictor(x: Any) -> Array:

@@ -8,6 +8,7 @@ import msgspec
 
 from configs.sections import PackingConfig
 from learner.distributed.sharding import abstract
+from learner.model.routing_replay import RoutingShape
 from learner.update.packing import MicroBatch, PackedBatch, empty_batch
 
 
@@ -34,7 +35,7 @@ def encode_batch(batch: PackedBatch) -> bytes:
     return msgspec.msgpack.encode(_batch_of(batch))
 
 
-def decode_batch(data: bytes, packing: PackingConfig) -> PackedBatch:
+def decode_batch(data: bytes, packing: PackingConfig, routing: RoutingShape | None = None) -> PackedBatch:
     """Decodes a batch into `jax.ShapeDtypeStruct` arrays; their contents remain at the leader.
 
     Raises:
@@ -44,7 +45,7 @@ def decode_batch(data: bytes, packing: PackingConfig) -> PackedBatch:
         told = msgspec.msgpack.decode(data, type=_Batch)
     except msgspec.MsgspecError as e:
         raise ValueError(f"malformed batch: {e}") from None
-    return _shapes(told, packing)
+    return _shapes(told, packing, routing)
 
 
 def encode_micro(micro: MicroBatch) -> bytes:
@@ -53,7 +54,7 @@ def encode_micro(micro: MicroBatch) -> bytes:
     return msgspec.msgpack.encode(_Micro(batch=_batch_of(micro.batch), **fields))
 
 
-def decode_micro(data: bytes, packing: PackingConfig) -> MicroBatch:
+def decode_micro(data: bytes, packing: PackingConfig, routing: RoutingShape | None = None) -> MicroBatch:
     """Decodes a micro-batch; its batch is that of `decode_batch`.
 
     Raises:
@@ -64,7 +65,7 @@ def decode_micro(data: bytes, packing: PackingConfig) -> MicroBatch:
     except msgspec.MsgspecError as e:
         raise ValueError(f"malformed micro-batch: {e}") from None
     fields = {name: getattr(micro, name) for name in _Micro.__struct_fields__ if name != "batch"}
-    return MicroBatch(batch=_shapes(micro.batch, packing), **fields)
+    return MicroBatch(batch=_shapes(micro.batch, packing, routing), **fields)
 
 
 def _batch_of(batch: PackedBatch) -> _Batch:
@@ -77,11 +78,11 @@ def _rows(array: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
-def _shapes(told: _Batch, packing: PackingConfig) -> PackedBatch:
-    shapes = jax.tree.map(abstract, empty_batch(packing))
+def _shapes(told: _Batch, packing: PackingConfig, routing: RoutingShape | None) -> PackedBatch:
+    shapes = jax.tree.map(abstract, empty_batch(packing, routing))
     here = _batch_of(shapes)
     if packing.auto and len(told.arrays) == len(here.arrays) and (rows := _rows(told.arrays[0])) is not None:
-        return _shapes(told, dataclasses.replace(packing, auto=False, rows=rows[0], row_tokens=rows[1]))
+        return _shapes(told, dataclasses.replace(packing, auto=False, rows=rows[0], row_tokens=rows[1]), routing)
     if told != here:
         raise ValueError(
             f"packed batch: expected first array {here.arrays[:1]}, got {told.arrays[:1]}; use one config everywhere"

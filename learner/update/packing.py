@@ -21,10 +21,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int8, Int32
+from jaxtyping import Array, Bool, Float32, Int8, Int16, Int32
+from msgspec import UNSET
 
 from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig, PackingConfig
+from learner.model.routing_replay import RoutingShape
 from learner.objective.advantages import token_advantages
 from learner.objective.losses import token_weight
 from learner.objective.reward_shaping import has_learning_signal, num_sampled, shaped_rewards, trained_tokens
@@ -122,6 +124,8 @@ class PackedBatch:
     """Segment of the shared prompt that a token also attends to, 0 for none; None if prompts are not shared."""
     group_ids: Int32[Array | np.ndarray, "B S"] | None = None
     """Number of a response's group in the micro-batch, from 1; 0 elsewhere. None without packing.whole_groups."""
+    routed_experts: Int16[Array | np.ndarray, "B S layers k"] | None = None
+    """Experts of each token by the engine's router, -1 where not captured; None without model.routing_replay."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,6 +192,7 @@ def pack_groups(
     loss: LossConfig,
     max_response_tokens: int,
     masks_truncated: bool = False,
+    routing: RoutingShape | None = None,
     ends_update: bool = False,
     ends_round: bool = False,
     teachers: Sequence[int] = (),
@@ -205,6 +210,7 @@ def pack_groups(
       max_response_tokens: constant of normalization=constant, and length at which the overlong penalty is full.
       masks_truncated: True if tokens of truncated responses are not trained (prompts.truncated_responses=mask). Their
         rewards still count in their groups' advantages.
+      routing: sizes of the routing to replay; None replays none. A shared prompt has the routing of one response.
       ends_update: True if the optimizer steps after these groups.
       ends_round: True if the round is complete with these groups.
       teachers: number of each group's teacher, 0 for none; empty if no group has one.
@@ -244,7 +250,7 @@ def pack_groups(
     batches = []
     for n, chunk in enumerate(chunks):
         done = [i for i in range(len(groups)) if last[i] == n]
-        batch = _pack_rows(chunk, packing, loss, max_response_tokens)
+        batch = _pack_rows(chunk, packing, loss, max_response_tokens, routing)
         batch = dataclasses.replace(
             batch,
             num_groups=np.asarray(len(done), np.int32),
@@ -293,9 +299,9 @@ def _rows_of(units: list[_Unit], packing: PackingConfig) -> list[list[_Unit]]:
     return [[units[j] for j in row] for row in rows]
 
 
-def empty_batch(packing: PackingConfig) -> PackedBatch:
+def empty_batch(packing: PackingConfig, routing: RoutingShape | None = None) -> PackedBatch:
     """Returns a batch of padding only, with the shapes and dtypes of every batch."""
-    return _pack_rows([], packing, LossConfig(), max_response_tokens=1)
+    return _pack_rows([], packing, LossConfig(), 1, routing)
 
 
 def _check_fits(group: Group, packing: PackingConfig) -> None:
@@ -308,7 +314,11 @@ def _check_fits(group: Group, packing: PackingConfig) -> None:
 
 
 def _pack_rows(
-    rows: list[list[_Unit]], packing: PackingConfig, loss: LossConfig, max_response_tokens: int
+    rows: list[list[_Unit]],
+    packing: PackingConfig,
+    loss: LossConfig,
+    max_response_tokens: int,
+    routing: RoutingShape | None,
 ) -> PackedBatch:
     def zeros(dtype: type[np.generic]) -> np.ndarray:
         return np.zeros((packing.rows, packing.row_tokens), dtype)
@@ -316,6 +326,7 @@ def _pack_rows(
     tokens, positions, segments, prefixes, versions, group_ids = (zeros(np.int32) for _ in range(6))
     behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
     mask, teachers = zeros(np.bool_), zeros(np.int8)
+    routed = None if routing is None else routing.nothing(packing.rows, packing.row_tokens)
     denominator = 0
     numbers: dict[int, int] = {}
     for b, row in enumerate(rows):
@@ -324,8 +335,8 @@ def _pack_rows(
             response = end - s.rollout.tokens.size
             weight, share = token_weight(loss.normalized_by, int(s.trained.sum()), max_response_tokens)
             denominator += share
+            shared = slice(place.prefix_start, place.prefix_start + place.first)
             if place.prefix:
-                shared = slice(place.prefix_start, place.prefix_start + place.first)
                 tokens[b, shared] = s.prompt_tokens[: place.first]
                 positions[b, shared] = np.arange(place.first)
                 segments[b, shared] = place.prefix
@@ -341,6 +352,10 @@ def _pack_rows(
             advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
             weights[b, response:end] = np.where(s.trained, weight, 0)
             teachers[b, response:end] = np.where(s.trained, s.teacher, 0)
+            if routed is not None and s.rollout.routed_experts is not UNSET:
+                routed[b, start : end - 1] = s.rollout.routed_experts[place.first :]
+                if place.prefix:
+                    routed[b, shared] = s.rollout.routed_experts[: place.first]
     sequences = [s for row in rows for unit in row for s in unit.sequences]
     return PackedBatch(
         tokens=tokens,
@@ -360,6 +375,7 @@ def _pack_rows(
         teacher_ids=teachers,
         prefix_ids=prefixes if packing.share_prompts else None,
         group_ids=group_ids if packing.whole_groups else None,
+        routed_experts=routed,
     )
 
 

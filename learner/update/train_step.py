@@ -45,6 +45,7 @@ from learner.distributed.sharding import (
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.lora import abstract_adapters, check_lora, init_adapters
+from learner.model.routing_replay import routing_shape
 from learner.objective import losses
 from learner.update import diagnostics
 from learner.update.frozen_policies import NO_FROZEN, FrozenLogprobs, proximal_policy
@@ -69,8 +70,7 @@ class TrainStep:
 
     def __init__(self, model_config: Architecture, config: Config, mesh: Mesh, hosts: Processes | None = None) -> None:
         """Prepares the functions without compiling them; `hosts` is None for a single process."""
-        self._config = config
-        self._model_config = model_config
+        self._config, self._model_config = config, model_config
         self.needs = losses.needs(config.loss)
         proximal = proximal_policy(config)
         self.scores_proximal = proximal == "frozen"
@@ -111,7 +111,9 @@ class TrainStep:
             params = abstract_adapters(self._model_config, lora, dtype)
         state = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
         self._state = placed(state, param_shardings(state, mesh))
-        batch = jax.tree.map(abstract, empty_batch(self._config.packing))
+        self.routing = routing_shape(self._config, self._model_config)
+        """Sizes of the routing that batches hold; None without model.routing_replay."""
+        batch = jax.tree.map(abstract, empty_batch(self._config.packing, self.routing))
         self._batch = placed(batch, jax.tree.map(lambda x: rows if x.ndim else whole, batch))
         self._mesh = mesh
         self._spread: dict[tuple[int, ...], BatchBroadcast] = {}
@@ -284,7 +286,7 @@ class TrainStep:
         return self._jit_score(combine_params(base, params), self.put(batch))
 
     def score_base(self, base: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
-        """Returns the logprobs of `score` with the adapters off, for a reference: the base, or a model of its shape."""
+        """Returns the logprobs of `score` without adapters, for a reference: the base, or a model of its shape."""
         return self._jit_score_base(base, self.put(batch))
 
     def lower(self) -> dict[str, jax.stages.Lowered]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from actor.engine_protocol import Episode, Sample
 from actor.rewards.scorer import RewardResult
@@ -114,3 +115,13 @@ def test_build_names_the_newest_weights_of_each_earlier_incarnation():
         ({1: 4, 3: 6, 4: 7}, False),
     ):
         assert group.is_abandoned(base_steps) == is_abandoned, base_steps
+
+
+def test_group_has_the_routing_of_its_samples_unless_it_is_only_evaluated():
+    ticket = make_ticket(num_samples=1)
+    rows = np.zeros((ticket.prompt_tokens.size + 1, 2, 1), np.uint8)
+    members = {0: (dataclasses.replace(sample(7, (0, 4), (0, 4)), routed_experts=rows), judged(1.0), None)}
+    for kind, wanted in (("train", rows), ("probe", rows), ("eval", UNSET)):
+        one = dataclasses.replace(ticket, kind=kind)
+        (rollout,) = build_group(one, members, actor="a", started_s=3.0, finished_s=4.0).rollouts
+        assert rollout.routed_experts is wanted

@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 
 from actor.background import shut_down
+from actor.engine_protocol import PartialSample
+from actor.handover import progress_so_far
 from actor.rewards.scorer import RewardResult
-from bridge.progress_types import ClaimedTicket
-from bridge.rollout_types import Task
-from tests.actor.fakes import until
+from actor.sampling import Sampler
+from bridge import codec
+from bridge.progress_types import ClaimedTicket, TicketProgress
+from bridge.rollout_types import Task, Version
+from bridge.timeline import Timeline
+from tests.actor.fakes import FakeEngine, until
 from tests.actor.loop_setup import Setup, make_setup, make_setup_beside, run
-from tests.bridge.factories import make_progress
+from tests.bridge.factories import make_progress, make_ticket
 
 
 class Scorer:
@@ -347,3 +352,23 @@ def test_tokens_count_once_over_all_actors(tmp_path):
         await s.rewards.close()
 
     run(body())
+
+
+def test_tokens_that_move_keep_their_routing(tmp_path):
+    ticket = make_ticket(num_samples=1)
+    rows = np.arange(2 * (ticket.prompt_tokens.size + 2)).reshape(-1, 2, 1).astype(np.uint8)
+    version = Version(incarnation=0, step=3)
+    begun = PartialSample(
+        tokens=np.array([5, 6, 7], np.int32),
+        logprobs=np.full(3, -0.5, np.float32),
+        token_versions=(version,) * 3,
+        routed_experts=rows,
+    )
+    handed = progress_so_far(ticket, ["a"], {0: begun.finished("stop")}, {}, {})
+    assert handed is not None
+    arrived = codec.decode(TicketProgress, codec.encode(handed))
+    engine = FakeEngine()
+    engine.version = version
+    sampler = Sampler(engine, timeline=Timeline(tmp_path, "a"), max_lag_steps=None)
+    sample = asyncio.run(sampler.sample(ticket, 0, arrived.requests[0]))
+    np.testing.assert_array_equal(sample.routed_experts, rows)

@@ -1,9 +1,12 @@
 """Partial responses: joined they are one response, and the request that goes on has what is left."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from actor.engine_protocol import PartialSample, concat, continuation
 from bridge.rollout_types import Sampling, Version
@@ -24,6 +27,26 @@ def test_joined_parts_are_one_response_with_a_version_for_each_token():
     assert sample.tokens.tolist() == [100, 101, 300] and sample.logprobs.tolist() == [-1, -1, -3]
     assert [v.step for v in sample.token_versions] == [1, 1, 3] and sample.finish == "stop"
     assert (sample.tokens.dtype, sample.logprobs.dtype) == (np.int32, np.float32)
+
+
+def routing_of(num_rows: int, step: int) -> np.ndarray:
+    return np.full((num_rows, 2, 1), step, np.uint8)
+
+
+def test_token_keeps_the_routing_of_the_request_that_sampled_its_successor():
+    # Each request computes all before it again: prompt and 2 tokens, then 1 more.
+    parts = [
+        dataclasses.replace(part(2, 1), routed_experts=routing_of(3 + 2 - 1, 1)),
+        part(0, 2),
+        dataclasses.replace(part(1, 3), routed_experts=routing_of(3 + 3 - 1, 3)),
+    ]
+    joined = concat(parts).routed_experts
+    assert isinstance(joined, np.ndarray) and joined[:, 0, 0].tolist() == [1, 1, 1, 1, 3]
+    assert concat(parts).finished("stop").routed_experts is not UNSET
+    # What began elsewhere without a capture has that of the request that computed it again.
+    again = concat([part(2, 1), parts[2]]).routed_experts
+    assert isinstance(again, np.ndarray) and again[:, 0, 0].tolist() == [3] * 5
+    assert concat([parts[0], part(1, 3)]).routed_experts is UNSET
 
 
 @given(sizes=st.lists(st.integers(0, 20), max_size=6), min_tokens=st.integers(0, 200), left=st.integers(1, 50))

@@ -35,6 +35,12 @@ def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollou
     return Rollout(**(values | fields))
 
 
+def captured(of: Any) -> np.ndarray:
+    """The routing of a sample, a rollout or a batch, which has one."""
+    assert isinstance(of.routed_experts, np.ndarray)
+    return of.routed_experts
+
+
 def make_ticket(id_: str = "t", **fields: Any) -> Ticket:
     values: dict[str, Any] = {
         "id": id_,

@@ -222,7 +222,7 @@ def state_bytes(steps: TrainStep, config: Config) -> dict[str, int]:
         abstract_params(Architecture.from_hf(folder), config.model.compute_dtype)
         for _, folder in config.loss.teacher_folders.values()
     ]
-    batch = sum(x.nbytes for x in jax.tree.leaves(empty_batch(config.packing)))
+    batch = sum(x.nbytes for x in jax.tree.leaves(empty_batch(config.packing, steps.routing)))
     return {
         "parameters": size(state.params),
         "optimizer": size(state.opt_state),

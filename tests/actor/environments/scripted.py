@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from actor.engine_protocol import Sample
 from actor.environments import wire
@@ -21,6 +22,8 @@ class Turn:
     tokens: Sequence[int]
     step: int = 0
     """Of the weights."""
+    routing: int | None = None
+    """The one expert of all tokens of its request, if that was captured."""
 
 
 @dataclasses.dataclass
@@ -50,11 +53,13 @@ class ScriptedEngine:
             raise
         tokens = np.asarray(script.tokens[: sampling.max_tokens], np.int32)
         finish: Finish = "stop" if tokens[-1] in sampling.stop_token_ids else "length"
+        num_inputs = prompt_tokens.size + tokens.size - 1
         return Sample(
             tokens=tokens,
             logprobs=np.linspace(-2, -1, tokens.size, dtype=np.float32),
             token_versions=(Version(incarnation=1, step=script.step),) * tokens.size,
             finish=finish,
+            routed_experts=UNSET if script.routing is None else np.full((num_inputs, 1, 1), script.routing, np.uint8),
         )
 
 

@@ -75,6 +75,13 @@ def test_play_is_what_was_sampled_and_observed_in_turns():
     assert {r.priority for r in engine.requests} == {5}
 
 
+def test_token_of_an_episode_has_the_routing_of_the_turn_that_first_had_it_as_input():
+    engine = ScriptedEngine([Turn(ids("5<eos>"), routing=1), Turn(ids("7<eos>"), routing=2)])
+    played = play(engine, ScriptedPool([observed(">:"), observed(done=True)]))
+    # Of the prompt's four tokens and the first turn but its last one; then all before the very last token.
+    assert played.routed_experts[:, 0, 0].tolist() == [1] * 5 + [2] * 4
+
+
 @pytest.mark.parametrize(
     ("config", "max_tokens", "wanted"),
     [

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -49,6 +49,9 @@ class EngineKind:
     tensor_parallel_size: int = 1
     max_adapters: int = 0
     """Value of `lora_serving.MAX_ADAPTERS`. 0: whole weights are published."""
+    routing_replay: bool = False
+    """The engine returns routed experts."""
+    served_dtype: Literal["float32", "bfloat16"] = "float32"
     colocated: bool = False
     """On a GPU: its memory is free while the engine sleeps."""
 
@@ -56,6 +59,7 @@ class EngineKind:
         told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
         told += [f"tp{self.tensor_parallel_size}"] * (self.tensor_parallel_size > 1)
         told += [f"{self.max_adapters}_adapters"] * bool(self.max_adapters) + ["colocated"] * self.colocated
+        told += ["routing"] * self.routing_replay + [self.served_dtype] * (self.served_dtype != "float32")
         return "-".join([self.family, "tied" if self.tied else "untied", self.kv_cache, self.at_publish, *told])
 
 
@@ -101,8 +105,17 @@ class Bench:
             return Version(incarnation=0, step=0)
         return dataclasses.replace(announced.version, step=announced.version.step + 1)
 
-    def write(self, version: Version | None = None, *, seed: int | None = None) -> WeightManifest:
-        """Publishes random weights, the folder's plus noise (a version's own if no seed), as the next version."""
+    def write(
+        self,
+        version: Version | None = None,
+        *,
+        seed: int | None = None,
+        change: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = lambda weights: weights,
+    ) -> WeightManifest:
+        """Publishes random weights, the folder's plus noise (a version's own if no seed), as the next version.
+
+        `change`: made to them before, unless adapters are published.
+        """
         version = version or self.next_version()
         seed = 1000 * version.incarnation + version.step if seed is None else seed
         weights = base = models.read_weights(self.folder)
@@ -110,14 +123,14 @@ class Bench:
             published = models.random_adapters(self.model.tensors, seed=seed)
             weights = models.merged(base, published, scale=LORA.alpha / LORA.rank)
         else:
-            published = weights = models.perturbed(base, seed=seed)
+            published = weights = change(models.perturbed(base, seed=seed))
         manifest = self.writer.write(version, published, dtype=self.config.model.served_dtype)
         self.weights[version] = weights
         return manifest
 
-    async def update(self, version: Version | None = None, *, seed: int | None = None) -> Version:
-        """Publishes and serves random weights."""
-        manifest = self.write(version, seed=seed)
+    async def update(self, version: Version | None = None, **weights: Any) -> Version:
+        """Publishes and serves random weights (`write`)."""
+        manifest = self.write(version, **weights)
         prefetched = await self.client.prefetch()
         assert prefetched is not None and prefetched == manifest
         assert await self.client.swap(prefetched)
@@ -157,7 +170,7 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
     folder = folder or models.make_folder(root / "model", family=kind.family, tied=kind.tied)
     config = Config(
         preset="test",
-        model=ModelConfig(max_tokens=512, served_dtype="float32"),
+        model=ModelConfig(max_tokens=512, served_dtype=kind.served_dtype, routing_replay=kind.routing_replay),
         packing=PackingConfig(row_tokens=512),
         sampling=SamplingConfig(temperature=TEMPERATURE),
         publish=PublishConfig(

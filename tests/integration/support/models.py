@@ -130,6 +130,20 @@ def reference_logprobs(
 ) -> np.ndarray:
     """log p(tokens[i] | tokens[:i]) for i >= 1 by transformers in float32, with these weights in the folder's model."""
     import torch
+
+    logits = _reference(path, weights, tokens).logits[0, :-1] / temperature
+    logprobs = torch.log_softmax(logits, -1).numpy()
+    return logprobs[np.arange(len(tokens) - 1), tokens[1:]]
+
+
+def reference_router_logits(path: Path, weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
+    """[tokens, layers, experts] by transformers in float32, with these weights in the folder's model."""
+    output = _reference(path, weights, tokens, output_router_logits=True)
+    return np.stack([layer.numpy() for layer in output.router_logits], axis=1)
+
+
+def _reference(path: Path, weights: Mapping[str, np.ndarray], tokens: np.ndarray, **options: Any) -> Any:
+    import torch
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(path)
@@ -139,9 +153,32 @@ def reference_logprobs(
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
     with torch.no_grad():
-        logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1] / temperature
-    logprobs = torch.log_softmax(logits, -1).numpy()
-    return logprobs[np.arange(len(tokens) - 1), tokens[1:]]
+        return model(torch.from_numpy(tokens.astype(np.int64))[None], **options)
+
+
+def learner_params(path: Path, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
+    """The learner's architecture of the folder's model, and its parameters with these weights."""
+    from bridge.param_names import flatten, unflatten
+    from learner.model.architecture import Architecture
+    from learner.model.decoder import abstract_params
+
+    architecture = Architecture.from_hf(path)
+    leaves = {
+        name: np.stack([weights[part] for part in architecture.param_names.hf_names(name)]).reshape(leaf.shape)
+        for name, leaf in flatten(abstract_params(architecture)).items()
+    }
+    return architecture, unflatten(leaves)
+
+
+def near_ties(weights: Mapping[str, np.ndarray], *, seed: int, noise: float) -> dict[str, np.ndarray]:
+    """The weights with routers whose experts have nearly equal rows, with relative noise between them."""
+    random = np.random.default_rng(seed)
+    found = dict(weights)
+    for name, weight in weights.items():
+        if name.endswith(".mlp.gate.weight"):
+            rows = weight[:1] * (1 + noise * random.standard_normal(weight.shape))
+            found[name] = rows.astype(weight.dtype)
+    return found
 
 
 def _with_joined_experts(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

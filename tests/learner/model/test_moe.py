@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,51 @@ def test_route_weights_are_the_largest_probabilities_in_float32():
     assert half.dtype == jnp.float32
 
 
+def replayed_oracle(x, router, kernels, given, normalize):
+    """The layer with given experts, and of the sum of its squares the router's gradient; in float64, by hand."""
+    out, (gate, up, down), d_router = np.zeros_like(x), kernels, np.zeros_like(router)
+    for i, token in enumerate(x):
+        scores = np.exp(router @ token)
+        p = scores / scores.sum()
+        chosen = given[i] if given[i, 0] >= 0 else np.argsort(-p)[: given.shape[1]]
+        values = np.stack(
+            [down[e] @ (g / (1 + np.exp(-g)) * (up[e] @ token)) for e in chosen for g in [gate[e] @ token]]
+        )
+        total = p[chosen].sum() if normalize else 1.0
+        out[i] = p[chosen] / total @ values
+        d_weights = 2 * values @ out[i]
+        # dw_j / dz_m is w_j (delta_jm - w_m) for chosen m with normalize, else p_j (delta_jm - p_m).
+        d_logits = np.zeros(len(p))
+        weights = p[chosen] / total
+        d_logits[chosen] += d_weights * weights
+        d_logits -= (weights @ d_weights) * (np.bincount(chosen, weights, len(p)) if normalize else p)
+        d_router += np.outer(d_logits, token)
+    return out, d_router
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_replayed_experts_have_the_own_routers_weights_and_give_it_the_gradient(normalize):
+    x, router, kernels = example(4)
+    rng = np.random.default_rng(4)
+    given = np.stack([rng.permutation(EXPERTS)[:2] for _ in x])
+    given[::3] = -1  # not captured
+    want, d_router = replayed_oracle(x, router, kernels, given, normalize)
+
+    def layer(router):
+        replay = jnp.asarray(given, jnp.int16)
+        options: dict[str, Any] = dict(num_per_token=2, normalize=normalize, layout=ExpertLayout(), mesh=None)
+        is_real = jnp.ones(len(x), bool)
+        out = moe_mlp(float32(x), is_real, router, float32(kernels), replayed=replay, **options)
+        return (out**2).sum(), out
+
+    (_, got), gradient = jax.value_and_grad(layer, has_aux=True)(*float32((router,)))
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    np.testing.assert_allclose(gradient, d_router, atol=1e-4 * np.abs(d_router).max())
+    own = oracle(x, np.ones(len(x), bool), router, kernels, 2, normalize)
+    np.testing.assert_allclose(np.asarray(got)[::3], own[::3], atol=1e-5 * np.abs(want).max())
+    assert np.abs(want - own).max() > 0.1
+
+
 @pytest.mark.heavy
 def test_experts_mlp_in_steps_equals_one_step_with_gradients():
     x, _, kernels = float32(example(5))
@@ -121,10 +167,16 @@ positions = np.repeat([[*range(6), *range(7), 0, 0, 0]], 8, 0).astype(np.int32)
 weights = (rng.normal(size=(8, 16, 32)) * (segments > 0)[..., None]).astype(np.float32)
 batch = (tokens, positions, segments, weights)
 
+def rng_routed(config):
+    # Half of the tokens have replayed experts, the others route themselves.
+    chosen = np.argsort(np.random.default_rng(1).random((8, 16, 2, config.num_experts)))[..., :3].astype(np.int16)
+    return np.where(np.arange(16)[:, None, None] % 2, chosen, -1).astype(np.int16)
+
 def step(config, mesh, dtype=jnp.float32):
     apply = make_apply(config, mesh=mesh, compute_dtype=dtype, attention_path="xla", attention_block=8)
+    routed = rng_routed(config) if config.num_experts else None
     def loss(params, tokens, positions, segments, weights):
-        hidden = apply(params, tokens, positions, segments)
+        hidden = apply(params, tokens, positions, segments, None, routed)
         return (hidden.astype(jnp.float32) * weights).sum(), hidden
     grad = jax.value_and_grad(loss, has_aux=True)
     if mesh is None:

@@ -10,6 +10,7 @@ from bridge.rollout_types import MAX_ABS_REWARD, Sampling, Version
 from configs.sections import LossConfig
 from configs.sections.loss import ADVANTAGE_NAMES
 from learner.metrics.metric_names import METRICS
+from learner.model.routing_replay import RoutingShape
 from learner.objective.advantages import group_advantages
 from learner.schedule.group_validation import (
     MAX_REFUSED_IN_A_ROW,
@@ -70,6 +71,15 @@ def test_group_within_its_limits_is_let_in():
 )
 def test_response_that_can_not_be_right_is_told_by_its_reason(fields, want):
     assert reason(group(**fields)) == want
+
+
+def test_routing_is_looked_at_only_where_it_is_replayed():
+    rows = np.zeros((4, 3, 2), np.uint8)  # the same expert twice: of a router that was not captured
+    assert reason(group(routed_experts=rows)) is None
+    replaying = dataclasses.replace(LIMITS, routing=RoutingShape(3, 2, 8))
+    assert reason(group(routed_experts=rows), replaying) == "impossible_routing"
+    rows = rows + np.arange(2, dtype=np.uint8)
+    assert reason(group(routed_experts=rows), replaying) is None
 
 
 def test_group_that_can_not_be_right_is_told_by_its_reason():

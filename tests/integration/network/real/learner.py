@@ -38,11 +38,11 @@ def watch() -> None:
     made_by: dict[str, list[Any]] = {}
 
     def consumed(
-        config: Config, planner: Any, tally: Any, shape: Any, groups: Sequence[Group], pick: Any
+        config: Config, planner: Any, tally: Any, shape: Any, groups: Sequence[Group], *rest: Any
     ) -> Iterator[MicroBatch]:
         for group in groups:
             made_by[group.ticket_id] = [group.ticket_id, sorted(group.actors), group.min_step, group.max_step]
-        yield from consume(config, planner, tally, shape, list(groups), pick)
+        yield from consume(config, planner, tally, shape, list(groups), *rest)
 
     def accumulated(run: Run, micro: MicroBatch, books: StepMetrics) -> None:
         note("accumulate", step=run.step, groups=[made_by[id_] for id_ in micro.ticket_ids])
