@@ -22,7 +22,7 @@ import msgspec
 
 from configs import custom_functions, suggestions, toml_config
 from configs.schema import Config
-from configs.sections.loss import LOSS_CONSTANTS
+from configs.sections.loss_table import LOSS_CONSTANTS
 from configs.sections.rewards import JudgeEngine
 
 

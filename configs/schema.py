@@ -37,6 +37,7 @@ from configs.sections import (
 )
 from configs.sections.evaluation import EvaluationSet
 from configs.sections.prompts import PromptSource
+from configs.sections.teacher_rows import check_teachers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class Config:
             raise ValueError("model.routing_replay requires actor.prefix_caching=True, got False")
         self._check_lora()
         self._check_helpers()
-        self.loss.check_teachers(self.prompts, num_helpers=self.helpers.num_engines)
+        check_teachers(self.loss, self.prompts, num_helpers=self.helpers.num_engines)
         self.sft.check_beside(self.loss, self.prompts, self.sampling, self.rounds, self.actor, self.helpers)
 
     @property

@@ -7,7 +7,6 @@ learner/objective/reward_shaping.py.
 import dataclasses
 import inspect
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -20,73 +19,23 @@ from configs.sections.base import (
     LocalPath,
     NotNegative,
     Positive,
-    expand_home,
 )
 from configs.sections.correction import CorrectionConfig
-from configs.sections.prompts import PromptsConfig
-
-LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
-    "reinforce": {},
-    "ppo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
-    "grpo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
-    "truncated_is": {"max_weight": 5.0},
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None},
-    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
-    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
-    "decoupled_ppo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "max_weight": 5.0},
-    "tis": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "max_weight": 2.0},
-    "masked_is": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "min_weight": 0.5, "max_weight": 2.0},
-    "cispo": {"clip_low": 0.1, "clip_high": 0.1},
-    "topr": {"min_weight": 0.0, "max_weight": 1.0},
-    "sft": {},
-}
-"""Default constants per loss, as published systems ship them (None: off). CISPO uses the values of ROLL Flash;
-MiniMax-M1 sets clip_low=1 (no lower bound) and tunes clip_high."""
-
-Normalization = Literal["token", "sequence", "sequence_sum", "constant"]
-
-SUPERVISED = "sft"
-"""Loss of supervised fine-tuning. It reads no rewards, and the run has no actors."""
-
-PROXIMAL_LOSSES = ("ppo_clip", "decoupled_ppo", "tis", "masked_is")
-"""Losses that use a proximal policy pi_prox distinct from the sampling policy mu."""
-UNCORRECTED_LOSSES = ("reinforce", "ppo_clip")
-"""Losses without a ratio to mu, which `CorrectionConfig.weight` may therefore multiply."""
-
-NORMALIZATIONS: dict[str, Normalization] = {"gspo": "sequence", "dr_grpo": "constant"}
-"""Default normalization per loss, where it is not `token`."""
-DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
-"""Proximal losses that equal truncated_is bit for bit if pi_prox is the policy at every gradient."""
-
-Proximal = Literal["batch", "round", "published"]
-
-ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo", "none")
-_STANDARDIZED = ("grpo", "turn_grpo")
-"""Advantages that divide by a standard deviation."""
-
-CUSTOM_LOSS = custom_functions.Signature(
-    takes=("logprobs", "inputs"),
-    constants=("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"),
-    returns="(loss, clipped)",
+from configs.sections.loss_table import (
+    ADVANTAGE_NAMES,
+    CUSTOM_LOSS,
+    DECOUPLED_LOSSES,
+    LOSS_CONSTANTS,
+    NORMALIZATIONS,
+    OPTIONAL_INPUTS,
+    PROXIMAL_LOSSES,
+    STANDARDIZED,
+    SUPERVISED,
+    UNCORRECTED_LOSSES,
+    Normalization,
+    Proximal,
 )
-"""Signature of a custom loss: as in learner/objective/losses.py, with any of the constants of `LossConfig`."""
-OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio", "turn_log_ratio")
-"""Loss inputs computed on request. A custom loss lists them in its attribute `needs`."""
-
-MAX_TEACHERS = 127
-"""Most teachers of a run; a packed token's teacher is an int8."""
-_TEACHER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Teacher:
-    """Teacher of on-policy distillation that rows or problem sources name."""
-
-    path: LocalPath = ""
-    """Hugging Face folder of the teacher's model."""
-
-    def __post_init__(self) -> None:
-        expand_home(self)
+from configs.sections.teacher import MAX_TEACHERS, TEACHER_NAME, Teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,44 +186,12 @@ class LossConfig(CheckedSection):
                 "loss.teacher_path, or another advantage"
             )
         for name, teacher in self.teachers.items():
-            if not _TEACHER_NAME.fullmatch(name):
+            if not TEACHER_NAME.fullmatch(name):
                 raise ValueError(f"loss.teachers: expected a name of letters, digits, _ and -, got {name!r}")
             if not teacher.path:
                 raise ValueError(f"loss.teachers.{name}.path: expected a model folder, got none")
         if len(self.teacher_folders) > MAX_TEACHERS:
             raise ValueError(f"loss.teachers: expected at most {MAX_TEACHERS}, got {len(self.teacher_folders)}")
-
-    def check_teachers(self, prompts: PromptsConfig, *, num_helpers: int) -> None:
-        """Raises ValueError if problem sources name unknown teachers, a teacher has no rows, or rows lack a teacher.
-
-        Args:
-          prompts: problem sources.
-          num_helpers: `helpers.num_engines`.
-        """
-        named = {name: source.teacher for name, source in prompts.sources.items()}
-        for source, name in named.items():
-            if name and name not in self.teachers:
-                raise ValueError(
-                    f"prompts.mixture.{source}.teacher: expected one of loss.teachers "
-                    f"({', '.join(self.teachers) or 'none'}), got {name!r}"
-                )
-        if prompts.teacher_field and not self.teachers:
-            raise ValueError(f"prompts.teacher_field={prompts.teacher_field} requires loss.teachers")
-        if unused := () if prompts.teacher_field else sorted(self.teachers.keys() - set(named.values())):
-            raise ValueError(
-                f"loss.teachers.{unused[0]} teaches no row; name it in prompts.mixture.NAME.teacher or in a column "
-                "(prompts.teacher_field), or leave it out"
-            )
-        if self.advantage == "none" and not self.teacher_path and not all(named.values()):
-            lacking = ", ".join(source for source, name in named.items() if not name)
-            raise ValueError(
-                "loss.advantage=none requires a teacher for every row; set loss.teacher_path"
-                + (f", or the teacher of each source of prompts.mixture (none: {lacking})" if lacking else "")
-            )
-        if num_helpers and self.teacher_coef:
-            raise ValueError(
-                f"helpers.num_engines={num_helpers} requires loss.teacher_coef=0: a helper's devices hold no teacher"
-            )
 
     def _refuse_unread_constants(self, read: dict[str, Any]) -> None:
         for name, value in self._given.items():
@@ -286,15 +203,15 @@ class LossConfig(CheckedSection):
 
     def _refuse_unread(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
+        standardized = f"loss.advantage={' or '.join(STANDARDIZED)}"
         # The inputs of a custom loss are known only after its import (`optional_inputs`).
         may_be_proximal = (
             self.name in PROXIMAL_LOSSES or custom_functions.is_custom(self.name) or self.corrects_by_proximal
         )
         for name, is_read, reader in (
             ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)} or loss.correction"),
-            ("advantage_eps", self.advantage in _STANDARDIZED, standardized),
-            ("advantage_std", self.advantage in _STANDARDIZED, standardized),
+            ("advantage_eps", self.advantage in STANDARDIZED, standardized),
+            ("advantage_std", self.advantage in STANDARDIZED, standardized),
             ("turn_discount", self.advantage == "turn_grpo", "loss.advantage=turn_grpo"),
             ("kl_estimator", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),

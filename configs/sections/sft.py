@@ -5,7 +5,8 @@ import dataclasses
 from configs.sections.actor import ActorConfig, SamplingConfig
 from configs.sections.base import CheckedSection, Count
 from configs.sections.helpers import HelpersConfig
-from configs.sections.loss import SUPERVISED, LossConfig
+from configs.sections.loss import LossConfig
+from configs.sections.loss_table import SUPERVISED
 from configs.sections.prompts import PromptsConfig
 from configs.sections.schedule import RoundsConfig
 

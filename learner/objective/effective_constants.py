@@ -1,7 +1,7 @@
 """Effective constants of the objective, which a run prints and writes to `loss.json` at its start."""
 
 from configs.sections import LossConfig
-from configs.sections.loss import PROXIMAL_LOSSES
+from configs.sections.loss_table import PROXIMAL_LOSSES
 from learner.objective.losses import needs
 
 

@@ -1,4 +1,4 @@
-"""Policy losses, KL estimators and loss normalization.
+"""Policy losses and loss normalization.
 
 All functions are elementwise over arrays of one shape, in nats, aligned at the token itself, so a loss may be computed
 over rows or any chunk of tokens. Averaging happens elsewhere: `packing.py` assigns token weights, and `train_step.py`
@@ -7,9 +7,6 @@ sums and divides once per update.
 pi is the policy and mu the engine's (behavior) policy. pi_prox is the learner's policy before the updates of a batch, a
 round or a published version, and pi_ref is the reference. Without a proximal policy r = pi / mu. A is the advantage,
 and sg stops the gradient.
-
-KL estimators take x = log pi - log pi_ref of a token. They estimate the KL if the policy sampled the tokens; tokens of
-an older policy are used unchanged, as in DeepSeekMath (eq. 4).
 
 `token_loss` is the entry point. It clears masked positions first, so the functions below need no mask, and adds the
 entropy bonus and the KL penalty to every loss.
@@ -32,35 +29,8 @@ from jaxtyping import (
 
 from configs import custom_functions
 from configs.sections import LossConfig
-from configs.sections.loss import CUSTOM_LOSS, Normalization
-
-MAX_LOG_RATIO = 20.0
-"""Cap on the log of a ratio without another bound. e^20 = 4.9e8 is far beyond usable ratios and far below float32
-overflow."""
-
-
-def k1(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns k1 = x: unbiased, of either sign. As a loss, its on-policy gradient is zero-mean noise."""
-    return log_ratio
-
-
-def k2(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns k2 = x^2 / 2: biased, never negative. As a loss, its gradient is unbiased for KL(pi, pi_ref)."""
-    return 0.5 * jnp.square(log_ratio)
-
-
-def k3(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns k3 = e^-x - 1 + x: unbiased, never negative (GRPO's penalty).
-
-    Below x = -20 it continues as its tangent, which is finite and still pulls pi back.
-    """
-    x = jnp.maximum(log_ratio, -MAX_LOG_RATIO)
-    # expm1 keeps the digits that e^-x - 1 loses near x = 0, where a run starts.
-    return jnp.expm1(-x) + x - jnp.expm1(MAX_LOG_RATIO) * jnp.minimum(log_ratio + MAX_LOG_RATIO, 0.0)
-
-
-KL_ESTIMATORS: dict[str, Callable[[Array], Array]] = {"k1": k1, "k2": k2, "k3": k3}
-"""KL estimators by `LossConfig.kl_estimator`."""
+from configs.sections.loss_table import CUSTOM_LOSS, Normalization
+from learner.objective.kl_estimators import KL_ESTIMATORS, MAX_LOG_RATIO
 
 
 @jax.tree_util.register_dataclass

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, jaxtyped
 
 from configs.sections import CorrectionConfig
 from configs.sections.correction import Level
-from configs.sections.loss import Normalization
+from configs.sections.loss_table import Normalization
 from learner.update.reductions import at_tokens, segment_means, segment_sums
 
 

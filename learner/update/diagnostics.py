@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int, Int32, jaxtyped
 
-from learner.objective.losses import k3
+from learner.objective.kl_estimators import k3
 from learner.update import reductions
 from learner.update.corrections import Correction, count_by_group
 from learner.update.packing import PackedBatch

@@ -9,7 +9,7 @@ import pytest
 
 from configs import custom_functions
 from configs.sections import LossConfig, PromptsConfig
-from configs.sections.loss import CUSTOM_LOSS
+from configs.sections.loss_table import CUSTOM_LOSS
 
 REPO = pathlib.Path(custom_functions.__file__).resolve().parent.parent
 PAIR = custom_functions.Signature(takes=("rewards", "config"), returns="advantages")

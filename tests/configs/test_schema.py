@@ -6,8 +6,8 @@ import pytest
 from configs import sections
 from configs.presets import rolloutpipe
 from configs.schema import Config
-from configs.sections.loss import Teacher
 from configs.sections.prompts import PromptSource
+from configs.sections.teacher import Teacher
 
 
 def rounds(R=4, U=2, K=2, **fields):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from configs import custom_functions
 from configs.sections import LossConfig
-from configs.sections.loss import ADVANTAGE_NAMES
+from configs.sections.loss_table import ADVANTAGE_NAMES
 from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal, token_advantages
 from tests.learner.objective.test_check_custom import response
 

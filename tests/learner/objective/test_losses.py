@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from configs.sections import LossConfig
-from configs.sections.loss import CUSTOM_LOSS, LOSS_CONSTANTS
-from learner.objective.losses import LOSSES, MAX_LOG_RATIO, Needs, TokenInputs, needs, token_loss
+from configs.sections.loss_table import CUSTOM_LOSS, LOSS_CONSTANTS
+from learner.objective.kl_estimators import MAX_LOG_RATIO
+from learner.objective.losses import LOSSES, Needs, TokenInputs, needs, token_loss
 
 SHAPE = (2, 5)
 NATS = hnp.arrays(np.float32, SHAPE, elements=st.floats(-8, 0, width=32))

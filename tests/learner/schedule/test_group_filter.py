@@ -10,7 +10,7 @@ import pytest
 from bridge.rollout_types import Version
 from bridge.store.open import SqliteStore
 from configs import schema, sections
-from configs.sections.loss import Teacher
+from configs.sections.teacher import Teacher
 from learner.metrics.sample_record import SamplePick
 from learner.metrics.step_metrics import RewardMetrics
 from learner.schedule.group_filter import MAX_REFUSED_PER_TICKET

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.rollout_types import MAX_ABS_REWARD, Sampling, Version
 from configs.sections import LossConfig
-from configs.sections.loss import ADVANTAGE_NAMES
+from configs.sections.loss_table import ADVANTAGE_NAMES
 from learner.metrics.metric_names import METRICS
 from learner.model.routing_replay import RoutingShape
 from learner.objective.advantages import group_advantages

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig, PromptsConfig
-from configs.sections.loss import Teacher
+from configs.sections.teacher import Teacher
 from launch.startup.warmup import write_character_tokenizer
 from learner.checkpoint import Checkpoints
 from learner.distributed.sharding import make_mesh
