@@ -22,6 +22,7 @@ from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.startup.check_sandbox import check_sandbox
+from launch.startup.checkpoint_size import BYTES, checkpoint_bytes
 from launch.startup.gpu_memory import check_shared
 from launch.startup.snapshot_room import SnapshotRoom, helper_bytes
 from launch.supervision.placement import Machine, core_ids, place
@@ -34,7 +35,6 @@ from learner.model.architecture import Architecture
 from learner.model.lora import check_lora
 from learner.model.teachers import teacher_architectures
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROBE_BYTES = 2**16
 CHECK_S = 300.0
 """Timeout for importing and compiling the custom loss and advantage, in seconds."""
@@ -215,7 +215,7 @@ def check_snapshot_room(
     if config.loss.is_supervised:
         return
     num_params = _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
-    num_bytes = num_params * _BYTES[config.model.served_dtype]
+    num_bytes = num_params * BYTES[config.model.served_dtype]
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
     is_local = "actor" in roles
@@ -248,7 +248,7 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
     num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
-    num_bytes = num_saves * _num_saved_bytes(config, model_folder, num_params)
+    num_bytes = num_saves * checkpoint_bytes(config, model_folder, num_params)
     existing = _existing(run.path)
     # Other folders are incomplete saves of killed processes, which new saves replace.
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
@@ -319,15 +319,6 @@ def _try_objective(config: Config) -> None:
         raise ValueError(said[-1].removeprefix("error: "))
 
 
-def _num_saved_bytes(config: Config, model_folder: pathlib.Path, num_params: int) -> int:
-    """Returns the bytes of one checkpoint of the trained parameters; norms, biases and routers count as matrices."""
-    model = Architecture.from_hf(model_folder)
-    embeddings = 0 if config.lora.is_on else model.vocab_size * model.hidden_size * (2 - model.tie_word_embeddings)
-    num_other = min(embeddings, num_params)
-    moments = config.optimizer.state_bytes(num_matrix=num_params - num_other, num_other=num_other)
-    return num_params * _BYTES[config.model.param_dtype] + moments
-
-
 def missing_weights(folder: pathlib.Path) -> str:
     """Describes the weight files that a model folder lacks; empty if none.
 
@@ -376,7 +367,7 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
 
 def _num_params(model_folder: pathlib.Path) -> int:
     num_bytes = sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
-    return num_bytes // _BYTES[_file_dtype(model_folder)]
+    return num_bytes // BYTES[_file_dtype(model_folder)]
 
 
 def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
@@ -392,7 +383,7 @@ def _num_bytes_below(folder: pathlib.Path) -> int:
 def _file_dtype(model_folder: pathlib.Path) -> str:
     config = json.loads((model_folder / "config.json").read_text())
     dtype = config.get("dtype") or config.get("torch_dtype")
-    return dtype if dtype in _BYTES else "float32"
+    return dtype if dtype in BYTES else "float32"
 
 
 def _num_snapshot_bytes(config: Config) -> int:

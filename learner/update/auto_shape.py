@@ -20,7 +20,8 @@ import numpy as np
 from bridge.rollout_types import Group
 from configs.schema import Config
 from configs.sections import PackingConfig
-from learner.update.packing import first_fit_decreasing, parts
+from learner.update.first_fit import first_fit_decreasing
+from learner.update.packing import parts
 
 NUM_SEEN = 8
 """Updates over which a shape is evaluated."""

@@ -30,6 +30,7 @@ from learner.model.routing_replay import RoutingShape
 from learner.objective.advantages import token_advantages
 from learner.objective.losses import token_weight
 from learner.objective.reward_shaping import has_learning_signal, num_sampled, shaped_rewards, trained_tokens
+from learner.update.first_fit import first_fit_decreasing
 from learner.update.reductions import Moments
 
 LEAST_SHARED = 3
@@ -66,28 +67,6 @@ def parts(group: Group, packing: PackingConfig) -> Iterator[PackUnit]:
         together.append(i)
         size += takes
     yield PackUnit(together, True, size)
-
-
-def first_fit_decreasing(
-    lengths: Sequence[int], packing: PackingConfig, *, num_segments: Sequence[int] | None = None
-) -> list[list[int]]:
-    """Puts each length, longest first, into the first row with space; returns the indices in each row.
-
-    A row holds `row_tokens` tokens and `max_row_sequences` segments. A length takes one segment, or its `num_segments`.
-    Equal lengths keep their order, so packing is deterministic.
-    """
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        takes = 1 if num_segments is None else num_segments[i]
-        row = next((r for r, (free, left) in enumerate(room) if lengths[i] <= free and takes <= left), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append((packing.row_tokens, packing.max_row_sequences))
-        rows[row].append(i)
-        free, left = room[row]
-        room[row] = free - lengths[i], left - takes
-    return rows
 
 
 @jax.tree_util.register_dataclass

@@ -6,7 +6,7 @@ import pytest
 from configs import schema, sections
 from learner.metrics.sample_record import SamplePick
 from learner.metrics.step_metrics import RewardMetrics
-from learner.schedule.rollout_stream import consume
+from learner.schedule.consume_groups import consume
 from learner.schedule.ticket_ledger import Consumed
 from learner.update.auto_shape import AutoShape
 from tests.bridge.factories import make_group, make_rollout, make_ticket

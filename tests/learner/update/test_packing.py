@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from configs.sections import PackingConfig
 from learner.objective.advantages import group_advantages
-from learner.update.packing import first_fit_decreasing, pack_groups
+from learner.update.first_fit import first_fit_decreasing
+from learner.update.packing import pack_groups
 from tests.learner.streams import config_of, pack, random_group, random_groups, random_rollout
 
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=40)
