@@ -121,17 +121,18 @@ def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: 
         mesh=mesh,
         is_trained=not config.lora.is_on,
     )
-    forward = _forward(model_config, config, mesh, config.lora, remat=remat)
+    forward = make_forward(model_config, config, mesh, config.lora, remat=remat)
     return LossFn(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
 
 
 def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
     """Returns the loss function for the model's own parameters, with its adapters off."""
-    forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
+    forward = make_forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
     return dataclasses.replace(loss_sum, forward=forward)
 
 
-def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:
+def make_forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:
+    """Returns the forward function of a run's model with adapters `lora`, on its devices."""
     return make_apply(
         model_config,
         compute_dtype=config.model.compute_dtype,
