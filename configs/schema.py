@@ -13,6 +13,7 @@ from configs.sections import (
     ActorConfig,
     AdmissionConfig,
     CheckpointConfig,
+    CriticConfig,
     EnvironmentsConfig,
     EvaluationConfig,
     HelpersConfig,
@@ -57,6 +58,7 @@ class Config:
     admission: AdmissionConfig = AdmissionConfig()
     publish: PublishConfig = PublishConfig()
     loss: LossConfig = LossConfig()
+    critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     packing: PackingConfig = PackingConfig()
     mesh: MeshConfig = MeshConfig()
@@ -83,6 +85,7 @@ class Config:
         else:
             self._check_rounds()
         self._check_proximal()
+        self.critic.check_beside(self.loss, self.rounds, self.helpers)
         if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
             raise ValueError(
                 "evaluation.num_problems=0 leaves no problems for probes. Set publish.probe_every_n_publishes=0"

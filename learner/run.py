@@ -136,6 +136,8 @@ class Run:
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
         model = json.loads(self.architecture.hf_json)
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
+        if self.trainer.critic is not None:
+            of_run |= {"critic": json.loads(self.trainer.critic.steps.architecture.hf_json)}
         host_state = of_run | self.stream.begin_save()
         return Save(self.step, host_state)
 

@@ -39,13 +39,14 @@ class StepMetrics:
         architecture: Architecture,
         *,
         lora: LoraConfig = NO_LORA,
+        critic: Architecture | None = None,
         stream: RolloutStream,
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
         """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
         self._architecture, self._stream, self._store = architecture, stream, store
-        self._lora = lora
+        self._lora, self._critic = lora, critic
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
         """Metrics of the optimizer steps, one per epoch."""
@@ -92,8 +93,9 @@ class StepMetrics:
         wait_s = self._stream.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
         dropped, blocked = self._stream.group_filter.dropped, self._stream.planner.num_blocked
+        shown = [name for name in SHOWN_OF_LAST_EPOCH if name in last]  # without a critic, not its metrics
         row = dict(metrics) | {
-            **({LAST_EPOCH.format(name): last[name] for name in SHOWN_OF_LAST_EPOCH} if last is not metrics else {}),
+            **({LAST_EPOCH.format(n): last[n] for n in shown} if last is not metrics else {}),
             "skipped_updates": self._num_skipped,
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
@@ -130,13 +132,17 @@ class StepMetrics:
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Returns model TFLOP/s over the computing time of learner and helper, and the share of the peak (MFU)."""
-        flops = len(self._of_passes) * model_flops(
+        tokens, squares = float(metrics["real_tokens"]), self._sum_squared_lengths
+        flops = model_flops(
             self._architecture,
-            num_tokens=float(metrics["real_tokens"]),
+            num_tokens=tokens,
             num_scored_tokens=float(metrics["tokens"]),
-            sum_squared_lengths=self._sum_squared_lengths,
+            sum_squared_lengths=squares,
             num_adapter_params=adapter_params(self._architecture, self._lora),
         )
+        if self._critic is not None:  # without an output head
+            flops += model_flops(self._critic, num_tokens=tokens, num_scored_tokens=0, sum_squared_lengths=squares)
+        flops *= len(self._of_passes)
         per_s = flops / max(self._train_s + self._helper_s, 1e-9)
         peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}

@@ -1,6 +1,7 @@
 """Sections of a `Config`."""
 
 from configs.sections.actor import ActorConfig, EnvironmentsConfig, SamplingConfig
+from configs.sections.critic import CriticConfig
 from configs.sections.evaluation import EvaluationConfig, EvaluationSet
 from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
@@ -14,6 +15,7 @@ __all__ = [
     "ActorConfig",
     "AdmissionConfig",
     "CheckpointConfig",
+    "CriticConfig",
     "EnvironmentsConfig",
     "EvaluationConfig",
     "EvaluationSet",

@@ -32,6 +32,7 @@ from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
 from learner.metrics.trackers import check_installed
 from learner.model.architecture import Architecture
 from learner.model.lora import check_lora
+from learner.model.value_head import critic_architecture
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROBE_BYTES = 2**16
@@ -103,6 +104,7 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
     _check_is_folder(model_folder, "model.path")
     try:
         model = Architecture.from_hf(model_folder)
+        critic_architecture(config, model)
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
     check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
@@ -183,8 +185,9 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
       OSError: a run that has begun cannot write to its folder.
     """
     _check_is_folder(model_folder, "model.path")
-    if config.loss.reference_path:
-        _check_is_folder(pathlib.Path(config.loss.reference_path), "loss.reference_path")
+    for field, path in (("loss.reference_path", config.loss.reference_path), ("critic.path", config.critic.path)):
+        if path:
+            _check_is_folder(pathlib.Path(path), field)
     _check_writable(config, pathlib.Path(config.run_dir), "--config.run.dir")
     _check_writable(config, snapshot_root(config), "publish.snapshot_dir")
 
@@ -244,6 +247,7 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
     num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
+    num_params += _num_params(pathlib.Path(config.critic.path or model_folder)) if config.loss.uses_critic else 0
     num_bytes = num_saves * num_params * _num_saved_bytes(config)
     existing = _existing(run.path)
     # Other folders are incomplete saves of killed processes, which new saves replace.

@@ -12,7 +12,7 @@ from configs.field_docs import field_docs
 from configs.schema import Config
 
 ROOT = pathlib.Path(__file__).parents[2]
-MAX_FIELDS = 218
+MAX_FIELDS = 224
 _SECTIONS = {type(getattr(Config(preset=""), f.name)).__name__: f.name for f in dataclasses.fields(Config)}
 _PATH = re.compile(r"\b(?=([a-z]+)(?:\.|__)([a-z0-9_]+)\b)")
 """A section and a name. The lookahead finds both paths of `config.mesh.fsdp`."""
