@@ -5,7 +5,7 @@ The oracle is written apart: unpacked rows, GAE in loops over numpy float64, and
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,12 @@ from learner.checkpoint_hosts import CheckpointError
 from learner.distributed.sharding import make_mesh
 from learner.model import hf_save
 from learner.model.decoder import init_params, make_apply
-from learner.policy_trainer import PolicyTrainer
+from learner.policy_trainer import EpochCache, PolicyTrainer
 from learner.restore import WeightLoader, restore, trainer_of
-from learner.update.critic_step import build_critic_step
+from learner.update.critic_step import Critic, build_critic_step
+from learner.update.frozen_policies import FrozenPolicies
 from learner.update.train_step import build_train_step
-from tests.learner import eight_devices
+from tests.learner import eight_devices, several_hosts
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.objective.test_gae import Sequence, token_book, turn_book
 from tests.learner.streams import (
@@ -347,3 +348,44 @@ def compare_meshes():
 def test_two_updates_of_the_critic_on_a_mesh_equal_one_device():
     code = "from tests.learner.update import test_critic as t; t.compare_meshes()"
     assert eight_devices.run(code).count("equal on") == 2
+
+
+def two_epochs() -> str:
+    """Metrics of an update on two devices; runs in one process or in two, of which the first alone has the batches."""
+    config = config_with(mesh=sections.MeshConfig(fsdp=2), epochs=2, value_clip=0.02, **GAE)
+    model = dataclasses.replace(MODEL, **SHAPE)
+    steps, critic = steps_with(config, model)
+    params = jax.device_get(jax.jit(init_params, static_argnums=0)(model, jax.random.key(0)))
+    state = steps.init(params)
+    trainer = PolicyTrainer(
+        config=config,
+        architecture=model,
+        steps=steps,
+        anchors=FrozenPolicies(steps, config, load_reference=lambda: params, params=state.params),
+        kept=EpochCache(steps, epochs=2),
+        state=state,
+        publisher=NoPublisher(),
+        checkpoints=cast(Any, None),
+        critic=Critic(critic, critic.init(params)),
+    )
+    micros = stream(config, random_groups(0, 4))
+    if jax.process_index():
+        micros = [dataclasses.replace(m, batch=jax.tree.map(np.zeros_like, m.batch)) for m in micros]
+    for micro in micros:
+        trainer.accumulate(micro)
+    first = trainer.optimizer_step(0)
+    for index in range(len(micros)):
+        trainer.accumulate_cached(index)
+    rows = first, trainer.optimizer_step(1)
+    return json.dumps([{name: float(x) for name, x in row.items() if not np.isnan(x)} for row in rows])
+
+
+@pytest.mark.integration
+def test_two_epochs_with_a_critic_by_two_processes_equal_those_by_one():
+    code = several_hosts.CONNECT + "from tests.learner.update import test_critic as t; print(t.two_epochs())"
+    (one,), both = (several_hosts.run(code, count=n, devices_each=2 // n) for n in (1, 2))
+    want, *found = (json.loads(text.splitlines()[-1]) for text in (one, *both))
+    assert want[1]["critic/clip_fraction"] > 0 and want[0]["critic/loss"] > want[1]["critic/loss"]
+    for rows in found:
+        for got, row in zip(rows, want, strict=True):
+            assert got == pytest.approx(row, rel=1e-4, abs=1e-5)
