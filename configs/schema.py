@@ -13,6 +13,7 @@ from configs.sections import (
     ActorConfig,
     AdmissionConfig,
     CheckpointConfig,
+    CriticConfig,
     EnvironmentsConfig,
     EvaluationConfig,
     HelpersConfig,
@@ -59,6 +60,7 @@ class Config:
     publish: PublishConfig = PublishConfig()
     loss: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
+    critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     packing: PackingConfig = PackingConfig()
     mesh: MeshConfig = MeshConfig()
@@ -88,6 +90,7 @@ class Config:
         self.packing.check_whole_groups(
             veto=self.loss.correction.veto, group_size=self.rounds.samples_per_group, max_tokens=self.model.max_tokens
         )
+        self.critic.check_beside(self.loss, self.rounds, self.helpers)
         if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
             raise ValueError(
                 "evaluation.num_problems=0 leaves no problems for probes. Set publish.probe_every_n_publishes=0"

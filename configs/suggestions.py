@@ -46,6 +46,9 @@ _OTHER_NAMES = {
     " per_device_train_batch_size gradient_accumulation_steps",
     "rounds.max_lag_steps": "max_off_policy_steps max_staleness",
     "rounds.samples_per_group": "n k num_generations group_size num_samples rollouts_per_example n_samples_per_prompt",
+    "critic.gae_lambda": "lam",
+    "critic.discount": "gamma",
+    "critic.value_clip": "cliprange_value",
     "run.dir": "output_dir default_local_dir",
     "run.name": "run_name experiment_name",
     "run.num_updates": "max_steps num_steps total_training_steps num_rollout",
@@ -61,6 +64,7 @@ OTHER_NAMES = {other: ours for ours, others in _OTHER_NAMES.items() for other in
 """Our field path by the name in other projects (without its section)."""
 _FIRST_CHOICE = {name: f"sampling.{name}" for name in ("temperature", "top_p", "top_k")} | {
     "path": "model.path",
+    "learning_rate": "optimizer.learning_rate",
     "name": "run.name",
     "seed": "run.seed",
     "gpu_memory_utilization": "actor.gpu_memory_utilization",

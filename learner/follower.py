@@ -22,6 +22,7 @@ from learner.publish.open_publisher import open_publisher, published_names
 from learner.publish.publisher import Publisher
 from learner.replicate import follow
 from learner.restore import WeightLoader, load_base, restore, trainer_of
+from learner.update.critic_step import build_critic_step
 from learner.update.train_step import build_train_step
 
 
@@ -72,7 +73,9 @@ def join_run(
     for number in stop_signals():
         signal.signal(number, lambda *_: hosts.request_stop())
     architecture = Architecture.from_hf(model_folder)
-    steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), hosts)
+    mesh = make_mesh(**config.mesh.axes, devices=None)
+    steps = build_train_step(architecture, config, mesh, hosts)
+    critic = build_critic_step(architecture, config, mesh, steps)
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
         keep=config.checkpoint.keep,
@@ -81,7 +84,7 @@ def join_run(
     )
     weights = WeightLoader(config, architecture)
     base = load_base(weights, model_folder)
-    _, state, _ = restore(checkpoints, steps, weights, folder, model_folder, base)
+    restored = restore(checkpoints, steps, weights, folder, model_folder, base, critic)
     if config.loss.is_supervised:
         publisher = NoPublisher()
     else:
@@ -98,11 +101,12 @@ def join_run(
         config,
         architecture,
         steps,
-        state,
+        restored.state,
         weights,
         model_folder,
         publisher=publisher,
         checkpoints=checkpoints,
         base=base,
+        critic=restored.critic,
     )
     return Follower(config, hosts, trainer, publisher, checkpoints, liveness or Liveness.of_this_process())

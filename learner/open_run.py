@@ -49,6 +49,7 @@ from learner.run import Run
 from learner.run_context import RunContext, announcer, open_context
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
+from learner.update.critic_step import CriticStep, build_critic_step
 from learner.update.train_step import TrainStep, build_train_step
 
 
@@ -104,14 +105,16 @@ def open_run(
     problems = open_problems(config, folder, tokenizer)
     lead = lead or Replicator(SingleProcess())
     report_phase("setting up the devices")
-    steps = build_train_step(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
+    mesh = make_mesh(**config.mesh.axes, devices=None)
+    steps = build_train_step(architecture, config, mesh, lead.hosts)
+    critic = build_critic_step(architecture, config, mesh, steps)
 
     context = open_context(config, folder, lead, liveness or Liveness.of_this_process())
     try:
         if context.turn is not None:
             report_phase("waiting for the devices")
             context.turn.take(context.await_turn)
-        restored = _restore(context, architecture, steps, model_folder)
+        restored = _restore(context, architecture, steps, critic, model_folder)
         publisher = _open_publisher(context, architecture, tokenizer, destinations)
         run = _build(context, architecture, tokenizer, problems, restored, publisher, helper)
     except BaseException:
@@ -146,7 +149,11 @@ class _Restored:
 
 
 def _restore(
-    context: RunContext, architecture: Architecture, steps: TrainStep, model_folder: pathlib.Path
+    context: RunContext,
+    architecture: Architecture,
+    steps: TrainStep,
+    critic: CriticStep | None,
+    model_folder: pathlib.Path,
 ) -> _Restored:
     """Restores a checkpoint or loads the initial weights, records the restore in the store, and puts the run card."""
     config, folder, store = context.config, context.folder, context.store
@@ -161,7 +168,7 @@ def _restore(
     report_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
     start_s = time.monotonic()
     base = load_base(weights, model_folder)
-    step, state, host_state = restore(checkpoints, steps, weights, folder, model_folder, base)
+    step, state, of_critic, host_state = restore(checkpoints, steps, weights, folder, model_folder, base, critic)
     context.timeline.took("restore" if has_saves else "read weights", start_s, time.monotonic())
     context.timeline.instant("restored", incarnation=context.incarnation, step=step)
     store.record_restore(context.incarnation, step)
@@ -170,7 +177,16 @@ def _restore(
     put_run_card(store, config, folder, model_folder, architecture, state.params, base)
 
     trainer = functools.partial(
-        trainer_of, config, architecture, steps, state, weights, model_folder, checkpoints=checkpoints, base=base
+        trainer_of,
+        config,
+        architecture,
+        steps,
+        state,
+        weights,
+        model_folder,
+        checkpoints=checkpoints,
+        base=base,
+        critic=of_critic,
     )
     return _Restored(checkpoints, step, host_state, timeouts, trainer)
 
@@ -313,6 +329,8 @@ def report_ready(run: LearnerProcess, incarnation: int) -> None:
     constants["max_response_tokens"] = run.config.sampling.max_response_tokens
     constants["epochs"] = run.config.rounds.epochs
     constants["remat"] = run.trainer.steps.remat
+    if run.trainer.critic is not None:
+        constants |= {f"critic.{k}": v for k, v in dataclasses.asdict(run.config.critic).items() if v is not None}
     RunFolder(run.folder).loss_constants.write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(

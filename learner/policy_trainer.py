@@ -1,19 +1,19 @@
 """Policy trainer: train state, epoch buffer and export.
 
 The epoch buffer keeps packed micro-batches in each process's memory with the logprobs of the frozen policies, so no
-policy scores a token twice. It takes 30 bytes per position of a packed row, 4 more per frozen policy and with
-packing.whole_groups, and with routing replay 2 per layer and expert of a token. Checkpoints exclude it: they are made
-between updates, and a learner killed between two epochs restarts the batch.
+policy scores a token twice. It takes 30 bytes per position of a packed row, 4 more per frozen policy, for a critic's
+values and with packing.whole_groups, and with routing replay 2 per layer and expert of a token. Checkpoints exclude it:
+they are made between updates, and a learner killed between two epochs restarts the batch.
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Array, Float32
 from safetensors.numpy import save_file
 
 from bridge.param_names import flatten
@@ -26,6 +26,7 @@ from learner.model.architecture import Architecture
 from learner.model.decoder import Params
 from learner.model.lora import LoraBase, merge
 from learner.offload import Offloaded, to_device, to_host
+from learner.update.critic_step import Critic
 from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, PackedBatch
@@ -33,34 +34,43 @@ from learner.update.train_step import TrainStep
 from learner.update.tree_file import read_sharded
 
 
+class KeptBatch(NamedTuple):
+    """Micro-batch of the epoch buffer with what its later epochs need."""
+
+    micro: MicroBatch
+    anchors: FrozenLogprobs
+    values: Any
+    """Values of the critic before the update, [B, S]; None without a critic."""
+
+
 class EpochCache:
     """Epoch buffer: micro-batches in training order; empty if there is only one epoch."""
 
     def __init__(self, steps: TrainStep, *, epochs: int) -> None:
         self._steps, self._is_needed = steps, epochs > 1
-        self._kept: list[tuple[MicroBatch, FrozenLogprobs]] = []
+        self._kept: list[KeptBatch] = []
 
-    def add(self, micro: MicroBatch, anchors: FrozenLogprobs) -> None:
-        """Keeps the micro-batch just accumulated and the frozen policies' logprobs of it."""
+    def add(self, micro: MicroBatch, anchors: FrozenLogprobs, values: Array | None) -> None:
+        """Keeps the micro-batch just accumulated, the frozen policies' logprobs and the critic's values of it."""
         if not self._is_needed:
             return
         self._move_last_to_host()
         if self._steps.keeps_logprobs:
             anchors = dataclasses.replace(anchors, proximal=self._steps.logprobs)
-        self._kept.append((micro, anchors))
+        self._kept.append(KeptBatch(micro, anchors, values))
 
     @property
     def ticket_ids(self) -> list[tuple[str, ...]]:
         """Group ids that end in each micro-batch."""
-        return [micro.ticket_ids for micro, _ in self._kept]
+        return [kept.micro.ticket_ids for kept in self._kept]
 
-    def __getitem__(self, index: int) -> tuple[MicroBatch, FrozenLogprobs]:
-        """Returns micro-batch `index` (from 0) with the logprobs for its later epochs."""
+    def __getitem__(self, index: int) -> KeptBatch:
+        """Returns micro-batch `index` (from 0)."""
         self._move_last_to_host()
         return self._kept[index]
 
-    def __iter__(self) -> Iterator[tuple[MicroBatch, FrozenLogprobs]]:
-        """Iterates over the micro-batches with the logprobs for their later epochs."""
+    def __iter__(self) -> Iterator[KeptBatch]:
+        """Iterates over the micro-batches."""
         self._move_last_to_host()
         return iter(self._kept)
 
@@ -71,9 +81,9 @@ class EpochCache:
     def _move_last_to_host(self) -> None:
         """Moves the last micro-batch to the host; called after the next one is queued, so that devices do not idle."""
         if self._kept:
-            micro, anchors = self._kept[-1]
-            batch, anchors = jax.tree.map(own_on_host, (micro.batch, anchors))
-            self._kept[-1] = (dataclasses.replace(micro, batch=batch), anchors)
+            micro, anchors, values = self._kept[-1]
+            batch, anchors, values = jax.tree.map(own_on_host, (micro.batch, anchors, values))
+            self._kept[-1] = KeptBatch(dataclasses.replace(micro, batch=batch), anchors, values)
 
 
 class Publishing(Protocol):
@@ -109,6 +119,8 @@ class PolicyTrainer:
     checkpoints: Checkpoints
     base: LoraBase | None = None
     """Base of the state's adapters; None if all parameters are trained."""
+    critic: Critic | None = None
+    """Critic whose values give the advantages; None if they are the group's."""
     _offloaded: Offloaded | None = None
 
     @property
@@ -117,9 +129,10 @@ class PolicyTrainer:
         return None if self.base is None else self.base.params
 
     def offload(self) -> None:
-        """Moves the state, the base and the frozen policies to host memory until `reload`; for one process."""
+        """Moves the state, base, frozen policies and critic to host memory until `reload`; for one process."""
         if self._offloaded is None:
-            self._offloaded = to_host((self.state, self.frozen, self.anchors.params))
+            critic = None if self.critic is None else self.critic.state
+            self._offloaded = to_host((self.state, self.frozen, self.anchors.params, critic))
             self._place(self._offloaded.tree)
 
     def reload(self) -> None:
@@ -128,34 +141,44 @@ class PolicyTrainer:
             self._place(to_device(self._offloaded))
             self._offloaded = None
 
-    def _place(self, tree: tuple[TrainState, Params | None, Any]) -> None:
-        self.state, base, self.anchors.params = tree
+    def _place(self, tree: tuple[TrainState, Params | None, Any, TrainState | None]) -> None:
+        self.state, base, self.anchors.params, critic = tree
+        if self.critic is not None and critic is not None:
+            self.critic.state = critic
         if self.base is not None and base is not None:
             self.base = dataclasses.replace(self.base, params=base)
 
     def accumulate(self, micro: MicroBatch) -> None:
-        """Adds a micro-batch's gradient in the first epoch of its batch.
+        """Adds a micro-batch's gradient in the first epoch of its batch, and before it the critic's.
 
         Waits only for the previous micro-batch, so that devices compute while the host packs. Waits for this one if it
         ends the pack, so that waiting for groups does not count as computing.
         """
         before = self.steps.pending
-        batch = self.steps.spread(micro.batch)
+        batch, values = self.steps.spread(micro.batch), None
+        if self.critic is not None:
+            batch, values = self.critic.accumulate(batch)
         anchors = self.anchors.score(batch, micro.teachers)
         self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
-        self.kept.add(dataclasses.replace(micro, batch=batch) if self.steps.spreads else micro, anchors)
+        is_new = self.steps.spreads or self.critic is not None
+        self.kept.add(dataclasses.replace(micro, batch=batch) if is_new else micro, anchors, values)
         jax.block_until_ready(self.steps.pending if micro.ends_pack else before)
 
     def accumulate_cached(self, index: int) -> None:
         """Adds the gradient of the batch's micro-batch `index` (from 0) in a later epoch."""
-        micro, anchors = self.kept[index]
+        micro, anchors, values = self.kept[index]
         before = self.steps.pending
-        self.state = self.steps.accumulate(self.state, micro.batch, anchors, self.frozen)
+        batch = self.steps.put(micro.batch)
+        if self.critic is not None:
+            self.critic.accumulate(batch, values)
+        self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
         jax.block_until_ready(before)
 
     def optimizer_step(self, epoch: int) -> dict[str, Any]:
         """Makes the optimizer step that ends an epoch; returns the metrics on the host."""
         self.state, metrics = self.steps.apply(self.state, epoch)
+        if self.critic is not None:
+            metrics |= self.critic.apply(epoch)
         if epoch == self.config.rounds.epochs - 1:
             self.kept.clear()
         return jax.device_get(metrics)
@@ -178,6 +201,8 @@ class PolicyTrainer:
     def discard(self) -> None:
         """Discards the batch being accumulated."""
         self.state = self.steps.discard(self.state)
+        if self.critic is not None:
+            self.critic.discard()
         self.kept.clear()
 
     def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
@@ -198,7 +223,8 @@ class PolicyTrainer:
 
     def save(self, step: int, host_state: dict[str, Any]) -> None:
         """Starts a checkpoint of the state between two updates; only the leader's `host_state` is written."""
-        self.checkpoints.save(step, saved_part(self.state), host_state)
+        critic = None if self.critic is None else self.critic.state
+        self.checkpoints.save(step, saved_part(self.state, critic), host_state)
 
     def save_model(self, folder: pathlib.Path, tokenizer_from: pathlib.Path) -> None:
         """Writes the current model; see the function `save_model`."""
@@ -213,14 +239,15 @@ class PolicyTrainer:
         )
 
 
-def saved_part(state: TrainState) -> dict[str, Any]:
-    """Returns the checkpointed part of the state; the accumulator is empty between updates."""
-    return {
+def saved_part(state: TrainState, critic: TrainState | None = None) -> dict[str, Any]:
+    """Returns the checkpointed part of the state, and of the critic's; accumulators are empty between updates."""
+    saved: dict[str, Any] = {
         "params": state.params,
         "opt_state": state.opt_state,
         "step": state.step,
         "skipped_updates": state.skipped_updates,
     }
+    return saved if critic is None else saved | {"critic": saved_part(critic)}
 
 
 def save_model(

@@ -5,7 +5,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from absl import logging
@@ -23,6 +23,7 @@ from learner.model.decoder import Params, abstract_params
 from learner.model.lora import LoraBase, abstract_adapters, lora_metadata
 from learner.model.teachers import teacher_architectures
 from learner.policy_trainer import EpochCache, PolicyTrainer, Publishing, saved_part
+from learner.update.critic_step import Critic, CriticStep
 from learner.update.frozen_policies import FrozenPolicies, TeacherPolicy, loads_reference
 from learner.update.loss_fn import attention_paths, frozen_loss_fn
 from learner.update.optimizer import TrainState
@@ -74,6 +75,16 @@ def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | N
     return LoraBase(params=params, metadata=host_state)
 
 
+class Restored(NamedTuple):
+    """State of a run at its start."""
+
+    step: int
+    state: TrainState
+    critic: Critic | None
+    host_state: dict[str, Any] | None
+    """Host state of the checkpoint; None for initial weights."""
+
+
 def restore(
     checkpoints: Checkpoints,
     steps: TrainStep,
@@ -81,10 +92,12 @@ def restore(
     folder: pathlib.Path,
     model_folder: pathlib.Path,
     base: LoraBase | None,
-) -> tuple[int, TrainState, dict[str, Any] | None]:
-    """Returns the latest checkpoint as (step, state, host state), or initial weights as (0, state, None).
+    critic: CriticStep | None = None,
+) -> Restored:
+    """Returns the latest checkpoint, or the initial weights.
 
-    With a `base` the parameters are adapters: the checkpoint's, whose base must match, or fresh ones.
+    With a `base` the parameters are adapters: the checkpoint's, whose base must match, or fresh ones. With `critic`
+    its state is restored or begun as well.
 
     Raises:
       CheckpointError: checkpoints exist, but none is intact or compatible.
@@ -93,13 +106,27 @@ def restore(
     def check(host_state: dict[str, Any]) -> None:
         _check_host_state(host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
         check_same_optimizer(host_state, weights.config.optimizer.name, folder)
+        check_same_critic(host_state.get("critic"), None if critic is None else critic.architecture, folder)
 
-    restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
+    abstract = saved_part(steps.abstract_state(), None if critic is None else critic.abstract_state())
+    restored = checkpoints.restore_latest(abstract, check=check)
     if restored is None:
         params = steps.init_adapters() if base else weights.load(model_folder, weights.config.model.param_dtype)
-        return 0, steps.init(params), None
+        begun = None if critic is None else Critic(critic, critic.init(load_critic(weights, model_folder)))
+        return Restored(0, steps.init(params), begun, None)
     step, arrays, host_state = restored
-    return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), host_state
+    found = None
+    if critic is not None:
+        found = Critic(critic, TrainState(**arrays.pop("critic"), accumulator=critic.zero_accumulator()))
+    return Restored(step, TrainState(**arrays, accumulator=steps.zero_accumulator()), found, host_state)
+
+
+def load_critic(weights: WeightLoader, model_folder: pathlib.Path) -> Params:
+    """Loads the critic's initial decoder, with its output head: of critic.path, or of the run's model folder."""
+    path = weights.config.critic.path
+    folder = pathlib.Path(path) if path else model_folder
+    loader = dataclasses.replace(weights, architecture=Architecture.from_hf(folder))
+    return loader.load(folder, weights.config.model.param_dtype, source="critic.path")
 
 
 def restore_params(
@@ -158,6 +185,7 @@ def trainer_of(
     publisher: Publishing,
     checkpoints: Checkpoints,
     base: LoraBase | None,
+    critic: Critic | None = None,
 ) -> PolicyTrainer:
     """Builds the trainer of the restored state; a collective call, because every process may load the reference."""
     return PolicyTrainer(
@@ -170,6 +198,7 @@ def trainer_of(
         publisher=publisher,
         checkpoints=checkpoints,
         base=base,
+        critic=critic,
     )
 
 
@@ -229,6 +258,25 @@ def check_same_optimizer(host_state: dict[str, Any], name: str, folder: pathlib.
             f"{folder}: the checkpoint has the optimizer state of {saved}, but optimizer.name is {name}. Set "
             f"--config.optimizer.name={saved}, or start a new run whose model.path is an export of the checkpoint."
         )
+
+
+def check_same_critic(saved: dict[str, Any] | None, now: Architecture | None, folder: pathlib.Path) -> None:
+    """Raises CheckpointError if a checkpoint and the run differ in having a critic, or in its architecture.
+
+    Args:
+      saved: config.json of the checkpoint's critic, or None.
+      now: architecture of the run's critic, or None.
+      folder: run folder, for the message.
+    """
+    if saved is None or now is None:
+        if (saved is None) != (now is None):
+            raise CheckpointError(
+                f"{folder}: the checkpoint has {'no' if saved is None else 'a'} critic, got loss.advantage "
+                f"{'with' if now else 'without'} one. Restore loss.advantage, or start a new run"
+            )
+        return
+    was = dataclasses.replace(Architecture.from_hf(saved), tie_word_embeddings=True)
+    check_same("critic", _shape_fields(was), _shape_fields(now), folder)
 
 
 def check_same_adapters(

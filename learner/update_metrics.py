@@ -34,9 +34,16 @@ class NotFiniteError(RuntimeError):
 class UpdateMetrics:
     """Collector of an update's micro-batches and epochs: its times, speed and optimizer steps."""
 
-    def __init__(self, architecture: Architecture, *, lora: LoraConfig = NO_LORA, num_skipped: int) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        lora: LoraConfig = NO_LORA,
+        critic: Architecture | None = None,
+        num_skipped: int,
+    ) -> None:
         """Starts an update; `num_skipped` counts the optimizer steps skipped before."""
-        self._architecture, self._lora = architecture, lora
+        self._architecture, self._lora, self._critic = architecture, lora, critic
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
         """Metrics of the optimizer steps, one per epoch."""
@@ -80,8 +87,9 @@ class UpdateMetrics:
         metrics, last = self._of_passes[0], self._of_passes[-1]
         wait_s = self._take_wait_s()
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
+        shown = [name for name in SHOWN_OF_LAST_EPOCH if name in last]  # without a critic, not its metrics
         row = dict(metrics) | {
-            **({LAST_EPOCH.format(name): last[name] for name in SHOWN_OF_LAST_EPOCH} if last is not metrics else {}),
+            **({LAST_EPOCH.format(n): last[n] for n in shown} if last is not metrics else {}),
             "skipped_updates": self._num_skipped,
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
@@ -114,13 +122,17 @@ class UpdateMetrics:
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Returns model TFLOP/s over the computing time of learner and helper, and the share of the peak (MFU)."""
-        flops = len(self._of_passes) * model_flops(
+        tokens, squares = float(metrics["real_tokens"]), self._sum_squared_lengths
+        flops = model_flops(
             self._architecture,
-            num_tokens=float(metrics["real_tokens"]),
+            num_tokens=tokens,
             num_scored_tokens=float(metrics["tokens"]),
-            sum_squared_lengths=self._sum_squared_lengths,
+            sum_squared_lengths=squares,
             num_adapter_params=adapter_params(self._architecture, self._lora),
         )
+        if self._critic is not None:  # without an output head
+            flops += model_flops(self._critic, num_tokens=tokens, num_scored_tokens=0, sum_squared_lengths=squares)
+        flops *= len(self._of_passes)
         per_s = flops / max(self._train_s + self._helper_s, 1e-9)
         peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
@@ -134,12 +146,13 @@ class StepMetrics(UpdateMetrics):
         architecture: Architecture,
         *,
         lora: LoraConfig = NO_LORA,
+        critic: Architecture | None = None,
         stream: RolloutStream,
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
         """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
-        super().__init__(architecture, lora=lora, num_skipped=num_skipped)
+        super().__init__(architecture, lora=lora, critic=critic, num_skipped=num_skipped)
         self._stream, self._store = stream, store
         self._wait_s_before = stream.wait_s
 

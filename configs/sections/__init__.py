@@ -2,6 +2,7 @@
 
 from configs.sections.actor import ActorConfig, EnvironmentsConfig, SamplingConfig
 from configs.sections.correction import CorrectionConfig
+from configs.sections.critic import CriticConfig
 from configs.sections.evaluation import EvaluationConfig, EvaluationSet
 from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
@@ -17,6 +18,7 @@ __all__ = [
     "AdmissionConfig",
     "CheckpointConfig",
     "CorrectionConfig",
+    "CriticConfig",
     "EnvironmentsConfig",
     "EvaluationConfig",
     "EvaluationSet",

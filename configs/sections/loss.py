@@ -78,8 +78,9 @@ class LossConfig(CheckedSection):
     advantage: str = "grpo"
     """Advantage estimator, one of `ADVANTAGE_NAMES`, or `module:function` for a custom one. Both dr_grpo and
     mean_baseline name the same equation. turn_grpo credits the tokens of a turn with the return from that turn on,
-    compared with all turns of the group. `none` gives 0 to every token, for distillation alone (teacher_coef). All
-    others credit every sampled token with the reward of its response."""
+    compared with all turns of the group. gae compares with the values of a critic instead (config section `critic`),
+    so a group may have one response. `none` gives 0 to every token, for distillation alone (teacher_coef). All others
+    credit every sampled token with the reward of its response."""
     advantage_eps: Positive = 1e-6
     """Constant added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
     advantage_std: Literal["sample", "population"] = "sample"
@@ -296,6 +297,11 @@ class LossConfig(CheckedSection):
             if value is not None:
                 values[name] = float(value)
         return values
+
+    @property
+    def uses_critic(self) -> bool:
+        """True if a critic is trained, whose values give the advantages."""
+        return self.advantage == "gae"
 
     @property
     def optional_inputs(self) -> frozenset[str]:

@@ -39,7 +39,7 @@ DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
 
 Proximal = Literal["batch", "round", "published"]
 
-ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo", "none")
+ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo", "gae", "none")
 STANDARDIZED = ("grpo", "turn_grpo")
 """Advantages that divide by a standard deviation."""
 

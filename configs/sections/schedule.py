@@ -149,7 +149,7 @@ class RoundsConfig(CheckedSection):
     """Groups R per round; a group is the responses to one prompt. With publish.when=every, R only numbers the
     rounds."""
     samples_per_group: Count = 8
-    """Samples K per group: responses to one prompt."""
+    """Samples K per group: responses to one prompt. 1 requires loss.advantage=gae."""
     groups_per_update: Count = 8
     """Groups U = B / K per update."""
     epochs: Count = 1
@@ -183,11 +183,6 @@ class RoundsConfig(CheckedSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples_per_group < 2:
-            raise ValueError(
-                f"rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), "
-                f"got {self.samples_per_group}"
-            )
         if self.groups_per_round % self.groups_per_update:
             raise ValueError(
                 f"rounds.groups_per_update (U={self.groups_per_update}) must divide rounds.groups_per_round "

@@ -34,6 +34,7 @@ from learner.metrics.trackers import check_installed
 from learner.model.architecture import Architecture
 from learner.model.lora import check_lora
 from learner.model.teachers import teacher_architectures
+from learner.model.value_head import critic_architecture
 
 _PROBE_BYTES = 2**16
 CHECK_S = 300.0
@@ -104,6 +105,7 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
     folders = _check_model_folders(config, model_folder)
     try:
         model = Architecture.from_hf(model_folder)
+        critic_architecture(config, model)
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
     check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
@@ -248,7 +250,11 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
     num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
-    num_bytes = num_saves * checkpoint_bytes(config, model_folder, num_params)
+    save_bytes = checkpoint_bytes(config, model_folder, num_params, are_adapters=config.lora.is_on)
+    if config.loss.uses_critic:
+        critic = pathlib.Path(config.critic.path or model_folder)
+        save_bytes += checkpoint_bytes(config, critic, _num_params(critic), are_adapters=False)
+    num_bytes = num_saves * save_bytes
     existing = _existing(run.path)
     # Other folders are incomplete saves of killed processes, which new saves replace.
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
@@ -337,11 +343,12 @@ def missing_weights(folder: pathlib.Path) -> str:
 
 
 def _check_model_folders(config: Config, model_folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the folders of the policy, the reference and the teachers."""
-    for field, folder in {"model.path": str(model_folder), **config.loss.frozen_folders}.items():
+    """Returns the folders of the policy, the reference, the teachers and the critic."""
+    others = config.loss.frozen_folders | ({"critic.path": config.critic.path} if config.critic.path else {})
+    for field, folder in {"model.path": str(model_folder), **others}.items():
         if not pathlib.Path(folder).is_dir():
             raise ValueError(f"{field}: no model folder {folder!r}; download one with python -m launch.tools.get_model")
-    return [model_folder, *map(pathlib.Path, config.loss.frozen_folders.values())]
+    return [model_folder, *map(pathlib.Path, others.values())]
 
 
 def _refusal(config: Config) -> type[Exception]:

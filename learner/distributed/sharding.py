@@ -48,6 +48,8 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "embed/embedding": ("tensor", FSDP),
     "lm_head/kernel": ("tensor", FSDP),
     "final_norm/scale": (None,),
+    "value_head/kernel": (None, None),
+    "value_head/bias": (None,),
     "layers/input_norm/scale": (None, None),
     "layers/post_norm/scale": (None, None),
     "layers/attention_out_norm/scale": (None, None),

@@ -17,6 +17,8 @@ SHOWN_OF_LAST_EPOCH = (
     "mismatch_kl",
     "reference_kl",
     "teacher_kl",
+    "critic/loss",
+    "critic/clip_fraction",
 )
 """Metrics that earlier epochs may change; written only if rounds.epochs > 1."""
 
@@ -29,7 +31,7 @@ METRICS: dict[str, str] = {
     "reward/min": "minimum reward over the update's responses",
     "reward/max": "maximum reward over the update's responses",
     "reward/zero_variance_groups": "fraction of groups without a trained response or with equal rewards (turn_grpo: "
-    "equal returns of all turns)",
+    "equal returns of all turns; gae: without a trained response)",
     "reward/overlong_penalty": "mean soft overlong penalty added to the reward, at most 0; only where enabled",
     "reward/length_penalty": "mean length penalty added to the reward, of either sign; only where enabled",
     "verdicts/ok": "verdicts per update that give a reward, one per verifier and response",
@@ -92,9 +94,22 @@ METRICS: dict[str, str] = {
     "correction/ratio_max": "maximum of the ratio of correction/ratio_mean; only with loss.correction",
     "tokens": "trained tokens per update, including those that the correction rejects",
     "sequences": "trained sequences per update",
+    "critic/loss": "mean of the critic's loss over the update's actions, in squared units of the reward; only with a "
+    "critic",
+    "critic/explained_variance": "1 - variance of (return - value) / variance of the returns, over the update's "
+    "actions, with the values before the update; at most 1, NaN for equal returns; only with a critic",
+    "critic/mean_value": "mean value before the update over the update's actions; only with a critic",
+    "critic/mean_return": "mean return over the update's actions, the critic's target; only with a critic",
+    "critic/grad_norm": "global gradient norm of the critic before clipping; only with a critic",
+    "critic/learning_rate": "learning rate of the critic; only with a critic",
+    "critic/clip_fraction": "fraction of actions whose value the critic's clip left without a gradient, above 0 from "
+    "the second epoch on; only with a critic",
+    "critic/skipped_updates": "cumulative number of optimizer steps of the critic skipped because its loss or gradient "
+    "was not finite; only with a critic",
     "skipped_updates": "cumulative number of optimizer steps skipped because loss or gradient was not finite",
     "skipped_in_a_row": "optimizer steps skipped since the last one that was applied",
-    "num_compilations": "cumulative number of compilations of accumulate and apply; 2 for a single shape",
+    "num_compilations": "cumulative number of compilations of accumulate and apply; 2 for a single shape, 4 with a "
+    "critic",
     "memory/host_peak_gib": "peak host memory of learner process 0 since its start, in GiB",
     "memory/device_peak_gib": "peak memory of the fullest local device since the learner's start, in GiB; only if the "
     "backend reports it (GPU, TPU)",

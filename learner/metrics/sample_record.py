@@ -20,8 +20,8 @@ class PickedGroup:
     task: Task
     source: str
     """Name of the problem's source in `prompts.mixture`; empty for a single source."""
-    advantages: list[Float32[np.ndarray, " T"]]
-    """Training advantage of each token, one array per response."""
+    advantages: list[Float32[np.ndarray, " T"]] | None
+    """Training advantage of each token, one array per response; None with a critic."""
 
 
 class SamplePick:

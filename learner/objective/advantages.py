@@ -1,4 +1,4 @@
-"""Group and per-turn advantages."""
+"""Group and per-turn advantages, and the rewards of tokens of which a critic makes advantages."""
 
 import copy
 import functools
@@ -232,6 +232,8 @@ def token_advantages(
 ) -> list[Float32[np.ndarray, " T"]]:
     """Returns the advantage of each token of a group's responses; values at observed tokens are not used.
 
+    With `advantage=gae` it returns the `token_rewards`, from which the critic computes advantages on the devices.
+
     All tokens of a response have the advantage of its reward. With `advantage=turn_grpo`, tokens of turn n of response
     i have A_{i,n} = (G_{i,n} - mean G) / (std G + eps), with mean and std over all turns of all K responses. If each
     response has one turn, this equals grpo bit for bit. A custom advantage may be per response, per turn or per token.
@@ -244,6 +246,8 @@ def token_advantages(
     Raises:
       ValueError: a reward is not finite, or a custom function cannot be loaded or does not return finite floats.
     """
+    if config.uses_critic:
+        return [token_rewards(rollout, reward) for rollout, reward in zip(rollouts, rewards.tolist(), strict=True)]
     values = credited(rollouts, rewards, config)
     if custom_functions.is_custom(config.advantage):
         _check_finite(values)
@@ -256,6 +260,22 @@ def token_advantages(
     sizes = [max(1, r.turn_rewards.size) for r in rollouts]
     of_turns = np.split(advantages, np.cumsum(sizes)[:-1])
     return [a[turn_of_tokens(r.loss_mask, a.size)] for r, a in zip(rollouts, of_turns, strict=True)]
+
+
+def token_rewards(rollout: Rollout, reward: float) -> Float32[np.ndarray, " T"]:
+    """Returns the reward of each token: a turn's at its last sampled token, and the rest at the response's last one.
+
+    Args:
+      rollout: a response.
+      reward: its total shaped reward, turn rewards included.
+    """
+    turns = rollout.turn_rewards.astype(np.float64)
+    rewards = np.zeros(rollout.tokens.size)
+    ends = np.flatnonzero(np.diff(rollout.loss_mask.astype(np.int8), append=0) == -1)
+    if turns.size:
+        rewards[ends] = turns
+    rewards[ends[-1]] += reward - turns.sum()
+    return rewards.astype(np.float32)
 
 
 @jaxtyped(typechecker=beartype)

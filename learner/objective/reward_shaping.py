@@ -122,11 +122,13 @@ def trained_tokens(rollout: Rollout, *, masks_truncated: bool) -> Bool[np.ndarra
 def has_learning_signal(group: Group, loss: LossConfig, *, masks_truncated: bool, has_teacher: bool = False) -> bool:
     """Returns True if any token of a group trains, and its rewards (or turn returns) differ or it has a teacher.
 
+    With a critic (`advantage=gae`) it is True if any of its tokens train, whatever the rewards are.
+
     DAPO's dynamic sampling keeps groups with 0 < number correct < K (eq. 11). For rewards 0 and 1 that means that not
     all are equal, which generalizes to other rewards. The test uses unshaped rewards, because an overlong penalty makes
     even K correct responses differ. With `advantage=turn_grpo`, equal total rewards with different turn returns have a
     signal.
     """
     rewards = np.array([r.reward for r in group.rollouts], np.float64)
-    differs = has_teacher or has_signal(credited(group.rollouts, rewards, loss))
+    differs = loss.uses_critic or has_teacher or has_signal(credited(group.rollouts, rewards, loss))
     return differs and any(trained_tokens(r, masks_truncated=masks_truncated).any() for r in group.rollouts)

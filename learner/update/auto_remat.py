@@ -29,6 +29,7 @@ from learner.metrics.flops import TPU_CHIPS
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.lora import abstract_adapters
+from learner.model.value_head import abstract_critic, critic_architecture
 from learner.update.frozen_policies import frozen_bytes, num_bytes, width
 from learner.update.optimizer import make_optimizer
 
@@ -233,6 +234,8 @@ def first_that_fits(
     """Returns the first of `choices` that fits in `usable` bytes of a device, or the last."""
     params = abstract_params(architecture, config.model.param_dtype)
     trained = abstract_adapters(architecture, config.lora, config.model.param_dtype) if config.lora.is_on else params
+    critic = critic_architecture(config, architecture)
+    value_params = None if critic is None else abstract_critic(critic, config.model.param_dtype)
     share = DeviceShare(
         num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
         activation_bytes=width(config.model.compute_dtype),
@@ -244,6 +247,12 @@ def first_that_fits(
     needs = {
         policy: state + micro_batch_bytes(architecture, policy, share, num_params=_size(trained)) for policy in choices
     }
+    if critic is not None and value_params is not None:
+        # Both states stay; the micro-batch passes through one model after the other.
+        state_of_critic = state_bytes(value_params, config) / share.param_shards
+        headless = dataclasses.replace(critic, vocab_size=1)  # its one value has no logits
+        of_critic = {p: micro_batch_bytes(headless, p, share, num_params=_size(value_params)) for p in choices}
+        needs = {p: state_of_critic + max(need, state + of_critic[p]) for p, need in needs.items()}
     fitting: list[Policy] = [policy for policy in choices if needs[policy] <= usable]
     chosen = fitting[0] if fitting else choices[-1]
     estimates = " ".join(f"{policy}={need / 2**30:.2f}" for policy, need in needs.items())

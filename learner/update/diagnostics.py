@@ -10,7 +10,7 @@ its version.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,33 @@ class Stats:
     @classmethod
     def zeros(cls) -> "Stats":
         """Returns the statistics of no data: the neutral element of `merge`."""
-        return cls(**{field.name: field.metadata["merging"].nothing() for field in dataclasses.fields(cls)})
+        return _zeros(cls)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueStats:
+    """Statistics of a critic over actions; they merge as `Stats`."""
+
+    returns: Moments = dataclasses.field(metadata=_MOMENTS)
+    """Targets of the values."""
+    values: Moments = dataclasses.field(metadata=_MOMENTS)
+    """Values before the update."""
+    errors: Moments = dataclasses.field(metadata=_MOMENTS)
+    """Differences between returns and these values."""
+    num_clipped: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+
+    @classmethod
+    def zeros(cls) -> "ValueStats":
+        """Returns the statistics of no data: the neutral element of `merge`."""
+        return _zeros(cls)
+
+
+S = TypeVar("S", bound=Stats | ValueStats)
+
+
+def _zeros(kind: type[S]) -> S:
+    return kind(**{field.name: field.metadata["merging"].nothing() for field in dataclasses.fields(kind)})
 
 
 @jaxtyped(typechecker=beartype)
@@ -224,12 +250,12 @@ def _measure_correction(batch: PackedBatch, correction: Correction | None) -> di
     }
 
 
-def merge(a: Stats, b: Stats) -> Stats:
-    """Merges statistics; associative and commutative up to rounding."""
-    return Stats(
+def merge(a: S, b: S) -> S:
+    """Merges statistics of one kind; associative and commutative up to rounding."""
+    return type(a)(
         **{
             field.name: field.metadata["merging"].both(getattr(a, field.name), getattr(b, field.name))
-            for field in dataclasses.fields(Stats)
+            for field in dataclasses.fields(a)
         }
     )
 
@@ -293,6 +319,17 @@ def _correction_metrics(stats: Stats) -> dict[str, Array]:
         "correction/vetoed_groups": stats.num_vetoed_groups / jnp.maximum(stats.num_groups, 1),
         "correction/ratio_mean": jnp.exp(jnp.minimum(mean, MAX_EXPONENT)),
         "correction/ratio_max": jnp.exp(jnp.minimum(stats.max_log_correction, MAX_EXPONENT)),
+    }
+
+
+def finalize_values(stats: ValueStats) -> dict[str, Array]:
+    """Returns the metrics of an update's critic, by their names without `critic/`."""
+    spread = stats.returns.sum_squares
+    return {
+        "explained_variance": jnp.where(spread > 0, 1 - stats.errors.sum_squares / spread, jnp.nan),
+        "mean_value": jnp.asarray(stats.values.mean),
+        "mean_return": jnp.asarray(stats.returns.mean),
+        "clip_fraction": stats.num_clipped / jnp.maximum(stats.returns.count, 1),
     }
 
 

@@ -169,7 +169,7 @@ def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: 
     """Returns the loss function of a run's model, loss and sampling on its devices; all processes call it."""
     head = _head(model_config, config, mesh, is_trained=not config.lora.is_on)
     remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=head.chunk)
-    forward = _forward(model_config, config, mesh, config.lora, remat=remat)
+    forward = make_forward(model_config, config, mesh, config.lora, remat=remat)
     return LossFn(
         config=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
@@ -182,14 +182,14 @@ def make_loss_fn(model_config: Architecture, config: Config, mesh: Mesh, hosts: 
 
 def without_adapters(loss_sum: LossFn, model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
     """Returns the loss function for the model's own parameters, with its adapters off."""
-    forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
+    forward = make_forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
     return dataclasses.replace(loss_sum, forward=forward)
 
 
 def frozen_loss_fn(model_config: Architecture, config: Config, mesh: Mesh) -> LossFn:
     """Returns the loss function of a model that is only scored, of any architecture."""
     head = _head(model_config, config, mesh, is_trained=False)
-    forward = _forward(model_config, config, mesh, NO_LORA, remat="none")
+    forward = make_forward(model_config, config, mesh, NO_LORA, remat="none")
     return LossFn(config=config.loss, proximal=None, forward=forward, head=head, remat="none")
 
 
@@ -204,7 +204,8 @@ def _head(model_config: Architecture, config: Config, mesh: Mesh, *, is_trained:
     )
 
 
-def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:
+def make_forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:
+    """Returns the forward function of a run's model with adapters `lora`, on its devices."""
     return make_apply(
         model_config,
         compute_dtype=config.model.compute_dtype,
@@ -226,7 +227,9 @@ def default_logit_chunk(model: Architecture, mesh: Mesh) -> int:
     return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
 
 
-def attention_paths(model_config: Architecture, config: Config, mesh: Mesh) -> dict[int | None, str]:
+def attention_paths(
+    model_config: Architecture, config: Config, mesh: Mesh, *, whose: str = "the model's"
+) -> dict[int | None, str]:
     """Returns the attention path by the window of its layers; None is the key of layers without a window.
 
     Raises:
@@ -236,8 +239,8 @@ def attention_paths(model_config: Architecture, config: Config, mesh: Mesh) -> d
     for name, size, parts in (
         ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
         ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),
-        ("the model's num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
-        ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
+        (f"{whose} num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
+        (f"{whose} vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
     ):
         if size % parts:
             raise ValueError(f"{name} ({size}) must be a multiple of {parts} for the mesh {dict(mesh.shape)}")

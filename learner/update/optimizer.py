@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 from configs.sections.model import OPTIMIZERS, OptimizerConfig
 from learner.model.decoder import Params
 from learner.update import diagnostics
-from learner.update.diagnostics import Stats
+from learner.update.diagnostics import Stats, ValueStats
 
 Words = UInt32[Array, "2"]
 """Values that distinguish the random bits of one leaf and one step."""
@@ -236,7 +236,7 @@ class Accumulator:
     """Part of the divisor that belongs to tokens rejected by loss.correction; subtracted once, at `apply`."""
     loss: Float32[Array, ""]
     """Weighted sum of token losses."""
-    stats: Stats
+    stats: Stats | ValueStats
 
     def __add__(self, other: "Accumulator") -> "Accumulator":
         """Returns the sums of both."""
@@ -249,14 +249,14 @@ class Accumulator:
         )
 
     @classmethod
-    def zeros(cls, params: Params) -> "Accumulator":
-        """Returns an empty accumulator."""
+    def zeros(cls, params: Params, stats: type[Stats] | type[ValueStats] = Stats) -> "Accumulator":
+        """Returns an empty accumulator with statistics of a kind."""
         return cls(
             grads=jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
             denominator=jnp.float32(0),
             rejected=jnp.float32(0),
             loss=jnp.float32(0),
-            stats=Stats.zeros(),
+            stats=stats.zeros(),
         )
 
 
@@ -275,14 +275,16 @@ class TrainState:
     accumulator: Accumulator
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """Returns the state before the first update."""
+def init_state(
+    params: Params, optimizer: optax.GradientTransformation, stats: type[Stats] | type[ValueStats] = Stats
+) -> TrainState:
+    """Returns the state before the first update, with statistics of a kind."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
         step=jnp.int32(0),
         skipped_updates=jnp.int32(0),
-        accumulator=Accumulator.zeros(params),
+        accumulator=Accumulator.zeros(params, stats),
     )
 
 
@@ -303,8 +305,8 @@ class ApplyUpdate:
     """Optimizer steps of the whole run."""
     seed: int
     """Seed of the stochastic rounding of bfloat16 parameters and moments."""
-    corrects: bool = False
-    """True if loss.correction is on, so that its metrics are reported."""
+    finalize: Callable[[Any], Metrics] = diagnostics.finalize
+    """Maps the accumulated statistics to metrics."""
 
     def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         """Returns the state after epoch number `epoch` over a batch, and the update's metrics."""
@@ -321,7 +323,7 @@ class ApplyUpdate:
         params, opt_state, zeros = step(state, share, grad_norm, is_good, words)
         count = state.step * self.epochs + epoch - state.skipped_updates
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
-        metrics = diagnostics.finalize(total.stats, corrects=self.corrects) | {
+        metrics = self.finalize(total.stats) | {
             "loss": loss,
             "grad_norm": grad_norm,
             "learning_rate": learning_rate(count, self.config, num_steps=self.num_steps),
@@ -332,7 +334,7 @@ class ApplyUpdate:
             opt_state=opt_state,
             step=state.step + jnp.where(epoch == self.epochs - 1, 1, 0),
             skipped_updates=skipped,
-            accumulator=dataclasses.replace(Accumulator.zeros({}), grads=zeros),
+            accumulator=dataclasses.replace(Accumulator.zeros({}, type(total.stats)), grads=zeros),
         )
         return new_state, metrics
 

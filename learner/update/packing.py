@@ -82,6 +82,7 @@ class PackedBatch:
     loss_mask: Bool[Array | np.ndarray, "B S"]
     behavior_logprobs: Float32[Array | np.ndarray, "B S"]
     advantages: Float32[Array | np.ndarray, "B S"]
+    """Advantage of each trained token; with a critic its reward, until the critic replaces it (`critic_step.py`)."""
     token_versions: Int32[Array | np.ndarray, "B S"]
     token_weights: Float32[Array | np.ndarray, "B S"]
     """Factor of each token's loss from the normalization; 0 where loss_mask is False."""

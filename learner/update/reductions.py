@@ -79,6 +79,19 @@ class Moments:
         )
 
     @classmethod
+    def where(cls, values: Float[Array, "B S"], where: Bool[Array, "B S"]) -> "Moments":
+        """Returns the moments of the numbers on the device at which `where` is True."""
+        count = jnp.sum(where, dtype=jnp.float32)
+        mean = jnp.sum(jnp.where(where, values, 0.0)) / jnp.maximum(count, 1)
+        return cls(
+            count=count,
+            mean=mean,
+            sum_squares=jnp.sum(jnp.where(where, jnp.square(values - mean), 0.0)),
+            minimum=jnp.min(values, where=where, initial=jnp.inf),
+            maximum=jnp.max(values, where=where, initial=-jnp.inf),
+        )
+
+    @classmethod
     def zeros(cls) -> "Moments":
         """Returns the moments of no numbers on the device: the neutral element of `merge`."""
         return jax.tree.map(jnp.asarray, cls.of([]))

@@ -12,12 +12,8 @@ Donation: `accumulate` donates only the accumulator, so an export may read the p
 whole state: no reference to its parameters may be used after that call.
 """
 
-import collections
-import contextlib
-import ctypes
 import dataclasses
-import time
-from collections.abc import Iterator
+import functools
 from typing import Any
 
 import jax
@@ -27,7 +23,6 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32
 
-from bridge.liveness import end_phase, report_phase
 from bridge.param_names import combine
 from configs.schema import Config
 from learner.distributed.channel import Processes, SingleProcess
@@ -48,21 +43,12 @@ from learner.model.lora import abstract_adapters, check_lora, init_adapters
 from learner.model.routing_replay import routing_shape
 from learner.objective import losses
 from learner.update import diagnostics
+from learner.update.auto_remat import Policy
+from learner.update.compilations import Compilations
 from learner.update.frozen_policies import NO_FROZEN, FrozenLogprobs, proximal_policy
 from learner.update.loss_fn import attention_paths, make_loss_fn, without_adapters
 from learner.update.optimizer import Accumulator, ApplyUpdate, Metrics, TrainState, init_state, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
-
-
-def give_back_free_memory() -> None:
-    """Returns free memory of malloc to the system; does nothing if the C library has no such call.
-
-    The compilation of the learner's steps leaves much free memory, which the process would otherwise keep.
-    """
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):  # not glibc
-        return
 
 
 class TrainStep:
@@ -87,12 +73,12 @@ class TrainStep:
             epochs=config.rounds.epochs,
             num_steps=num_steps,
             seed=config.run.seed,
-            corrects=config.loss.correction.is_on,
+            finalize=functools.partial(diagnostics.finalize, corrects=config.loss.correction.is_on),
         )
         self._loss_sum = make_loss_fn(model_config, config, mesh, hosts or SingleProcess())
         self._reference_loss_fn = without_adapters(self._loss_sum, model_config, config, mesh)
-        self._num_traces: collections.Counter[str] = collections.Counter()
-        self._num_tidied = 0
+        self.compilations = Compilations()
+        """Compilations of the learner's steps; the critic's are counted in addition."""
         self.pending: Array | None = None
         """Ready when the last `accumulate` is done; never donated, so a caller can wait for it at any time."""
         self.logprobs: Float32[Array, "B S"] | None = None
@@ -170,14 +156,14 @@ class TrainStep:
         )
 
     @property
-    def remat(self) -> str:
+    def remat(self) -> Policy:
         """Rematerialization policy of the backward pass: `model.remat`, or the choice of auto."""
         return self._loss_sum.remat
 
     @property
     def num_compilations(self) -> int:
-        """Cumulative number of traces of `accumulate` and `apply`; 2 in a healthy run of one shape."""
-        return self._num_traces.total()
+        """Cumulative number of traces of `accumulate` and `apply`: 2 in a healthy run of one shape, 4 with a critic."""
+        return self.compilations.total
 
     def init(self, params: Params) -> TrainState:
         """Returns a new state from parameters, spread over the mesh if necessary.
@@ -194,6 +180,10 @@ class TrainStep:
     def abstract_state(self) -> TrainState:
         """Returns the state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is restored."""
         return self._state
+
+    def abstract_batch(self) -> PackedBatch:
+        """Returns a batch as `jax.ShapeDtypeStruct` with shardings."""
+        return self._batch
 
     def abstract_base(self) -> Params | None:
         """Returns the frozen base of the adapters as `jax.ShapeDtypeStruct`; None if all parameters are trained."""
@@ -243,11 +233,10 @@ class TrainStep:
                 f"{jax.tree.map(jnp.shape, anchors)}; see learner.update.frozen_policies"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
-        with self._compiling("accumulate", batch):
+        with self.compilations.reported("accumulate", batch):
             accumulator, self.pending, self.logprobs = self._jit_accumulate(
                 state.accumulator, state.params, base, state.step, batch, anchors, np.bool_(is_first)
             )
-        self._free_compiler_memory()
         return dataclasses.replace(state, accumulator=accumulator)
 
     def merge(self, state: TrainState, part: Accumulator) -> TrainState:
@@ -265,10 +254,8 @@ class TrainStep:
         bit-identical and count in `skipped_updates`. The step advances in any case, with the last of rounds.epochs
         epochs over a batch. `epoch` is the epoch's number, from 0. Metrics stay on the device.
         """
-        with self._compiling("apply"):
-            result = self._jit_apply(state, np.int32(epoch))
-        self._free_compiler_memory()
-        return result
+        with self.compilations.reported("apply"):
+            return self._jit_apply(state, np.int32(epoch))
 
     def ess(self, state: TrainState) -> float:
         """Returns the effective sample size of the accumulated tokens (PipelineRL eq. 6); waits for the device."""
@@ -309,25 +296,6 @@ class TrainStep:
             lowered["score"] = self._jit_score.lower(combine_params(self._base, frozen), self._batch)
         return lowered
 
-    @contextlib.contextmanager
-    def _compiling(self, name: str, batch: PackedBatch | None = None) -> Iterator[None]:
-        """Reports the compilation of a function at its first call, which may take minutes, and logs its duration."""
-        if self._num_traces[name]:
-            yield
-            return
-        shape = "" if batch is None else f" ({' x '.join(map(str, batch.tokens.shape))} tokens)"
-        report_phase(f"compiling {name}{shape}")
-        start_s = time.monotonic()
-        yield
-        logging.info("compiled %s%s compile_s=%.1f", name, shape, time.monotonic() - start_s)
-        end_phase()
-
-    def _free_compiler_memory(self) -> None:
-        """Frees memory that the compiler left, after a call that compiled."""
-        if self.num_compilations > self._num_tidied:
-            self._num_tidied = self.num_compilations
-            give_back_free_memory()
-
     def _accumulate(
         self,
         accumulator: Accumulator,
@@ -338,7 +306,7 @@ class TrainStep:
         anchors: FrozenLogprobs,
         is_first: Array,
     ) -> tuple[Accumulator, Array, Float[Array, "B S"] | None]:
-        self._num_traces["accumulate"] += 1
+        self.compilations.count("accumulate")
 
         def loss_sum(params: Params) -> Any:
             return self._loss_sum(combine_params(base, params), step, batch, anchors, is_first)
@@ -351,7 +319,7 @@ class TrainStep:
         return accumulator + own, loss, logprobs if self.keeps_logprobs else None
 
     def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
-        self._num_traces["apply"] += 1
+        self.compilations.count("apply")
         return self._apply_update(state, epoch)
 
 

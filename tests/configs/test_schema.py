@@ -54,7 +54,6 @@ WINDOW: dict[str, Any] = {
         ("EvaluationConfig", dict(temperature=float("inf")), "evaluation.temperature.*got inf"),
         ("EvaluationConfig", dict(temperature=float("nan")), "evaluation.temperature.*got nan"),
         ("PromptsConfig", dict(answer_in="text"), "prompts.answer_in=text has no effect with prompts.verifier=exact"),
-        ("RoundsConfig", dict(samples_per_group=1), r"\(K\) must be >= 2"),
         ("RoundsConfig", dict(groups_per_round=10, groups_per_update=4), r"U=4.*must divide.*R=10"),
         ("RoundsConfig", dict(max_lag_steps=-1), "max_lag_steps"),
         ("RoundsConfig", dict(overprovision_prompts=0.9), "rounds.overprovision_prompts must be in .1, 4"),

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from bridge.snapshots.snapshot_format import SnapshotError
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.open import SqliteStore
 from configs import overrides, schema
-from configs.run_folder import set_up_run
+from configs.run_folder import RunFolder, set_up_run
 from learner.model.architecture import Architecture
 from learner.open_run import open_run
 from learner.run import Run
@@ -114,3 +115,20 @@ def test_anchors_come_back_from_the_checkpoint_where_the_store_is_a_fresh_one(op
     again = opened("serial")
     assert again.step == 1
     assert again.store.all_anchors(limit=9) == {"task": (1.0, 2.5), "since": (4.0,)}
+
+
+def test_critic_of_a_run_is_that_of_its_checkpoint(tmp_path: Path, model: Path, opened):
+    del opened  # restores the process's signals
+    config = prepared(tmp_path, model, "serial")
+    config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, advantage="gae"))
+    folder = set_up_run(config)
+    bias = 0.25
+    with contextlib.closing(open_run(config, folder, model)) as run:
+        critic = run.trainer.critic
+        assert critic is not None and "critic.gae_lambda" in RunFolder(folder).loss_constants.read_text()
+        value_head = critic.state.params["value_head"] | {"bias": jnp.full(1, bias)}
+        critic.state = dataclasses.replace(critic.state, params=critic.state.params | {"value_head": value_head})
+        run.save()
+    with contextlib.closing(open_run(config, folder, model)) as run:
+        assert run.trainer.critic is not None
+        assert float(run.trainer.critic.state.params["value_head"]["bias"][0]) == bias

@@ -8,13 +8,18 @@ import pytest
 
 from bridge.heartbeat_types import Heartbeat
 from learner.metrics.metric_names import METRICS, SHOWN_OF_LAST_EPOCH, meaning
+from learner.model.architecture import Architecture
 from learner.update_metrics import NotFiniteError, StepMetrics, peak_memory
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL
 
 
 def books_of(
-    *, skipped: int = 0, beats: Sequence[Heartbeat] = (), rewards: Callable[[], dict[str, float]] = dict
+    *,
+    skipped: int = 0,
+    beats: Sequence[Heartbeat] = (),
+    rewards: Callable[[], dict[str, float]] = dict,
+    critic: Architecture | None = None,
 ) -> StepMetrics:
     """Of a run that goes on from a checkpoint in which so many updates were skipped."""
     stream: Any = SimpleNamespace(
@@ -30,7 +35,7 @@ def books_of(
     store: Any = SimpleNamespace(
         num_unreadable=0, num_reissued=lambda: 0, heartbeats=lambda: list(beats), now_s=time.time
     )
-    return StepMetrics(MODEL, stream=stream, store=store, num_skipped=skipped)
+    return StepMetrics(MODEL, critic=critic, stream=stream, store=store, num_skipped=skipped)
 
 
 def update(books: StepMetrics, skipped: int) -> dict[str, Any]:
@@ -43,6 +48,12 @@ def update(books: StepMetrics, skipped: int) -> dict[str, Any]:
 
 def test_every_number_of_a_step_has_a_name_and_a_unit():
     assert [name for name in update(books_of(), 0) if meaning(name) is None] == []
+
+
+def test_critic_adds_the_flops_of_its_layers_but_of_no_output_head():
+    alone, both = (update(books_of(critic=one), 0)["model_tflops_per_s"] for one in (None, MODEL))
+    of_head = 3 * 2 * MODEL.hidden_size * MODEL.vocab_size * 5 / 1e12  # of 5 scored tokens, forward and backward
+    assert both == pytest.approx(2 * alone - of_head)
 
 
 def test_peak_memory_is_of_the_host_and_of_the_fullest_device_that_reports_it(monkeypatch):

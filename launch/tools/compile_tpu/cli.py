@@ -118,6 +118,8 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     cases = [c for c in CASES if c.preset == pathlib.Path(file).stem]
     case = next((c for c in cases if c.model == (model or size)), None)
     config = overrides.apply(overrides.load_preset(case.config_path if case and not size else config_path), given)
+    if config.loss.uses_critic:
+        raise ValueError("loss.advantage=gae is not supported by this command, whose estimate has no critic")
     case = case or next(iter(cases), None)
     topology = topology or (case.topology if case else None)
     if not topology:

@@ -117,6 +117,7 @@ def _on_storage(config: Config, settings: DeploySettings) -> Config:
         "model.path": config.model.path,
         **_prompt_paths(config),
         **config.loss.frozen_folders,
+        "critic.path": config.critic.path,
     }
     for field, path in paths.items():
         if path and (root not in pathlib.PurePosixPath(path).parents or ".." in path.split("/")):

@@ -10,6 +10,7 @@ import numpy as np
 from bridge.rollout_types import Group, Rollout
 from configs.schema import Config
 from learner.model.decoder import Params
+from learner.update.critic_step import Critic
 from learner.update.frozen_policies import FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, pack_groups
@@ -19,7 +20,13 @@ _REPEATS = 5
 
 
 def profile_learner(
-    config: Config, steps: TrainStep, anchors: FrozenPolicies, state: TrainState, *, base: Params | None = None
+    config: Config,
+    steps: TrainStep,
+    anchors: FrozenPolicies,
+    state: TrainState,
+    *,
+    base: Params | None = None,
+    critic: Critic | None = None,
 ) -> tuple[dict[str, float], TrainState]:
     """Measures the `learner` part of a profile (`launch/tools/plan/profile.py`) on full micro-batches.
 
@@ -33,6 +40,7 @@ def profile_learner(
       anchors: the run's frozen policies.
       state: the run's state, which is updated, because a second one might not fit the devices.
       base: base model of the state's adapters, if any.
+      critic: the run's critic, if any; its training is part of the cost.
 
     Returns:
       The profile, and the state that replaces the given one.
@@ -41,13 +49,15 @@ def profile_learner(
 
     def accumulate() -> None:
         nonlocal state
-        state = steps.accumulate(state, batch, anchors.score(batch), base)
+        known = batch if critic is None else critic.accumulate(batch)[0]
+        state = steps.accumulate(state, known, anchors.score(known), base)
         jax.block_until_ready(steps.pending)
 
     def apply() -> None:
         nonlocal state
         state, metrics = steps.apply(state, epoch=config.rounds.epochs - 1)
-        jax.device_get(metrics)
+        of_critic = {} if critic is None else critic.apply(config.rounds.epochs - 1)
+        jax.device_get((metrics, of_critic))
 
     accumulate()
     apply()

@@ -194,7 +194,12 @@ class LearnerSide:
 
         trainer = self._run.trainer
         profile, trainer.state = profile_learner(
-            trainer.config, trainer.steps, trainer.anchors, trainer.state, base=trainer.frozen
+            trainer.config,
+            trainer.steps,
+            trainer.anchors,
+            trainer.state,
+            base=trainer.frozen,
+            critic=trainer.critic,
         )
         return profile
 

@@ -273,6 +273,18 @@ def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
             preflight.check_disk_space(config, folder)
 
 
+def test_disk_of_a_run_with_a_critic_has_room_for_both_models(folder, tmp_path, monkeypatch):
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    run = sections.RunConfig(dir=str(tmp_path / "run"), num_updates=4)
+    config = config_of(run=run, loss=sections.LossConfig(advantage="gae"))
+    free = 2 * 250 * 12  # one save; weights and two moments
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, free))
+    preflight.check_disk_space(config, folder)
+    free -= 1
+    with pytest.raises(ValueError, match="for 1 more checkpoints"):
+        preflight.check_disk_space(config, folder)
+
+
 @pytest.mark.parametrize(("has_begun", "error"), [(False, ValueError), (True, OSError)])
 def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, monkeypatch, has_begun, error):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)

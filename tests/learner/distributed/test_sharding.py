@@ -20,6 +20,7 @@ from learner.distributed.sharding import (
 )
 from learner.model.decoder import abstract_params
 from learner.model.lora import abstract_adapters
+from learner.model.value_head import HEAD, zero_head
 from tests.learner.model.tiny import MODELS, config_of
 
 
@@ -43,7 +44,8 @@ def test_rules_cover_every_parameter_and_use_each_axis_once(name):
 @pytest.mark.heavy
 def test_rules_have_no_path_that_no_model_has():
     adapters = flatten(abstract_adapters(config_of("qwen3-tied"), LoraConfig(rank=2)))
-    assert set(RULES) == {path for name in MODELS for path in config_of(name).param_names.paths()} | set(adapters)
+    head = flatten({HEAD: zero_head(config_of("qwen3-tied"), "float32")})
+    assert set(RULES) == {path for name in MODELS for path in config_of(name).param_names.paths()} | {*adapters, *head}
 
 
 def test_param_spec_splits_outputs_by_tensor_and_fsdp():

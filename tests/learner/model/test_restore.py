@@ -39,7 +39,7 @@ def start(tmp_path, model_folder, config=CONFIG):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     weights = WeightLoader(config, architecture)
     base = load_base(weights, model_folder)
-    _, state, _ = restore(checkpoints, steps, weights, tmp_path, model_folder, base)
+    state = restore(checkpoints, steps, weights, tmp_path, model_folder, base).state
     return trainer_of(
         config,
         architecture,

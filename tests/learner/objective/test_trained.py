@@ -55,6 +55,14 @@ def test_group_teaches_what_its_masked_responses_leave():
     assert not has_learning_signal(all_cut, LossConfig(), masks_truncated=True, has_teacher=True)
 
 
+def test_group_of_equal_rewards_teaches_with_a_critic_unless_all_are_masked():
+    one, cut = make_rollout(reward=1.0), make_rollout(reward=1.0, finish="length")
+    critic = LossConfig(advantage="gae")
+    assert has_learning_signal(group(one), critic, masks_truncated=True)
+    assert has_learning_signal(group(one, one), critic, masks_truncated=True)
+    assert not has_learning_signal(group(cut), critic, masks_truncated=True)
+
+
 @pytest.mark.parametrize("normalization", ["token", "sequence", "sequence_sum", "constant"])
 def test_sequence_that_does_not_train_adds_nothing_to_either_sum(normalization):
     assert token_weight(normalization, 0, 12) == (0.0, 0)

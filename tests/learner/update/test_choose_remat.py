@@ -18,6 +18,7 @@ from learner.model.architecture import Architecture
 from learner.restore import WeightLoader, load_base, trainer_of
 from learner.update import auto_remat
 from learner.update.auto_remat import CHOICES, POLICIES, DeviceShare, kept_per_token, micro_batch_bytes
+from learner.update.critic_step import build_critic_step
 from learner.update.train_step import build_train_step
 from tests.learner import several_hosts, streams
 from tests.learner.publish.thread_hosts import ThreadHosts
@@ -124,6 +125,26 @@ def test_state_is_what_the_learner_really_keeps(monkeypatch, param_dtype, optimi
     base = sum(x.size for x in jax.tree.leaves(steps.abstract_base())) if rank else 0
     monkeypatch.setattr(auto_remat, "micro_batch_bytes", lambda *args, num_params: {num_trained: 1000}[num_params])
     need = real + 4 * base + 1000  # a base is held in float32, beside no moments and no accumulator
+
+    def chosen(usable):
+        return auto_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+
+    assert (chosen(need), chosen(need - 1)) == ("dots", "full")
+
+
+@pytest.mark.heavy
+def test_state_of_a_critic_stays_and_its_micro_batch_comes_before_the_policys(monkeypatch):
+    config = dataclasses.replace(config_of("dots"), loss=sections.LossConfig(advantage="gae"))
+    steps = build_train_step(MODEL, config, mesh_of())
+    critic = build_critic_step(MODEL, config, mesh_of(), steps)
+    assert critic is not None
+    states = [one.abstract_state() for one in (steps, critic)]
+    sizes = [sum(x.size for x in jax.tree.leaves(state.params)) for state in states]
+    assert sizes[1] - sizes[0] == MODEL.hidden_size + 1
+    kept = jax.tree.leaves([(s.params, s.opt_state, s.accumulator.grads) for s in states])
+    of_micro_batch = dict(zip(sizes, (400, 1000), strict=True))
+    monkeypatch.setattr(auto_remat, "micro_batch_bytes", lambda *args, num_params: of_micro_batch[num_params])
+    need = sum(x.size * x.dtype.itemsize for x in kept) + 1000
 
     def chosen(usable):
         return auto_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=usable)

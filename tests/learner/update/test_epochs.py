@@ -290,8 +290,9 @@ def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():
     for micro in micros:
         learner_train.accumulate(run, micro, books)
     kept = list(run.trainer.kept)
-    assert [m for m, _ in kept] == micros and len(scored) == len(micros)
-    for micro, anchors in kept:
+    assert [one.micro for one in kept] == micros and len(scored) == len(micros)
+    for micro, anchors, values in kept:
+        assert values is None
         assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves((micro.batch, anchors)))
         places, num_bytes = micro.batch.tokens.size, sum(x.nbytes for x in jax.tree.leaves((micro.batch, anchors)))
         assert num_bytes - 200 < (29 + 2 * 4) * places <= num_bytes  # and a few scalars

@@ -48,6 +48,7 @@ def run(*arguments: str) -> int:
         ([f"--config={SMALL}", "--config.mesh.tensors=2"], ["mesh.tensors", "mesh.tensor"]),
         ([f"--config={SMALL}", "--config.packing.rows=24"], ["packing.rows (24)", "16"]),
         ([f"--config={SMALL}", "--model=Qwen9-1B"], ["Qwen9-1B", "Qwen3-1.7B"]),
+        ([f"--config={SMALL}", "--config.loss.advantage=gae"], ["loss.advantage=gae", "estimate has no critic"]),
         ([f"--config={SMALL}:Qwen2.5-7B"], ["Qwen2.5-7B", "Qwen3-1.7B"]),
         (
             [

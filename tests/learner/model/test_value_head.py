@@ -1,0 +1,35 @@
+"""Model folders that a critic may start from."""
+
+import json
+
+import pytest
+
+from configs.schema import Config
+from configs.sections import CriticConfig, LossConfig
+from learner.model.value_head import critic_architecture
+from tests.learner.streams import HF_CONFIG, MODEL
+
+
+def config_of(tmp_path, **fields):
+    """A run whose critic's folder has a config.json with these fields."""
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(MODEL.hf_json) | fields))
+    return Config(preset="test", loss=LossConfig(advantage="gae"), critic=CriticConfig(path=str(tmp_path)))
+
+
+def test_critic_may_have_another_size_than_the_policy_and_has_no_output_head(tmp_path):
+    found = critic_architecture(config_of(tmp_path, num_hidden_layers=1), MODEL)
+    assert found is not None and not MODEL.tie_word_embeddings
+    assert (found.num_layers, found.tie_word_embeddings) == (1, True)
+    assert critic_architecture(Config(preset="test"), MODEL) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(vocab_size=HF_CONFIG["vocab_size"] - 1), "vocab_size must be at least 19 as in the run's model, got 18"),
+        (dict(max_position_embeddings=63), r"max_position_embeddings must be at least model.max_tokens \(64\), got 63"),
+    ],
+)
+def test_critic_with_fewer_words_or_positions_is_refused(tmp_path, fields, said):
+    with pytest.raises(ValueError, match=said):
+        critic_architecture(config_of(tmp_path, **fields), MODEL)
