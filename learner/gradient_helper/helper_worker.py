@@ -87,7 +87,7 @@ class HelperWorker:
         self._steps = build_train_step(architecture, self._config, self._mesh)
         self._snapshots = snapshot_folder(config)
         self._timeline = Timeline(RunFolder(folder).events, "gradient-helper")
-        if jax.config.jax_compilation_cache_dir is None:
+        if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
             jax.config.update("jax_compilation_cache_dir", str(RunFolder(folder).compiled))
         for name, lowered in self._steps.lower().items():
             if name != "apply":
