@@ -57,6 +57,8 @@ class RunFolder:
         """HTML report of `launch.tools.report`."""
         self.tensorboard = path / "tensorboard"
         """TensorBoard event files with the metrics."""
+        self.compiled = path / "compiled"
+        """Compiled programs of gradient helpers (JAX's persistent compilation cache)."""
         self.events = path / "events"
         """Event log, one file per process."""
         self.trace = path / "trace.json"

@@ -87,9 +87,13 @@ class HelperWorker:
         self._steps = build_train_step(architecture, self._config, self._mesh)
         self._snapshots = snapshot_folder(config)
         self._timeline = Timeline(RunFolder(folder).events, "gradient-helper")
+        if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
+            jax.config.update("jax_compilation_cache_dir", str(RunFolder(folder).compiled))
         for name, lowered in self._steps.lower().items():
             if name != "apply":
-                lowered.compile()  # now, since the devices wait later; the compiler needs none of their memory
+                # Now, since the devices wait later; the compiler needs none of their memory. The first call finds the
+                # program in the cache: jit does not know programs that were compiled ahead of it.
+                lowered.compile()
         self._state: TrainState | None = None
         self._numbers: list[int] = []
         self._base: LoraBase | None = None

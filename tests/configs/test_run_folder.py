@@ -34,6 +34,7 @@ PATHS = {
     "samples": "samples.jsonl",
     "report": "report.html",
     "checkpoints": "checkpoints",
+    "compiled": "compiled",
     "metrics": "metrics.jsonl",
     "evaluated": "evaluated",
     "abandoned_metrics": "metrics.abandoned.jsonl",

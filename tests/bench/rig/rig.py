@@ -155,7 +155,11 @@ class Rig:
                 self._actors.append(RpcProcess(actor_module, [str(core)], root / f"actor-{core}.log"))
                 children.callback(self._actors[-1].close)
             self._learner = RpcProcess(
-                "tests.bench.rig.learner_process", [str(learner_core)], root / "learner.log", env=ONE_THREAD
+                "tests.bench.rig.learner_process",
+                [str(learner_core)],
+                root / "learner.log",
+                # A helper's process is a new one in each session.
+                env=ONE_THREAD | {"JAX_COMPILATION_CACHE_DIR": str(root / "jax")},
             )
             children.callback(self._learner.close)
             for core, actor in enumerate(self._actors, ENGINE_CORE):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import signal
 import time
 from multiprocessing.connection import Pipe
@@ -11,7 +12,7 @@ import pytest
 
 from bridge.device_turns import HELPER, EngineTurn
 from bridge.timeline import Timeline
-from configs.run_folder import set_up_run
+from configs.run_folder import RunFolder, set_up_run
 from learner.gradient_helper.helper_client import MAX_LOST_IN_A_ROW, GradientHelper, State, open_helper
 from tests.learner.gradient_helper.two_processes import (
     DEADLINE_S,
@@ -43,6 +44,26 @@ def test_gradient_of_two_processes_is_that_of_one(tmp_path, fields):
             assert 0 < one.helper.stats.num_batches < len(micros)
             one.update()
             wait_for(one.helper, State.IDLE)
+
+
+def compiled_programs(run: pathlib.Path) -> set[str]:
+    return {file.name for file in RunFolder(run).compiled.glob("jit_*accumulate*-cache")}
+
+
+@pytest.mark.integration
+def test_first_micro_batch_finds_its_program_compiled(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    config = config_with_helper(tmp_path)
+    with learner(config, tmp_path) as one:
+        wait_for(one.helper, State.IDLE)
+        prepared = compiled_programs(one.folder)
+        assert len(prepared) == 1
+        one.take()
+        for micro in stream(config, random_groups(0, NUM_GROUPS)):
+            one.helper.add(micro)
+        one.finish_update(num_own=0)
+        assert one.helper.stats.num_batches and compiled_programs(one.folder) == prepared
 
 
 def kill(pid: int) -> None:
