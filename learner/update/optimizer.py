@@ -8,6 +8,7 @@ replaces it.
 
 import dataclasses
 import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
