@@ -92,7 +92,7 @@ def open_sft(
         weights = WeightLoader(config, architecture)
         report_phase("reading the model's weights")
         base = load_base(weights, model_folder)
-        step, state, host_state = restore(checkpoints, steps, weights, folder, model_folder, base)
+        step, state, _, host_state = restore(checkpoints, steps, weights, folder, model_folder, base)
         context.store.record_restore(context.incarnation, step)
         trainer = trainer_of(
             config, architecture, steps, state, weights, model_folder,

@@ -190,7 +190,14 @@ def frozen_loss_fn(model_config: Architecture, config: Config, mesh: Mesh) -> Lo
     """Returns the loss function of a model that is only scored, of any architecture."""
     head = _head(model_config, config, mesh, is_trained=False)
     forward = make_forward(model_config, config, mesh, NO_LORA, remat="none")
-    return LossFn(config=config.loss, proximal=None, forward=forward, head=head, remat="none")
+    return LossFn(
+        config=config.loss,
+        max_response_tokens=config.sampling.max_response_tokens,
+        proximal=None,
+        forward=forward,
+        head=head,
+        remat="none",
+    )
 
 
 def _head(model_config: Architecture, config: Config, mesh: Mesh, *, is_trained: bool) -> Head:

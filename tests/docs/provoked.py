@@ -107,10 +107,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     card = SimpleNamespace(name="tiny", sluice="0.0.9", vllm="")
     yield refused(model_folder.check_versions, card, vllm="")
     yield refused(join_run.check_no_password, "postgresql://learner:secret@db.example/sluice")
-    yield refused(
-        StepMetrics.check_skipped,
-        SimpleNamespace(_num_skipped_in_a_row=5, _stream=SimpleNamespace(step=37)),
-    )
+    yield refused(StepMetrics.check_skipped, SimpleNamespace(_num_skipped_in_a_row=5), 37)
 
 
 def notes(place: pathlib.Path) -> Iterator[str]:

@@ -121,9 +121,9 @@ def break_rule(how: str) -> None:
     if how == "stale books":
         _restore_stale_books()
         return
-    from learner.schedule import rollout_stream
+    from learner.schedule import consume_groups
 
-    pack, is_done = rollout_stream.pack_groups, False
+    pack, is_done = consume_groups.pack_groups, False
 
     def packed(groups: Sequence[Any], **kwargs: Any) -> list[Any]:
         nonlocal is_done
@@ -136,7 +136,7 @@ def break_rule(how: str) -> None:
         flat = tuple(dataclasses.replace(r, reward=0.0) for r in first.rollouts)
         return pack([dataclasses.replace(first, rollouts=flat), *others], **kwargs)
 
-    rollout_stream.pack_groups = packed
+    consume_groups.pack_groups = packed
 
 
 def _restore_stale_books() -> None:

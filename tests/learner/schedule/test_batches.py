@@ -53,4 +53,4 @@ def test_consume_keeps_groups_evenly_over_the_round_with_the_advantages_they_tra
     )  # the round's second half: 3, 4 and 5
     kept = pick.take()
     assert [(p.group.ticket_id, p.source) for p in kept] == [("t3", "source of t3"), ("t5", "source of t5")]
-    assert [a.tolist() for a in kept[0].advantages] == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
+    assert [a.tolist() for a in kept[0].advantages or ()] == [[0.5, 0.5, 0.5], [-0.5, -0.5]]

@@ -56,7 +56,7 @@ def learner_of(config, folders, tmp_path, devices=1):
     steps = build_train_step(MODEL, config, make_mesh(**config.mesh.axes, devices=jax.devices()[:devices]))
     checkpoints, weights = Checkpoints(tmp_path / "checkpoints", keep=1), WeightLoader(config, MODEL)
     folder = folders / "student"
-    _, state, _ = restore(checkpoints, steps, weights, tmp_path, folder, None)
+    state = restore(checkpoints, steps, weights, tmp_path, folder, None).state
     return trainer_of(
         config, MODEL, steps, state, weights, folder, publisher=NoPublisher(), checkpoints=checkpoints, base=None
     )
