@@ -170,9 +170,7 @@ class CriticStep:
         (loss, (stats, advantages, values)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
         # Split like the parameters, so that XLA uses reduce-scatter instead of all-reduce.
         grads = jax.lax.with_sharding_constraint(grads, shardings(self._state.params))
-        own = Accumulator(
-            grads=grads, denominator=stats.returns.count, rejected=jnp.float32(0), loss=loss, stats=stats
-        )
+        own = Accumulator(grads=grads, denominator=stats.returns.count, rejected=jnp.float32(0), loss=loss, stats=stats)
         return accumulator + own, advantages, values
 
     def _values(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:

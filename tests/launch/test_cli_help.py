@@ -143,7 +143,7 @@ def test_common_fields_are_fields_and_each_has_a_meaning():
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("prompts.verifier", {*VERIFIERS, "judge"}), ("loss.name", LOSSES), ("loss.advantage", ADVANTAGES)],
+    [("prompts.verifier", {*VERIFIERS, "judge"}), ("loss.name", LOSSES), ("loss.advantage", {*ADVANTAGES, "gae"})],
 )
 def test_field_whose_choices_are_a_constants_names_them(path, names):
     short = " ".join(cli_help._field(field_docs()[path], False).split())

@@ -147,7 +147,8 @@ def join(monkeypatch):
             did.append("connected")
             return hosts_of_all[index]
 
-        def prepared(_: Any, *, num_hosts: int) -> Any:
+        def prepared(_: Any, *, num_hosts: int, is_supervised: bool | None) -> Any:
+            assert is_supervised is None  # the config decides
             assert num_hosts == 2  # each looks for the room of its own rows
             did.append("prepared")
             return prepare()

@@ -203,7 +203,7 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
     run.stream.aside = aside
     run.step, run.publisher.version = 4, Version(incarnation=0, step=4)
     run.do.side_effect = lambda *_, **__: seen.append(("publish", aside.is_within))
-    run.stream.fence, run.stream.packing = mock.Mock(), run.config.packing
+    run.stream.fence, run.stream.packing, run.stream.routing = mock.Mock(), run.config.packing, None
     monkeypatch.setattr(parity, "settle", lambda *_, **__: seen.append(("probe", aside.is_within)) or 0.0)
     train.publish(run)
     run.probe = SimpleNamespace(version=run.publisher.version)

@@ -367,7 +367,8 @@ def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path,
     [
         (
             dict(advantage="mine:short"),
-            "loss.advantage=mine:short must return a numpy array of 8 finite floats, got float64[7]",
+            "loss.advantage=mine:short must return K=8 finite floats as a numpy array, or a list of K arrays with a "
+            "float per turn or per token of each response, got 7 values",
         ),
         (dict(name="mine:los"), "has no 'los'; did you mean 'loss'?"),
         (dict(verifier="judge:sore"), "prompts.verifier=judge:sore: "),

@@ -121,7 +121,7 @@ def test_lowest_logprob_lets_pass_what_float32_can_sample():
 
 @given(
     rewards=st.lists(st.floats(-MAX_ABS_REWARD, MAX_ABS_REWARD), min_size=2, max_size=8),
-    name=st.sampled_from(ADVANTAGE_NAMES),
+    name=st.sampled_from(sorted({*ADVANTAGE_NAMES} - {"none", "gae"})),  # not of the rewards alone
 )
 def test_largest_reward_leaves_advantages_that_a_ratio_may_multiply(rewards, name):
     got = group_advantages(np.array(rewards), LossConfig(advantage=name))

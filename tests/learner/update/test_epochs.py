@@ -284,7 +284,7 @@ def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():
     run = run_of(config)
     scored = []
     anchors = run.trainer.anchors
-    anchors.score = functools.partial(lambda score, batch: scored.append(0) or score(batch), anchors.score)
+    anchors.score = functools.partial(lambda score, *given: scored.append(0) or score(*given), anchors.score)
     books = books_of(run)
     micros = stream(config, random_groups(0, 6))
     for micro in micros:
