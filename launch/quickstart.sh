@@ -64,6 +64,7 @@ check
 if [ "$model" = smollm2 ]; then
   .venv/bin/python -m launch.tools.get_model smollm2 --out=models/smollm2
   .venv/bin/python -m launch.tools.write_tasks arithmetic --out=data/arithmetic
+  .venv/bin/python -m launch.sft --config=arithmetic_smollm2:sft
 fi
 
 .venv/bin/python -m launch.local --config="$config" ${given[@]+"${given[@]}"}

@@ -1,11 +1,12 @@
-"""Sums and differences of numbers below a hundred, in words: rows for verifier=math.
+"""Sums and differences of numbers below a hundred, in words: rows for verifier=math, with worked answers.
 
-Each row draws its numbers up to one of `SIZES`, because a small model finds rewards with small numbers first. A row is
-a function of (seed, index). The pair of numbers alone decides whether it is held out, so training never sees the pair
-in any wording. One in four held-out problems uses a wording of training (`TRAINED`), the others one of `UNSEEN`.
+Each row draws its numbers up to a size, one of `SIZES`: a given one, for a curriculum, or a random one. A row is a
+function of (seed, index, size). The pair of numbers alone decides whether it is held out, so training never sees the
+pair in any wording. One in four held-out problems uses a wording of training (`TRAINED`), the others one of `UNSEEN`.
 """
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -55,26 +56,33 @@ UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_s
 """Question wordings used only for held-out pairs, by name."""
 
 SIZES = (9, 20, 50, 99)
-"""Upper bounds of the numbers in a row, drawn uniformly."""
+"""Upper bounds of the numbers in a row."""
 
 HELD_OUT_ONE_IN = 10
 """Inverse share of held-out pairs of numbers."""
 
 
-def train_row(seed: int, index: int) -> dict[str, Any]:
-    """Returns a training row."""
-    return _row(random.Random(f"train.{seed}.{index}"), TRAINED, is_held_out=False)
+def train_row(seed: int, index: int, *, size: int = 0) -> dict[str, Any]:
+    """Returns a training row; size 0: a random one."""
+    return _row(random.Random(f"train.{seed}.{size}.{index}"), TRAINED, size, is_held_out=False)
 
 
-def held_out_row(seed: int, index: int) -> dict[str, Any]:
-    """Returns a held-out row. One in four uses a wording of training."""
+def held_out_row(seed: int, index: int, *, size: int = 0) -> dict[str, Any]:
+    """Returns a held-out row; size 0: a random one. One in four uses a wording of training."""
     kinds = {"trained": list(TRAINED.values())[index // 4 % len(TRAINED)], **UNSEEN}
     kind = list(kinds)[index % 4]
-    return _row(random.Random(f"held_out.{seed}.{index}"), {kind: kinds[kind]}, is_held_out=True)
+    return _row(random.Random(f"held_out.{seed}.{size}.{index}"), {kind: kinds[kind]}, size, is_held_out=True)
 
 
-def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -> dict[str, Any]:
-    size = drawn.choice(SIZES)
+def worked_answer(a: int, sign: str, b: int) -> str:
+    """Returns the answer in steps: the tens of b first, then its ones (47 + 38 = 47 + 30, + 8)."""
+    numbers = [n for n in (b // 10 * 10, b % 10) if n]
+    values = list(itertools.accumulate(numbers, lambda x, n: x + n if sign == "+" else x - n, initial=a))
+    return ", ".join(f"{x} {sign} {n} = {y}" for x, n, y in zip(values, numbers, values[1:], strict=False))
+
+
+def _row(drawn: random.Random, kinds: Mapping[str, Ask], size: int, *, is_held_out: bool) -> dict[str, Any]:
+    size = size or drawn.choice(SIZES)
     while True:
         a, b = drawn.randint(1, size), drawn.randint(1, size)
         sign = drawn.choice("+-")
@@ -83,8 +91,12 @@ def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -
         if _holds_out(a, sign, b) == is_held_out:
             break
     kind = drawn.choice(list(kinds))
-    answer = a + b if sign == "+" else a - b
-    return {"prompt": kinds[kind](a, sign, b), "answer": answer, "metadata": {"kind": kind, "size": size}}
+    return {
+        "prompt": kinds[kind](a, sign, b),
+        "answer": a + b if sign == "+" else a - b,
+        "response": worked_answer(a, sign, b),
+        "metadata": {"kind": kind, "size": size},
+    }
 
 
 def _holds_out(a: int, sign: str, b: int) -> bool:

@@ -56,6 +56,14 @@ TASKS: Mapping[str, Mapping[str, File]] = {
     "arithmetic": {
         "train": File(arithmetic.train_row, 20_000),
         "held_out": File(arithmetic.held_out_row, 256, is_held_out=True),
+        **{
+            f"up_to_{size}": File(functools.partial(arithmetic.train_row, size=size), min(6_000, 200 * size))
+            for size in arithmetic.SIZES
+        },
+        **{
+            f"up_to_{size}_held_out": File(functools.partial(arithmetic.held_out_row, size=size), 64, is_held_out=True)
+            for size in arithmetic.SIZES
+        },
     },
     "code": {"train": File(code_functions.row, 20_000)},
     "word_problems": {

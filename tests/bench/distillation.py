@@ -1,14 +1,15 @@
-"""On-policy distillation against RL on the same samples: the tiny model and a teacher that is the same model after RL.
+"""On-policy distillation against RL and SFT at the same samples; the teacher is the same tiny model after RL.
 
     python -m tests.bench.distillation [--seeds=0,1,2] [--dir=FOLDER] [--small]
 
 The teacher is the model of a whole run of `tiny` on another seed (10). Each student starts from the small model that
 `tiny` starts from, for 200 updates, and sees the same prompts and as many samples. `rl` has the reward alone,
-`distilled` the teacher alone (loss.advantage=none, loss.teacher_coef=1), `both` their sum. No student saw the teacher's
-own responses, so none is a result of supervised fine-tuning. A point of a curve is 256 held-out problems, sampled at
-temperature 1 by the engine that serves the student: its standard error is about 0.03. `area` is the mean of a curve
-over the updates, by trapezoids. The teacher's forward passes cost the learner time, which samples do not count. A
-finished run of the same code is taken from its folder.
+`distilled` the teacher alone (loss.advantage=none, loss.teacher_coef=1), `both` their sum. `sft` learns reference
+answers (`launch.sft`), a row for each sample of the others, with the rate of `sft:tiny`; no student saw the teacher's
+own responses. A point of a curve is 256 held-out problems, sampled at temperature 1 by an engine: its standard error is
+at most 0.03. `sft` has a point every 50 updates, of its checkpoints, the others one every 10, by the engine that serves
+the student. `area` is the mean of a curve over the updates, by trapezoids. The teacher's forward passes cost the
+learner time, which samples do not count. A finished run of the same code is taken from its folder.
 """
 
 import pathlib
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 from absl import app
 
+from configs.overrides import load_preset
 from configs.run_folder import RunFolder
 from tests.bench.harness import result, runs
 
-CASES = ("rl", "distilled", "both")
+STREAMED = ("rl", "distilled", "both")
+CASES = (*STREAMED, "sft")
 TEACHER_SEED = 10
 COLUMNS = runs.COLUMNS | {
     "area": "{area:.3f}",
@@ -59,6 +62,39 @@ def play(
     }
 
 
+def play_sft(seed: int, num_updates: int, start: float, root: pathlib.Path) -> dict[str, Any]:
+    """Returns the row of supervised fine-tuning on as many rows; `start` is the reward before."""
+    rounds, every = load_preset("tiny").rounds, max(1, num_updates // 4)
+    overrides: dict[str, object] = {
+        "run.num_updates": num_updates,
+        "run.seed": seed,
+        "sft.rows_per_update": rounds.groups_per_update * rounds.samples_per_group,
+        "checkpoint.every_n_steps": every,
+        "checkpoint.keep": 5,
+        "evaluation.every_n_steps": 0,
+    }
+    folder = root / f"sft-{seed}"
+    ran = runs.run_job("sft:tiny", overrides, folder, command="launch.sft")
+    held_out = [(0, start)]
+    for step in range(every, num_updates + 1, every):
+        arguments = [f"--run_dir={folder}", f"--step={step}"]
+        held_out.append((step, runs.held_out_reward(arguments, folder / f"reward-{step}.json")))
+    return {
+        "name": f"sft {seed}",
+        "case": "sft",
+        "held_out": held_out,
+        "curve": ", ".join(f"{step}: {reward:.2f}" for step, reward in held_out),
+        "start": start,
+        "end": held_out[-1][1],
+        "gain": held_out[-1][1] - start,
+        "area": area(held_out),
+        "teacher_kl": "-",
+        "num_steps": num_updates,
+        "samples": sum(row["sequences"] for row in ran.of_kind("step")),
+        "train_s": runs.mean(ran.of_kind("step"), "time/train_s"),
+    }
+
+
 def main(argv: list[str]) -> None:
     """Runs all, writes the results, prints the JSON line."""
     del argv
@@ -71,14 +107,17 @@ def main(argv: list[str]) -> None:
     overrides: dict[str, object] = {"evaluation.every_n_steps": every, "run.num_updates": num_updates}
     rows = []
     for seed in map(int, runs.SEEDS.value[:1] if is_small else runs.SEEDS.value):
-        for case in CASES:
+        for case in STREAMED:
             rows.append(play(case, seed, teacher, overrides, root))
             print(f"{rows[-1]['name']}: {rows[-1]['curve']}", flush=True)
+        rows.append(play_sft(seed, num_updates, rows[-1]["start"], root))
+        print(f"{rows[-1]['name']}: {rows[-1]['curve']}", flush=True)
     values: dict[str, float] = {"teacher": taught.of_kind("eval")[-1]["eval/reward"]}
     for case in CASES:
         of_case = [row for row in rows if row["case"] == case]
         values |= {f"{name}_{case}": statistics.fmean(row[name] for row in of_case) for name in ("area", "end")}
     values["area_gain_distilled"] = values["area_distilled"] - values["area_rl"]
+    values["area_gain_over_sft"] = values["area_distilled"] - values["area_sft"]
     result.finish(
         "distillation",
         __doc__,

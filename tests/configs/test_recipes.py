@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from configs import overrides
+from configs import overrides, run_folder
 from configs.model_sizes import MODEL_SIZES
 from configs.presets import PRESETS
 from configs.presets.tpu import CASES
@@ -15,7 +15,9 @@ FOLDER = pathlib.Path(overrides.__file__).parent / "recipes"
 RECIPES = sorted(p.stem for p in FOLDER.glob("*.py") if "def get_config" in p.read_text())
 RESULTS = FOLDER.parents[1] / "tests/bench/results/tpu.md"
 COMPILED = ("gsm8k_qwen2_5_1_5b", "countdown_qwen2_5_3b", "deepscaler_qwen3_4b")
-ON_CPU = {"arithmetic_smollm2", "gsm_smollm2"}
+ON_CPU = {"arithmetic_smollm2", "arithmetic_smollm2_curriculum", "gsm_smollm2"}
+WARM = ("arithmetic_smollm2", "gsm_smollm2")
+"""Recipes with a warm start."""
 
 
 def test_recipes_are_those_of_the_page():
@@ -82,3 +84,12 @@ def test_stored_result_of_a_compiled_recipe_is_of_its_mesh_and_shape_as_they_are
 def test_preset_that_is_not_there_names_the_recipes_too():
     with pytest.raises(ValueError, match="arithmetic_smollm2"):
         overrides.load_preset("configs/nosuch.py")
+
+
+@pytest.mark.parametrize("recipe", WARM)
+def test_recipe_starts_from_the_model_that_its_warm_start_writes_(recipe):
+    warm, config = overrides.load_preset(f"{recipe}:sft"), overrides.load_preset(recipe)
+    assert warm.loss.is_supervised and warm.prompts.system_prompt == config.prompts.system_prompt
+    assert {s.path for s in warm.prompts.sources.values()} <= {s.path for s in config.prompts.sources.values()}
+    written = run_folder.RunFolder(pathlib.Path("runs") / warm.run.name).model(warm.run.num_updates)
+    assert pathlib.Path(config.model.path) == written

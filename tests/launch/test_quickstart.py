@@ -37,10 +37,11 @@ def test_flags_of_the_run_are_handed_on_and_the_model_is_not(tmp_path):
 
     assert lines()[:2] == ["setup", "-m launch.local --config=tiny"]
     recipe = "--config=arithmetic_smollm2 --config.run.name=a b"
-    assert lines("--model=smollm2", "--config.run.name=a b")[:4] == [
+    assert lines("--model=smollm2", "--config.run.name=a b")[:5] == [
         "setup",
         "-m launch.tools.get_model smollm2 --out=models/smollm2",
         "-m launch.tools.write_tasks arithmetic --out=data/arithmetic",
+        "-m launch.sft --config=arithmetic_smollm2:sft",
         f"-m launch.local {recipe}",
     ]
     assert any(line.startswith("total time with set-up: ") for line in lines("--model=smollm2"))

@@ -80,7 +80,13 @@ def chosen(cases: Iterable[str]) -> list[str]:
 
 
 def run_job(
-    config: str, overrides: Mapping[str, object], folder: pathlib.Path, *, reuse: bool = True, bound_s: float = math.inf
+    config: str,
+    overrides: Mapping[str, object],
+    folder: pathlib.Path,
+    *,
+    reuse: bool = True,
+    bound_s: float = math.inf,
+    command: str = "launch.local",
 ) -> Ran:
     """Returns the run in a folder, which is started unless it is there, of the same code, and may be reused.
 
@@ -90,6 +96,7 @@ def run_job(
       folder: the run's.
       reuse: takes a finished run.
       bound_s: seconds of training after which the job is told to end, as by Ctrl-C.
+      command: module that runs the config.
 
     Raises:
       RuntimeError: the job failed; with its last lines.
@@ -99,9 +106,23 @@ def run_job(
         return finished
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    seen = _run(config, overrides, folder, bound_s=bound_s)
+    seen = _run(command, config, overrides, folder, bound_s=bound_s)
     (folder / "result.json").write_text(json.dumps({"asked": asked, "seen": seen}))
     return Ran(rows=list(read_rows(RunFolder(folder).metrics)), seen=seen)
+
+
+def held_out_reward(arguments: Sequence[str], out: pathlib.Path) -> float:
+    """Returns the mean reward of a model's responses at temperature 1 to the held-out problems, one each.
+
+    Args:
+      arguments: of `launch.tools.evaluate`, which name the model.
+      out: its results, which are taken from there if they exist.
+    """
+    if not out.exists():
+        command = [sys.executable, "-m", "launch.tools.evaluate", *arguments, "--prompts=heldout", "--temperature=1"]
+        subprocess.run([*command, f"--out={out}"], check=True)
+    (one,) = json.loads(out.read_text())["sets"]
+    return one["metrics"]["avg@1"]["value"]
 
 
 def asked_for(config: str, overrides: Mapping[str, object], bound_s: float = math.inf) -> dict[str, Any]:
@@ -180,8 +201,10 @@ def prepare_smollm2(data: pathlib.Path) -> dict[str, object]:
     }
 
 
-def _run(config: str, overrides: Mapping[str, object], folder: pathlib.Path, *, bound_s: float) -> dict[str, float]:
-    command = [sys.executable, "-m", "launch.local", f"--config={config}", f"--config.run.dir={folder}"]
+def _run(
+    module: str, config: str, overrides: Mapping[str, object], folder: pathlib.Path, *, bound_s: float
+) -> dict[str, float]:
+    command = [sys.executable, "-m", module, f"--config={config}", f"--config.run.dir={folder}"]
     command += [f"--config.{name}={value}" for name, value in overrides.items()]
     log, metrics = folder.with_name(f"{folder.name}.log"), RunFolder(folder).metrics
     start, is_told = time.monotonic(), False

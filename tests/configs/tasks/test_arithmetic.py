@@ -17,13 +17,27 @@ def pair_of(question: str) -> tuple[str, tuple[int, int]]:
     return "+" if is_sum else "-", (numbers[0], numbers[1])
 
 
+@pytest.mark.parametrize("size", [0, 9, 99])
 @pytest.mark.parametrize("make", [arithmetic.train_row, arithmetic.held_out_row])
-def test_answers_are_right_and_numbers_as_large_as_the_size_at_most(make):
+def test_answers_are_right_and_numbers_as_large_as_the_size_at_most(make, size):
     for index in range(400):
-        row = make(3, index)
+        row = make(3, index, size=size)
         sign, (a, b) = pair_of(row["prompt"])
         assert row["answer"] == (a + b if sign == "+" else a - b) >= 0
         assert 1 <= min(a, b) <= max(a, b) <= row["metadata"]["size"]
+        assert row["metadata"]["size"] == (size or row["metadata"]["size"])
+
+
+@pytest.mark.parametrize("size", [9, 99])
+def test_every_step_of_a_worked_answer_is_right_and_the_last_is_the_answer(size):
+    for index in range(400):
+        row = arithmetic.train_row(3, index, size=size)
+        sign, (a, b) = pair_of(row["prompt"])
+        steps = [re.fullmatch(r"(\d+) ([+-]) (\d+) = (\d+)", step) for step in row["response"].split(", ")]
+        found = [(int(s[1]), s[2], int(s[3]), int(s[4])) for s in steps if s]
+        assert len(found) == len(steps) and [s[0] for s in found] == [a, *(s[3] for s in found[:-1])]
+        assert all(s[3] == (s[0] + s[2] if s[1] == "+" else s[0] - s[2]) and s[1] == sign for s in found)
+        assert sum(s[2] for s in found) == b and found[-1][3] == row["answer"]
 
 
 def test_pair_that_is_held_out_is_never_trained_on_in_either_order():

@@ -45,7 +45,7 @@ BAD = {
 def test_command_writes_a_task_and_refuses_the_rest_in_one_line(tmp_path):
     done = call_each("launch.tools.write_tasks", [["arithmetic"], *map(list, BAD)], max_arguments=1, cwd=tmp_path)
     assert done[0].code == 0 and "data/arithmetic/held_out.jsonl: 256 rows" in done[0].out.splitlines()
-    assert sorted(p.name for p in tmp_path.rglob("*.jsonl")) == ["held_out.jsonl", "train.jsonl"]
+    assert sorted(p.name for p in tmp_path.rglob("*.jsonl")) == sorted(f"{name}.jsonl" for name in TASKS["arithmetic"])
     for one, said in zip(done[1:], BAD.values(), strict=True):
         (line,) = one.err.splitlines()
         assert one.code == 2 and line.startswith("error: ") and said in line
