@@ -120,6 +120,14 @@ class TicketProgress:
             and num_finished < ticket.num_samples
             and all(r.index < ticket.num_requests for r in self.requests)
             and all(r.tokens.size < ticket.sampling.max_tokens + (r.finish is not None) for r in self.requests)
+            and self._routing_fits(ticket.prompt_tokens.size)
+        )
+
+    def _routing_fits(self, prompt_size: int) -> bool:
+        """Returns True if the routing, where a request has one, is of each token but the last, and all of one model."""
+        routed = [(r, r.routed_experts) for r in self.requests if not isinstance(r.routed_experts, UnsetType)]
+        return len({rows.shape[1:] for _, rows in routed}) <= 1 and all(
+            len(rows) == prompt_size + r.tokens.size - 1 for r, rows in routed
         )
 
     @property

@@ -16,7 +16,7 @@ from configs.schema import Config
 _Json = dict[str, Any]
 _MAY_DIFFER = (
     *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
-    *("actor.shutdown_grace_s ", "learner ", "learner.", "mesh.", "samples ", "samples.", "sft "),
+    *("actor.shutdown_grace_s ", "learner ", "learner.", "mesh.", "samples ", "samples."),
     *("store.bucket ", "store.actor_role ", "store.outage_timeout_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise "),
     *("publish.slow_reader_grace_s ", "publish.bucket ", "publish.full_every "),

@@ -110,7 +110,16 @@ class Config:
         self._check_lora()
         self._check_helpers()
         check_teachers(self.loss, self.prompts, num_helpers=self.helpers.num_engines)
-        self.sft.check_beside(self.loss, self.prompts, self.sampling, self.rounds, self.actor, self.helpers)
+        self.sft.check_beside(
+            model=self.model,
+            loss=self.loss,
+            prompts=self.prompts,
+            sampling=self.sampling,
+            rounds=self.rounds,
+            actor=self.actor,
+            helpers=self.helpers,
+            sources=self.asked_sources,
+        )
 
     @property
     def shares_devices(self) -> bool:
@@ -340,6 +349,11 @@ class Config:
             )
             for name, one in sets.items()
         }
+
+    @property
+    def groups_per_update(self) -> int:
+        """Groups, or rows of a supervised run, that an update trains."""
+        return self.sft.rows_per_update if self.loss.is_supervised else self.rounds.groups_per_update
 
     @property
     def asked_sources(self) -> dict[str, PromptSource]:

@@ -128,6 +128,12 @@ class PolicyTrainer:
         """Parameters of the frozen base; None if all parameters are trained."""
         return None if self.base is None else self.base.params
 
+    @property
+    def num_skipped(self) -> int:
+        """Skipped steps of the policy's and the critic's optimizer."""
+        states = [self.state] if self.critic is None else [self.state, self.critic.state]
+        return sum(int(state.skipped_updates) for state in states)
+
     def offload(self) -> None:
         """Moves the state, base, frozen policies and critic to host memory until `reload`; for one process."""
         if self._offloaded is None:

@@ -146,7 +146,7 @@ def train_sft(run: SftRun) -> None:
 
 
 def _train_all(run: SftRun) -> None:
-    num_skipped, every = int(run.trainer.state.skipped_updates), run.config.checkpoint.every_n_steps
+    num_skipped, every = run.trainer.num_skipped, run.config.checkpoint.every_n_steps
     update_metrics = UpdateMetrics(run.architecture, lora=run.config.lora, num_skipped=num_skipped)
     evaluate(run)
     while run.step < run.config.run.num_updates:

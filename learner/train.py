@@ -77,7 +77,7 @@ def train_all(run: Run) -> None:
         run.architecture,
         stream=run.stream,
         store=run.store,
-        num_skipped=int(run.trainer.state.skipped_updates),
+        num_skipped=run.trainer.num_skipped,
         lora=run.config.lora,
         critic=None if run.trainer.critic is None else run.trainer.critic.steps.architecture,
     )

@@ -42,7 +42,7 @@ class UpdateMetrics:
         critic: Architecture | None = None,
         num_skipped: int,
     ) -> None:
-        """Starts an update; `num_skipped` counts the optimizer steps skipped before."""
+        """Starts an update; `num_skipped` counts the steps of the policy's and critic's optimizer skipped before."""
         self._architecture, self._lora, self._critic = architecture, lora, critic
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
@@ -77,7 +77,7 @@ class UpdateMetrics:
     def add_epoch(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
         """Adds the optimizer step that ends an epoch, made from `start_s` to `end_s`."""
         self.computed(start_s, end_s)
-        skipped = int(metrics["skipped_updates"])
+        skipped = int(metrics["skipped_updates"]) + int(metrics.get("critic/skipped_updates", 0))
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
         self._num_skipped = skipped
         self._of_passes.append(metrics)
@@ -90,7 +90,7 @@ class UpdateMetrics:
         shown = [name for name in SHOWN_OF_LAST_EPOCH if name in last]  # without a critic, not its metrics
         row = dict(metrics) | {
             **({LAST_EPOCH.format(n): last[n] for n in shown} if last is not metrics else {}),
-            "skipped_updates": self._num_skipped,
+            "skipped_updates": last["skipped_updates"],
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
             **peak_memory(),

@@ -30,7 +30,7 @@ from configs.sections import (
     SftConfig,
 )
 
-SFT_NAME, SFT_UPDATES = "arithmetic-smollm2-sft", 24
+SFT_NAME, SFT_UPDATES = "arithmetic-smollm2-sft", 32
 
 
 def get_config(preset: str = "pipelinerl") -> Config:
@@ -75,8 +75,8 @@ def _warm_start(prompts: PromptsConfig) -> Config:
         run=RunConfig(name=SFT_NAME, num_updates=SFT_UPDATES),
         model=ModelConfig(path="models/smollm2", max_tokens=88),
         prompts=prompts,
-        sft=SftConfig(rows_per_update=20),
-        optimizer=OptimizerConfig(learning_rate=2e-4, schedule="linear", warmup_steps=4),
+        sft=SftConfig(rows_per_update=16),
+        optimizer=OptimizerConfig(learning_rate=1.5e-4, schedule="linear", warmup_steps=4),
         packing=PackingConfig(rows=4, row_tokens=256),
         checkpoint=CheckpointConfig(every_n_steps=SFT_UPDATES),
         evaluation=EvaluationConfig(num_problems=64, every_n_steps=0),

@@ -75,7 +75,7 @@ def _warm_start(sources: dict[str, PromptSource]) -> Config:
         run=RunConfig(name=SFT_NAME, num_updates=SFT_UPDATES),
         model=ModelConfig(path="models/smollm2", max_tokens=320),
         prompts=PromptsConfig(mixture=sources, verifier="math", answer_in="number"),
-        sft=SftConfig(rows_per_update=24, response_field="answer"),
+        sft=SftConfig(rows_per_update=24),
         optimizer=OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=4),
         packing=PackingConfig(rows=4, row_tokens=640, auto=True),
         checkpoint=CheckpointConfig(every_n_steps=SFT_UPDATES),

@@ -39,7 +39,7 @@ class CriticConfig(CheckedSection):
     def check_beside(self, loss: LossConfig, rounds: RoundsConfig, helpers: HelpersConfig) -> None:
         """Raises ValueError for a field that has no effect, and for sections that do not fit a critic or its lack."""
         if not loss.uses_critic:
-            if rounds.samples_per_group < 2:
+            if loss.reads_rewards and rounds.samples_per_group < 2:
                 raise ValueError(
                     "rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), got "
                     f"{rounds.samples_per_group}. Raise it, or train a critic with loss.advantage=gae"
@@ -51,6 +51,11 @@ class CriticConfig(CheckedSection):
                         "out"
                     )
             return
+        if loss.correction.rejects:
+            raise ValueError(
+                "loss.correction.reject and veto require an advantage of the group, got loss.advantage=gae: the critic "
+                "would learn from rejected tokens. Use loss.correction.weight"
+            )
         if rounds.filter_zero_variance:
             raise ValueError(
                 "rounds.filter_zero_variance has no effect with loss.advantage=gae, where equal rewards have a "

@@ -213,10 +213,10 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
 class OptimizerConfig(CheckedSection):
     """Optimizer with global-norm clipping and linear warm-up."""
 
-    name: Literal["adamw", "adafactor", "muon"] = "adamw"
-    """Optimizer. `adamw`: AdamW. `adafactor`: factored second moment and no first moment (Shazeer and Stern, 2018).
-    `muon`: orthogonalized momentum for matrices of layers (Jordan et al., 2024), AdamW for other parameters, at one
-    learning rate."""
+    name: str = "adamw"
+    """Optimizer, one of `OPTIMIZERS`. `adamw`: AdamW. `adafactor`: factored second moment and no first moment (Shazeer
+    and Stern, 2018). `muon`: orthogonalized momentum for matrices of layers (Jordan et al., 2024), AdamW for other
+    parameters, at one learning rate."""
     mu_dtype: Dtype = "float32"
     """Dtype of the first moment of adamw and of the momentum of muon. `float32`: full precision. `bfloat16`: half the
     memory, with stochastic rounding."""
@@ -245,6 +245,8 @@ class OptimizerConfig(CheckedSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"optimizer.name: expected one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
         for field in ("momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"optimizer.{field} must be in [0, 1), got {getattr(self, field)}")

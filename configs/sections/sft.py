@@ -1,13 +1,15 @@
 """Config section of supervised fine-tuning."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from configs.sections.actor import ActorConfig, SamplingConfig
 from configs.sections.base import CheckedSection, Count
 from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
 from configs.sections.loss_table import SUPERVISED
-from configs.sections.prompts import PromptsConfig
+from configs.sections.model import ModelConfig
+from configs.sections.prompts import PromptsConfig, SourceFields
 from configs.sections.schedule import RoundsConfig
 
 
@@ -28,12 +30,15 @@ class SftConfig(CheckedSection):
 
     def check_beside(
         self,
+        *,
+        model: ModelConfig,
         loss: LossConfig,
         prompts: PromptsConfig,
         sampling: SamplingConfig,
         rounds: RoundsConfig,
         actor: ActorConfig,
         helpers: HelpersConfig,
+        sources: Mapping[str, SourceFields],
     ) -> None:
         """Raises ValueError if other sections ask for what supervised fine-tuning cannot do, or do not choose it."""
         if not loss.is_supervised:
@@ -47,12 +52,20 @@ class SftConfig(CheckedSection):
             ("prompts.curriculum", prompts.curriculum, "none"),
             ("actor.colocated", actor.colocated, False),
             ("helpers.num_engines", helpers.num_engines, 0),
+            ("model.routing_replay", model.routing_replay, False),
+            ("loss.teacher_coef", loss.teacher_coef, 0.0),
+            ("loss.kl_coef", loss.kl_coef, 0.0),
+            ("loss.correction.reject", loss.correction.reject, "off"),
+            ("loss.correction.veto", loss.correction.veto, "off"),
+            ("rounds.filter_zero_variance", rounds.filter_zero_variance, False),
+            ("prompts.truncated_responses", prompts.truncated_responses, "zero"),
         ):
             if got != wanted:
                 raise ValueError(f"loss.name={SUPERVISED} requires {name}={wanted}, got {got}")
-        for source in prompts.sources.values():
+        for name, source in sources.items():
             if source.environment:
                 raise ValueError(
-                    f"loss.name={SUPERVISED} trains rows of a file or a task, got environment {source.environment}. "
+                    f"loss.name={SUPERVISED} takes rows of a file or a task, got {name}.environment="
+                    f"{source.environment}. "
                     "Write its episodes as conversations into a file, and set prompts.path"
                 )

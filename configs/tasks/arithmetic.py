@@ -75,10 +75,11 @@ def held_out_row(seed: int, index: int, *, size: int = 0) -> dict[str, Any]:
 
 
 def worked_answer(a: int, sign: str, b: int) -> str:
-    """Returns the answer in steps: the tens of b first, then its ones (47 + 38 = 47 + 30, + 8)."""
+    """Returns the answer in steps, one per line: first the tens of b, then its ones, and the result alone."""
     numbers = [n for n in (b // 10 * 10, b % 10) if n]
     values = list(itertools.accumulate(numbers, lambda x, n: x + n if sign == "+" else x - n, initial=a))
-    return ", ".join(f"{x} {sign} {n} = {y}" for x, n, y in zip(values, numbers, values[1:], strict=False))
+    steps = [f"{x} {sign} {n} = {y}" for x, n, y in zip(values, numbers, values[1:], strict=False)]
+    return "\n".join([*steps, str(values[-1])])
 
 
 def _row(drawn: random.Random, kinds: Mapping[str, Ask], size: int, *, is_held_out: bool) -> dict[str, Any]:

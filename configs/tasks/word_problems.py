@@ -2,7 +2,8 @@
 
 A row is a function of (seed, index). A problem is a chain: a person has some things, each sentence changes their number
 by a term or a factor, and the question asks for the result. The answer is a short solution that ends in `#### N`, as in
-GSM8K. Numbers and steps alone decide whether a problem is held out, so training never sees it in other words.
+GSM8K; the response, for supervised fine-tuning, ends as the prompt asks. Numbers and steps alone decide whether a
+problem is held out, so training never sees it in other words.
 """
 
 import dataclasses
@@ -87,8 +88,12 @@ def _row(drawn: random.Random, num_steps: int, *, is_held_out: bool) -> dict[str
         f"{before} {_STEPS[kind].sign} {number} = {after}"
         for before, (kind, number), after in zip(values, steps, values[1:], strict=False)
     ]
-    solution = "\n".join([*lines, f"#### {values[-1]}"])
-    return {"prompt": question, "answer": solution, "metadata": {"steps": num_steps}}
+    return {
+        "prompt": question,
+        "answer": "\n".join([*lines, f"#### {values[-1]}"]),
+        "response": "\n".join([*lines, f"The answer is {values[-1]}."]),
+        "metadata": {"steps": num_steps},
+    }
 
 
 def _kinds(drawn: random.Random, num_steps: int) -> list[str]:

@@ -33,8 +33,9 @@ from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
 from learner.metrics.trackers import check_installed
 from learner.model.architecture import Architecture
 from learner.model.lora import check_lora
+from learner.model.routing_replay import routing_shape
 from learner.model.teachers import teacher_architectures
-from learner.model.value_head import critic_architecture
+from learner.model.value_head import check_critic
 
 _PROBE_BYTES = 2**16
 CHECK_S = 300.0
@@ -105,17 +106,17 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
     folders = _check_model_folders(config, model_folder)
     try:
         model = Architecture.from_hf(model_folder)
-        critic_architecture(config, model)
+        check_critic(config, model, model_folder)
+        routing_shape(config, model)
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
     check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
     for folder in folders:
         if missing := missing_weights(folder):
             raise ValueError(f"{folder}: missing weights: {missing}")
-    if config.model.max_tokens > model.max_position_embeddings:
+    if (asked := config.model.max_tokens) > (limit := model.max_position_embeddings):
         raise ValueError(
-            f"model.max_tokens: expected at most {model.max_position_embeddings} (max_position_embeddings of the "
-            f"model), got {config.model.max_tokens}"
+            f"model.max_tokens: expected at most {limit} (max_position_embeddings of the model), got {asked}"
         )
     teacher_architectures(config, model, model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size, template=config.prompts.template_settings)
@@ -153,10 +154,9 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     Raises:
       ValueError: there are too few devices, or a system library is missing.
     """
-    size = config.actor.max_num_seqs
-    notes: list[str] = []
     if config.loss.is_supervised:
-        return notes
+        return []
+    size, notes = config.actor.max_num_seqs, list[str]()
     if config.environments_played and not config.actor.prefix_caching:
         notes.append(
             "warning: actor.prefix_caching=false recomputes all earlier turns of an episode in each turn; "

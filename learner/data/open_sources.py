@@ -198,9 +198,7 @@ def open_sources(
 def check_epochs(config: Config, opened: Sequence[OpenedSource]) -> None:
     """Raises ValueError if the run needs the rows of a file more than `prompts.num_epochs` times."""
     bound = config.prompts.num_epochs
-    per_update, unit = config.rounds.groups_per_update, "groups"
-    if config.loss.is_supervised:
-        per_update, unit = config.sft.rows_per_update, "rows"
+    per_update, unit = config.groups_per_update, "rows" if config.loss.is_supervised else "groups"
     all_weights = sum(o.source.weight for o in opened)
     for source in opened if bound else ():
         if source.is_endless:

@@ -77,6 +77,10 @@ class SourceContext:
         A generated problem has no response; a supervised run learns its reference answer.
         """
         if self.config.loss.is_supervised:
+            if not raw.row and not raw.task.answer:
+                raise ValueError(
+                    f"{where(name)}: the task's problem has no reference answer to learn: {raw.question!r:.80}"
+                )
             raw = raw if raw.row else dataclasses.replace(raw, response=raw.task.answer)
             return tokenize_completions(raw, self.tokenizer, self.config.prompts, source=name)
         return tokenize(raw, self.tokenizer, self.config.prompts, source=name)

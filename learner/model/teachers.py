@@ -22,7 +22,7 @@ def teacher_architectures(config: Config, student: Architecture, student_folder:
             teacher = Architecture.from_hf(folder)
         except FileNotFoundError as e:
             raise ValueError(f"{field}: {e}") from e
-        _check_tokens(field, folder, student_folder)
+        check_tokens(field, folder, student_folder)
         if teacher.vocab_size < student.vocab_size:
             raise ValueError(
                 f"{field} {folder}: vocab_size must be at least the student's {student.vocab_size}, got "
@@ -37,13 +37,14 @@ def teacher_architectures(config: Config, student: Architecture, student_folder:
     return found
 
 
-def _check_tokens(field: str, folder: pathlib.Path, student_folder: pathlib.Path) -> None:
+def check_tokens(field: str, folder: pathlib.Path, student_folder: pathlib.Path) -> None:
+    """Raises ValueError if a token of the policy has another id in the tokenizer of another model of the run."""
     own, others = (read_tokenizer(f).get_vocab(with_added_tokens=True) for f in (student_folder, folder))
     differing = [(number, text) for text, number in own.items() if others.get(text) != number]
     if differing:
         number, text = min(differing)
         got = next((repr(other) for other, n in others.items() if n == number), "no token")
         raise ValueError(
-            f"{field} {folder}: expected the tokenizer of the student ({student_folder}), but {len(differing)} of its "
-            f"{len(own)} tokens differ: id {number} is {text!r}, got {got}. Choose a teacher with the same tokenizer"
+            f"{field} {folder}: expected the tokenizer of the policy ({student_folder}), but {len(differing)} of its "
+            f"{len(own)} tokens differ: id {number} is {text!r}, got {got}. Choose a model with the same tokenizer"
         )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32
 from configs.schema import Config
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
+from learner.model.teachers import check_tokens
 
 HEAD = "value_head"
 """Name of the head in the critic's parameters: a kernel [1, D] and a bias [1]."""
@@ -39,6 +40,16 @@ def critic_architecture(config: Config, policy: Architecture) -> Architecture | 
             f"({config.model.max_tokens}), got {found.max_position_embeddings}"
         )
     return dataclasses.replace(found, tie_word_embeddings=True)
+
+
+def check_critic(config: Config, policy: Architecture, policy_folder: pathlib.Path) -> None:
+    """Checks `critic.path`, if the run has a critic and it is set.
+
+    Raises:
+      FileNotFoundError, ValueError: as `critic_architecture`, or the critic's tokenizer is not the policy's.
+    """
+    if critic_architecture(config, policy) is not None and config.critic.path:
+        check_tokens("critic.path", pathlib.Path(config.critic.path), policy_folder)
 
 
 def zero_head(architecture: Architecture, dtype: DTypeLike) -> Params:

@@ -144,7 +144,7 @@ def first_packs(pack: Pack, config: Config) -> list[list[int]]:
     group are alike. Each update counts twice, as one pack and in packs of as many groups as `pack` has, because first
     groups arrive alone, and later ones may wait for the learner.
     """
-    rng, num_groups = np.random.default_rng(0), config.rounds.groups_per_update
+    rng, num_groups = np.random.default_rng(0), config.groups_per_update
     packs: list[list[int]] = []
     for _ in range(NUM_SEEN):
         groups = [rng.choice(pack[i], len(pack[i])).tolist() for i in rng.integers(len(pack), size=num_groups)]

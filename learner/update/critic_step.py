@@ -62,7 +62,7 @@ class CriticStep:
         self._forward = make_forward(architecture, config, mesh, NO_LORA, remat=policy.remat)
         optimizer = dataclasses.replace(config.optimizer, learning_rate=config.critic.learning_rate)
         num_steps = config.run.num_updates * config.rounds.epochs
-        transform = make_optimizer(optimizer, num_steps=num_steps)
+        transform = make_optimizer(optimizer, num_steps=num_steps, mesh=mesh)
         self._apply_update = ApplyUpdate(
             optimizer=transform,
             config=optimizer,

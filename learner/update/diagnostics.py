@@ -212,7 +212,9 @@ def measure(
         log_sum_sequence_w2=log_sum(2 * sequence_log_w, is_sequence),
         reference_kl_sum=jnp.sum(jnp.where(mask, kl, 0.0)),
         teacher_kl_sum=jnp.sum(jnp.where(mask, teacher_kl, 0.0)),
-        num_teacher_tokens=count(mask & (jnp.asarray(batch.teacher_ids) > 0)),
+        num_teacher_tokens=count(
+            (mask if correction is None else correction.kept) & (jnp.asarray(batch.teacher_ids) > 0)
+        ),
         num_tokens_by_lag=jnp.sum(in_bucket, axis=(1, 2), dtype=jnp.int32),
         log_sum_w_by_lag=log_sum_by_lag(log_w),
         log_sum_w2_by_lag=log_sum_by_lag(2 * log_w),

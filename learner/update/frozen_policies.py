@@ -132,7 +132,8 @@ class TeacherPolicy:
 
         def score_own(params: Params, batch: PackedBatch, number: Array) -> Array:
             mask = jnp.asarray(batch.loss_mask) & (jnp.asarray(batch.teacher_ids) == number)
-            return score(params, dataclasses.replace(batch, loss_mask=mask))
+            # A teacher routes by itself; the rollouts have the student's routing.
+            return score(params, dataclasses.replace(batch, loss_mask=mask, routed_experts=None))
 
         self._score = jax.jit(score_own, out_shardings=batch_sharding(mesh), compiler_options=compiler_options(mesh))
 

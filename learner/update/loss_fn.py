@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
@@ -60,8 +60,9 @@ class LossFn:
         if self.config.correction.is_on or losses.needs(self.config).ratios:
             # A ratio of several tokens is needed before their losses, which costs another pass over the head.
             current = _to_token(token_scores(self.head, hidden, head, targets, mask).logprobs)
-            sequence_ratio, turn_ratio = self._mean_log_ratios(current, batch)
             correction = self._correction(current, batch, anchors, is_first)
+            kept = jnp.asarray(batch.loss_mask) if correction is None else correction.kept
+            sequence_ratio, turn_ratio = self._mean_log_ratios(current, batch, kept)
         if correction is not None and self.config.correction.rejects:
             weights, divisor = normalize(
                 correction.kept, jnp.asarray(batch.segment_ids), self.config.normalized_by, self.max_response_tokens
@@ -113,14 +114,14 @@ class LossFn:
         return total, jax.lax.stop_gradient((stats, logprobs, rejected))
 
     def _mean_log_ratios(
-        self, current: Float[Array, "B S"], batch: PackedBatch
+        self, current: Float[Array, "B S"], batch: PackedBatch, kept: Bool[Array, "B S"]
     ) -> tuple[Float[Array, "B S"] | None, Float[Array, "B S"] | None]:
-        """Returns at each trained token the mean of log pi - log mu over its sequence and turn, if they are needed."""
+        """Returns the mean of log pi - log mu over the kept tokens of each token's sequence and turn, if needed."""
         needed, mask = losses.needs(self.config), jnp.asarray(batch.loss_mask)
         log_ratio, segment_ids = current - batch.behavior_logprobs, jnp.asarray(batch.segment_ids)
         return (
-            segment_means(log_ratio, mask, segment_ids) if needed.sequence_ratio else None,
-            segment_means(log_ratio, mask, turn_ids(mask)) if needed.turn_ratio else None,
+            segment_means(log_ratio, kept, segment_ids) if needed.sequence_ratio else None,
+            segment_means(log_ratio, kept, turn_ids(mask)) if needed.turn_ratio else None,
         )
 
     def _correction(

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from bridge.progress_types import ClaimedTicket, progress_of, without_progress
 from bridge.rollout_types import Version
@@ -39,6 +40,25 @@ def test_progress_names_its_actors_and_each_request_once():
         make_progress(actors=())
     with pytest.raises(ValueError, match="indexes must rise"):
         make_progress("t", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fits"),
+    [
+        ([(2, 2, 2), None], True),  # two tokens of the prompt; not the response's last, here its only one
+        ([None, None], True),
+        ([(3, 2, 2), None], False),
+        ([(2, 2, 2), (2, 2, 1)], False),
+        ([(2, 2, 2), (2, 2, 2)], True),
+    ],
+)
+def test_progress_whose_routing_is_not_of_its_tokens_fits_no_ticket(shapes, fits):
+    made = make_progress("t", 0, 1)
+    routing = [UNSET if shape is None else np.zeros(shape, np.uint8) for shape in shapes]
+    requests = [dataclasses.replace(r, routed_experts=rows) for r, rows in zip(made.requests, routing, strict=True)]
+    ticket = make_ticket("t", num_samples=4)
+    assert ticket.prompt_tokens.size == 2 and {r.tokens.size for r in requests} == {1}
+    assert dataclasses.replace(made, requests=tuple(requests)).fits(ticket) is fits
 
 
 def test_ticket_is_claimed_with_and_begins_anew_without_its_progress():

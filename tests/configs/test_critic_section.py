@@ -18,6 +18,8 @@ def test_one_response_per_prompt_requires_a_critic():
     assert config_with(rounds=alone).rounds.samples_per_group == 1
     with pytest.raises(ValueError, match=r"\(K\) must be >= 2 .* loss.advantage=gae"):
         config_with(loss=sections.LossConfig(), rounds=alone)
+    distilled = sections.LossConfig(advantage="none", teacher_coef=1.0, teacher_path="m")
+    assert config_with(loss=distilled, rounds=alone).rounds.samples_per_group == 1
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,14 @@ def test_one_response_per_prompt_requires_a_critic():
                 rounds=sections.RoundsConfig(samples_per_group=1),
             ),
             "loss.length_penalty=0.1 has no effect with rounds.samples_per_group=1",
+        ),
+        (
+            dict(
+                loss=sections.LossConfig(
+                    name="reinforce", advantage="gae", correction=sections.CorrectionConfig(reject="token")
+                )
+            ),
+            "loss.correction.reject and veto require an advantage of the group",
         ),
         (
             dict(critic=sections.CriticConfig(value_clip=0.2)),

@@ -77,6 +77,19 @@ def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():
         update(books, 9)
 
 
+def test_check_skipped_counts_the_critics_steps_too():
+    books = books_of(skipped=0)
+    for skipped in range(1, 5):
+        books.add_epoch(
+            {"skipped_updates": 0, "critic/skipped_updates": skipped, "real_tokens": 1, "tokens": 1}, 0.0, 1.0
+        )
+        assert books.row(1.0)[0]["skipped_updates"] == 0
+        books.check_skipped(7)
+    books.add_epoch({"skipped_updates": 0, "critic/skipped_updates": 5}, 0.0, 1.0)
+    with pytest.raises(NotFiniteError):
+        books.check_skipped(7)
+
+
 def test_check_skipped_after_a_restart_counts_only_what_is_new():
     books = books_of(skipped=4)
     for skipped in (4, 5, 6, 7, 8):

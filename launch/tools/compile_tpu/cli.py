@@ -120,6 +120,8 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     config = overrides.apply(overrides.load_preset(case.config_path if case and not size else config_path), given)
     if config.loss.uses_critic:
         raise ValueError("loss.advantage=gae is not supported by this command, whose estimate has no critic")
+    if config.loss.teacher_folders:
+        raise ValueError("loss.teacher_coef is not supported by this command, whose estimate has no teachers")
     case = case or next(iter(cases), None)
     topology = topology or (case.topology if case else None)
     if not topology:

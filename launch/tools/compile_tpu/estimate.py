@@ -97,7 +97,7 @@ def micro_batch_lengths(config: Config) -> tuple[int, int, int]:
 
 def num_micro_batches(config: Config) -> int:
     """Returns the micro-batches per update if every sequence has the maximum length."""
-    sequences = config.rounds.groups_per_update * config.rounds.samples_per_group
+    sequences = config.groups_per_update * (1 if config.loss.is_supervised else config.rounds.samples_per_group)
     a_batch = config.packing.rows * (config.packing.row_tokens // config.model.max_tokens)
     return math.ceil(sequences / a_batch)
 

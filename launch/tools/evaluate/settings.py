@@ -10,6 +10,7 @@ from typing import Any, Literal
 from configs import overrides
 from configs.schema import Config
 from configs.sections import (
+    CriticConfig,
     EvaluationConfig,
     EvaluationSet,
     LoraConfig,
@@ -123,8 +124,7 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     raw["mesh"] = dataclasses.asdict(MeshConfig())
     raw["learner"] |= {"num_processes": 1}
     raw["sampling"] |= {"max_response_tokens": response_tokens}
-    raw["loss"], raw["sft"] = dataclasses.asdict(LossConfig()), dataclasses.asdict(SftConfig())  # nothing is trained
-    raw["lora"] = dataclasses.asdict(LoraConfig())
+    _reset_training(raw)
     raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged"}
     raw["evaluation"] |= {"sets": {name: dataclasses.asdict(one) for name, one in sets.items()}}
     if asked.limit is not None and HELD_OUT in sets:
@@ -146,6 +146,18 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
         return config
     # Without the held-out set, its source need not exist.
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, num_problems=0))
+
+
+def _reset_training(raw: dict[str, Any]) -> None:
+    """Sets what only training reads to values that no other field of an evaluation contradicts."""
+    for name, section in (("loss", LossConfig), ("sft", SftConfig), ("lora", LoraConfig), ("critic", CriticConfig)):
+        raw[name] = dataclasses.asdict(section())
+    raw["model"] |= {"routing_replay": False}
+    raw["packing"] |= {"whole_groups": False}
+    raw["rounds"] |= {"samples_per_group": max(2, raw["rounds"]["samples_per_group"])}
+    raw["prompts"] |= {"teacher_field": ""}
+    for source in raw["prompts"]["mixture"].values():
+        source["teacher"] = ""
 
 
 def _apply_flags(

@@ -10,6 +10,7 @@ import numpy as np
 from bridge.rollout_types import Group, Rollout
 from configs.schema import Config
 from learner.model.decoder import Params
+from learner.model.routing_replay import RoutingShape
 from learner.update.critic_step import Critic
 from learner.update.frozen_policies import FrozenPolicies
 from learner.update.optimizer import TrainState
@@ -45,12 +46,13 @@ def profile_learner(
     Returns:
       The profile, and the state that replaces the given one.
     """
-    batch = steps.put(full_micro_batch(config).batch)
+    micro = full_micro_batch(config, steps.routing)
+    batch = steps.put(micro.batch)
 
     def accumulate() -> None:
         nonlocal state
         known = batch if critic is None else critic.accumulate(batch)[0]
-        state = steps.accumulate(state, known, anchors.score(known), base)
+        state = steps.accumulate(state, known, anchors.score(known, micro.teachers), base)
         jax.block_until_ready(steps.pending)
 
     def apply() -> None:
@@ -64,15 +66,20 @@ def profile_learner(
     num_tokens = config.packing.rows * config.packing.row_tokens
     profile = {
         "seconds_per_token": _median_s(accumulate) / num_tokens,
-        "micro_batch_s": _median_s(lambda: jax.block_until_ready(steps.put(full_micro_batch(config).batch))),
+        "micro_batch_s": _median_s(
+            lambda: jax.block_until_ready(steps.put(full_micro_batch(config, steps.routing).batch))
+        ),
         "micro_batch_tokens": num_tokens,
         "optimizer_step_s": _median_s(apply, before=accumulate),
     }
     return profile, state
 
 
-def full_micro_batch(config: Config) -> MicroBatch:
-    """Returns a micro-batch of rows without padding, as from perfectly packed groups."""
+def full_micro_batch(config: Config, routing: RoutingShape | None = None) -> MicroBatch:
+    """Returns a micro-batch of rows without padding, as from perfectly packed groups; the first teacher's, if any.
+
+    Without captured routing, each token takes the learner's own, which costs the same.
+    """
     rows, row_tokens = config.packing.rows, config.packing.row_tokens
     response = min(config.sampling.max_response_tokens, row_tokens - 1)
     rollouts = tuple(_rollout(response, float(i % 2)) for i in range(max(2, rows)))
@@ -89,7 +96,12 @@ def full_micro_batch(config: Config) -> MicroBatch:
         finished_s=0.0,
     )
     packed = pack_groups(
-        [group], packing=config.packing, loss=config.loss, max_response_tokens=config.sampling.max_response_tokens
+        [group],
+        packing=config.packing,
+        loss=config.loss,
+        max_response_tokens=config.sampling.max_response_tokens,
+        routing=routing,
+        teachers=(1,) if config.loss.teacher_folders else (),
     )
     return packed[0]
 

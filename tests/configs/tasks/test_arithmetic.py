@@ -33,11 +33,12 @@ def test_every_step_of_a_worked_answer_is_right_and_the_last_is_the_answer(size)
     for index in range(400):
         row = arithmetic.train_row(3, index, size=size)
         sign, (a, b) = pair_of(row["prompt"])
-        steps = [re.fullmatch(r"(\d+) ([+-]) (\d+) = (\d+)", step) for step in row["response"].split(", ")]
+        *lines, last = row["response"].split("\n")
+        steps = [re.fullmatch(r"(\d+) ([+-]) (\d+) = (\d+)", line) for line in lines]
         found = [(int(s[1]), s[2], int(s[3]), int(s[4])) for s in steps if s]
         assert len(found) == len(steps) and [s[0] for s in found] == [a, *(s[3] for s in found[:-1])]
         assert all(s[3] == (s[0] + s[2] if s[1] == "+" else s[0] - s[2]) and s[1] == sign for s in found)
-        assert sum(s[2] for s in found) == b and found[-1][3] == row["answer"]
+        assert sum(s[2] for s in found) == b and found[-1][3] == row["answer"] == int(last)
 
 
 def test_pair_that_is_held_out_is_never_trained_on_in_either_order():

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from actor.rewards.types import Context, Response
+from actor.rewards.verifiers import math
+from bridge.rollout_types import Task
 from configs.sections import PromptsConfig
 from configs.tasks.catalog import TASKS
 from launch.tools.task_files import write
@@ -49,3 +52,12 @@ def test_command_writes_a_task_and_refuses_the_rest_in_one_line(tmp_path):
     for one, said in zip(done[1:], BAD.values(), strict=True):
         (line,) = one.err.splitlines()
         assert one.code == 2 and line.startswith("error: ") and said in line
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "word_problems"])
+def test_worked_answer_is_right_by_the_verifier_of_the_recipes(task):
+    for file in TASKS[task].values():
+        for row in (file.row(0, index) for index in range(50)):
+            asked = Task.judged_by("math", answer=str(row["answer"]), metadata=json.dumps({"answer_in": "number"}))
+            response = Response(text=row["response"], finish="stop", num_tokens=1)
+            assert math.score(response, asked, Context()).value == 1.0, row

@@ -15,7 +15,8 @@ from configs import sections
 from learner.distributed.sharding import make_mesh
 from learner.model.decoder import init_params, make_apply
 from learner.model.routing_replay import ExpertLoad, RoutingShape, routing_shape
-from learner.update.frozen_policies import FrozenPolicies
+from learner.update.frozen_policies import FrozenPolicies, TeacherPolicy
+from learner.update.loss_fn import frozen_loss_fn
 from learner.update.packed_codec import decode_batch, encode_batch
 from learner.update.packing import empty_batch
 from learner.update.train_step import build_train_step
@@ -146,6 +147,19 @@ def test_policies_replay_the_engines_experts_and_the_reference_routes_by_itself(
     state = steps.accumulate(steps.init(moe_params()), micro.batch, scores)
     router = np.asarray(state.accumulator.grads["layers"]["router"]["kernel"])
     assert np.isfinite(router).all()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("teacher", [MOE, MODEL], ids=["experts", "dense"])
+def test_teacher_routes_by_itself(teacher):
+    config = replaying(config_of(rows=1, row_tokens=64, name="reinforce"))
+    mesh = make_mesh()
+    params = init_params(teacher, jax.random.key(1))
+    loss_fn = frozen_loss_fn(teacher, config, mesh)
+    policy = TeacherPolicy(params, loss_fn.score, mesh)
+    (micro,) = pack(config, [routed_group(3, experts=(2, 1))], routing=SHAPE, teachers=(1,))
+    bare = dataclasses.replace(micro.batch, routed_experts=None)
+    np.testing.assert_array_equal(policy.score(micro.batch, 1), policy.score(bare, 1))
 
 
 def _segment_without_capture(batch) -> int:

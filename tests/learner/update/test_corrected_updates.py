@@ -67,9 +67,12 @@ def train(steps, config, groups, *, masks_truncated=False):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("normalization", ["sequence", pytest.param("constant", marks=pytest.mark.nightly)])
-def test_run_with_wrong_logprobs_rejected_equals_the_run_without_those_tokens(normalization):
-    fields: dict[str, Any] = dict(name="reinforce", normalization=normalization, entropy_coef=0.1)
+@pytest.mark.parametrize(
+    ("name", "normalization"),
+    [("reinforce", "sequence"), ("gspo", "sequence"), pytest.param("reinforce", "constant", marks=pytest.mark.nightly)],
+)
+def test_run_with_wrong_logprobs_rejected_equals_the_run_without_those_tokens(name, normalization):
+    fields: dict[str, Any] = dict(name=name, normalization=normalization, entropy_coef=0.1)
     wrong, without = streams(0)
     config = config_of(**fields, correction=REJECTS)
     steps = steps_of(config)

@@ -49,6 +49,10 @@ def run(*arguments: str) -> int:
         ([f"--config={SMALL}", "--config.packing.rows=24"], ["packing.rows (24)", "16"]),
         ([f"--config={SMALL}", "--model=Qwen9-1B"], ["Qwen9-1B", "Qwen3-1.7B"]),
         ([f"--config={SMALL}", "--config.loss.advantage=gae"], ["loss.advantage=gae", "estimate has no critic"]),
+        (
+            [f"--config={SMALL}", "--config.loss.teacher_coef=1", "--config.loss.teacher_path=m"],
+            ["loss.teacher_coef", "estimate has no teachers"],
+        ),
         ([f"--config={SMALL}:Qwen2.5-7B"], ["Qwen2.5-7B", "Qwen3-1.7B"]),
         (
             [

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from configs import overrides
-from configs.sections import EvaluationSet, LoraConfig, PublishConfig
+from configs.sections import EvaluationSet, LoraConfig, LossConfig, PublishConfig
 from launch.tools.evaluate.settings import (
     EvalRequest,
     context_length,
@@ -150,6 +150,29 @@ def test_settle_of_a_supervised_run_asks_its_prompts_as_any_other(model):
     assert base.loss.is_supervised and base.sft.rows_per_update > 0
     config = settled(model, base=base)
     assert not config.loss.is_supervised and config.evaluation.num_problems == base.evaluation.num_problems
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loss.advantage": "gae", "critic.gae_lambda": "0.95", "rounds.samples_per_group": "1"},
+        {
+            "loss.teacher_coef": "1",
+            "loss.teachers.a.path": "m",
+            "prompts.teacher_field": "teacher",
+            "prompts.mixture.one.path": "a.jsonl",
+            "prompts.mixture.one.verifier": "exact",
+            "prompts.mixture.one.teacher": "a",
+        },
+        {"model.routing_replay": "True", "actor.prefix_caching": "True"},
+        {"loss.correction.veto": "group", "packing.whole_groups": "True", "packing.rows": "16"},
+    ],
+)
+def test_settle_of_a_run_takes_nothing_that_only_training_reads(model, fields):
+    base = overrides.apply(overrides.load_preset("rolloutpipe:tiny"), fields)
+    config = settled(model, base=base)
+    assert config.loss == LossConfig() and not config.model.routing_replay
+    assert config.prompts.mixture.keys() == base.prompts.mixture.keys()
 
 
 def test_settle_response_that_leaves_no_room_is_refused(model):
