@@ -57,7 +57,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         model=ModelConfig(path=f"runs/{SFT_NAME}/model-{SFT_UPDATES}", max_tokens=88),
         prompts=prompts,
         sampling=SamplingConfig(max_response_tokens=40),
-        optimizer=OptimizerConfig(learning_rate=1e-5),
+        optimizer=OptimizerConfig(learning_rate=2e-5),
         # A prompt is longer than its answers, and eight of them share it.
         packing=PackingConfig(rows=4, row_tokens=256, auto=True, share_prompts=True),
         # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another

@@ -143,6 +143,8 @@ def _value(text: str) -> str:
 
 def are_equal_objects(gold: Any, stated: Any) -> bool:
     """Returns True if two objects of the algebra system are equal, numbers to six digits."""
+    if math_expression.computed(lambda: gold.doit() == stated.doit() == 0) is True:
+        return True  # the library does not compute 4 - 4
     are_equal = math_expression.computed(lambda: math_expression.are_equal(gold, stated)) is True
     return are_equal and not math_expression.computed(lambda: _differ_as_numbers(gold, stated))
 

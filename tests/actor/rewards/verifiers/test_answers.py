@@ -114,3 +114,10 @@ def test_reference_answer_is_right_as_an_answer_or_as_a_worked_solution(answer, 
     text = gold_response("math", task, RewardsConfig())
     got = math.score(Response(text=text, finish="stop", num_tokens=1), task, Context(settings=RewardsConfig()))
     assert got.value == 1
+
+
+@pytest.mark.parametrize(("text", "value"), [("4 - 4 = 0", 1.0), ("The answer is 4 - 4.", 1.0), ("4 - 3 = 0", 0.0)])
+def test_calculation_whose_value_is_zero_is_computed(text, value):
+    task = Task.judged_by("math", answer="0")
+    got = math.score(Response(text=text, finish="stop", num_tokens=1), task, Context(settings=RewardsConfig()))
+    assert got.value == value
