@@ -53,7 +53,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         base,
         # A group whose answers are all right teaches nothing; the filter replaces it.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
-        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
+        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=72),
         model=ModelConfig(path=f"runs/{SFT_NAME}/model-{SFT_UPDATES}", max_tokens=88),
         prompts=prompts,
         sampling=SamplingConfig(max_response_tokens=40),
