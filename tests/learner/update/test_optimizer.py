@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from configs.sections import OptimizerConfig
+from configs.sections.model import OPTIMIZERS
 from learner.update.optimizer import decay_mask, learning_rate, make_optimizer
 from tests.learner.streams import NumpyAdamW
 
@@ -89,7 +90,7 @@ def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_an
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
-@pytest.mark.parametrize("name", OptimizerConfig.__annotations__["name"].__args__)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_of_every_optimizer_is_what_its_entry_says(name, dtypes):
     """Rows and columns of factored moments, and counters, are the rest."""
     fields = {field: d for field, d in zip(("mu_dtype", "nu_dtype"), dtypes, strict=True) if name != "adafactor"}
