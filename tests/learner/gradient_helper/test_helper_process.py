@@ -1,6 +1,6 @@
 """A real helper process beside a learner: an update's gradient equals that of one process, whatever happens to it."""
 
-import dataclasses
+import itertools
 import os
 import pathlib
 import signal
@@ -82,7 +82,7 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path, monk
     """While it starts, while it adds, with its sum in the file; it is stopped instead of killed where it adds."""
     config = config_with_helper(tmp_path)
     monkeypatch.setattr("learner.gradient_helper.helper_client.MAX_LOST_IN_A_ROW", 10)
-    config = dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, engine_timeout_s=5.0))
+    answer_s = config.supervision.engine_timeout_s
     phases = (State.WAITING, State.ADDING, State.HANDING_OVER, State.HANDED_OVER, State.RELEASING)
     updates = [stream(config, random_groups(seed, NUM_GROUPS)) for seed in range(len(phases))]
     with learner(config, tmp_path) as one:
@@ -100,6 +100,10 @@ def test_helper_that_is_killed_in_each_phase_costs_no_micro_batch(tmp_path, monk
                 while not one.helper.stats.compute_s:
                     one.helper.poll()
                 os.kill(helper_pid, signal.SIGSTOP)
+                monkeypatch.setattr(one.helper, "_clock", itertools.count(time.monotonic(), 2 * answer_s).__next__)
+                while one.helper.state is State.ADDING:
+                    one.helper.poll()
+                monkeypatch.setattr(one.helper, "_clock", time.monotonic)
             elif phase is not State.RELEASING:
                 kill(helper_pid)
             gradient = one.finish_update(num_own=1)
