@@ -27,6 +27,23 @@ def _marbles(a: int, sign: str, b: int) -> str:
     return f"Tom has {a} marbles. He {then}. How many marbles are there then?"
 
 
+def _pencils(a: int, sign: str, b: int) -> str:
+    then = f"She buys {b} more." if sign == "+" else f"She hands out {b}."
+    return f"Mia has {a} pencils. {then} How many pencils does she have now?"
+
+
+def _birds(a: int, sign: str, b: int) -> str:
+    return f"{a} birds sit in a tree and {b} {'more come' if sign == '+' else 'fly off'}. How many birds are left there?"
+
+
+def _put_or_take(a: int, sign: str, b: int) -> str:
+    return f"Put {a} and {b} together." if sign == "+" else f"Take {b} from {a}."
+
+
+def _larger_or_smaller(a: int, sign: str, b: int) -> str:
+    return f"Which number is {b} {'larger' if sign == '+' else 'smaller'} than {a}?"
+
+
 TRAINED: Mapping[str, Ask] = {
     "what_is": lambda a, sign, b: f"What is {a} {sign} {b}?",
     "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}.",
@@ -34,6 +51,10 @@ TRAINED: Mapping[str, Ask] = {
     "sum_of": _sum_of,
     "work_out": _work_out,
     "marbles": _marbles,
+    "pencils": _pencils,
+    "birds": _birds,
+    "put_or_take": _put_or_take,
+    "larger_or_smaller": _larger_or_smaller,
 }
 """Question wordings used in training, by name."""
 
