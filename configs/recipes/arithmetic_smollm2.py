@@ -31,7 +31,7 @@ from configs.sections import (
     SftConfig,
 )
 
-SFT_NAME, SFT_UPDATES = "arithmetic-smollm2-sft", 300
+SFT_NAME, SFT_UPDATES = "arithmetic-smollm2-sft", 360
 LORA = LoraConfig(rank=64)
 
 
@@ -55,19 +55,19 @@ def get_config(preset: str = "pipelinerl") -> Config:
         base,
         # A group whose answers are all right teaches nothing; the filter replaces it.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
-        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=20),
+        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=16),
         model=ModelConfig(path=f"runs/{SFT_NAME}/model-{SFT_UPDATES}", max_tokens=88),
         lora=LORA,
         prompts=prompts,
         sampling=SamplingConfig(max_response_tokens=40),
-        optimizer=OptimizerConfig(learning_rate=1e-4),
+        optimizer=OptimizerConfig(learning_rate=3e-4),
         # A prompt is longer than its answers, and eight of them share it.
         packing=PackingConfig(rows=2, row_tokens=256, share_prompts=True),
         # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another
         # step differ a hundred times as much.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
-        checkpoint=CheckpointConfig(every_n_steps=10),
-        evaluation=EvaluationConfig(num_problems=256, every_n_steps=10),
+        checkpoint=CheckpointConfig(every_n_steps=8),
+        evaluation=EvaluationConfig(num_problems=256, every_n_steps=8),
         actor=ActorConfig(max_num_seqs=128, enforce_eager=True, kv_cache_gib=1),
     )
 
